@@ -1,0 +1,61 @@
+"""EdgeSpec runs language models larger than the memory they may use, with exactly the model's own output.
+
+    import edgespec
+    engine = edgespec.load("model-dir", memory="8GB")
+    for response in edgespec.stream_generate(engine, "Once upon a time"):
+        print(response.text, end="")
+
+Names are loaded on first use, so that importing the package (or its command line) does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgespec.config import EngineOptions, GenerationOptions
+    from edgespec.engine import Engine, generate, load, stream_generate
+    from edgespec.errors import EdgeSpecError
+    from edgespec.response import Response
+    from edgespec.session import Session
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "EdgeSpecError",
+    "Engine",
+    "EngineOptions",
+    "GenerationOptions",
+    "Response",
+    "Session",
+    "__version__",
+    "generate",
+    "load",
+    "stream_generate",
+]
+
+_HOME = {
+    "EdgeSpecError": "edgespec.errors",
+    "Engine": "edgespec.engine",
+    "EngineOptions": "edgespec.config",
+    "GenerationOptions": "edgespec.config",
+    "Response": "edgespec.response",
+    "Session": "edgespec.session",
+    "generate": "edgespec.engine",
+    "load": "edgespec.engine",
+    "stream_generate": "edgespec.engine",
+}
+
+# In a checkout, apps/, runtimes/, offload/, devices/ and kernels/ are siblings of this folder;
+# installed, they are inside it. One line makes `edgespec.offload` mean the same in both.
+_root = Path(__file__).resolve().parent.parent
+if (_root / "pyproject.toml").is_file() and (_root / "offload" / "__init__.py").is_file():
+    __path__.append(str(_root))
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'edgespec' has no attribute {name!r}")

@@ -1,0 +1,80 @@
+"""Every error a user can cause or meet, as one tree.
+
+    EdgeSpecError
+    ├── OptionError             an option is unknown, malformed, or does not apply here
+    ├── ModelError              something is wrong with a model's files
+    │   ├── UnsupportedModelError   the architecture, the quantisation or a tensor's type is not known
+    │   ├── CorruptFileError        truncated, overlapping, or failing its checksum
+    │   └── TokenizerError          missing, or does not match the model
+    ├── BudgetError             the memory dial is too small; names each owner of bytes
+    ├── ContextError            prompt and reply would pass the context
+    ├── StorageError            disk full, a read or a write failed
+    ├── DeviceError             no such device, or it cannot do what is asked
+    ├── MissingExtraError       an optional dependency is not installed
+    └── Cancelled               the caller stopped a pass
+
+Each message states the fact, the numbers, and what to do next. This module imports nothing, so every
+folder may use it.
+"""
+
+from __future__ import annotations
+
+
+class EdgeSpecError(Exception):
+    """Base of all errors that EdgeSpec raises on purpose."""
+
+
+class OptionError(EdgeSpecError):
+    """An option is unknown, malformed, or does not apply to this model or command."""
+
+
+class ModelError(EdgeSpecError):
+    """Something is wrong with a model's files."""
+
+
+class UnsupportedModelError(ModelError):
+    """The architecture, quantisation or tensor type is not supported."""
+
+
+class CorruptFileError(ModelError):
+    """A file is truncated, overlapping, or fails its checksum; names the file and the place."""
+
+
+class TokenizerError(ModelError):
+    """The tokenizer is missing or does not match the model."""
+
+
+class BudgetError(EdgeSpecError):
+    """The memory dial is too small.
+
+    Attributes:
+        owners: bytes of each owner of memory, by name.
+        dial: the dial in bytes.
+        smallest: the smallest dial that works, in bytes.
+    """
+
+    def __init__(self, message: str, owners: dict[str, int], dial: int, smallest: int) -> None:
+        super().__init__(message)
+        self.owners = owners
+        self.dial = dial
+        self.smallest = smallest
+
+
+class ContextError(EdgeSpecError):
+    """Prompt and reply together would pass the context; the message has both counts."""
+
+
+class StorageError(EdgeSpecError):
+    """A disk is full, or a read or a write failed."""
+
+
+class DeviceError(EdgeSpecError):
+    """The device is missing or cannot do what is asked."""
+
+
+class MissingExtraError(EdgeSpecError):
+    """An optional dependency is not installed; the message has the pip line."""
+
+
+class Cancelled(EdgeSpecError):
+    """The caller stopped the pass; the cache is back at its committed length."""

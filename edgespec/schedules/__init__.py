@@ -1,0 +1,1 @@
+"""When drafting happens, relative to verification."""

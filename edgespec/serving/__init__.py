@@ -1,0 +1,1 @@
+"""Serving many sessions, and split verification."""

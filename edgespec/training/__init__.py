@@ -1,0 +1,1 @@
+"""Training of drafters, and of the bundled demo model."""

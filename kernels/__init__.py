@@ -1,0 +1,1 @@
+"""Operations. Nothing of ours lies below this folder."""

@@ -1,0 +1,1 @@
+"""Weights larger than memory: chunk store, direct reads, ring, streamer, ledger and plan."""

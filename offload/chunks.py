@@ -1,0 +1,113 @@
+"""What weights are made of: tensors in files, cut into chunks in the order a pass needs them.
+
+A *chunk* is the unit of everything that happens to weights: it is read in one go, lies in one span of the
+ring, and has one tier. Chunks are bounded (`CHUNK_BYTES`), because a layer of a 70B shape is 1.7 GB.
+A large matrix is cut into blocks of whole rows; the cut depends only on its shape and encoding, never on
+where it lies or on the dial, so that a matmul has the same shape (and so the same bits) everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CHUNK_BYTES = 32 * 2**20  # upper bound of a chunk; 16 ms at 2 GB/s
+PAGE = 4096  # O_DIRECT: offsets, lengths and addresses are multiples of this
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """One stored tensor: `nbytes` bytes at `offset` of `file`.
+
+    `encoding` is how the bytes are to be read: a safetensors dtype name ("F32", "F16", "BF16", "I8", "U8")
+    or a GGUF block type ("Q8_0", "Q4_0", "Q4_K", "Q6_K"). `shape` is the logical shape in elements, so
+    for block types nbytes is less than the product. Rows (dim 0) are contiguous in every encoding.
+    """
+
+    name: str  # canonical (Hugging Face) name, e.g. "model.layers.3.mlp.up_proj.weight"
+    encoding: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    nbytes: int
+
+    @property
+    def row_bytes(self) -> int:
+        return self.nbytes // self.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows [row, row + shape[0]) of one tensor, `nbytes` bytes at `offset` from the chunk's first byte."""
+
+    tensor: str
+    encoding: str
+    shape: tuple[int, ...]
+    row: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One contiguous range of a file. `layer` is the layer it belongs to; the LM head counts as layer L."""
+
+    index: int  # place in streaming order
+    layer: int
+    file: Path
+    offset: int
+    nbytes: int
+    pieces: tuple[Piece, ...]
+    digest: int | None = None  # xxh3_64 of the nbytes, when the store has one
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that a direct read moves: the range widened to whole pages."""
+        return aligned_span(self.offset, self.nbytes)[1]
+
+
+def aligned_span(offset: int, nbytes: int) -> tuple[int, int]:
+    """The page-aligned (offset, length) that covers `nbytes` bytes at `offset`."""
+    start = offset // PAGE * PAGE
+    stop = -(-(offset + nbytes) // PAGE) * PAGE
+    return start, stop - start
+
+
+@dataclass(frozen=True)
+class ChunkTable:
+    """All weights of one model.
+
+    `chunks` are the matrices of layers 0..L-1 and then of the head, in streaming order. `small` are the
+    vectors (norms, biases): always in memory. `embedding` is read by row from flash unless it is pinned.
+    With a tied head, the head's chunks are cut from the embedding's own bytes.
+    """
+
+    chunks: tuple[Chunk, ...]
+    small: tuple[TensorSource, ...]
+    embedding: TensorSource
+    layers: int  # L; chunks with layer == L are the head
+    source: str  # what a user would call it: the path it came from
+    precision: str  # "source", "bf16", "int8" or "int4"
+
+    def of_layer(self, layer: int) -> Sequence[Chunk]:
+        return [c for c in self.chunks if c.layer == layer]
+
+    def files(self) -> Iterator[Path]:
+        seen = dict.fromkeys(c.file for c in self.chunks)
+        seen.update(dict.fromkeys(t.file for t in self.small))
+        seen[self.embedding.file] = None
+        return iter(seen)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(c.nbytes for c in self.chunks)
+
+
+def rows_per_chunk(rows: int, row_bytes: int, limit: int = CHUNK_BYTES) -> int:
+    """Rows of each block when a [rows, *] tensor is cut into equal blocks of at most `limit` bytes.
+
+    The last block may be shorter. A function of the shape and encoding alone.
+    """
+    blocks = max(1, -(-rows * row_bytes // limit))
+    return -(-rows // blocks)

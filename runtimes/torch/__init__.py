@@ -1,0 +1,1 @@
+"""The reference runtime: torch, with resident and streamed weights."""
