@@ -1,0 +1,57 @@
+"""What generation yields. The command line, the server and the benchmarks all consume this. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Stats:
+    """Measured while generating; times in seconds, sizes in bytes."""
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0  # of the prompt, found in the session's cache
+    reply_tokens: int = 0
+    cycles: int = 0  # passes of the target over the reply, the prefill's last one included
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    bytes_read: int = 0  # from flash, prefill and decode
+    decode_bytes_read: int = 0
+    peak_memory: int = 0  # of the process, as the ledger counts it
+    dial: int | None = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Reply tokens after the first, per second of decoding."""
+        return (self.reply_tokens - 1) / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    @property
+    def tokens_per_cycle(self) -> float:
+        """tau: tokens emitted per pass of the target (accepted + bonus)."""
+        return self.reply_tokens / self.cycles if self.cycles else 0.0
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes read from flash per token of decoding."""
+        return self.decode_bytes_read / (self.reply_tokens - 1) if self.reply_tokens > 1 else 0.0
+
+    @property
+    def read_gbps(self) -> float:
+        """GB/s read from flash while decoding."""
+        return self.decode_bytes_read / self.decode_seconds / 1e9 if self.decode_seconds > 0 else 0.0
+
+
+@dataclass
+class Response:
+    """One step of a reply: the text that became certain with `token` (may be empty), and where it stands.
+
+    The last response of a reply has `finish_reason` "stop" (EOS or a stop string), "length" or "cancelled",
+    and, from `generate`, `text` and `tokens` of the whole reply.
+    """
+
+    text: str
+    token: int | None = None
+    from_draft: bool = False
+    finish_reason: str | None = None
+    tokens: list[int] = field(default_factory=list)
+    stats: Stats = field(default_factory=Stats)

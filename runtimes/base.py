@@ -1,0 +1,152 @@
+"""The contracts between the decode loop and whatever executes a model. Importing this needs no torch.
+
+A `Target` holds weights and no conversation. A `KVCache` is one conversation's keys and values. `Rows` says,
+for each row of a pass, whose it is, where it stands and what it may attend to: the committed prefix of its
+cache, its ancestors among the uncommitted slots, and itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edgespec.runtimes.config import ModelConfig
+
+IntArray = NDArray[np.int64]
+
+
+class KVCache(Protocol):
+    """Keys and values of one conversation: committed positions, then uncommitted *slots* (a tree's nodes).
+
+    Slot s lies behind the committed prefix until `commit` moves it to its position or drops it. A slot's
+    position is `length` + its depth among the slots, whatever its slot number.
+    """
+
+    @property
+    def length(self) -> int:
+        """Committed positions."""
+
+    @property
+    def capacity(self) -> int:
+        """Positions this cache may ever commit."""
+
+    @property
+    def parents(self) -> IntArray:
+        """[slots]: parent slot of each uncommitted slot; -1 = the last committed position."""
+
+    def append(self, parents: Sequence[int] | IntArray) -> IntArray:
+        """Open one slot per entry and return their numbers; raises ContextError when there is no room.
+
+        `parents` are slot numbers below the new slot's own, or -1 for the committed prefix.
+        """
+
+    def view(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K, V of the committed prefix, [kv_heads, length, head_dim] each, K after RoPE."""
+
+    def commit(self, path: Sequence[int] | IntArray) -> None:
+        """Move the path's slots (root first) to the positions behind the prefix; drop all other slots."""
+
+    def truncate(self, length: int) -> None:
+        """Forget positions from `length` on, and every slot."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What the n rows of one pass are.
+
+    Rows of one cache are contiguous and in slot order: `segments[c]` is the range of rows that belong to
+    `caches[c]`. `prefill` marks a pass over a prompt's block: one chain a cache, computed in one piece;
+    every other pass is computed so that a row's bits do not depend on how many rows share it.
+    """
+
+    caches: tuple[KVCache, ...]
+    segments: tuple[range, ...]
+    slots: IntArray  # [n] slot of each row in its own cache
+    positions: IntArray  # [n] absolute position
+    prefill: bool = False
+
+    @property
+    def n(self) -> int:
+        return len(self.slots)
+
+    @staticmethod
+    def append(cache: KVCache, parents: Sequence[int] | IntArray, prefill: bool = False) -> Rows:
+        """Open new slots in one cache and describe them as rows."""
+        slots = cache.append(parents)
+        return Rows.of(cache, slots, prefill)
+
+    @staticmethod
+    def of(cache: KVCache, slots: IntArray, prefill: bool = False) -> Rows:
+        """Rows for slots that are open already (a cascade's nodes entering deeper layers)."""
+        return Rows(
+            caches=(cache,),
+            segments=(range(len(slots)),),
+            slots=slots,
+            positions=cache.length + slot_depths(cache.parents)[slots],
+            prefill=prefill,
+        )
+
+    @staticmethod
+    def concat(parts: Sequence[Rows]) -> Rows:
+        """One ragged batch from rows of different caches; all of the same kind (prefill or not)."""
+        if len({p.prefill for p in parts}) != 1:
+            raise ValueError("a pass is either a prefill or not")
+        caches = [c for p in parts for c in p.caches]
+        if len(set(map(id, caches))) != len(caches):
+            raise ValueError("each cache may appear once in a pass")
+        segments, base = [], 0
+        for p in parts:
+            segments += [range(s.start + base, s.stop + base) for s in p.segments]
+            base += p.n
+        return Rows(
+            caches=tuple(caches),
+            segments=tuple(segments),
+            slots=np.concatenate([p.slots for p in parts]),
+            positions=np.concatenate([p.positions for p in parts]),
+            prefill=parts[0].prefill,
+        )
+
+
+def slot_depths(parents: IntArray) -> IntArray:
+    """[slots] depth of each slot: 0 for children of the committed prefix. Parents precede children."""
+    depths = np.zeros(len(parents), dtype=np.int64)
+    for slot, parent in enumerate(parents):
+        if parent >= 0:
+            depths[slot] = depths[parent] + 1
+    return depths
+
+
+class PassObserver(Protocol):
+    """What may happen while a pass is under way."""
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        """Layer `index` has produced `hidden` [n, d]. May raise Cancelled."""
+
+    def on_wait(self) -> bool:
+        """Flash is the bottleneck: do one unit of other work. False = nothing to do. May raise Cancelled."""
+
+
+class Target(Protocol):
+    """A model whose layers can be run in ranges. Holds no conversation."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    def new_cache(self, context: int) -> KVCache:
+        """A cache for up to `context` committed positions (and the largest tree beside them)."""
+
+    def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
+        """[n] -> [n, d]."""
+
+    def run(self, hidden: Tensor, rows: Rows, layers: range, observer: PassObserver | None = None) -> Tensor:
+        """Run `layers` on [n, d] -> [n, d], writing those layers' K and V into the rows' slots."""
+
+    def logits(self, hidden: Tensor, observer: PassObserver | None = None) -> Tensor:
+        """Final norm and LM head: [n, d] -> [n, V] fp32."""
