@@ -1,0 +1,23 @@
+"""Reports of long work, from whoever does it to whoever shows it. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`done` of `total` `unit`s of one stage.
+
+    Stages: "download" (bytes), "probe" (steps), "load" (bytes pinned), "prefill" (tokens),
+    "layers" (of the running pass), "pack" and "verify" (bytes).
+    """
+
+    stage: str
+    done: int
+    total: int
+    unit: str
+
+
+ProgressCallback = Callable[[Progress], None]

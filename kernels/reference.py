@@ -1,0 +1,49 @@
+"""Operations in plain torch, on any device: the definition that every faster kernel is compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last axis, in fp32 inside; [..., d] -> [..., d]."""
+    scaled = x.float()
+    scaled = scaled * torch.rsqrt(scaled.square().mean(-1, keepdim=True) + eps)
+    return weight * scaled.to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotary embedding of [n, heads, head_dim] by per-row angles, cos and sin [n, head_dim / 2] fp32.
+
+    The pairs are (i, i + head_dim/2), or (2i, 2i + 1) when `interleaved` (GGUF's llama layout).
+    """
+    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)  # [n, 1, head_dim / 2]
+    if interleaved:
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
+    return F.silu(gate) * up
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Softmax attention of each (batch, head) over its own keys, with the log-sum-exp to merge blocks by.
+
+    q [b, h, m, e], k and v [b, h, t, e], mask [b or 1, h or 1, m or 1, t] bool (True = visible)
+    -> out [b, h, m, e], lse [b, h, m] fp32. A row that sees no key gives out 0 and lse -inf.
+    """
+    scores = torch.matmul(q.float(), k.float().transpose(-1, -2)) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    top = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - top.clamp(min=torch.finfo(torch.float32).min))
+    total = weights.sum(-1, keepdim=True)
+    out = torch.matmul(weights, v.float()) / total.clamp(min=torch.finfo(torch.float32).tiny)
+    lse = top[..., 0] + torch.log(total[..., 0])
+    return out.to(q.dtype), torch.where(total[..., 0] > 0, lse, -torch.inf)
