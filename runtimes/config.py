@@ -40,6 +40,7 @@ class Rope:
     high_freq_factor: float = 4.0
     original_context: int = 8192
     interleaved: bool = False  # GGUF's llama layout: rotated pairs are (2i, 2i+1), not (i, i + head_dim/2)
+    factors: tuple[float, ...] = ()  # GGUF's rope_freqs.weight: pair i's frequency is divided by factors[i]
 
 
 @dataclass(frozen=True)
