@@ -88,6 +88,6 @@ fi
 
 say "Installing EdgeSpec${extras:+ with $extras}"
 pip install --no-build-isolation --editable ".${extras:+[$extras]}" || fail "could not install EdgeSpec (see above)"
-rm -f "$venv"/.edgespec-*
+find "$venv" -maxdepth 1 -name '.edgespec-*' ! -name ".edgespec-$digest*" -delete
 touch "$stamp"
 say "Ready: $venv/bin/edgespec"
