@@ -51,7 +51,8 @@ def permute(weight: Bits, heads: int) -> Bits:
     """Q and K rows of each head from halves (Hugging Face's RoPE) to interleaved pairs (llama.cpp's)."""
     rows, columns = weight.shape
     halves: Bits = weight.reshape(heads, 2, rows // heads // 2, columns)
-    return halves.swapaxes(1, 2).reshape(rows, columns)
+    pairs: Bits = halves.swapaxes(1, 2).reshape(rows, columns)
+    return pairs
 
 
 class Checkpoint:

@@ -1,0 +1,48 @@
+"""What the page cache holds of given files, and dropping it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+
+def files_under(path: Path) -> list[Path]:
+    """`path` itself, or every file below it."""
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.is_file())
+    return [path]
+
+
+def cached_bytes(files: Iterable[Path]) -> int:
+    """Bytes of the files that lie in the page cache, by mincore (the caller must own the files)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    total = 0
+    for path in files:
+        size = path.stat().st_size
+        if size == 0:
+            continue
+        with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            view = np.frombuffer(mapped, dtype=np.uint8)
+            pages = np.zeros(-(-size // mmap.PAGESIZE), dtype=np.uint8)
+            address, vector = ctypes.c_void_p(view.ctypes.data), ctypes.c_void_p(pages.ctypes.data)
+            if libc.mincore(address, ctypes.c_size_t(size), vector) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+            total += int(np.count_nonzero(pages & 1)) * mmap.PAGESIZE
+            del view
+    return total
+
+
+def drop_caches(paths: Iterable[Path], everything: bool = False) -> None:
+    """Make the next read of these files (or of everything, when root) come from the disk."""
+    for path in paths:
+        for file in files_under(path):
+            with file.open("rb") as f:
+                os.fdatasync(f.fileno())  # dirty pages are not dropped
+                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if everything:
+        Path("/proc/sys/vm/drop_caches").write_text("1")

@@ -1,0 +1,129 @@
+"""What the hardware does by itself: direct reads and writes of the disk, reads of memory.
+
+Deliberately no code of the engine's: these are what it is compared with.
+
+    python benchmarks/raw_rates.py models/7b-bf16
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from page_cache import files_under
+
+REQUEST = 4 * 2**20  # bytes of one direct read or write
+
+
+def direct_read_rate(paths: Sequence[Path], nbytes: int, threads: int = 2, start: int = 0) -> float:
+    """Bytes a second of O_DIRECT reads of `nbytes` bytes in file order, from request number `start` on."""
+    files = [file for path in paths for file in files_under(path) if file.stat().st_size >= REQUEST]
+    places = [(file, at) for file in files for at in range(0, file.stat().st_size - REQUEST + 1, REQUEST)]
+    if not places:
+        raise ValueError("no file of at least 4 MiB to read")
+    handles = {file: os.open(file, os.O_RDONLY | os.O_DIRECT) for file in files}
+    requests = -(-nbytes // REQUEST)
+
+    def read(i: int, buffer: mmap.mmap) -> None:
+        file, at = places[(start + i) % len(places)]
+        if os.preadv(handles[file], [buffer], at) != REQUEST:
+            raise OSError(f"short read of {file} at {at}")
+
+    try:
+        return requests * REQUEST / _parallel(read, requests, threads)
+    finally:
+        for handle in handles.values():
+            os.close(handle)
+
+
+def direct_write_rate(directory: Path, nbytes: int, threads: int = 2) -> float:
+    """Bytes a second of O_DIRECT writes of a new file in `directory`, flushed at the end."""
+    path = directory / f".write-rate-{os.getpid()}"
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
+    requests = -(-nbytes // REQUEST)
+    noise = os.urandom(REQUEST)
+
+    def write(i: int, buffer: mmap.mmap) -> None:
+        if buffer[0:8] == bytes(8):
+            buffer[:] = noise  # some disks are fast with zeros
+        if os.pwritev(handle, [buffer], i * REQUEST) != REQUEST:
+            raise OSError(f"short write to {path}")
+
+    try:
+        seconds = _parallel(write, requests, threads)
+        began = time.perf_counter()
+        os.fsync(handle)
+        return requests * REQUEST / (seconds + time.perf_counter() - began)
+    finally:
+        os.close(handle)
+        path.unlink()
+
+
+def _parallel(work: Callable[[int, mmap.mmap], None], count: int, threads: int) -> float:
+    """Seconds for work(0) .. work(count - 1), taken in order by `threads` threads."""
+    numbers = itertools.count()
+    errors: list[OSError] = []
+
+    def loop() -> None:
+        with mmap.mmap(-1, REQUEST) as buffer:  # page-aligned, as direct I/O wants
+            while (i := next(numbers)) < count and not errors:
+                try:
+                    work(i, buffer)
+                except OSError as error:
+                    errors.append(error)
+
+    workers = [threading.Thread(target=loop) for _ in range(threads)]
+    began = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if errors:
+        raise errors[0]
+    return time.perf_counter() - began
+
+
+def best_read_threads(paths: Sequence[Path], nbytes: int = 10**9) -> int:
+    """The thread count with the best direct-read rate, of 1, 2 and 4; two tries each."""
+    rates = {1: 0.0, 2: 0.0, 4: 0.0}
+    for turn, threads in enumerate(2 * list(rates)):
+        start = turn * (nbytes // REQUEST)
+        rates[threads] = max(rates[threads], direct_read_rate(paths, nbytes, threads, start))
+    return max(rates, key=lambda threads: rates[threads])
+
+
+class MemoryRead:
+    """Bytes a second of reading uncached memory on all cores: the better of a sum and a dot product."""
+
+    def __init__(self, nbytes: int = 2 * 10**9) -> None:
+        import torch
+
+        numbers = torch.ones(nbytes // 4)
+        self.nbytes = nbytes // 4 * 4
+        self.kernels: tuple[Callable[[], object], ...] = (numbers.sum, partial(torch.dot, numbers, numbers))
+
+    def rate(self) -> float:
+        best = 0.0
+        for kernel in self.kernels:
+            began = time.perf_counter()
+            kernel()
+            best = max(best, self.nbytes / (time.perf_counter() - began))
+        return best
+
+
+if __name__ == "__main__":
+    target = [Path(argument) for argument in sys.argv[1:]]
+    if not target:
+        raise SystemExit("name a model directory or file to read")
+    for number in (1, 2, 4):
+        print(f"direct read, {number} threads: {direct_read_rate(target, 2 * 10**9, number) / 1e9:.2f} GB/s")
+    folder = files_under(target[0])[0].parent
+    print(f"direct write, 2 threads: {direct_write_rate(folder, 10**9) / 1e9:.2f} GB/s")
+    print(f"memory read: {MemoryRead().rate() / 1e9:.1f} GB/s")
