@@ -1,0 +1,10 @@
+"""Sizes of the low-bit weight formats that `quantize` defines. Needs no torch."""
+
+from __future__ import annotations
+
+GROUP = 64  # neighbouring columns that share one int4 scale
+
+
+def padded_columns(k: int) -> int:
+    """Columns that an int4 row of k weights is stored with: the next multiple of GROUP."""
+    return -(-k // GROUP) * GROUP

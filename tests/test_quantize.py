@@ -1,0 +1,143 @@
+"""The int8 and int4 weight formats: error bounds, exact inverses, layout, edge cases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edgespec.errors import ModelError
+from edgespec.kernels.low_bit import GROUP, padded_columns
+from edgespec.kernels.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def gaussian(n: int, k: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, k, generator=torch.Generator().manual_seed(seed)) * 0.02
+
+
+def relative_error(w: torch.Tensor, back: torch.Tensor) -> float:
+    return float((w - back.float()).norm() / w.norm())
+
+
+def test_int8_error_stays_within_half_a_step() -> None:
+    w = gaussian(37, 300)
+    q, scale = quantize_int8(w)
+    back = dequantize_int8(q, scale, torch.float32)
+    # Rounding the scale to bf16 may clip the largest weight by up to 127 * 2^-9 of a step.
+    assert ((w - back).abs() <= 0.5001 * scale[:, None]).all()
+    assert relative_error(w, back) < 0.009
+
+
+def test_int8_scale_is_a_bf16_number() -> None:
+    _, scale = quantize_int8(gaussian(64, 128))
+    assert torch.equal(scale, scale.bfloat16().float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_int8_dequantised_is_the_product_rounded_once(dtype: torch.dtype) -> None:
+    q, scale = quantize_int8(gaussian(70, 129))
+    exact = q.double() * scale.double()[:, None]
+    assert torch.equal(dequantize_int8(q, scale, dtype), exact.to(dtype))
+
+
+def unpack(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The int4 format spelled out number by number. -> [n, K] float64"""
+    n, half = packed.shape
+    out = torch.zeros(n, 2 * half, dtype=torch.float64)
+    for row in range(n):
+        for j in range(half):
+            byte = int(packed[row, j])
+            for column, nibble in ((j, byte & 15), (half + j, byte >> 4)):
+                number = nibble - 16 if nibble > 7 else nibble
+                out[row, column] = number * float(scale[row, column // GROUP])
+    return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k", [1, 64, 100, 172, 256])
+def test_int4_dequantised_follows_the_written_format(dtype: torch.dtype, k: int) -> None:
+    packed, scale = quantize_int4(gaussian(3, k))
+    assert packed.shape == (3, padded_columns(k) // 2)
+    assert scale.shape == (3, padded_columns(k) // GROUP)
+    back = dequantize_int4(packed, scale, dtype, columns=k)
+    assert torch.equal(back, unpack(packed, scale).to(dtype)[:, :k])
+    assert dequantize_int4(packed, scale, dtype).shape == (3, padded_columns(k))
+
+
+def test_int4_error_and_that_the_search_pays() -> None:
+    w = gaussian(64, 1024)
+    error = relative_error(w, dequantize_int4(*quantize_int4(w), torch.float32))
+    groups = w.view(-1, GROUP)
+    step = groups.abs().amax(1, keepdim=True) / 7
+    naive = relative_error(groups, (groups / step).round() * step)
+    assert error < 0.092
+    assert error < 0.86 * naive
+
+
+def test_int4_weight_on_the_grid_comes_back_exactly() -> None:
+    generator = torch.Generator().manual_seed(1)
+    q = torch.randint(-8, 8, (5, 192), generator=generator)
+    q[:, ::GROUP] = -8  # every group uses the whole range
+    w = q.float() * torch.tensor([0.5, 2.0, -0.125]).repeat_interleave(GROUP)
+    assert torch.equal(dequantize_int4(*quantize_int4(w), torch.float32), w)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 700])
+def test_blocks_do_not_change_the_result(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    w = gaussian(rows, 128)
+    packed, scale4 = quantize_int4(w)
+    q, scale8 = quantize_int8(w)
+    whole = dequantize_int4(packed, scale4), dequantize_int8(q, scale8)
+    monkeypatch.setattr("edgespec.kernels.quantize._BLOCK", 3 * 128)
+    assert torch.equal(dequantize_int4(packed, scale4), whole[0])
+    assert torch.equal(dequantize_int8(q, scale8), whole[1])
+
+
+def test_rows_do_not_depend_on_each_other() -> None:
+    w = gaussian(9, 192)
+    for quantize, dequantize in ((quantize_int8, dequantize_int8), (quantize_int4, dequantize_int4)):
+        stored = quantize(w)
+        alone = quantize(w[4:6])
+        assert all(torch.equal(a, b[4:6]) for a, b in zip(alone, stored, strict=True))
+        assert torch.equal(dequantize(*alone), dequantize(*stored)[4:6])
+
+
+def test_zero_and_tiny_rows() -> None:
+    w = torch.zeros(3, 128)
+    w[1] = 1e-40  # below the smallest normal number
+    w[2, 5] = 3.0
+    for quantize, dequantize in ((quantize_int8, dequantize_int8), (quantize_int4, dequantize_int4)):
+        back = dequantize(*quantize(w), torch.float32)
+        assert torch.isfinite(back).all()
+        assert torch.equal(back[0], w[0])
+        assert back[1].abs().max() < 1e-38
+        # int8's scale is a bf16 number: the largest weight may be off by 127 * 2^-9 of its step
+        assert back[2, 5] == pytest.approx(3.0, rel=2**-8)
+        assert back[2].count_nonzero() == 1
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused(bad: float) -> None:
+    w = gaussian(4, 128)
+    w[2, 77] = bad
+    for quantize in (quantize_int8, quantize_int4):
+        with pytest.raises(ModelError, match="infinite or not a number"):
+            quantize(w)
+
+
+def test_out_is_written_in_place() -> None:
+    w = gaussian(10, 128)
+    out = torch.full((10, 128), float("nan"), dtype=torch.bfloat16)
+    assert dequantize_int8(*quantize_int8(w), out=out) is out
+    assert torch.equal(out, dequantize_int8(*quantize_int8(w)))
+    view = dequantize_int4(*quantize_int4(w), columns=100, out=out)
+    assert view.data_ptr() == out.data_ptr()
+    assert torch.equal(view, dequantize_int4(*quantize_int4(w))[:, :100])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_input(dtype: torch.dtype) -> None:
+    w = gaussian(4, 128).to(dtype)
+    for quantize in (quantize_int8, quantize_int4):
+        assert all(torch.equal(a, b) for a, b in zip(quantize(w), quantize(w.float()), strict=True))
