@@ -20,7 +20,17 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
 PRECISIONS = ("source", "bf16", "int8", "int4")
 
 
@@ -129,7 +139,9 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise OptionError(f"{path} is not valid TOML: {error}") from None
     known = {f.name for kind in (EngineOptions, GenerationOptions) for f in fields(kind)}
     if unknown := sorted(set(table) - known):
-        raise OptionError(f"{path}: unknown option {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        raise OptionError(
+            f"{path}: unknown option {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+        )
     return table
 
 

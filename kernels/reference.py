@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -28,8 +27,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up."""
-    return F.silu(gate) * up
+    """silu(gate) * up, elementwise.
+
+    Spelt out because torch's fused silu computes the elements left over by its vector loop with another
+    exponential, and which elements those are depends on how many rows share the call.
+    """
+    x = gate.float()
+    return (x / (torch.exp(-x) + 1)).to(gate.dtype) * up
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:

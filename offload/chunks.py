@@ -20,9 +20,10 @@ PAGE = 4096  # O_DIRECT: offsets, lengths and addresses are multiples of this
 class TensorSource:
     """One stored tensor: `nbytes` bytes at `offset` of `file`.
 
-    `encoding` is how the bytes are to be read: a safetensors dtype name ("F32", "F16", "BF16", "I8", "U8")
-    or a GGUF block type ("Q8_0", "Q4_0", "Q4_K", "Q6_K"). `shape` is the logical shape in elements, so
-    for block types nbytes is less than the product. Rows (dim 0) are contiguous in every encoding.
+    `encoding` is how the bytes are to be read: a safetensors dtype name ("F32", "F16", "BF16", "I8"), "U8"
+    for int4 as `kernels.quantize` packs it, or a GGUF block type ("Q8_0", "Q4_0", "Q4_K", "Q6_K"). `shape`
+    is the logical shape in elements, so for int4 and block types nbytes is less than the product. Rows
+    (dim 0) are contiguous in every encoding.
     """
 
     name: str  # canonical (Hugging Face) name, e.g. "model.layers.3.mlp.up_proj.weight"
@@ -37,9 +38,30 @@ class TensorSource:
         return self.nbytes // self.shape[0]
 
 
+@dataclass(frozen=True)
+class StreamOrder:
+    """The tensors of one model as a pass needs them, wherever they are stored.
+
+    `layers[i]` are the matrices of layer i in the order of their use. With a tied head, `head` has the
+    head's name and the embedding's file, offset and bytes.
+    """
+
+    layers: tuple[tuple[TensorSource, ...], ...]
+    head: TensorSource
+    embedding: TensorSource
+    small: tuple[TensorSource, ...]  # vectors: norms, biases
+
+    @property
+    def tied(self) -> bool:
+        return (self.head.file, self.head.offset) == (self.embedding.file, self.embedding.offset)
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows [row, row + shape[0]) of one tensor, `nbytes` bytes at `offset` from the chunk's first byte."""
+    """Rows [row, row + shape[0]) of one tensor, `nbytes` bytes at `offset` from the chunk's first byte.
+
+    A low-bit matrix "X.weight" has, in the same chunk, a second piece "X.weight_scale" for the same rows.
+    """
 
     tensor: str
     encoding: str

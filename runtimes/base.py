@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from edgespec.runtimes.config import ModelConfig
+    from torch import Tensor
 
 IntArray = NDArray[np.int64]
 

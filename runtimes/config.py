@@ -188,7 +188,9 @@ def _count(raw: Mapping[str, Any], key: str, default: int | None = None, limit: 
 def _dtype(raw: Mapping[str, Any]) -> str:
     name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if name not in ("float32", "float16", "bfloat16"):
-        raise UnsupportedModelError(f"checkpoint dtype {name!r} is not supported (float32, float16, bfloat16)")
+        raise UnsupportedModelError(
+            f"checkpoint dtype {name!r} is not supported (float32, float16, bfloat16)"
+        )
     return str(name)
 
 

@@ -1,0 +1,107 @@
+"""The core loop: propose a tree, verify it in one pass of the target, keep what the target agrees with.
+
+Plain decoding is the same loop with trees of one node. This module speaks token ids; text stays at the edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.acceptance import Acceptance, Outcome
+from edgespec.runtimes.base import KVCache, PassObserver, Rows, Target
+from edgespec.sampling import Noise
+from edgespec.tree import TokenTree
+
+PREFILL_ROWS = 256  # prompt tokens a pass; fixed, because a prompt's bits depend on how it is cut
+
+
+class Schedule(PassObserver, Protocol):
+    """When drafting happens: hands out trees, and is told what became of them."""
+
+    def next_tree(self, root: int) -> TokenTree:
+        """The tree to verify next, whose root is the last emitted token."""
+
+    def settle(self, outcome: Outcome) -> None:
+        """What the target made of the last tree; its accepted tokens are committed."""
+
+
+@dataclass
+class Verification:
+    """One conversation's part of a pass."""
+
+    cache: KVCache
+    tree: TokenTree
+    acceptance: Acceptance
+    noise: Noise
+
+
+def decode(
+    target: Target, cache: KVCache, root: int, acceptance: Acceptance, noise: Noise, schedule: Schedule
+) -> Iterator[Outcome]:
+    """Outcomes for ever, from the last emitted token on; each one's last token is the next root."""
+    while True:
+        tree = schedule.next_tree(root)
+        (outcome,) = verify(target, [Verification(cache, tree, acceptance, noise)], schedule)
+        schedule.settle(outcome)
+        root = outcome.tokens[-1]
+        yield outcome
+
+
+def verify(
+    target: Target, parts: Sequence[Verification], observer: PassObserver | None = None
+) -> list[Outcome]:
+    """Judge one tree of each of several conversations in one pass, and commit what is accepted.
+
+    Whatever is raised on the way (Cancelled, KeyboardInterrupt, a disk error) leaves every cache at its
+    committed length.
+    """
+    try:
+        rows = Rows.concat([Rows.append(p.cache, p.tree.parents) for p in parts])
+        hidden = target.embed(np.concatenate([p.tree.tokens for p in parts]))
+        hidden = target.run(hidden, rows, range(target.config.layers), observer)
+        logits = target.logits(hidden, observer).cpu().numpy()
+        outcomes = [
+            p.acceptance.walk(p.tree, logits[s.start : s.stop], p.noise, p.cache.length + 1)
+            for p, s in zip(parts, rows.segments, strict=True)
+        ]
+        for p, outcome in zip(parts, outcomes, strict=True):
+            p.cache.commit(outcome.path)
+    except BaseException:
+        for p in parts:
+            p.cache.truncate(p.cache.length)
+        raise
+    return outcomes
+
+
+def prefill(
+    target: Target,
+    cache: KVCache,
+    tokens: Sequence[int],
+    observer: PassObserver | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> NDArray[np.float32]:
+    """Commit `tokens` in blocks of one pass each; returns the last token's logits [V].
+
+    `progress` gets the number of tokens committed so far. A block that is interrupted leaves the blocks
+    before it committed.
+    """
+    hidden = None
+    try:
+        for start in range(0, len(tokens), PREFILL_ROWS):
+            block = tokens[start : start + PREFILL_ROWS]
+            rows = Rows.append(cache, np.arange(-1, len(block) - 1), prefill=True)
+            hidden = target.run(target.embed(block), rows, range(target.config.layers), observer)
+            cache.commit(np.arange(len(block)))
+            if progress is not None:
+                progress(start + len(block))
+    except BaseException:
+        cache.truncate(cache.length)
+        raise
+    assert hidden is not None, "a prompt has at least one token"
+    logits: NDArray[np.float32] = target.logits(hidden[-1:], observer)[0].cpu().numpy()
+    return logits

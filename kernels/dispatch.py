@@ -1,0 +1,12 @@
+"""The kernel for the device that a tensor is on."""
+
+from __future__ import annotations
+
+from edgespec.kernels import cpu, reference
+from torch import Tensor
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """See `reference.attend`."""
+    kernel = cpu.attend if q.device.type == "cpu" else reference.attend
+    return kernel(q, k, v, mask, scale)

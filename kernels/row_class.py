@@ -1,0 +1,74 @@
+"""How many rows may share a matmul without changing each other's bits.
+
+torch (oneDNN, MKL) picks another algorithm, and with it other last bits, for another number of rows. Inside
+one *row class* the bits agree. Speculative text can only equal plain text bit for bit if every pass stays
+within one class, whatever the size of its tree. Classes differ by shape, type and machine, so they are
+measured on the model's own shapes (docs/exactness.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 20, 24, 28, 31, 32, 33, 36, 40, 48, 56, 63, 64)
+COUNTS += (65, 80, 96, 100, 127, 128, 160, 192, 255, 256)
+ENOUGH = 32  # a block this large is worth stopping at: beyond it AMX gains little, padding costs more
+
+
+@dataclass(frozen=True)
+class RowClass:
+    """Matmuls of `pad` to `block` rows give each row the same bits."""
+
+    pad: int
+    block: int
+
+
+@lru_cache(maxsize=256)
+def row_class(out: int, inner: int, dtype: torch.dtype) -> RowClass:
+    """The class for weights [out, inner]: the least padding that allows `ENOUGH` rows, else the most rows."""
+    best = RowClass(1, 1)
+    results = _Results(out, inner, dtype)
+    for pad in (1, 2, 4, 8, 16):
+        block = pad
+        for n in (c for c in COUNTS if c > pad):
+            if not torch.equal(results(n), results(pad)):
+                break
+            block = n
+        if block > best.block:
+            best = RowClass(pad, block)
+        if best.block >= ENOUGH:
+            break
+    return best
+
+
+class _Results:
+    """The same planted row multiplied among `n` rows, for any n.
+
+    The row is [a, shuffled a] and the weights [b, -shuffled b], so the exact result is 0 and what is left is
+    rounding alone: any change in the order of the sums shows in nearly every element. (With plain random
+    numbers rounding to bf16 hides the change in all but one of hundreds of elements.)
+    """
+
+    def __init__(self, out: int, inner: int, dtype: torch.dtype) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+        half = inner // 2
+        order = torch.randperm(half, generator=self.generator)
+        b = torch.randn(min(out, 64), half, generator=self.generator).to(dtype)
+        # Repeating a few rows is enough: the choice of algorithm depends on the shape, not the numbers.
+        weight = torch.cat([b, -b[:, order]], dim=1).repeat(-(-out // 64), 1)[:out]
+        a = torch.randn(half, generator=self.generator).to(dtype)
+        self.weight = F.pad(weight, (0, inner % 2))  # [out, inner]
+        self.row = F.pad(torch.cat([a, a[order]]), (0, inner % 2))  # [inner]
+        self.known: dict[int, Tensor] = {}
+
+    def __call__(self, n: int) -> Tensor:
+        if n not in self.known:
+            x = torch.randn(n, len(self.row), generator=self.generator).to(self.row.dtype)
+            x[n // 2] = self.row
+            self.known[n] = F.linear(x, self.weight)[n // 2]
+        return self.known[n]

@@ -1,0 +1,48 @@
+"""Every byte of the dial has an owner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgespec.errors import BudgetError
+
+
+def gigabytes(n: float) -> str:
+    """Bytes as people read them: "1.07 GB", "64.0 MB"."""
+    return f"{n / 1e9:.2f} GB" if abs(n) >= 1e9 else f"{n / 1e6:.1f} MB"
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Bytes by owner, against the dial (the most the process may use, page cache included)."""
+
+    dial: int
+    owners: Mapping[str, int]
+
+    @property
+    def used(self) -> int:
+        return sum(self.owners.values())
+
+    @property
+    def free(self) -> int:
+        return self.dial - self.used
+
+    def require(self, smallest: int, advice: str) -> None:
+        """Raises BudgetError, naming every owner, when they do not fit the dial."""
+        if self.free >= 0:
+            return
+        rows = "\n".join(f"  {gigabytes(n):>10}  {owner}" for owner, n in self.owners.items() if n)
+        raise BudgetError(
+            f"the dial is {gigabytes(self.dial)}, but {gigabytes(self.used)} are needed "
+            f"({gigabytes(-self.free)} short):\n{rows}\n"
+            f"The smallest dial that works here is {smallest_dial_text(smallest)}{advice}",
+            dict(self.owners),
+            self.dial,
+            smallest,
+        )
+
+
+def smallest_dial_text(nbytes: int) -> str:
+    """Rounded up to whole megabytes, as one would type it: "1234MB"."""
+    return f"{-(-nbytes // 10**6)}MB"

@@ -1,0 +1,227 @@
+"""Which bytes go where, decided before any weight is read.
+
+The plan fills the dial: what must be there (interpreter, ring, KV, activations), and then pinned chunks. All
+matrices are used once a pass, so every pinned byte saves one byte of reading; the LM head goes first, because
+a prompt's blocks skip it and the stream then runs through the layers alone. The chunks of the layers are
+pinned evenly through the depth, not from the front: the reader then always has room to read ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edgespec.offload.chunks import Chunk, ChunkTable
+from edgespec.offload.ledger import Ledger, gigabytes, smallest_dial_text
+
+from edgespec.errors import OptionError
+
+RING_CHUNKS = 8  # of the largest size: the reader works ahead while a pass computes
+MIN_RING_CHUNKS = 3  # one in use, two being read
+MIN_CONTEXT = 512
+MAX_DEFAULT_CONTEXT = 4096
+KV_SHARE = 1 / 8  # of the dial, unless --context says otherwise
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a model needs beside its matrices; bytes."""
+
+    baseline: int  # the process as it is now: interpreter, libraries
+    small: int  # norms and biases
+    activations: int  # of the largest pass
+    kv: Callable[[int], int]  # of a cache for so many positions
+    max_context: int
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Measured on this machine; GB/s."""
+
+    read: float | None  # direct reads of the weights' disk
+    compute: float  # weights multiplied by one row, from memory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where every byte of a model will be, and what that costs."""
+
+    ledger: Ledger
+    table: ChunkTable
+    pinned: frozenset[int]  # chunk indices
+    ring_bytes: int
+    context: int
+    rates: Rates
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def dial(self) -> int:
+        return self.ledger.dial
+
+    @property
+    def owners(self) -> dict[str, int]:
+        return dict(self.ledger.owners)
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(c.nbytes for c in self.table.chunks if c.index in self.pinned)
+
+    @property
+    def streamed_bytes(self) -> int:
+        return self.table.nbytes - self.pinned_bytes
+
+    @property
+    def bytes_per_pass(self) -> int:
+        """Bytes that one pass reads from flash, alignment included (embedding rows aside: 4-8 KB a token)."""
+        return sum(c.read_bytes for c in self.table.chunks if c.index not in self.pinned)
+
+    @property
+    def predicted_cycle_seconds(self) -> float | None:
+        """max(I/O, compute) of a pass of one row; None when the disk's rate is unknown."""
+        compute = self.table.nbytes / (self.rates.compute * 1e9)
+        if not self.bytes_per_pass:
+            return compute
+        if self.rates.read is None:
+            return None
+        return max(compute, self.bytes_per_pass / (self.rates.read * 1e9))
+
+    @property
+    def predicted_tokens_per_second(self) -> float | None:
+        """Of plain decoding."""
+        seconds = self.predicted_cycle_seconds
+        return None if seconds is None else 1 / seconds
+
+    def describe(self) -> str:
+        """The ledger as a table, the reasons, and the predicted speed."""
+        lines = [f"dial {gigabytes(self.dial)}"]
+        lines += [f"  {gigabytes(n):>10}  {owner}" for owner, n in self.owners.items()]
+        lines.append(f"  {gigabytes(self.ledger.free):>10}  free")
+        lines += self.reasons
+        speed = self.predicted_tokens_per_second
+        if speed is not None:
+            lines.append(f"predicted: {speed:.3g} tokens/s without drafting")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, object]:
+        return {
+            "dial": self.dial,
+            "owners": self.owners,
+            "context": self.context,
+            "pinned_bytes": self.pinned_bytes,
+            "streamed_bytes": self.streamed_bytes,
+            "bytes_per_pass": self.bytes_per_pass,
+            "predicted_tokens_per_second": self.predicted_tokens_per_second,
+            "reasons": self.reasons,
+        }
+
+
+def make_plan(
+    table: ChunkTable,
+    dial: int,
+    needs: Needs,
+    rates: Rates,
+    context: int | None = None,
+    resident_layers: int | None = None,
+) -> Plan:
+    """Fill the dial.
+
+    Raises BudgetError (naming the owners and the smallest dial that works) when even a stream with nothing
+    pinned does not fit, or `resident_layers` do not; OptionError for a context or layer count the model lacks.
+    """
+    reasons: list[str] = []
+    if context is not None and context > needs.max_context:
+        raise OptionError(f"context {context} is more than the model's {needs.max_context} positions")
+    if resident_layers is not None and resident_layers > table.layers:
+        raise OptionError(f"resident_layers is {resident_layers}, but the model has {table.layers} layers")
+    largest = max(c.read_bytes for c in table.chunks)
+    headroom = max(32 * 10**6, dial // 50)  # allocator slack, thread stacks, kernels' scratch
+
+    def ledger(pinned: int, ring: int, positions: int) -> Ledger:
+        owners = {
+            "interpreter and libraries": needs.baseline,
+            "headroom": headroom,
+            "activations": needs.activations,
+            f"KV cache ({positions} positions)": needs.kv(positions),
+            "norms and biases": needs.small,
+            "ring": ring,
+            "pinned weights": pinned,
+        }
+        return Ledger(dial, owners)
+
+    def pages(chunks: list[Chunk]) -> int:
+        return sum(c.read_bytes for c in chunks)
+
+    # A context that fits: the user's, or the default within its share of the dial.
+    if context is None:
+        positions = min(needs.max_context, MAX_DEFAULT_CONTEXT)
+        everything = ledger(pages(list(table.chunks)), 0, positions)
+        if everything.free < 0:
+            per_position = max(1, needs.kv(1024) // 1024)
+            affordable = int(dial * KV_SHARE) // per_position // 64 * 64
+            positions = min(positions, max(affordable, min(MIN_CONTEXT, needs.max_context)))
+        reasons.append(
+            f"context {positions} positions (--context to change; the model allows {needs.max_context})"
+        )
+    else:
+        positions = context
+
+    # What to pin.
+    if resident_layers is not None:
+        pinned = [c for c in table.chunks if c.layer < resident_layers]
+        reasons.append(
+            f"layers 0-{resident_layers - 1} pinned as asked"
+            if resident_layers
+            else "no layer pinned, as asked"
+        )
+        ring = RING_CHUNKS * largest if len(pinned) < len(table.chunks) else 0
+        smallest = ledger(pages(pinned), min(ring, MIN_RING_CHUNKS * largest), positions).used
+        while ledger(pages(pinned), ring, positions).free < 0 and ring > MIN_RING_CHUNKS * largest:
+            ring -= largest
+        book = ledger(pages(pinned), ring, positions)
+        book.require(smallest, f" with {resident_layers} layers pinned and context {positions}.")
+    elif (book := ledger(pages(list(table.chunks)), 0, positions)).free >= 0:
+        pinned, ring = list(table.chunks), 0
+        reasons.append("the whole model fits: nothing is streamed")
+    else:
+        ring = RING_CHUNKS * largest
+        while ledger(0, ring, positions).free < 2 * largest and ring > MIN_RING_CHUNKS * largest:
+            ring -= largest
+        book = ledger(0, ring, positions)
+        smaller = "" if positions <= MIN_CONTEXT else f"; --context {MIN_CONTEXT} would need less"
+        book.require(book.used, f" with context {positions}{smaller}.")
+        pinned = choose_pinned(table, book.free)
+        book = ledger(pages(pinned), ring, positions)
+        share = sum(c.nbytes for c in pinned) / table.nbytes
+        reasons.append(f"{share:.0%} of the weights pinned, spread evenly; the rest streams through the ring")
+    return Plan(book, table, frozenset(c.index for c in pinned), ring, positions, rates, reasons)
+
+
+def choose_pinned(table: ChunkTable, budget: int) -> list[Chunk]:
+    """Chunks to pin within `budget` bytes: the head if it fits, then chunks evenly through the layers."""
+    head = [c for c in table.chunks if c.layer == table.layers]
+    chosen: list[Chunk] = []
+    if sum(c.read_bytes for c in head) <= budget:
+        chosen += head
+        budget -= sum(c.read_bytes for c in head)
+    candidates = [c for c in table.chunks if c not in chosen]
+    total = sum(c.read_bytes for c in candidates)
+    if not total:
+        return chosen
+    share, credit = budget / total, 0.0
+    left = []
+    for chunk in candidates:  # error diffusion: each chunk adds its share, and is pinned when that covers it
+        credit += share * chunk.read_bytes
+        if credit >= chunk.read_bytes / 2 and chunk.read_bytes <= budget:
+            chosen.append(chunk)
+            credit -= chunk.read_bytes
+            budget -= chunk.read_bytes
+        else:
+            left.append(chunk)
+    for chunk in left:  # what remains of the budget takes whatever still fits
+        if chunk.read_bytes <= budget:
+            chosen.append(chunk)
+            budget -= chunk.read_bytes
+    return chosen
+
+
+__all__ = ["Needs", "Plan", "Rates", "choose_pinned", "make_plan", "smallest_dial_text"]

@@ -1,0 +1,191 @@
+"""Tree attention whose bits depend on positions only, never on slots or on how many rows share a pass.
+
+Keys are split into blocks of `BLOCK` absolute positions. Whole blocks of the committed prefix are shared by
+all rows. The blocks with uncommitted positions are gathered per row along its ancestors, in position order,
+so the arithmetic is what it would be had those tokens been decoded one by one. Each block gives an output and
+a log-sum-exp; they are merged in block order. Plain decoding is the same code with one row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from edgespec.kernels.dispatch import attend
+from edgespec.runtimes.base import IntArray, Rows, slot_depths
+from edgespec.runtimes.torch.kv_cache import BLOCK, TorchKVCache
+from torch import Tensor
+from torch.nn import functional as F
+
+GATHER_ROWS = 16  # rows whose own blocks are gathered at a time: bounds the copy's memory
+
+
+class AttentionPlan:
+    """Everything about a pass's attention that is the same in every layer, per cache."""
+
+    def __init__(self, rows: Rows, device: torch.device) -> None:
+        self.prefill = rows.prefill
+        self.parts = []
+        for cache, segment in zip(rows.caches, rows.segments, strict=True):
+            assert isinstance(cache, TorchKVCache)
+            span = slice(segment.start, segment.stop)
+            slots, positions = rows.slots[span], rows.positions[span]
+            kind = _Prefill if rows.prefill else _Tree
+            self.parts.append((cache, span, slots, kind(cache, slots, positions, device)))
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
+        """q [n, heads, head_dim], k and v [n, kv_heads, head_dim] -> [n, heads * head_dim]; stores k and v."""
+        outputs = []
+        for cache, span, slots, part in self.parts:
+            cache.write(layer, slots, k[span], v[span])
+            outputs.append(part(cache.k[layer], cache.v[layer], q[span], window).flatten(1))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+class _Prefill:
+    """One chain behind the prefix, where slot order is position order: ordinary causal attention."""
+
+    def __init__(
+        self, cache: TorchKVCache, slots: IntArray, positions: IntArray, device: torch.device
+    ) -> None:
+        self.positions = torch.from_numpy(positions).to(device)  # [n]
+        self.end = int(positions[-1]) + 1
+        self.first = cache.length
+        self.masks: dict[int | None, Tensor] = {}
+
+    def __call__(self, k: Tensor, v: Tensor, q: Tensor, window: int | None) -> Tensor:
+        start = 0 if window is None else max(0, self.first - window + 1) // BLOCK * BLOCK
+        if window not in self.masks:
+            keys = torch.arange(start, self.end, device=q.device)
+            visible = keys <= self.positions[:, None]  # [n, keys]
+            if window is not None:
+                visible &= keys > self.positions[:, None] - window
+            self.masks[window] = visible[None]
+        group = q.shape[1] // k.shape[0]
+        keys, values = k[:, start : self.end], v[:, start : self.end]
+        if group > 1:
+            keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None], keys[None], values[None], attn_mask=self.masks[window][None]
+        )
+        return out[0].transpose(0, 1)  # [n, heads, head_dim]
+
+
+class _Tree:
+    """Rows with ancestors among the cache's slots."""
+
+    def __init__(
+        self, cache: TorchKVCache, slots: IntArray, positions: IntArray, device: torch.device
+    ) -> None:
+        self.length = cache.length
+        self.shared = cache.length // BLOCK * BLOCK  # positions [0, shared) are whole committed blocks
+        width = int(positions.max()) + 1 - self.shared
+        self.width = -(-width // BLOCK) * BLOCK  # positions [shared, shared + width) are gathered per row
+        self.n = len(slots)
+        own = np.full(
+            (self.n, self.width), -1, dtype=np.int64
+        )  # place of each position in the cache; -1 = none
+        own[:, : cache.length - self.shared] = np.arange(self.shared, cache.length)
+        for row, path in enumerate(ancestor_paths(cache.parents, slots)):
+            start = cache.length - self.shared
+            own[row, start : start + len(path)] = path + cache.length
+        self.own_visible = torch.from_numpy(own >= 0).to(device)  # [n, width]
+        self.own = torch.from_numpy(np.maximum(own, 0)).to(device)  # [n, width]
+        self.positions = torch.from_numpy(positions).to(device)  # [n]
+        self.first = int(positions.min())
+
+    def __call__(self, k: Tensor, v: Tensor, q: Tensor, window: int | None) -> Tensor:
+        kv_heads, _, e = k.shape
+        group = q.shape[1] // kv_heads
+        grouped = q.view(self.n, kv_heads, group, e)  # [n, h, g, e]
+        merge = _Merge(self.n, kv_heads, group, e, q.device)
+
+        # Blocks shared by all rows, from the first that any row's window reaches.
+        start = 0 if window is None else min(self.shared, max(0, self.first - window + 1) // BLOCK * BLOCK)
+        blocks = (self.shared - start) // BLOCK
+        if blocks:
+            rows = grouped.transpose(0, 1).reshape(kv_heads, 1, self.n * group, e)
+            mask = None
+            if window is not None:
+                keys = torch.arange(start, self.shared, device=q.device).view(blocks, 1, BLOCK)
+                visible = keys > self.positions[None, :, None] - window  # [blocks, n, BLOCK]
+                mask = visible.repeat_interleave(group, 1)[None]
+            out, lse = attend(
+                rows.expand(kv_heads, blocks, self.n * group, e),
+                k[:, start : self.shared].unflatten(1, (blocks, BLOCK)),
+                v[:, start : self.shared].unflatten(1, (blocks, BLOCK)),
+                mask,
+                e**-0.5,
+            )  # [h, blocks, n * g, e], [h, blocks, n * g]
+            merge.add(
+                out.unflatten(2, (self.n, group)).permute(1, 2, 0, 3, 4),
+                lse.unflatten(2, (self.n, group)).permute(1, 2, 0, 3),
+            )
+
+        # Blocks of each row's own path.
+        blocks = self.width // BLOCK
+        visible = self.own_visible
+        if window is not None:
+            keys = torch.arange(self.shared, self.shared + self.width, device=q.device)
+            visible = visible & (keys > self.positions[:, None] - window)
+        outs, lses = [], []
+        for first in range(0, self.n, GATHER_ROWS):
+            part = slice(first, min(first + GATHER_ROWS, self.n))
+            count = part.stop - first
+            places = self.own[part].flatten()
+            mask = visible[part].reshape(1, count * blocks, 1, BLOCK)
+            rows = grouped[part].transpose(0, 1)[:, :, None].expand(kv_heads, count, blocks, group, e)
+            out, lse = attend(
+                rows.reshape(kv_heads, count * blocks, group, e),
+                k[:, places].view(kv_heads, count * blocks, BLOCK, e),
+                v[:, places].view(kv_heads, count * blocks, BLOCK, e),
+                mask,
+                e**-0.5,
+            )  # [h, count * blocks, g, e]
+            outs.append(out.unflatten(1, (count, blocks)).permute(2, 1, 0, 3, 4))  # [blocks, count, h, g, e]
+            lses.append(lse.unflatten(1, (count, blocks)).permute(2, 1, 0, 3))
+        merge.add(torch.cat(outs, 1), torch.cat(lses, 1))
+        return merge.result().to(q.dtype).flatten(1, 2)
+
+
+class _Merge:
+    """Softmax over all keys from softmaxes over blocks: sum_b exp(lse_b - top) out_b / sum_b exp(lse_b - top)."""
+
+    def __init__(self, n: int, kv_heads: int, group: int, e: int, device: torch.device) -> None:
+        self.outs: list[Tensor] = []
+        self.lses: list[Tensor] = []
+
+    def add(self, out: Tensor, lse: Tensor) -> None:
+        """out [blocks, n, h, g, e], lse [blocks, n, h, g] fp32, in position order."""
+        self.outs.extend(out.unbind(0))
+        self.lses.extend(lse.unbind(0))
+
+    def result(self) -> Tensor:
+        """[n, h, g, e] fp32. The sums run over blocks one by one: a reduction kernel would sum in an order
+        that depends on how many blocks there are."""
+        lse = torch.stack(self.lses)
+        weights = torch.exp(lse - lse.amax(0))[..., None]  # [blocks, n, h, g, 1]
+        total = weights[0].clone()
+        out = weights[0] * self.outs[0]
+        for weight, block in zip(weights[1:], self.outs[1:], strict=True):
+            total += weight
+            out.addcmul_(weight, block.float())
+        return out / total
+
+
+def ancestor_paths(parents: IntArray, slots: IntArray) -> list[IntArray]:
+    """For each slot, its ancestors' slots and its own, root first."""
+    known: dict[int, IntArray] = {-1: np.empty(0, dtype=np.int64)}
+    depths = slot_depths(parents)
+
+    def path(slot: int) -> IntArray:
+        missing = []
+        while slot not in known:
+            missing.append(slot)
+            slot = int(parents[slot])
+        for s in reversed(missing):
+            known[s] = np.append(known[int(parents[s])], s)
+        return known[missing[0]] if missing else known[slot]
+
+    paths = [path(int(s)) for s in slots]
+    assert all(len(p) == depths[s] + 1 for p, s in zip(paths, slots, strict=True))
+    return paths

@@ -1,0 +1,92 @@
+"""The torch target: runs ranges of layers over rows, with weights from memory or from flash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from edgespec.kernels.reference import rms_norm, rotate, swiglu
+from edgespec.runtimes.base import IntArray, PassObserver, Rows
+from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.torch.attention import AttentionPlan
+from edgespec.runtimes.torch.kv_cache import TorchKVCache
+from edgespec.runtimes.torch.rope import RopeTable
+from edgespec.runtimes.torch.weights import Weights
+from torch import Tensor
+
+
+class TorchTarget:
+    """See `runtimes.base.Target`. `slots` is the most uncommitted rows (tree nodes, or a prefill block) that
+    a cache has room for beside its context."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, slots: int) -> None:
+        self.config = config
+        self.weights = weights
+        self.slots = slots
+        self.dtype = weights.dtype
+        self.device = torch.device("cpu")
+        self.rope = RopeTable(config.rope, config.head_dim, self.device)
+
+    def new_cache(self, context: int) -> TorchKVCache:
+        return TorchKVCache(self.config, context, self.slots, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
+        return self.weights.embed(tokens)
+
+    @torch.inference_mode()
+    def run(self, hidden: Tensor, rows: Rows, layers: range, observer: PassObserver | None = None) -> Tensor:
+        attention = AttentionPlan(rows, self.device)
+        angles = self.rope(rows.positions)
+        try:
+            for index in layers:
+                hidden = self._layer(index, hidden, rows, angles, attention, observer)
+                if observer is not None:
+                    observer.on_layer(index, hidden, rows)
+        finally:
+            self.weights.release()
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, observer: PassObserver | None = None) -> Tensor:
+        normed = self._norm("model.norm", hidden)
+        try:
+            return self.weights.linear("lm_head", normed, True, _on_wait(observer)).float()
+        finally:
+            self.weights.release()
+
+    def _layer(
+        self,
+        index: int,
+        hidden: Tensor,
+        rows: Rows,
+        angles: tuple[Tensor, Tensor],
+        attention: AttentionPlan,
+        observer: PassObserver | None,
+    ) -> Tensor:
+        """One decoder layer, [n, d] -> [n, d]."""
+        c, name, n = self.config, f"model.layers.{index}.", len(hidden)
+
+        def linear(matrix: str, x: Tensor) -> Tensor:
+            return self.weights.linear(name + matrix, x, not rows.prefill, _on_wait(observer))
+
+        x = self._norm(name + "input_layernorm", hidden)
+        q = linear("self_attn.q_proj", x).view(n, c.heads, c.head_dim)
+        k = linear("self_attn.k_proj", x).view(n, c.kv_heads, c.head_dim)
+        v = linear("self_attn.v_proj", x).view(n, c.kv_heads, c.head_dim)
+        if c.qk_norm:
+            q = self._norm(name + "self_attn.q_norm", q)
+            k = self._norm(name + "self_attn.k_norm", k)
+        q = rotate(q, *angles, c.rope.interleaved)
+        k = rotate(k, *angles, c.rope.interleaved)
+        hidden = hidden + linear("self_attn.o_proj", attention(index, q, k, v, c.window(index)))
+        x = self._norm(name + "post_attention_layernorm", hidden)
+        x = swiglu(linear("mlp.gate_proj", x), linear("mlp.up_proj", x))
+        return hidden + linear("mlp.down_proj", x)
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weights.small[name + ".weight"], self.config.norm_eps)
+
+
+def _on_wait(observer: PassObserver | None) -> Callable[[], bool] | None:
+    return None if observer is None else observer.on_wait

@@ -1,0 +1,159 @@
+"""A model's weights as tensors, wherever their bytes are: pinned in memory, or arriving through the ring."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+from edgespec.kernels.matmul import Block, linear
+from edgespec.offload.chunks import Chunk, ChunkTable, Piece, TensorSource
+from edgespec.offload.digest import mismatch
+from edgespec.offload.reader import DirectFile
+from edgespec.offload.streamer import Streamer
+from edgespec.runtimes.base import IntArray
+from torch import Tensor
+
+STORED = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I8": torch.int8,
+}  # every other encoding is raw bytes to torch
+
+OnWait = Callable[[], bool]
+
+
+class Weights:
+    """Matrices by canonical name, multiplied chunk by chunk as the chunks arrive.
+
+    A pass asks for matrices in streaming order; a streamed chunk is held until the next one is asked for.
+    """
+
+    def __init__(self, table: ChunkTable, ring_bytes: int, dtype: torch.dtype) -> None:
+        self.table = table
+        self.dtype = dtype  # of activations
+        self.files = {path: DirectFile(path) for path in table.files()}
+        self.small = {t.name: _tensor(self._read(t), t.encoding, t.shape).to(dtype) for t in table.small}
+        self.pinned: dict[int, memoryview] = {}  # by chunk index
+        self.blocks: dict[str, list[tuple[Chunk, Piece, Piece | None]]] = defaultdict(list)
+        for chunk in table.chunks:
+            pieces = {(p.tensor, p.row): p for p in chunk.pieces}
+            for (name, row), piece in pieces.items():
+                if not name.endswith("_scale"):
+                    self.blocks[name].append((chunk, piece, pieces.get((name + "_scale", row))))
+        self.ring_bytes = ring_bytes
+        self.streamer: Streamer | None = None
+        self._held: tuple[Chunk, memoryview] | None = None
+
+    def pin(self, chunks: Iterable[Chunk], progress: Callable[[int], None] | None = None) -> None:
+        """Read chunks into memory to stay; the others will be streamed. Checksums are verified."""
+        for chunk in chunks:
+            buffer = self.files[chunk.file].read(chunk.offset, chunk.nbytes)
+            if error := mismatch(chunk, buffer):
+                raise error
+            self.pinned[chunk.index] = buffer
+            if progress is not None:
+                progress(chunk.nbytes)
+        self._restream()
+
+    def unpin(self, chunks: Iterable[Chunk]) -> None:
+        """Let pinned chunks go; from the next pass on they are streamed."""
+        for chunk in chunks:
+            del self.pinned[chunk.index]
+        self._restream()
+
+    def _restream(self) -> None:
+        self.release()
+        streamed = [c for c in self.table.chunks if c.index not in self.pinned]
+        if self.streamer is not None:
+            self.streamer.set_chunks(streamed)
+        elif streamed:
+            self.streamer = Streamer(streamed, self.ring_bytes)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes moved from flash so far: by the stream, by loading, by embedding rows."""
+        streamed = self.streamer.bytes_read if self.streamer else 0
+        return streamed + sum(f.bytes_read for f in self.files.values())
+
+    def linear(self, name: str, x: Tensor, exact: bool, on_wait: OnWait | None = None) -> Tensor:
+        """x [n, in] @ W^T (+ bias) -> [n, out] for the matrix called `name` (without ".weight")."""
+        parts = []
+        for chunk, piece, scale in self.blocks[name + ".weight"]:
+            buffer = self._bytes(chunk, on_wait)
+            parts.append(linear(x, _block(buffer, piece, scale), exact))
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        bias = self.small.get(name + ".bias")
+        return out if bias is None else out + bias
+
+    def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
+        """Rows of the embedding [n] -> [n, d], read from flash row by row unless the tied head is pinned."""
+        unique, inverse = np.unique(np.asarray(tokens, dtype=np.int64), return_inverse=True)
+        source = self.table.embedding
+        rows = [self._row(source, int(token)) for token in unique]
+        return torch.stack(rows)[torch.from_numpy(inverse)].to(self.dtype)
+
+    def _row(self, source: TensorSource, row: int) -> Tensor:
+        inner = source.shape[1]
+        raw = self._pinned_row(source, row)
+        if raw is None:
+            raw = self.files[source.file].read(source.offset + row * source.row_bytes, source.row_bytes)
+        data = _tensor(raw, source.encoding, (1, inner))
+        return Block(source.encoding, data, None, 1, inner).dense(0, 1, self.dtype)[0]
+
+    def _pinned_row(self, source: TensorSource, row: int) -> memoryview | None:
+        start = source.offset + row * source.row_bytes
+        for index, buffer in self.pinned.items():
+            chunk = self.table.chunks[index]
+            if chunk.file == source.file and chunk.offset <= start < chunk.offset + chunk.nbytes:
+                place = start - chunk.offset
+                return buffer[place : place + source.row_bytes]
+        return None
+
+    def _bytes(self, chunk: Chunk, on_wait: OnWait | None) -> memoryview:
+        pinned = self.pinned.get(chunk.index)
+        if pinned is not None:
+            return pinned
+        if self._held is None or self._held[0] is not chunk:
+            self.release()
+            assert self.streamer is not None
+            self._held = (chunk, self.streamer.acquire(chunk, on_wait))
+        return self._held[1]
+
+    def release(self) -> None:
+        """Give the held chunk's room back to the ring; called after a pass, too."""
+        if self._held is not None:
+            assert self.streamer is not None
+            chunk, self._held = self._held[0], None
+            self.streamer.release(chunk)
+
+    def _read(self, source: TensorSource) -> memoryview:
+        return self.files[source.file].read(source.offset, source.nbytes)
+
+    def close(self) -> None:
+        """Stop reading and let all memory go."""
+        self.release()
+        if self.streamer is not None:
+            self.streamer.close()
+        for file in self.files.values():
+            file.close()
+        self.pinned.clear()
+
+
+def _block(buffer: memoryview, piece: Piece, scale: Piece | None) -> Block:
+    rows, inner = piece.shape
+    data = _tensor(buffer[piece.offset : piece.offset + piece.nbytes], piece.encoding, piece.shape)
+    scales = None
+    if scale is not None:
+        scales = _tensor(buffer[scale.offset : scale.offset + scale.nbytes], scale.encoding, scale.shape)
+    return Block(piece.encoding, data, scales, rows, inner)
+
+
+def _tensor(raw: memoryview, encoding: str, shape: Sequence[int]) -> Tensor:
+    """A view of stored bytes: typed for plain encodings, [rows, row_bytes] uint8 for packed ones."""
+    dtype = STORED.get(encoding)
+    if dtype is not None:
+        return torch.frombuffer(raw, dtype=dtype).view(*shape)
+    return torch.frombuffer(raw, dtype=torch.uint8).view(shape[0], -1)
