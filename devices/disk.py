@@ -1,0 +1,61 @@
+"""How this system reads a file without filling its page cache, and how many reads it wants at once."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = 4096  # direct reads: offsets, lengths and addresses are multiples of this on every disk we know
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """How to read a disk at its full rate. The best values differ by disk: `devices.rates` finds them."""
+
+    threads: int = 2
+    request_bytes: int = 4 * 2**20
+    direct: bool = True  # past the page cache, where the filesystem can
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.threads <= 64:
+            raise ValueError(f"threads is {self.threads}; expected 1 to 64")
+        if not PAGE <= self.request_bytes <= 2**30 or self.request_bytes % PAGE:
+            raise ValueError(
+                f"request_bytes is {self.request_bytes}; expected a multiple of {PAGE} up to 2^30"
+            )
+
+
+def open_for_reading(path: Path, direct: bool = True) -> tuple[int, bool]:
+    """Open `path` and return (descriptor, reads are direct).
+
+    Linux: O_DIRECT, proved by reading a page, because some filesystems accept the flag and refuse the
+    read; where either is refused the file is opened ordinarily. macOS: F_NOCACHE, which keeps alignment
+    free. Elsewhere: an ordinary handle. Raises OSError.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    if direct and sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, flags | os.O_DIRECT)
+            try:
+                os.preadv(descriptor, [mmap.mmap(-1, PAGE)], 0)
+            except OSError:
+                os.close(descriptor)
+            else:
+                return descriptor, True
+    descriptor = os.open(path, flags)
+    if direct and sys.platform == "darwin":
+        import fcntl
+
+        fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
+        return descriptor, True
+    return descriptor, False
+
+
+def forget(descriptor: int, offset: int, nbytes: int) -> None:
+    """Drop the range's clean pages from the page cache, where the system has a call for that."""
+    if sys.platform == "linux":
+        os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_DONTNEED)

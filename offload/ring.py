@@ -1,0 +1,100 @@
+"""Memory that weights are read into: page-aligned buffers, and one circular buffer that chunks share."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import sys
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.errors import DeviceError
+from edgespec.offload.chunks import PAGE
+
+
+def aligned_buffer(nbytes: int) -> memoryview:
+    """`nbytes` bytes of zeroed, page-aligned anonymous memory, in huge pages where there are any.
+
+    The memory lives as long as the view, its slices or arrays made from them. Pages become real when first
+    written. Raises DeviceError when the system refuses.
+    """
+    try:
+        if sys.platform == "win32":
+            area = mmap.mmap(-1, nbytes)
+        else:
+            # Python's default is MAP_SHARED: shared memory, which is charged as page cache.
+            area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise DeviceError(f"the system refused {nbytes} bytes of memory: {error}; lower --memory") from None
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
+            area.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(area)
+
+
+class Ring:
+    """One circular byte buffer; spans are allocated at its head and normally come free at its tail.
+
+    Spans are contiguous and page-aligned, so one that does not fit before the buffer's end starts again at
+    0, where there is room. Not thread-safe. The memory is touched here, so that it is really there (or the
+    system says no) before anything depends on it.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        if nbytes <= 0:
+            raise ValueError(f"a ring of {nbytes} bytes")
+        self.nbytes = _whole_pages(nbytes)
+        self.buffer = aligned_buffer(self.nbytes)
+        np.frombuffer(self.buffer, dtype=np.uint8)[::PAGE] = 0
+        self._spans: deque[_Span] = deque()  # oldest first
+        self._at: dict[int, _Span] = {}  # unreleased, by offset
+
+    def allocate(self, nbytes: int) -> int | None:
+        """The offset of a new span that holds `nbytes`, or None while there is no room for it."""
+        offset = self._place(nbytes)
+        if offset is not None:
+            span = _Span(offset, offset + _whole_pages(nbytes))
+            self._spans.append(span)
+            self._at[offset] = span
+        return offset
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether `allocate(nbytes)` would find room now."""
+        return self._place(nbytes) is not None
+
+    def release(self, offset: int) -> None:
+        """Give back the span at `offset`: room again, unless spans on both sides are still out."""
+        self._at.pop(offset).released = True
+        while self._spans and self._spans[0].released:
+            self._spans.popleft()
+        while self._spans and self._spans[-1].released:  # read ahead and dropped again
+            self._spans.pop()
+
+    def view(self, offset: int, nbytes: int) -> memoryview:
+        return self.buffer[offset : offset + nbytes]
+
+    def _place(self, nbytes: int) -> int | None:
+        if not 0 < nbytes <= self.nbytes:
+            raise ValueError(f"a span of {nbytes} bytes in a ring of {self.nbytes}")
+        need = _whole_pages(nbytes)
+        if not self._spans:
+            return 0
+        tail, head = self._spans[0].start, self._spans[-1].stop
+        if head <= tail:  # wrapped: the free room is what lies between
+            return head if head + need <= tail else None
+        if head + need <= self.nbytes:
+            return head
+        return 0 if need <= tail else None
+
+
+@dataclass(slots=True, eq=False)
+class _Span:
+    start: int
+    stop: int
+    released: bool = False
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // PAGE) * PAGE

@@ -1,0 +1,295 @@
+"""The stream of weights: reader threads keep a ring filled with the chunks a pass will need next.
+
+    chunks in cyclic order:  0 1 2 ... n-1 0 1 ...
+    in the ring:             [held by the pass][ready][ready][being read ...][room]
+
+Readers share one position in that order. Whenever the ring has room for the next chunk they cut it into
+requests and read them, on past the last chunk into the next pass, so the disk rests only while the ring is
+full. The consumer acquires chunks in the same order and releases them; asking for any other chunk is a
+*seek*.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+
+import xxhash
+
+from edgespec.errors import Cancelled, CorruptFileError
+from edgespec.offload.chunks import Chunk, aligned_span
+from edgespec.offload.reader import DirectFile, ReadSettings
+from edgespec.offload.ring import Ring
+
+_TICK = 1.0  # seconds; a blocked wait looks up this often, so that Ctrl-C is heard on every system
+
+
+class Streamer:
+    """Streams `chunks` (of one table, each index once) in cyclic order through a ring of `ring_bytes`.
+
+    One thread consumes: `acquire` and `release` chunk after chunk. Reading starts at once. A reader's
+    error reaches the consumer in `acquire`; the streamer can be used on after it.
+
+    Counters, only ever growing: `bytes_read` as moved by reads (whole pages), `wait_seconds` that
+    `acquire` was blocked with no other work, `seeks`.
+    """
+
+    def __init__(
+        self, chunks: Sequence[Chunk], ring_bytes: int, settings: ReadSettings | None = None
+    ) -> None:
+        self.settings = settings or ReadSettings()
+        self.bytes_read = 0
+        self.wait_seconds = 0.0
+        self.seeks = 0
+        self._ring = Ring(ring_bytes)
+        self._files: dict[Path, DirectFile] = {}
+        self._verified: set[int] = set()  # indices of chunks whose first read matched their digest
+        self._chunks: tuple[Chunk, ...] = ()
+        self._order: dict[int, int] = {}  # chunk index -> its place in `_chunks`
+        self._next = 0  # place of the chunk that gets ring space next
+        self._ahead: deque[_Slot] = deque()  # in the ring, not acquired yet; in cyclic order
+        self._held: deque[_Slot] = deque()  # acquired, not released yet
+        self._flying = 0  # requests being read now
+        self._closed = False
+        self._lock = threading.Lock()  # guards everything above
+        self._room = threading.Condition(self._lock)  # readers: there may be something to read
+        self._ready = threading.Condition(self._lock)  # consumer: a chunk may be ready
+        self._threads: list[threading.Thread] = []
+        try:
+            self.set_chunks(chunks)
+        except BaseException:
+            self.close()
+            raise
+        for i in range(self.settings.threads):
+            thread = threading.Thread(target=self._work, name=f"edgespec-reader-{i}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    @property
+    def buffer(self) -> memoryview:
+        """The ring's memory, for registering it with a device."""
+        return self._ring.buffer
+
+    def set_chunks(self, chunks: Sequence[Chunk]) -> None:
+        """Stream these chunks from now on, starting with the first. Held chunks stay valid until released.
+
+        Raises ValueError when one is larger than the ring, CorruptFileError when a file is missing.
+        """
+        for chunk in chunks:
+            if chunk.read_bytes > self._ring.nbytes:
+                raise ValueError(
+                    f"chunk {chunk.index} of layer {chunk.layer} needs {chunk.read_bytes} bytes, "
+                    f"the ring has {self._ring.nbytes}"
+                )
+        order = {chunk.index: place for place, chunk in enumerate(chunks)}
+        if len(order) != len(chunks):
+            raise ValueError("a chunk index appears twice in one stream")
+        for path in {chunk.file for chunk in chunks} - self._files.keys():
+            self._files[path] = DirectFile(path, self.settings.direct)
+        with self._lock:
+            while self._ahead:
+                self._drop(self._ahead.popleft())
+            self._chunks, self._order, self._next = tuple(chunks), order, 0
+            self._room.notify_all()
+
+    # The consumer's side.
+
+    def acquire(self, chunk: Chunk, on_wait: Callable[[], bool] | None = None) -> memoryview:
+        """The chunk's bytes [chunk.nbytes], in the ring, valid until `release(chunk)`.
+
+        While the chunk is not ready, calls `on_wait` for as long as that returns True, then blocks.
+
+        Raises CorruptFileError (truncated file, wrong digest) or StorageError from the reader, Cancelled
+        when the streamer is closed, and whatever `on_wait` raises; the chunk is not held then.
+        """
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise Cancelled("the weight stream is closed")
+                self._seek(chunk)
+                slot = self._ahead[0] if self._ahead else None
+                if slot is not None and slot.ready:
+                    return self._take(slot)
+                if slot is None and self._flying == 0 and not self._ring.fits(chunk.read_bytes):
+                    raise ValueError(
+                        f"chunk {chunk.index} cannot be read: {len(self._held)} chunks are held and leave no "
+                        f"room for {chunk.read_bytes} bytes in a ring of {self._ring.nbytes}"
+                    )
+                if on_wait is None:
+                    began = perf_counter()
+                    self._ready.wait(_TICK)
+                    self.wait_seconds += perf_counter() - began
+            if on_wait is not None and not on_wait():
+                on_wait = None
+
+    def release(self, chunk: Chunk) -> None:
+        """Give the chunk's room back to the ring; its memoryview must not be used any more."""
+        with self._lock:
+            for slot in self._held:
+                if slot.chunk.index == chunk.index:
+                    self._held.remove(slot)
+                    self._ring.release(slot.offset)
+                    self._room.notify_all()
+                    return
+        raise ValueError(f"chunk {chunk.index} is not held")
+
+    def _seek(self, chunk: Chunk) -> None:
+        """Make `chunk` the next in line: what was read for others is dropped, unless it comes after."""
+        place = self._order.get(chunk.index)
+        if place is None:
+            raise ValueError(f"chunk {chunk.index} is not in this stream")
+        if self._ahead:
+            if self._ahead[0].chunk.index == chunk.index:
+                return
+        elif self._next == place:
+            return
+        self.seeks += 1
+        while self._ahead and self._ahead[0].chunk.index != chunk.index:
+            self._drop(self._ahead.popleft())
+        if not self._ahead:
+            self._next = place
+        self._room.notify_all()
+
+    def _take(self, slot: _Slot) -> memoryview:
+        self._ahead.popleft()
+        if len(self._ahead) == len(self._chunks) - 1:
+            self._room.notify_all()  # a whole pass was in the ring: readers may go on
+        if slot.error is not None:
+            self._drop(slot)  # asking again reads again
+            raise slot.error
+        self._held.append(slot)
+        slack = slot.chunk.offset - slot.start
+        return slot.span[slack : slack + slot.chunk.nbytes]
+
+    def _drop(self, slot: _Slot) -> None:
+        """Forget a slot; reads under way into it end first, harmlessly, as its room is still its own."""
+        slot.dropped = True
+        if not slot.flying:
+            self._ring.release(slot.offset)
+            self._room.notify_all()
+
+    # The readers' side.
+
+    def _work(self) -> None:
+        while (request := self._next_request()) is not None:
+            slot, start, stop = request
+            moved, error = self._read(slot, start, stop)
+            with self._lock:
+                self.bytes_read += moved
+                slot.left -= stop - start
+                broken = error or slot.error or slot.dropped
+                verify = slot.left == 0 and not broken and self._unverified(slot)
+            if verify:
+                error = _verify(slot)
+            with self._lock:
+                self._flying -= 1
+                slot.flying -= 1
+                slot.error = slot.error or error
+                if verify and error is None:
+                    self._verified.add(slot.chunk.index)
+                if slot.dropped and not slot.flying:
+                    self._ring.release(slot.offset)
+                    self._room.notify_all()
+                if slot.ready:
+                    self._ready.notify_all()
+
+    def _next_request(self) -> tuple[_Slot, int, int] | None:
+        """(slot, start, stop) of the next bytes to read; blocks while there are none; None = closed."""
+        with self._lock:
+            while not self._closed:
+                slot = self._ahead[-1] if self._ahead else None
+                if slot is None or slot.cut == slot.nbytes or slot.error:
+                    slot = self._open_slot()
+                if slot is not None:
+                    start = slot.cut
+                    slot.cut = min(start + self.settings.request_bytes, slot.nbytes)
+                    slot.flying += 1
+                    self._flying += 1
+                    return slot, start, slot.cut
+                self._room.wait()
+        return None
+
+    def _open_slot(self) -> _Slot | None:
+        """Ring space for the next chunk in order, unless the ring, or a whole pass ahead, is full."""
+        if len(self._ahead) >= len(self._chunks):
+            return None
+        chunk = self._chunks[self._next]
+        start, nbytes = aligned_span(chunk.offset, chunk.nbytes)
+        offset = self._ring.allocate(nbytes)
+        if offset is None:
+            return None
+        self._next = (self._next + 1) % len(self._chunks)
+        slot = _Slot(chunk, start, nbytes, offset, self._ring.view(offset, nbytes), left=nbytes)
+        self._ahead.append(slot)
+        return slot
+
+    def _read(self, slot: _Slot, start: int, stop: int) -> tuple[int, Exception | None]:
+        chunk = slot.chunk
+        needed = min(stop, chunk.offset + chunk.nbytes - slot.start) - start  # the last page may pass the end
+        try:
+            file = self._files[chunk.file]
+            return file.read_into(slot.start + start, slot.span[start:stop], needed), None
+        except CorruptFileError as error:
+            return 0, CorruptFileError(f"chunk {chunk.index} of layer {chunk.layer}: {error}")
+        except Exception as error:  # whatever it is, the consumer must hear of it
+            return 0, error
+
+    def _unverified(self, slot: _Slot) -> bool:
+        return slot.chunk.digest is not None and slot.chunk.index not in self._verified
+
+    def close(self) -> None:
+        """Stop reading, join the readers, close the files. Blocked consumers get Cancelled. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._room.notify_all()
+            self._ready.notify_all()
+        for thread in self._threads:
+            thread.join()
+        for file in self._files.values():
+            file.close()
+
+    def __enter__(self) -> Streamer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One reading of one chunk into one span of the ring."""
+
+    chunk: Chunk
+    start: int  # file offset of the span's first byte
+    nbytes: int  # of the span
+    offset: int  # of the span in the ring
+    span: memoryview  # [nbytes]
+    left: int  # bytes not read yet
+    cut: int = 0  # bytes handed out as requests
+    flying: int = 0  # requests being read now
+    dropped: bool = False
+    error: Exception | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Nothing more will happen to it: all bytes are there, or reading failed."""
+        return not self.flying and (not self.left or self.error is not None)
+
+
+def _verify(slot: _Slot) -> CorruptFileError | None:
+    chunk = slot.chunk
+    slack = chunk.offset - slot.start
+    digest = xxhash.xxh3_64_intdigest(slot.span[slack : slack + chunk.nbytes])
+    if digest == chunk.digest:
+        return None
+    return CorruptFileError(
+        f"chunk {chunk.index} of layer {chunk.layer} in {chunk.file} at byte {chunk.offset} has checksum "
+        f"{digest:016x}, not {chunk.digest:016x}; the file is damaged: fetch or pack the model again"
+    )
