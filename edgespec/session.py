@@ -139,7 +139,7 @@ class Session:
 
 
 class _Watch:
-    """Stands between a pass and the schedule: hears of cancellation at every layer and chunk, shows progress."""
+    """Between a pass and the schedule: hears of cancellation at every layer and chunk, shows progress."""
 
     def __init__(
         self, cancelled: threading.Event, schedule: Schedule, layers: int, progress: ProgressCallback | None

@@ -20,8 +20,9 @@ TILE_BYTES = 4 * 2**20  # an unpacked tile stays in cache between unpacking and 
 class Block:
     """Consecutive rows of one weight matrix, as stored.
 
-    `encoding` "F32", "F16" or "BF16": `data` [rows, k] in that type. "I8": int8 [rows, k] with `scale` [rows].
-    "U8" (int4): [rows, k / 2] with `scale` [rows, k / group]. GGUF block types: raw bytes [rows, row_bytes].
+    `encoding` "F32", "F16" or "BF16": `data` [rows, k] in that type. "I8": int8 [rows, k] with `scale`
+    [rows]. "U8" (int4): [rows, k / 2] with `scale` [rows, k / group]. GGUF block types: raw bytes
+    [rows, row_bytes].
     """
 
     encoding: str

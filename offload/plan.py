@@ -125,8 +125,9 @@ def make_plan(
 ) -> Plan:
     """Fill the dial.
 
-    Raises BudgetError (naming the owners and the smallest dial that works) when even a stream with nothing
-    pinned does not fit, or `resident_layers` do not; OptionError for a context or layer count the model lacks.
+    Raises BudgetError (naming the owners and the smallest dial that works) when even a stream with
+    nothing pinned does not fit, or `resident_layers` do not; OptionError for a context or layer count that
+    the model lacks.
     """
     reasons: list[str] = []
     if context is not None and context > needs.max_context:

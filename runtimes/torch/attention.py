@@ -33,7 +33,7 @@ class AttentionPlan:
             self.parts.append((cache, span, slots, kind(cache, slots, positions, device)))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
-        """q [n, heads, head_dim], k and v [n, kv_heads, head_dim] -> [n, heads * head_dim]; stores k and v."""
+        """Stores k, v [n, kv_heads, head_dim]; q [n, heads, head_dim] -> [n, heads * head_dim]."""
         outputs = []
         for cache, span, slots, part in self.parts:
             cache.write(layer, slots, k[span], v[span])
@@ -97,7 +97,7 @@ class _Tree:
         kv_heads, _, e = k.shape
         group = q.shape[1] // kv_heads
         grouped = q.view(self.n, kv_heads, group, e)  # [n, h, g, e]
-        merge = _Merge(self.n, kv_heads, group, e, q.device)
+        merge = _Merge()
 
         # Blocks shared by all rows, from the first that any row's window reaches.
         start = 0 if window is None else min(self.shared, max(0, self.first - window + 1) // BLOCK * BLOCK)
@@ -148,9 +148,9 @@ class _Tree:
 
 
 class _Merge:
-    """Softmax over all keys from softmaxes over blocks: sum_b exp(lse_b - top) out_b / sum_b exp(lse_b - top)."""
+    """Softmax over all keys from that over each block: sum_b w_b out_b / sum_b w_b, w_b = exp(lse_b - top)."""
 
-    def __init__(self, n: int, kv_heads: int, group: int, e: int, device: torch.device) -> None:
+    def __init__(self) -> None:
         self.outs: list[Tensor] = []
         self.lses: list[Tensor] = []
 

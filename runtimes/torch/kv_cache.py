@@ -55,8 +55,8 @@ class TorchKVCache:
         end = self.length + first + len(added)
         if end > self.k.shape[2]:
             raise ContextError(
-                f"{self.length} committed positions and {first + len(added)} uncommitted rows need {end} places, "
-                f"but the cache has {self.k.shape[2]}; load with a larger context"
+                f"{self.length} committed positions and {first + len(added)} uncommitted rows need {end} "
+                f"places, but the cache has {self.k.shape[2]}; load with a larger context"
             )
         self.parents = np.concatenate([self.parents, added])
         return slots
