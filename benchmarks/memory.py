@@ -1,0 +1,99 @@
+"""Is the memory dial a hard cap, and is it filled?
+
+Each dial is run twice from cold caches: without a limit, where the peak (page cache included) must be 90 to
+100 % of the dial, and in a cgroup limited to the dial, which the run must never meet.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from functools import partial
+from pathlib import Path
+
+from cgroup import CgroupUnavailable
+from common import (
+    PROMPT,
+    Report,
+    Row,
+    arguments,
+    edgespec_command,
+    environment,
+    format_bytes,
+    interleave,
+    sizes,
+)
+from make_model import ensure_model
+from measure import Usage, run
+from page_cache import drop_caches
+
+
+def generate(model: Path, dial: int, tokens: int, limit: int | None) -> Row:
+    """One cold reply, measured from outside."""
+    drop_caches([model], everything=True)
+    command = edgespec_command(
+        "generate", model, "-p", PROMPT, "--memory", dial, "--max-tokens", tokens, "--json"
+    )
+    return {"usage": run(command, memory=limit, watch=[model], env=environment())}
+
+
+def main() -> None:
+    parser = arguments(__doc__, rounds=3)
+    parser.add_argument("--model", type=Path, help="default: the 7b shape")
+    parser.add_argument("--dials", type=sizes, default=sizes("2GB,4GB,8GB"))
+    parser.add_argument("--tokens", type=int, default=4)
+    args = parser.parse_args()
+    model = args.model or ensure_model("7b")
+
+    arms = {}
+    for dial in args.dials:
+        arms[f"{dial} free"] = partial(generate, model, dial, args.tokens, None)
+        arms[f"{dial} capped"] = partial(generate, model, dial, args.tokens, dial)
+    try:
+        results = interleave(arms, args.rounds)
+    except CgroupUnavailable as error:
+        raise SystemExit(f"skipped: {error}") from None
+
+    report = Report(
+        f"Memory: {model.name}, a cold reply of {args.tokens} tokens, median of {args.rounds} runs",
+        [
+            "dial",
+            "peak, no limit",
+            "of the dial",
+            "edgespec says",
+            "weights in page cache",
+            "capped",
+            "written",
+        ],
+    )
+    for dial in args.dials:
+        free: list[Usage] = [row["usage"] for row in results[f"{dial} free"]]
+        capped: list[Usage] = [row["usage"] for row in results[f"{dial} capped"]]
+        failed = [usage.failure() for usage in free + capped if usage.exit_code]
+        report.raw[str(dial)] = {
+            "free": [usage.to_dict() for usage in free],
+            "capped": [usage.to_dict() for usage in capped],
+        }
+        if failed:
+            report.add(format_bytes(dial), "failed", "", "", "", failed[0], "")
+            continue
+        peak = statistics.median(usage.peak for usage in free)
+        own = statistics.median(json.loads(usage.stdout)["stats"]["peak_memory"] for usage in free)
+        cached = max(usage.cached_after / usage.watched for usage in free)
+        met = sum(usage.met_limit for usage in capped)
+        highest = max(usage.peak for usage in capped)
+        verdict = f"limit met in {met} of {len(capped)} runs" if met else "limit never met"
+        report.add(
+            format_bytes(dial),
+            format_bytes(peak),
+            f"{peak / dial:.1%}",
+            format_bytes(own),
+            f"{cached:.2%}",
+            f"{verdict}, no kill, peak {highest / dial:.1%}",
+            format_bytes(max(usage.bytes_written for usage in free + capped)),
+        )
+    report.finish(args.json)
+
+
+if __name__ == "__main__":
+    main()

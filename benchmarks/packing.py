@@ -1,0 +1,114 @@
+"""How fast does `edgespec pack` write a store, and with how much memory?
+
+The rate is bytes of the store over the whole command's time, compared with the slower of the disk's direct
+reads and writes measured beside it. It runs in a cgroup of 1 GB, page cache included.
+"""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+
+from cgroup import CgroupUnavailable
+from common import (
+    Report,
+    Row,
+    arguments,
+    edgespec_command,
+    environment,
+    format_bytes,
+    interleave,
+    median_ratio,
+    parse_bytes,
+    spread,
+)
+from make_model import ensure_model
+from measure import run
+from page_cache import drop_caches, files_under
+from raw_rates import direct_read_rate, direct_write_rate
+
+LIMIT = 10**9
+
+
+def pack(model: Path, precision: str, limit: int | None) -> Row:
+    """Pack from cold caches to a directory beside the model, and remove it."""
+    target = model.with_name(f"{model.name}.packing-benchmark")
+    shutil.rmtree(target, ignore_errors=True)
+    drop_caches([model])
+    command = edgespec_command("pack", model, "-o", target, "--precision", precision)
+    try:
+        usage = run(command, memory=limit, watch=[model], env=environment())
+        written = sum(file.stat().st_size for file in files_under(target)) if usage.exit_code == 0 else 0
+    finally:
+        shutil.rmtree(target, ignore_errors=True)
+    return {
+        "usage": usage.to_dict(),
+        "failure": usage.failure(),
+        "size": written,
+        "rate": written / usage.wall,
+        "peak": usage.peak,
+        "met_limit": usage.met_limit,
+        "source_rate": usage.bytes_read / usage.wall,
+    }
+
+
+def raw(model: Path, nbytes: int) -> Row:
+    read = direct_read_rate([model], nbytes)
+    write = direct_write_rate(model.parent, nbytes)
+    return {"read": read, "write": write, "slower": min(read, write)}
+
+
+def main() -> None:
+    parser = arguments(__doc__, rounds=3)
+    parser.add_argument("--model", type=Path, help="default: the 7b shape")
+    parser.add_argument("--precisions", default="source,int8,int4")
+    parser.add_argument("--raw", type=parse_bytes, default="4GB", help="bytes of each raw read and write")
+    args = parser.parse_args()
+    model = args.model or ensure_model("7b")
+
+    arms = {p: partial(pack, model, p, LIMIT) for p in args.precisions.split(",")}
+    arms["raw"] = partial(raw, model, args.raw)
+    try:
+        results = interleave(arms, args.rounds)
+    except CgroupUnavailable as error:
+        raise SystemExit(f"skipped: {error}") from None
+
+    slower = [row["slower"] for row in results["raw"]]
+    report = Report(
+        f"Packing: {model.name} in a cgroup of {format_bytes(LIMIT)}, median (range) of {args.rounds} runs",
+        [
+            "precision",
+            "store",
+            "written, GB/s",
+            "read, GB/s",
+            "of the slower of read and write",
+            "peak",
+            "limit",
+        ],
+        raw=results,
+    )
+    for precision in args.precisions.split(","):
+        rows = results[precision]
+        failed = [row["failure"] for row in rows if row["failure"]]
+        if failed:
+            report.add(precision, "failed", "", "", "", "", failed[0])
+            continue
+        report.add(
+            precision,
+            format_bytes(rows[0]["size"]),
+            spread([row["rate"] / 1e9 for row in rows]),
+            spread([row["source_rate"] / 1e9 for row in rows]),
+            f"{median_ratio([row['rate'] for row in rows], slower):.0%}",
+            format_bytes(max(row["peak"] for row in rows)),
+            "met" if any(row["met_limit"] for row in rows) else "never met",
+        )
+    report.notes.append(
+        f"Disk by itself: read {spread([r['read'] / 1e9 for r in results['raw']])} GB/s, "
+        f"write {spread([r['write'] / 1e9 for r in results['raw']])} GB/s (O_DIRECT, 4 MiB, 2 threads)."
+    )
+    report.finish(args.json)
+
+
+if __name__ == "__main__":
+    main()

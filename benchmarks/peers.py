@@ -1,0 +1,207 @@
+"""Plain decoding beside other runtimes: the same weights, prompt and memory cgroup, run in turn.
+
+    python benchmarks/peers.py --peer-python /opt/peers/bin/python
+
+The peers' virtual environment needs llama-cpp-python, accelerate, transformers, airllm and torch. Each run is
+a process of its own, from cold weights, in a cgroup limited to the dial; a run that fails shows its error.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import subprocess
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from cgroup import CgroupUnavailable
+from common import (
+    PROMPT,
+    Report,
+    Row,
+    arguments,
+    edgespec_command,
+    environment,
+    format_bytes,
+    interleave,
+    median_ratio,
+    sizes,
+    spread,
+    tail,
+)
+from make_model import ensure_model
+from measure import run
+from page_cache import drop_caches
+from tokenizer import vocabulary
+
+PEERS = Path(__file__).parent / "peers"
+
+
+def prompt_ids() -> str:
+    """PROMPT as ids of the made tokenizer, BOS first. Its one merge joins a space and a "t"."""
+    ids = {text: i for i, text in enumerate(vocabulary(512))}
+    text = PROMPT.replace(" ", "Ġ")
+    pieces = text.replace("Ġt", "\0")
+    return ",".join(map(str, [ids["<s>"], *(ids["Ġt" if c == "\0" else c] for c in pieces)]))
+
+
+class Arms:
+    """Command lines of every runtime on one model."""
+
+    def __init__(self, model: Path, python: str, tokens: int) -> None:
+        self.model, self.python, self.tokens = model, python, tokens
+        self.gguf = Path(f"{model}.gguf")
+        self.q4 = Path(f"{model}-q4_k_m.gguf")
+        self.split = model.with_name(f"{model.name}-airllm")
+
+    def peer(self, script: str, weights: Path, *options: str | Path | int) -> list[str]:
+        command = [
+            self.python,
+            PEERS / script,
+            weights,
+            "--prompt-ids",
+            prompt_ids(),
+            "--tokens",
+            self.tokens,
+        ]
+        return [*map(str, command), *map(str, options)]
+
+    def command(self, name: str, dial: int) -> tuple[list[str], Path]:
+        """(command line, what it reads) of one arm."""
+        if name == "edgespec":
+            options = (
+                "-p",
+                PROMPT,
+                "--memory",
+                dial,
+                "--max-tokens",
+                self.tokens,
+                "--drafter",
+                "none",
+                "--json",
+            )
+            return edgespec_command("generate", self.model, *options), self.model
+        if name == "llama.cpp, mmap in place":
+            return self.peer("run_llama_cpp.py", self.gguf), self.gguf
+        if name == "llama.cpp, defaults":
+            return self.peer("run_llama_cpp.py", self.gguf, "--repack"), self.gguf
+        if name == "llama.cpp Q4_K_M, defaults":
+            return self.peer("run_llama_cpp.py", self.q4, "--repack"), self.q4
+        if name == "llama.cpp Q4_K_M, mmap in place":
+            return self.peer("run_llama_cpp.py", self.q4), self.q4
+        if name == "accelerate, disk_offload":
+            return self.peer("run_accelerate.py", self.model), self.model
+        if name == "accelerate, max_memory":
+            return self.peer("run_accelerate.py", self.model, "--memory", dial), self.model
+        if name == "AirLLM":
+            return self.peer("run_airllm.py", self.model, "--split-to", self.split), self.split
+        raise SystemExit(f"unknown arm {name!r}; known are {', '.join(NAMES)}")
+
+    def prepare(self, names: list[str]) -> None:
+        """Make the files that the arms read, each once."""
+        if any(name.startswith("llama.cpp") for name in names) and not self.gguf.exists():
+            from make_gguf import ensure_gguf
+
+            ensure_gguf(self.model)
+        if any("Q4" in name for name in names) and not self.q4.exists():
+            subprocess.run([self.python, PEERS / "quantize_llama_cpp.py", self.gguf, self.q4], check=True)
+        if "AirLLM" in names and not self.split.exists():
+            size = sum(file.stat().st_size for file in self.model.glob("*.safetensors"))
+            if shutil.disk_usage(self.model.parent).free < 1.1 * size:
+                print(f"AirLLM needs {format_bytes(size)} of disk for its own copy of the model: left out")
+                names.remove("AirLLM")
+                return
+            command = self.peer("run_airllm.py", self.model, "--split-to", self.split)
+            command[command.index("--tokens") + 1] = "0"
+            subprocess.run(command, check=True)
+
+
+NAMES = [
+    "edgespec",
+    "llama.cpp, mmap in place",
+    "llama.cpp, defaults",
+    "accelerate, disk_offload",
+    "accelerate, max_memory",
+    "AirLLM",
+    "llama.cpp Q4_K_M, defaults",
+    "llama.cpp Q4_K_M, mmap in place",
+]
+
+
+def measured(arms: Arms, name: str, dial: int, timeout: float) -> Row:
+    """One run from cold weights in a cgroup of `dial` bytes."""
+    command, weights = arms.command(name, dial)
+    drop_caches([weights])
+    env = environment() if name == "edgespec" else {**environment(), "PYTHONPATH": ""}
+    usage = run(command, memory=dial, watch=[weights], env=env, timeout=timeout)
+    row: Row = {
+        "usage": usage.to_dict(),
+        "failure": usage.failure(),
+        "peak": usage.peak,
+        "met": usage.met_limit,
+    }
+    if not row["failure"]:
+        row.update(json.loads(usage.stdout.strip().splitlines()[-1]))
+    return row
+
+
+def add_rows(report: Report, dial: int, results: dict[str, list[Row]]) -> None:
+    """One row an arm: its speed, and how many times faster EdgeSpec is."""
+    ours = [row["stats"]["tokens_per_second"] if not row["failure"] else 0.0 for row in results["edgespec"]]
+    reference = results["edgespec"][0].get("tokens")
+    for name, rows in results.items():
+        failures = [row["failure"] for row in rows if row["failure"]]
+        met = "met" if any(row["met"] for row in rows) else "never met"
+        if failures:
+            report.add(format_bytes(dial), name, "–", "–", "–", "–", met, tail(failures[0]))
+            continue
+        speeds = [row["stats"]["tokens_per_second"] for row in rows]
+        same = "" if "Q4" in name or rows[0]["tokens"] == reference else "other tokens"
+        report.add(
+            format_bytes(dial),
+            name,
+            spread(speeds, 3),
+            f"{median_ratio(ours, speeds):.2f}",
+            f"{statistics.median(row['stats']['bytes_per_token'] for row in rows) / 1e9:.2f}",
+            format_bytes(max(row["peak"] for row in rows)),
+            met,
+            same,
+        )
+
+
+def main() -> None:
+    parser = arguments(__doc__, rounds=3)
+    parser.add_argument("--peer-python", default="/opt/peers/bin/python")
+    parser.add_argument("--model", type=Path, help="default: the 7b shape")
+    parser.add_argument("--dials", type=sizes, default=sizes("2GB,4GB,8GB"))
+    parser.add_argument("--tokens", type=int, default=5, help="of each reply; rates leave the first out")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds a run may take")
+    parser.add_argument("--arms", help="comma-free parts of names to keep, separated by ';'")
+    args = parser.parse_args()
+    model = args.model or ensure_model("7b")
+    keep = [part.strip() for part in args.arms.split(";")] if args.arms else [""]
+    names = [name for name in NAMES if name == "edgespec" or any(part in name for part in keep)]
+
+    arms = Arms(model, args.peer_python, args.tokens)
+    arms.prepare(names)
+    report = Report(
+        f"Plain decoding, {model.name}, median (range) of {args.rounds} runs, each in a cgroup of the dial",
+        ["dial", "runtime", "tokens/s", "EdgeSpec is ×", "GB read a token", "peak", "limit", "remarks"],
+    )
+    for dial in args.dials:
+        turns: dict[str, Callable[[], Row]] = {
+            name: partial(measured, arms, name, dial, args.timeout) for name in names
+        }
+        try:
+            results = interleave(turns, args.rounds)
+        except CgroupUnavailable as error:
+            raise SystemExit(f"skipped: {error}") from None
+        add_rows(report, dial, results)
+        report.raw[str(dial)] = results
+    report.finish(args.json)
+
+
+if __name__ == "__main__":
+    main()

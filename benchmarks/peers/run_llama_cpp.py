@@ -1,0 +1,55 @@
+"""Plain greedy decoding by llama.cpp through llama-cpp-python's low-level parameters.
+
+`--repack` keeps llama.cpp's default, which copies the weights into buffers laid out for the CPU's matrix
+instructions; without it the mapped file is used in place, the only way a model larger than memory runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import llama_cpp
+from arm import Clock, arguments
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--repack", action="store_true")
+    parser.add_argument("--context", type=int, default=512)
+    args = parser.parse_args()
+    prompt = [int(i) for i in args.prompt_ids.split(",")]
+
+    llama_cpp.llama_backend_init()
+    model_params = llama_cpp.llama_model_default_params()
+    model_params.n_gpu_layers = 0
+    model_params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP
+    model_params.use_extra_bufts = args.repack
+    clock = Clock()
+    model = llama_cpp.llama_model_load_from_file(args.model.encode(), model_params)
+    if not model:
+        sys.exit(f"llama.cpp could not load {args.model}")
+    context_params = llama_cpp.llama_context_default_params()
+    context_params.n_ctx = args.context
+    context_params.n_batch = context_params.n_ubatch = min(args.context, 512)
+    context_params.n_threads = context_params.n_threads_batch = args.threads
+    context = llama_cpp.llama_init_from_model(model, context_params)
+    if not context:
+        sys.exit("llama.cpp could not make a context")
+    vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+
+    pending = prompt
+    while len(clock.tokens) < args.tokens:
+        ids = (llama_cpp.llama_token * len(pending))(*pending)
+        if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(ids, len(pending))) != 0:
+            sys.exit("llama_decode failed")
+        logits = llama_cpp.llama_get_logits_ith(context, -1)
+        row = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float * vocab)).contents
+        best = max(range(vocab), key=row.__getitem__)
+        clock.token(best)
+        pending = [best]
+    clock.report(repack=args.repack, threads=args.threads, load="mmap")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A deep model from a shallow packed one: its layers again and again, each byte on disk once.
+
+    python benchmarks/repeat_layers.py models/70b-4layers-packed models/70b-packed 80
+
+The weight files get one hard link for each repetition, and the manifest's chunk table names another
+repetition's tensors in each. To whatever reads the store it is an 80-layer model of 138 GB; its text is
+nonsense, as with all random weights, but bytes, shapes and arithmetic are those of the real size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def renamed(name: str, shift: int) -> str:
+    """model.layers.3.x -> model.layers.{3 + shift}.x."""
+    return re.sub(r"^model\.layers\.(\d+)\.", lambda m: f"model.layers.{int(m[1]) + shift}.", name)
+
+
+def repeat_layers(source: Path, target: Path, layers: int) -> None:
+    """Write `target`, a packed directory of `layers` layers, over the files of `source`, one with fewer."""
+    manifest: dict[str, Any] = json.loads((source / "manifest.json").read_text())
+    weights = manifest["sets"]["target"]
+    depth, files = weights["layers"], manifest["files"]
+    if layers % depth:
+        raise SystemExit(f"{layers} layers are not a multiple of the {depth} in {source}")
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    chunks: list[Any] = []
+    small = [record for record in weights["small"] if not record["tensor"].startswith("model.layers.")]
+    linked: list[Any] = []
+    for copy in range(layers // depth):
+        shift, first = copy * depth, copy * len(files)
+        for file in files:
+            name = file["name"] if copy == 0 else f"{copy:03}-{file['name']}"
+            os.link(source / file["name"], partial / name)
+            linked.append({**file, "name": name})
+        for chunk in weights["chunks"]:
+            if chunk["layer"] < depth:
+                pieces = [{**piece, "tensor": renamed(piece["tensor"], shift)} for piece in chunk["pieces"]]
+                place = {"layer": chunk["layer"] + shift, "file": chunk["file"] + first}
+                chunks.append({**chunk, **place, "pieces": pieces})
+        for record in weights["small"]:
+            if record["tensor"].startswith("model.layers."):
+                place = {"tensor": renamed(record["tensor"], shift), "file": record["file"] + first}
+                small.append({**record, **place})
+    chunks += [
+        {**chunk, "layer": layers} for chunk in weights["chunks"] if chunk["layer"] == depth
+    ]  # the head
+    weights.update(chunks=chunks, small=small, layers=layers)
+    manifest["sets"] = {"target": weights}
+    manifest["files"] = linked
+    manifest["config"]["num_hidden_layers"] = layers
+    (partial / "manifest.json").write_text(json.dumps(manifest))
+    for name in manifest["beside"]:
+        shutil.copy(source / name, partial / name)
+    config = (
+        json.loads((partial / "config.json").read_text()) if "config.json" in manifest["beside"] else None
+    )
+    if config is not None:
+        config["num_hidden_layers"] = layers
+        (partial / "config.json").write_text(json.dumps(config, indent=1))
+    partial.rename(target)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        raise SystemExit(f"usage: {Path(sys.argv[0]).name} PACKED_DIRECTORY NEW_DIRECTORY LAYERS")
+    repeat_layers(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
