@@ -1,0 +1,222 @@
+"""`edgespec bench`: how fast a model reads prompts (pp) and writes replies (tg), and what that reads."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec import __version__
+from edgespec.apps import options
+from edgespec.apps.common import open_engine
+from edgespec.apps.reply import reply_to
+from edgespec.apps.terminal import Terminal
+from edgespec.config import EngineOptions, GenerationOptions, format_bytes
+from edgespec.errors import OptionError
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+    from edgespec.session import Session
+
+MAX_TOKENS, MAX_REPETITIONS = 10**6, 1000
+
+
+def bench(
+    ctx: typer.Context,
+    model: options.Model,
+    prompt_tokens: Annotated[
+        str, typer.Option("--prompt-tokens", "-p", metavar="N,...", help="Lengths of prompts; 0 for none.")
+    ] = "512",
+    new_tokens: Annotated[
+        str, typer.Option("--new-tokens", "-n", metavar="N,...", help="Lengths of replies; 0 for none.")
+    ] = "128",
+    repetitions: Annotated[
+        int, typer.Option("--repetitions", "-r", metavar="N", help="Runs of each test.")
+    ] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    memory: options.Memory = None,
+    device: options.Device = None,
+    device_memory: options.DeviceMemory = None,
+    context: options.ContextLength = None,
+    precision: options.Precision = None,
+    resident_layers: options.ResidentLayers = None,
+) -> None:
+    """Measure speed: prompt reading (pp), greedy replies (tg), and what they read.
+
+    Mean ± standard deviation. For a model that streams, the disk's own rate is
+    measured before each run, by direct reads of the same files.
+    """
+    tests = [Test("pp", n) for n in _lengths("--prompt-tokens", prompt_tokens)]
+    tests += [Test("tg", n) for n in _lengths("--new-tokens", new_tokens)]
+    if not tests:
+        raise OptionError("there is nothing to measure: --prompt-tokens and --new-tokens are both 0")
+    if not 1 <= repetitions <= MAX_REPETITIONS:
+        raise OptionError(f"--repetitions is {repetitions}; it must be from 1 to {MAX_REPETITIONS}")
+    needed = max(test.positions for test in tests)
+    chosen = options.engine_options({**ctx.params, "context": context or needed})
+    with Terminal() as terminal, open_engine(model, chosen, terminal) as engine:
+        _measure(engine, tests, repetitions, terminal)
+        name = Path(model).name
+        if as_json:
+            terminal.result(json.dumps(_report(engine, name, chosen, tests)))
+        else:
+            terminal.result(_table(engine, name, tests))
+
+
+@dataclass
+class Run:
+    """One repetition of one test."""
+
+    tokens_per_second: float
+    tokens_per_cycle: float | None
+    bytes_per_token: float
+    read_gbps: float
+    direct_gbps: float | None  # the disk's own rate, measured just before
+
+
+@dataclass
+class Test:
+    kind: str  # "pp" or "tg"
+    length: int
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}{self.length}"
+
+    @property
+    def positions(self) -> int:
+        """Prompt and reply: pp makes one token, tg starts from one and times `length` after the first."""
+        return self.length + (1 if self.kind == "pp" else 2)
+
+    def average(self, figure: str) -> float | None:
+        """Mean of one figure of the runs; None when they have none."""
+        values = [getattr(run, figure) for run in self.runs if getattr(run, figure) is not None]
+        return mean(values) if values else None
+
+    @property
+    def deviation(self) -> float:
+        speeds = [run.tokens_per_second for run in self.runs]
+        return stdev(speeds) if len(speeds) > 1 else 0.0
+
+    @property
+    def share_of_direct(self) -> float | None:
+        """The run's read rate over the disk's own, averaged; None when nothing is read."""
+        shares = [run.read_gbps / run.direct_gbps for run in self.runs if run.direct_gbps and run.read_gbps]
+        return mean(shares) if shares else None
+
+
+def _lengths(option: str, text: str) -> list[int]:
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise OptionError(f"{option} is {text!r}; write a whole number, or several as 128,512") from None
+    if bad := [n for n in values if not 0 <= n <= MAX_TOKENS]:
+        raise OptionError(f"{option} has {bad[0]}; it must be from 0 to {MAX_TOKENS}")
+    return [n for n in values if n]
+
+
+def _measure(engine: Engine, tests: list[Test], repetitions: int, terminal: Terminal) -> None:
+    engine.eos = frozenset()  # every reply has the length that is asked for
+    terminal.count_reads(lambda: engine.bytes_read)
+    dice = random.Random(0)
+    session = engine.new_session()
+    _run(Test("pp", 1), engine, session, dice, terminal)  # a first pass also pays for buffers and threads
+    for repetition in range(repetitions):
+        for test in tests:
+            terminal.busy(f"{test.name}, run {repetition + 1} of {repetitions}")
+            test.runs.append(_run(test, engine, session, dice, terminal))
+
+
+def _run(test: Test, engine: Engine, session: Session, dice: random.Random, terminal: Terminal) -> Run:
+    direct = _direct_rate(engine) if engine.plan.streamed_bytes else None
+    is_prompt = test.kind == "pp"
+    prompt = [dice.randrange(engine.config.vocab_size) for _ in range(test.length if is_prompt else 1)]
+    wanted = GenerationOptions(max_tokens=1 if is_prompt else test.length + 1)
+    reply = reply_to(prompt, session, wanted, terminal, show=False)
+    if reply.interrupted:
+        raise typer.Exit(130)
+    stats = reply.stats
+    if not is_prompt:
+        return Run(
+            tokens_per_second=stats.tokens_per_second,
+            tokens_per_cycle=stats.tokens_per_cycle,
+            bytes_per_token=stats.bytes_per_token,
+            read_gbps=stats.read_gbps,
+            direct_gbps=direct,
+        )
+    tokens = stats.prompt_tokens - stats.reused_tokens
+    moved = stats.bytes_read - stats.decode_bytes_read
+    return Run(
+        tokens_per_second=tokens / stats.prefill_seconds,
+        tokens_per_cycle=None,
+        bytes_per_token=moved / tokens,
+        read_gbps=moved / stats.prefill_seconds / 1e9,
+        direct_gbps=direct,
+    )
+
+
+def _direct_rate(engine: Engine) -> float | None:
+    """GB/s of direct reads of the model's largest file, now; None for a file too small to tell."""
+    from edgespec.devices.rates import read_rate
+
+    measured = read_rate(max(engine.plan.table.files(), key=lambda path: path.stat().st_size), fresh=True)
+    return measured.gbps if measured else None
+
+
+def _table(engine: Engine, model: str, tests: list[Test]) -> str:
+    """A Markdown table, one row a test."""
+    table, dial = engine.plan.table, engine.plan.dial
+    peak = f"{format_bytes(engine.peak_memory())} of {format_bytes(dial)}"
+    heads = ["model", "size", "precision", "test", "tokens/s", "tokens/cycle", "read a token", "read rate"]
+    heads += ["of the disk's", "peak memory"]
+    rows = [f"| {' | '.join(heads)} |", "| --- | ---: | --- |" + " ---: |" * (len(heads) - 3)]
+    for test in tests:
+        cycle = test.average("tokens_per_cycle")
+        share = test.share_of_direct
+        cells = [
+            model,
+            format_bytes(table.nbytes),
+            table.precision,
+            test.name,
+            f"{test.average('tokens_per_second'):.4g} ± {test.deviation:.2g}",
+            "–" if cycle is None else f"{cycle:.3g}",
+            format_bytes(test.average("bytes_per_token") or 0),
+            f"{format_bytes((test.average('read_gbps') or 0) * 1e9)}/s",
+            "–" if share is None else f"{share:.0%}",
+            peak,
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _report(engine: Engine, model: str, options: EngineOptions, tests: list[Test]) -> dict[str, Any]:
+    return {
+        "edgespec": __version__,
+        "model": model,
+        "weight_bytes": engine.plan.table.nbytes,
+        "precision": engine.plan.table.precision,
+        "device": options.device,
+        "memory": engine.plan.dial,
+        "peak_memory": engine.peak_memory(),
+        "plan": engine.plan.to_dict(),
+        "tests": [
+            {
+                "test": test.name,
+                "tokens_per_second": test.average("tokens_per_second"),
+                "tokens_per_second_sd": test.deviation,
+                "tokens_per_cycle": test.average("tokens_per_cycle"),
+                "bytes_per_token": test.average("bytes_per_token"),
+                "read_gbps": test.average("read_gbps"),
+                "direct_read_gbps": test.average("direct_gbps"),
+                "share_of_direct_read": test.share_of_direct,
+                "samples": [run.tokens_per_second for run in test.runs],
+            }
+            for test in tests
+        ],
+    }

@@ -1,0 +1,164 @@
+"""`edgespec chat`: a conversation with a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgespec.apps import options
+from edgespec.apps.commands import COMMANDS, run_command
+from edgespec.apps.common import demo_model, open_engine, plan_line
+from edgespec.apps.conversation import Conversation
+from edgespec.apps.reader import Interrupted, PipeReader, Reader, TerminalReader, history_file
+from edgespec.apps.reply import Reply, reply_to
+from edgespec.apps.stats import stats_line
+from edgespec.apps.terminal import Terminal
+from edgespec.config import GenerationOptions
+from edgespec.errors import ContextError, EdgeSpecError
+from edgespec.response import Stats
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+
+
+def chat(
+    ctx: typer.Context,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help=options.MODEL_HELP + " Without one: the demo model.", show_default=False
+        ),
+    ] = None,
+    prompt: Annotated[
+        str | None,
+        typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and leave.", show_default=False),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT", help="System prompt.", show_default=False)
+    ] = None,
+    history: Annotated[
+        bool, typer.Option("--history/--no-history", help="Remember typed lines for the next chat.")
+    ] = True,
+    stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Show figures after each reply.")] = True,
+    memory: options.Memory = None,
+    device: options.Device = None,
+    device_memory: options.DeviceMemory = None,
+    context: options.ContextLength = None,
+    precision: options.Precision = None,
+    resident_layers: options.ResidentLayers = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+) -> None:
+    """Talk with a model. Without a terminal, each line of standard input is a message."""
+    engine_options = options.engine_options(ctx.params)
+    generation_options = options.generation_options(ctx.params)
+    source = model or str(demo_model())
+    with Terminal() as terminal, open_engine(source, engine_options, terminal) as engine:
+        this = Chat(engine, source, terminal, generation_options, stats)
+        if system:
+            this.conversation.set_system(system)
+        if prompt is not None:
+            this.ask(prompt)
+            raise typer.Exit(130 if this.interrupted else 0)
+        this.talk(_reader(history, terminal))
+
+
+def _reader(history: bool, terminal: Terminal) -> Reader:
+    if not terminal.interactive:
+        return PipeReader()
+    return TerminalReader(history_file() if history else None, [f"/{name}" for name in COMMANDS])
+
+
+class Chat:
+    """One conversation on a terminal.
+
+    Attributes:
+        interrupted: whether the last reply was stopped with Ctrl-C.
+        leaving: set by /exit.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: str,
+        terminal: Terminal,
+        options: GenerationOptions,
+        show_stats: bool = True,
+    ) -> None:
+        self.engine = engine
+        self.model = model
+        self.terminal = terminal
+        self.options = options
+        self.show_stats = show_stats
+        self.session = engine.new_session()
+        self.conversation = Conversation(engine.tokenizer)
+        self.last_stats: Stats | None = None
+        self.interrupted = False
+        self.leaving = False
+        terminal.count_reads(lambda: engine.bytes_read)
+
+    def describe(self) -> str:
+        return f"{Path(self.model).name}: {plan_line(self.engine)}"
+
+    def talk(self, reader: Reader) -> None:
+        """Answer messages and run commands until the end."""
+        if self.terminal.interactive:
+            self.terminal.note(self.describe())
+            self.terminal.note("/help lists the commands; Ctrl-C stops a reply; Ctrl-D leaves")
+        if not self.engine.tokenizer.has_chat_template:
+            self.terminal.note(
+                "this model has no chat template: it continues your text instead of answering it"
+            )
+        while not self.leaving:
+            try:
+                message = reader.read()
+            except Interrupted:
+                self.terminal.note("(Ctrl-D or /exit leaves)")
+                continue
+            if message is None:
+                break
+            try:
+                if message.startswith("/"):
+                    run_command(self, message)
+                elif message.strip():
+                    self.ask(message)
+            except ContextError as error:
+                self.terminal.error(f"{error}, or /clear to start afresh")
+            except EdgeSpecError as error:
+                self.terminal.error(error)
+
+    def ask(self, message: str) -> None:
+        """Reply to one message. A message that cannot be answered is not kept."""
+        self.conversation.ask(message)
+        try:
+            prompt = self.conversation.prompt()
+            reply = reply_to(prompt, self.session, self.options, self.terminal)
+        except BaseException:
+            self.conversation.take_back()
+            raise
+        self.terminal.end_reply()
+        self.interrupted = reply.interrupted
+        if reply.interrupted and not reply.tokens:
+            self.conversation.take_back()
+            self.terminal.note("[stopped before the reply began; the message is taken back]")
+            return
+        self.conversation.answer(reply, prompt, self.engine.eos)
+        self.last_stats = reply.stats
+        if reply.interrupted:
+            self.terminal.note("[stopped; the reply so far is kept]")
+        elif reply.finish_reason == "length":
+            self.terminal.note(self._why_cut(reply))
+        if self.show_stats:
+            self.terminal.note(stats_line(reply.stats))
+
+    def _why_cut(self, reply: Reply) -> str:
+        if len(reply.tokens) == self.options.max_tokens:
+            return f"[stopped after {self.options.max_tokens} tokens, as set by max-tokens]"
+        return f"[the context of {self.session.context} positions is full; /clear starts afresh]"

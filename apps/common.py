@@ -1,0 +1,57 @@
+"""What commands share: loading a model with its progress shown, and saying what was planned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.config import EngineOptions, format_bytes
+from edgespec.errors import OptionError
+from edgespec.progress import ProgressCallback
+
+if TYPE_CHECKING:
+    from edgespec.apps.terminal import Terminal
+    from edgespec.engine import Engine
+
+
+def load_engine(model: str | Path, options: EngineOptions, progress: ProgressCallback) -> Engine:
+    """The model behind a command; imports torch."""
+    from edgespec.engine import Engine
+
+    return Engine.load(model, options, progress)
+
+
+@contextmanager
+def open_engine(model: str | Path, options: EngineOptions, terminal: Terminal) -> Iterator[Engine]:
+    """Load `model`, showing progress; it is closed at the end."""
+    terminal.busy("starting")
+    with load_engine(model, options, terminal.progress) as engine:
+        yield engine
+
+
+def demo_model() -> Path:
+    """The small model that comes with the package. Raises OptionError when it is missing."""
+    import edgespec
+
+    path = Path(str(edgespec.__file__)).parent / "demo_model"
+    if not path.is_dir():
+        raise OptionError(f"the demo model is not in {path}; name a MODEL")
+    return path
+
+
+def plan_line(engine: Engine) -> str:
+    """What the plan decided, in one line."""
+    plan, layers = engine.plan, engine.config.layers
+    parts = [f"{layers} layers"]
+    if plan.streamed_bytes:
+        parts.append(f"{format_bytes(plan.pinned_bytes)} in memory")
+        parts.append(f"{format_bytes(plan.streamed_bytes)} streamed a pass")
+    else:
+        parts.append(f"all {format_bytes(plan.pinned_bytes)} in memory")
+    parts.append(f"memory {format_bytes(plan.dial)}")
+    parts.append(f"context {plan.context}")
+    if plan.predicted_tokens_per_second:
+        parts.append(f"about {plan.predicted_tokens_per_second:.2g} tokens/s")
+    return " · ".join(parts)

@@ -1,0 +1,72 @@
+"""Prompts for `generate`: from flags, or from standard input, one a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import msgspec
+
+from edgespec.errors import OptionError
+
+MAX_LINE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to continue (one turn), or the user's turns of a conversation."""
+
+    turns: tuple[str, ...]
+    is_chat: bool
+    origin: str  # for messages: "prompt 2", "line 7"
+
+
+def from_flags(texts: Sequence[str]) -> Iterator[Prompt]:
+    for number, text in enumerate(texts, 1):
+        if not text:
+            raise OptionError("-p is empty; give it a text to continue")
+        yield Prompt((text,), False, f"prompt {number}")
+
+
+def from_stream(stream: BinaryIO) -> Iterator[Prompt]:
+    """One prompt a line: plain text, or a JSON object with "prompt" or "turns". Blank lines are skipped.
+
+    Raises OptionError naming the line that is too long, not UTF-8, or an object of another kind.
+    """
+    number = 0
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        origin = f"line {number}"
+        if len(line) > MAX_LINE_BYTES:
+            raise OptionError(f"{origin} of standard input is longer than {MAX_LINE_BYTES} bytes")
+        try:
+            text = line.decode("utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise OptionError(
+                f"{origin} of standard input is not UTF-8: {error.reason} at byte {error.start}"
+            ) from None
+        if text.strip():
+            yield _parse(text, origin)
+
+
+def _parse(text: str, origin: str) -> Prompt:
+    try:
+        value = msgspec.json.decode(text.encode()) if text.lstrip().startswith("{") else None
+    except msgspec.DecodeError:
+        value = None
+    if not isinstance(value, dict):
+        return Prompt((text,), False, origin)
+    prompt, turns = value.get("prompt"), value.get("turns")
+    if isinstance(prompt, str) and prompt and turns is None:
+        return Prompt((prompt,), False, origin)
+    if _is_turns(turns) and prompt is None:
+        return Prompt(tuple(turns), True, origin)
+    raise OptionError(
+        f'{origin} of standard input is a JSON object, so it needs either "prompt", a text to continue, '
+        'or "turns", a list of messages'
+    )
+
+
+def _is_turns(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(turn, str) and turn for turn in value)

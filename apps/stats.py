@@ -1,0 +1,63 @@
+"""How a reply's measurements are shown: one line, a table, or a JSON object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgespec.apps.progress import format_seconds
+from edgespec.config import format_bytes
+from edgespec.response import Stats
+
+
+def stats_line(stats: Stats) -> str:
+    """tokens/s, tokens per cycle, bytes per token, read rate, and peak memory against the dial."""
+    parts = [f"{stats.reply_tokens} token{'s' * (stats.reply_tokens != 1)}"]
+    if stats.reply_tokens > 1:
+        parts.append(f"{stats.tokens_per_second:.3g} tokens/s")
+    if stats.cycles:
+        parts.append(f"{stats.tokens_per_cycle:.3g} tokens/cycle")
+    if stats.reply_tokens > 1:
+        parts.append(f"{format_bytes(stats.bytes_per_token)}/token")
+        parts.append(f"read {format_bytes(stats.read_gbps * 1e9)}/s")
+    parts.append(f"peak {_peak(stats)}")
+    return " · ".join(parts)
+
+
+def stats_table(stats: Stats) -> str:
+    """Everything measured about a reply, one figure a line."""
+    rows = {
+        "prompt": f"{stats.prompt_tokens} tokens, {stats.reused_tokens} of them kept from before, "
+        f"in {format_seconds(stats.prefill_seconds)}",
+        "reply": f"{stats.reply_tokens} tokens in {format_seconds(stats.decode_seconds)}, "
+        f"{stats.tokens_per_second:.3g} tokens/s",
+        "cycles": f"{stats.cycles}, {stats.tokens_per_cycle:.3g} tokens each",
+        "read": f"{format_bytes(stats.bytes_read)}, {format_bytes(stats.bytes_per_token)}/token, "
+        f"{format_bytes(stats.read_gbps * 1e9)}/s while decoding",
+        "peak memory": _peak(stats),
+    }
+    return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
+
+
+def stats_object(stats: Stats, plan: dict[str, Any]) -> dict[str, Any]:
+    """The `stats` of `--json`: seconds and bytes, beside the plan that was run."""
+    return {
+        "tokens_per_second": stats.tokens_per_second,
+        "tokens_per_cycle": stats.tokens_per_cycle,
+        "bytes_per_token": stats.bytes_per_token,
+        "read_gbps": stats.read_gbps,
+        "peak_memory": stats.peak_memory,
+        "memory": stats.dial,
+        "cycles": stats.cycles,
+        "prompt_tokens": stats.prompt_tokens,
+        "reused_tokens": stats.reused_tokens,
+        "reply_tokens": stats.reply_tokens,
+        "prefill_seconds": stats.prefill_seconds,
+        "decode_seconds": stats.decode_seconds,
+        "bytes_read": stats.bytes_read,
+        "plan": plan,
+    }
+
+
+def _peak(stats: Stats) -> str:
+    peak = format_bytes(stats.peak_memory)
+    return f"{peak} of {format_bytes(stats.dial)}" if stats.dial else peak

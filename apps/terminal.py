@@ -1,0 +1,94 @@
+"""Replies on standard output, everything else on standard error, and no mixing of the two on a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+from edgespec.apps.progress import ProgressLine
+from edgespec.progress import Progress
+
+# A reply may hold any character; control characters other than tab and newline would drive the terminal.
+_SHOWN_CONTROLS = {c: f"\\x{c:02x}" for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"}
+_STYLES = {"dim": "2", "bold": "1", "red": "31"}
+
+
+class Terminal:
+    """Writes replies and notes; usable with redirected streams too, then plainly.
+
+    Args:
+        bytes_read: a counter of bytes read from flash, for the rate on the progress line.
+    """
+
+    def __init__(self, bytes_read: Callable[[], int] | None = None) -> None:
+        self._progress = ProgressLine(bytes_read=bytes_read)
+        self.interactive = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
+        self._reply_on_terminal = sys.stdout.isatty()
+        self._same_terminal = self._reply_on_terminal and sys.stderr.isatty()
+        self._colour = (
+            sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        )
+
+    def reply(self, text: str) -> None:
+        """Write a piece of a reply, at once."""
+        if not text:
+            return
+        self._progress.clear()
+        sys.stdout.write(text.translate(_SHOWN_CONTROLS) if self._reply_on_terminal else text)
+        sys.stdout.flush()
+        if self._same_terminal:
+            self._progress.column = self._column_after(text)
+
+    def end_reply(self) -> None:
+        """The reply is complete: end its line."""
+        self._progress.clear()
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        self._progress.column = 0
+
+    def result(self, text: str) -> None:
+        """Write a command's answer, whole lines, to standard output."""
+        self._progress.clear()
+        print(text, flush=True)
+
+    def note(self, text: str, style: str = "dim") -> None:
+        """Write lines that are not part of a reply."""
+        self._progress.clear()
+        if self._progress.column:
+            self.end_reply()
+        if self._colour:
+            text = f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+    def error(self, error: BaseException | str) -> None:
+        """Write one error message; it may quote a hostile file."""
+        self.note(f"error: {error}".translate(_SHOWN_CONTROLS), style="red")
+
+    def progress(self, report: Progress) -> None:
+        """Show where long work stands; the callback of everything that takes one."""
+        self._progress(report)
+
+    def busy(self, text: str) -> None:
+        """Show `text` until the first report of progress, reply or note."""
+        self._progress.say(text)
+
+    def count_reads(self, bytes_read: Callable[[], int]) -> None:
+        """From now on, show the rate at which this counter grows during a pass."""
+        self._progress.bytes_read = bytes_read
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.clear()
+
+    def _column_after(self, text: str) -> int:
+        from rich.cells import cell_len
+
+        _, newline, tail = text.rpartition("\n")
+        return cell_len(tail.expandtabs(8)) + (0 if newline else self._progress.column)

@@ -1,0 +1,135 @@
+"""The rules of imports: downwards only, no torch where none is needed, and every public name is there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edgespec
+
+ROOT = Path(__file__).resolve().parent.parent
+ORDER = [
+    "kernels",
+    "devices",
+    "offload",
+    "runtimes",
+    "edgespec",
+    "apps",
+]  # each may import what stands before it
+FOR_ALL = {"edgespec.errors", "edgespec.progress"}
+MAX_LINES = 350
+
+TORCH_FREE = [
+    "edgespec.acceptance",
+    "edgespec.apps.main",
+    "edgespec.config",
+    "edgespec.response",
+    "edgespec.runtimes.base",
+    "edgespec.runtimes.config",
+    "edgespec.sampling",
+    "edgespec.tokenizer",
+    "edgespec.tree",
+]
+
+
+def sources() -> list[Path]:
+    return sorted(path for folder in ORDER for path in (ROOT / folder).rglob("*.py"))
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Every edgespec module a file may import, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import; write the full name"
+            assert node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def folder_of(module: str) -> str | None:
+    """The folder a dotted name leads to; None when it is not ours."""
+    parts = module.split(".")
+    if parts[0] != "edgespec":
+        return None
+    return parts[1] if len(parts) > 1 and parts[1] in ORDER else "edgespec"
+
+
+def upward_imports(path: Path, folder: str) -> list[str]:
+    rank = ORDER.index(folder)
+    found = []
+    for module in imported_modules(path):
+        target = folder_of(module)
+        for_all = any(module == m or module.startswith(m + ".") for m in FOR_ALL)
+        if target is not None and not for_all and ORDER.index(target) > rank:
+            found.append(f"{path.relative_to(ROOT)} imports {module}")
+    return found
+
+
+def test_folders_import_only_from_those_below() -> None:
+    found = [bad for path in sources() for bad in upward_imports(path, path.relative_to(ROOT).parts[0])]
+    assert not found, "\n".join(found)
+
+
+def test_the_import_check_sees_an_upward_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    file = tmp_path / "bad.py"
+    file.write_text("def f():\n    from edgespec.runtimes import base\n    import edgespec.errors\n")
+    assert upward_imports(file, "kernels") == ["bad.py imports edgespec.runtimes.base"]
+
+
+@pytest.mark.parametrize("folder", [folder for folder in ORDER if folder != "edgespec"])
+def test_siblings_are_imported_by_their_full_name(folder: str) -> None:
+    """`import offload` works from the checkout's root only; `edgespec.offload` works everywhere."""
+    bare = [
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in sources()
+        for module in imported_modules(path)
+        if module.split(".")[0] == folder
+    ]
+    assert not bare, "\n".join(bare)
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_modules_for_the_command_line_and_small_clients_do_not_import_torch(module: str) -> None:
+    code = f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = set(json.loads(run.stdout))
+    assert module in loaded
+    assert not loaded & {"torch", "transformers"}
+
+
+def test_public_names_resolve() -> None:
+    assert edgespec.__all__ == sorted(edgespec.__all__)
+    for name in edgespec.__all__:
+        assert getattr(edgespec, name) is not None
+    with pytest.raises(AttributeError):
+        edgespec.no_such_name  # noqa: B018
+
+
+def test_files_stay_small_enough_to_read() -> None:
+    lengths = {
+        path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines()) for path in sources()
+    }
+    too_long = {str(path): lines for path, lines in lengths.items() if lines > MAX_LINES}
+    assert not too_long, f"split these: {too_long}"
+
+
+def test_declared_all_of_every_module_resolves() -> None:
+    for path in sources():
+        text = path.read_text(encoding="utf-8")
+        if "\n__all__" not in text or path.name == "__main__.py":
+            continue
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts if parts[0] == "edgespec" else ("edgespec", *parts)).removesuffix(".__init__")
+        if "triton" in name:
+            pytest.importorskip("triton")
+        module = importlib.import_module(name)
+        assert all(hasattr(module, public) for public in module.__all__), name
