@@ -10,10 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+
+from edgespec.kernels.gguf_blocks import row_bytes
+from edgespec.kernels.low_bit import padded_columns
 
 CHUNK_BYTES = 32 * 2**20  # upper bound of a chunk; 16 ms at 2 GB/s
 PAGE = 4096  # O_DIRECT: offsets, lengths and addresses are multiples of this
+ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # these must lie at multiples of their size
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +129,16 @@ class ChunkTable:
     @property
     def nbytes(self) -> int:
         return sum(c.nbytes for c in self.chunks)
+
+
+def stored_bytes(encoding: str, shape: Sequence[int]) -> int:
+    """Bytes of a tensor of this logical shape. Raises ValueError for an unknown encoding or broken blocks."""
+    columns = prod(shape[1:])
+    if encoding == "I8":
+        return shape[0] * columns
+    if encoding == "U8":
+        return shape[0] * (padded_columns(columns) // 2)
+    return shape[0] * row_bytes(encoding, columns)
 
 
 def rows_per_chunk(rows: int, row_bytes: int, limit: int = CHUNK_BYTES) -> int:

@@ -1,0 +1,67 @@
+"""JSON from strangers: bounded in size, depth and digits, no name twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import CorruptFileError, ModelError, StorageError
+
+_DIGITS = 20  # of a whole number: 2^64 has 20
+
+
+def read_object(path: Path, limit: int) -> dict[str, Any]:
+    """The JSON object in a file of at most `limit` bytes.
+
+    Raises ModelError when the file is missing, CorruptFileError when it is larger or not one JSON object,
+    StorageError when it cannot be read.
+    """
+    return parse_object(read_bounded(path, limit), str(path))
+
+
+def read_bounded(path: Path, limit: int) -> bytes:
+    """The whole of a file of at most `limit` bytes. Raises like `read_object`."""
+    if not path.is_file():  # nor a pipe that would never end
+        raise ModelError(f"{path} is missing")
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(limit + 1)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from None
+    if len(raw) > limit:
+        raise CorruptFileError(f"{path} is larger than {limit} bytes, more than such a file can need")
+    return raw
+
+
+def parse_object(raw: bytes, name: str) -> dict[str, Any]:
+    """The JSON object in `raw`; `name` is what errors call it. Raises CorruptFileError."""
+    try:
+        value = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique, parse_int=_whole)
+    except RecursionError:
+        raise CorruptFileError(f"{name} is not valid: it is nested too deeply") from None
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError are ValueErrors
+        raise CorruptFileError(f"{name} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CorruptFileError(f"{name} holds a {type(value).__name__}, not a JSON object")
+    return value
+
+
+def is_file_name(name: str) -> bool:
+    """Whether `name` can only mean a file in the directory it is looked up in."""
+    return name not in ("", ".", "..") and len(name) <= 255 and not set(name) & set("/\\:\0")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in table:
+            raise ValueError(f"{key[:200]!r} appears twice")
+        table[key] = value
+    return table
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"a number has {len(digits)} digits")
+    return int(digits)
