@@ -79,7 +79,8 @@ def _q8_0(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 def _q4_0(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
     nibbles = np.concatenate((raw[:, 2:] & 15, raw[:, 2:] >> 4), axis=1)
-    return _half(raw[:, :2]) * (nibbles.view(np.int8) - np.int8(8))
+    w: NDArray[np.float32] = _half(raw[:, :2]) * (nibbles.view(np.int8) - np.int8(8))
+    return w
 
 
 def _q4_k(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
