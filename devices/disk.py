@@ -52,10 +52,16 @@ def open_for_reading(path: Path, direct: bool = True) -> tuple[int, bool]:
 
         fcntl.fcntl(descriptor, fcntl.F_NOCACHE, 1)
         return descriptor, True
+    if sys.platform == "linux":
+        # No reading ahead: that fills large folios, and one that is partly outside the range to `forget`
+        # stays. Measured in a cgroup of 300 MB: 280 MB of page cache left behind with it, none without.
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     return descriptor, False
 
 
 def forget(descriptor: int, offset: int, nbytes: int) -> None:
     """Drop the range's clean pages from the page cache, where the system has a call for that."""
     if sys.platform == "linux":
-        os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_DONTNEED)
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_DONTNEED)

@@ -1,0 +1,110 @@
+"""The memory cgroups this process is in, version 1 or 2: their limits, and how near they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+_UNLIMITED = 2**60  # bytes; version 1 writes the largest number it has
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCgroup:
+    """One cgroup's memory, in bytes, its page cache included."""
+
+    path: Path
+    limit: int | None  # None = none of its own
+    usage: int
+    reclaimable: int  # part of usage: page cache not in use lately
+    peak: int | None  # None on kernels before 5.19, version 2
+    limit_hits: int  # times an allocation met the limit (failcnt; "max" in memory.events)
+
+    @property
+    def available(self) -> int | None:
+        """What may still be allocated before the limit is met, counting idle page cache as free."""
+        return None if self.limit is None else max(0, self.limit - self.usage + self.reclaimable)
+
+
+def memory_cgroups(proc: Path = Path("/proc/self")) -> list[MemoryCgroup]:
+    """This process's own cgroup first, then those around it, as far as they can be seen. [] elsewhere."""
+    try:
+        memberships = (proc / "cgroup").read_text().splitlines()
+        mounts = (proc / "mountinfo").read_text().splitlines()
+    except OSError:
+        return []
+    paths: dict[str, str] = {}  # controllers -> path; version 2 is the line "0::/path"
+    for line in memberships:
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), path)
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        root, point = (_unescape(field) for field in before.split()[3:5])
+        kind, _, options = after.split(maxsplit=2)
+        if kind == "cgroup" and "memory" in options.split(",") and "memory" in paths:
+            return _up(Path(point), root, paths["memory"], _read_v1)
+        if kind == "cgroup2" and "memory" not in paths and "" in paths:
+            return _up(Path(point), root, paths[""], _read_v2)
+    return []
+
+
+def _up(point: Path, root: str, path: str, read: Callable[[Path], MemoryCgroup | None]) -> list[MemoryCgroup]:
+    """Cgroups from `path` up to the mount point; a container's mount shows a tree that starts at `root`."""
+    root = root.rstrip("/")
+    inside = path[len(root) :] if path == root or path.startswith(root + "/") else ""
+    place = point / inside.strip("/") if ".." not in Path(inside).parts else point
+    groups = []
+    for folder in [place, *place.parents]:
+        if group := read(folder):
+            groups.append(group)
+        if folder == point:
+            break
+    return groups
+
+
+def _read_v1(folder: Path) -> MemoryCgroup | None:
+    limit, usage = _number(folder / "memory.limit_in_bytes"), _number(folder / "memory.usage_in_bytes")
+    if usage is None:
+        return None
+    return MemoryCgroup(
+        folder,
+        limit=None if limit is None or limit >= _UNLIMITED else limit,
+        usage=usage,
+        reclaimable=_field(folder / "memory.stat", "total_inactive_file"),
+        peak=_number(folder / "memory.max_usage_in_bytes"),
+        limit_hits=_number(folder / "memory.failcnt") or 0,
+    )
+
+
+def _read_v2(folder: Path) -> MemoryCgroup | None:
+    usage = _number(folder / "memory.current")
+    if usage is None:
+        return None
+    return MemoryCgroup(
+        folder,
+        limit=_number(folder / "memory.max"),
+        usage=usage,
+        reclaimable=_field(folder / "memory.stat", "inactive_file"),
+        peak=_number(folder / "memory.peak"),
+        limit_hits=_field(folder / "memory.events", "max"),
+    )
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # not there, or "max"
+        return None
+
+
+def _field(path: Path, name: str) -> int:
+    try:
+        found = re.search(rf"^{name} (\d+)$", path.read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) if found else 0
+
+
+def _unescape(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)

@@ -1,0 +1,169 @@
+"""What this machine is: its memory, processor and disks, and what this process uses of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from edgespec.devices.cgroup import MemoryCgroup, memory_cgroups
+
+# Memory.
+
+
+def memory_total() -> int:
+    """Bytes this process could ever have: the machine's, or the tightest cgroup's limit."""
+    limits = [group.limit for group in memory_cgroups() if group.limit is not None]
+    return min([psutil.virtual_memory().total, *limits])
+
+
+def memory_available() -> int:
+    """Bytes that can be allocated now without swapping, in the machine and in every cgroup around us."""
+    rooms = [group.available for group in memory_cgroups() if group.available is not None]
+    return min([psutil.virtual_memory().available, *rooms])
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Resident bytes of this process, and its cgroup's account when that has a limit of its own."""
+
+    current: int
+    peak: int
+    cgroup: MemoryCgroup | None
+
+
+def process_memory() -> ProcessMemory:
+    """Memory of this process now and at its highest. Page cache is in the cgroup's account only."""
+    current = psutil.Process().memory_info().rss
+    groups = memory_cgroups()
+    cgroup = groups[0] if groups and groups[0].limit is not None else None
+    return ProcessMemory(current, max(current, _peak_rss()), cgroup)
+
+
+def _peak_rss() -> int:
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    if sys.platform == "linux":  # getrusage would include what this process was before exec
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        return int(found[1]) * 1024 if found else 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+
+
+def unified_memory() -> bool:
+    """A guess whether accelerators here share the processor's memory: Apple silicon, Jetson, DGX Spark."""
+    if sys.platform == "darwin":
+        return platform.machine() == "arm64"
+    board = _text(Path("/proc/device-tree/compatible")) + _text(Path("/sys/class/dmi/id/product_name"))
+    return "nvidia,tegra" in board or "dgx_spark" in board.lower().replace(" ", "_")
+
+
+# Processor.
+
+
+def cpu_count() -> int:
+    """Logical processors this process may run on."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@functools.cache
+def cpu_name() -> str:
+    """The processor as its maker calls it."""
+    if sys.platform == "darwin":
+        return _sysctl("machdep.cpu.brand_string").strip() or platform.machine()
+    found = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+@functools.cache
+def cpu_features() -> frozenset[str]:
+    """Instruction sets by Linux's names: "avx2", "avx512_bf16", "amx_bf16"; on ARM "bf16", "i8mm", "sve".
+
+    Empty where the system does not say (Windows).
+    """
+    if sys.platform == "darwin":
+        return parse_features(_sysctl("hw.optional"))
+    return parse_features(_text(Path("/proc/cpuinfo")))
+
+
+def parse_features(text: str) -> frozenset[str]:
+    """Features in /proc/cpuinfo ("flags", on ARM "Features") or in `sysctl hw.optional` of macOS."""
+    if listed := re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE):
+        return frozenset(listed[1].split())
+    # "hw.optional.arm.FEAT_BF16: 1", "hw.optional.avx2_0: 1"
+    names = re.findall(r"^hw\.optional\.(?:arm\.)?(?:FEAT_)?(\w+): 1$", text, re.MULTILINE)
+    return frozenset(name.lower().removesuffix("_0") for name in names)
+
+
+# Disks.
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The block device a file lies on, as far as the system tells."""
+
+    device: str  # "major:minor"; on Windows and macOS the device number
+    name: str | None  # "nvme0n1"; of the whole disk, not the partition
+    rotational: bool | None  # True = the system believes it spins; virtual disks often claim that
+    nbytes: int | None
+
+
+def disk_of(path: Path) -> Disk:
+    """The disk that holds `path`. Raises OSError when there is no such file."""
+    number = path.stat().st_dev
+    if sys.platform == "win32":
+        return Disk(str(number), None, None, None)
+    device = f"{os.major(number)}:{os.minor(number)}"
+    node = Path("/sys/dev/block") / device
+    if not node.exists() and (source := _mount_source(device)) is not None:  # btrfs and overlays
+        node = Path("/sys/dev/block") / source
+    if not node.exists():
+        return Disk(device, None, None, None)
+    node = node.resolve()
+    if (node / "partition").exists():
+        node = node.parent
+    rotational, sectors = _text(node / "queue/rotational").strip(), _text(node / "size").strip()
+    return Disk(
+        device,
+        node.name,
+        rotational == "1" if rotational else None,
+        int(sectors) * 512 if sectors.isdigit() else None,
+    )
+
+
+def _mount_source(device: str) -> str | None:
+    """major:minor of the block device that a filesystem with an anonymous device number is mounted from."""
+    for line in _text(Path("/proc/self/mountinfo")).splitlines():
+        before, _, after = line.partition(" - ")
+        if before.split()[2] == device:
+            try:
+                number = os.stat(after.split()[1]).st_rdev
+            except OSError:
+                return None
+            return f"{os.major(number)}:{os.minor(number)}" if number else None
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _sysctl(name: str) -> str:
+    command = ["/usr/sbin/sysctl", name] if name == "hw.optional" else ["/usr/sbin/sysctl", "-n", name]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""

@@ -1,0 +1,220 @@
+"""How fast this machine reads: measured once, remembered in the user's cache folder.
+
+A first run probes for about a second; later runs look the figures up. The file is small, written
+atomically and never trusted: what is malformed or absurd is measured again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import mmap
+import os
+import platform
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from edgespec.devices.disk import ReadSettings, forget, open_for_reading
+from edgespec.devices.probe import cpu_count, cpu_name, disk_of
+
+VERSION = 1
+CACHE_LIMIT = 2**20  # bytes; a larger cache file is not ours
+
+# What is tried, the default first. Another must beat it by TIE, or the difference is noise.
+CANDIDATES = (
+    ReadSettings(2, 4 * 2**20),
+    ReadSettings(1, 4 * 2**20),
+    ReadSettings(4, 4 * 2**20),
+    ReadSettings(2, 2**20),
+    ReadSettings(2, 8 * 2**20),
+)
+TIE = 1.15
+ROUNDS = 2  # interleaved, so that a disturbance does not hit one candidate alone
+TRIALS = ROUNDS * len(CANDIDATES)
+SECONDS = 1.0  # of all trials together
+BYTES = 10**9  # of all trials together
+SMALLEST_FILE = 256 * 2**20  # bytes; less says little about a disk
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRate:
+    """A disk's rate for direct reads, GB/s (10^9 bytes), and the settings that reach it."""
+
+    gbps: float
+    settings: ReadSettings
+
+
+def read_rate(path: Path, fresh: bool = False) -> ReadRate | None:
+    """The rate of the disk that holds `path`: remembered, or (also when `fresh`) measured with that file.
+
+    Measuring takes about a second, moves at most 1 GB and needs 16 MiB of memory. None means unknown:
+    nothing is remembered, and the file is too small or cannot be read.
+    """
+    path = Path(path)
+    try:
+        disk = disk_of(path)
+        key = f"read {_machine()} {disk.device} {disk.name} {disk.nbytes}"
+        known = None if fresh else _as_read_rate(_load().get(key))
+        if known is not None or path.stat().st_size < SMALLEST_FILE or sys.platform == "win32":
+            return known
+        measured = measure_reads(path)
+    except OSError:
+        return None
+    _store(key, {"gbps": measured.gbps, **asdict(measured.settings)})
+    return measured
+
+
+def memory_rate(fresh: bool = False) -> float:
+    """GB/s at which all processors together read memory: remembered, or (also when `fresh`) measured.
+
+    Measuring needs 64 MiB of memory. It is a sum by numpy, each thread over its own part, which is near what
+    a product with one row of activations reaches; where the last-level cache is larger than 64 MiB, it is
+    the cache's rate.
+    """
+    key = f"memory {_machine()} {cpu_count()}"
+    known = None if fresh else _as_rate(_load().get(key))
+    if known is None:
+        known = measure_memory()
+        _store(key, known)
+    return known
+
+
+def measure_reads(path: Path) -> ReadRate:
+    """Try CANDIDATES on `path` in interleaved rounds; no two trials read the same part. Raises OSError."""
+    descriptor, direct = open_for_reading(path)
+    moved, seconds = [0] * len(CANDIDATES), [0.0] * len(CANDIDATES)
+    try:
+        part = path.stat().st_size // TRIALS
+        if not direct:
+            forget(descriptor, 0, part * TRIALS)  # or memory would be measured
+        for trial in range(TRIALS):
+            i = trial % len(CANDIDATES)
+            nbytes = min(part, BYTES // TRIALS)
+            got, took = _trial(descriptor, direct, CANDIDATES[i], trial * part, nbytes)
+            moved[i] += got
+            seconds[i] += took
+    finally:
+        os.close(descriptor)
+    rates = [n / s / 1e9 for n, s in zip(moved, seconds, strict=True)]
+    best = max(range(len(rates)), key=lambda i: rates[i] * (TIE if i == 0 else 1))
+    return ReadRate(rates[best], CANDIDATES[best])
+
+
+def _trial(
+    descriptor: int, direct: bool, settings: ReadSettings, start: int, nbytes: int
+) -> tuple[int, float]:
+    """(bytes moved, seconds) of reading `nbytes` bytes from about `start`, or as far as the time allows."""
+    request = settings.request_bytes
+    first, count = start // request, nbytes // request
+    buffers = [mmap.mmap(-1, request) for _ in range(settings.threads)]
+    for buffer in buffers:
+        np.frombuffer(buffer, dtype=np.uint8)[:] = 0  # real memory before the clock runs
+    numbers = itertools.count()  # the requests, shared by the threads
+    with ThreadPoolExecutor(settings.threads) as pool:
+        began = perf_counter()
+
+        def work(buffer: mmap.mmap) -> int:
+            moved = 0
+            while (number := next(numbers)) < count and perf_counter() - began < SECONDS / TRIALS:
+                offset = (first + number) * request
+                moved += os.preadv(descriptor, [buffer], offset)
+                if not direct:
+                    forget(descriptor, offset, request)
+            return moved
+
+        moved = sum(pool.map(work, buffers))
+        return moved, perf_counter() - began
+
+
+def measure_memory(nbytes: int = 64 * 2**20) -> float:
+    """GB/s of summing `nbytes` bytes with all processors, the best of five tries."""
+    threads = min(cpu_count(), 16)
+    parts = np.array_split(np.ones(nbytes // 8), threads)
+    best = math.inf
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(5):
+            began = perf_counter()
+            list(pool.map(np.sum, parts))
+            best = min(best, perf_counter() - began)
+    return nbytes / best / 1e9
+
+
+# The cache file: {"version": 1, "rates": {key: figures}}.
+
+
+def cache_folder() -> Path:
+    """Where EdgeSpec remembers things: $EDGESPEC_CACHE, else this system's place for caches."""
+    if chosen := os.environ.get("EDGESPEC_CACHE"):
+        return Path(chosen)
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "edgespec"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "edgespec"
+    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (xdg if xdg.is_absolute() else Path.home() / ".cache") / "edgespec"
+
+
+def _cache_file() -> Path:
+    return cache_folder() / "rates.json"
+
+
+def _machine() -> str:
+    """Home folders can be shared by machines."""
+    return f"{platform.node()} {cpu_name()}"
+
+
+def _load() -> dict[str, Any]:
+    """All remembered figures, unchecked; {} when there are none or the file is not ours."""
+    try:
+        with _cache_file().open("rb") as handle:
+            text = handle.read(CACHE_LIMIT + 1)
+        table = json.loads(text) if len(text) <= CACHE_LIMIT else None
+    except (OSError, RuntimeError, ValueError, RecursionError):  # RuntimeError: no home folder
+        return {}
+    if not isinstance(table, dict) or table.get("version") != VERSION:
+        return {}
+    rates = table.get("rates")
+    return rates if isinstance(rates, dict) else {}
+
+
+def _store(key: str, figures: Any) -> None:
+    """Remember one figure; silently not, where the folder cannot be written."""
+    table = {"version": VERSION, "rates": _load() | {key: figures}}
+    with contextlib.suppress(OSError, RuntimeError):
+        path = _cache_file()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
+                json.dump(table, handle, indent=1)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+def _as_rate(value: Any) -> float | None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if number and 1e-3 <= value <= 1e4 else None  # GB/s; also refuses NaN
+
+
+def _as_read_rate(value: Any) -> ReadRate | None:
+    if not isinstance(value, dict) or set(value) != {"gbps", "threads", "request_bytes", "direct"}:
+        return None
+    gbps, direct = _as_rate(value["gbps"]), value["direct"]
+    whole = all(type(value[name]) is int for name in ("threads", "request_bytes"))
+    if gbps is None or not whole or not isinstance(direct, bool):
+        return None
+    try:
+        return ReadRate(gbps, ReadSettings(value["threads"], value["request_bytes"], direct))
+    except ValueError:
+        return None

@@ -1,0 +1,364 @@
+"""Facts about the machine: cgroups of both versions, features, disks, and rates that are remembered."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from edgespec.devices import cgroup, probe, rates
+from edgespec.devices.cgroup import MemoryCgroup, memory_cgroups
+from edgespec.devices.disk import ReadSettings
+
+GB = 10**9
+MACHINE = psutil.virtual_memory().total
+
+
+def write(folder: Path, **files: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+@pytest.fixture
+def v1(tmp_path: Path) -> Path:
+    """A process in /user/job of a version 1 hierarchy: /user is limited, /user/job more tightly."""
+    point = tmp_path / "sys" / "me mory"
+    unlimited = 9223372036854771712
+    for place, limit, usage, idle in [("", unlimited, 9 * GB, 0), ("user", 4 * GB, 3 * GB, GB)]:
+        write(point / place, memory__limit_in_bytes=limit, memory__usage_in_bytes=usage, memory__failcnt=0)
+        write(point / place, memory__stat=f"cache 1\ntotal_inactive_file {idle}")
+    write(
+        point / "user/job",
+        memory__limit_in_bytes=3 * GB,
+        memory__usage_in_bytes=GB,
+        memory__max_usage_in_bytes=2 * GB,
+        memory__failcnt=7,
+        memory__stat="inactive_file 5\ntotal_inactive_file 250000000",
+    )
+    mount = str(point).replace(" ", r"\040")
+    write(
+        tmp_path / "proc",
+        cgroup="5:cpu,cpuacct:/x\n4:memory:/user/job\n0::/",
+        mountinfo=f"30 20 0:1 / {tmp_path}/other rw - cgroup2 cgroup2 rw\n"
+        f"31 20 0:2 / {mount} rw,relatime shared:9 - cgroup cgroup rw,memory",
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def v2(tmp_path: Path) -> Path:
+    """A container: the mount shows the tree from /docker/abc on, where the process is in /docker/abc/job."""
+    point = tmp_path / "cg"
+    write(point / "job", memory__max="max", memory__current=GB, memory__stat="inactive_file 0")
+    write(
+        point,
+        memory__max=2 * GB,
+        memory__current=GB,
+        memory__peak=GB + 5,
+        memory__stat="anon 1\ninactive_file 400000000\nactive_file 2",
+        memory__events="low 0\nhigh 0\nmax 3\noom 0",
+    )
+    write(
+        tmp_path / "proc",
+        cgroup="0::/docker/abc/job",
+        mountinfo=f"30 20 0:1 /docker/abc {point} rw - cgroup2 cgroup2 rw,nsdelegate",
+    )
+    return tmp_path
+
+
+def test_version_1_groups_from_the_inside_out(v1: Path) -> None:
+    groups = memory_cgroups(v1 / "proc")
+    assert [g.limit for g in groups] == [3 * GB, 4 * GB, None]
+    assert groups[0] == MemoryCgroup(
+        v1 / "sys/me mory/user/job", 3 * GB, GB, reclaimable=250_000_000, peak=2 * GB, limit_hits=7
+    )
+    assert [g.available for g in groups] == [2 * GB + 250_000_000, 2 * GB, None]
+
+
+def test_version_2_groups_in_a_container(v2: Path) -> None:
+    groups = memory_cgroups(v2 / "proc")
+    assert [(g.limit, g.peak, g.limit_hits) for g in groups] == [(None, None, 0), (2 * GB, GB + 5, 3)]
+    assert groups[1].available == GB + 400_000_000
+
+
+def test_a_path_outside_the_mount_means_the_mount_itself(v2: Path) -> None:
+    for path in ("/elsewhere", "/../other", "/docker/abcdef"):
+        (v2 / "proc/cgroup").write_text(f"0::{path}\n")
+        assert [g.path for g in memory_cgroups(v2 / "proc")] == [v2 / "cg"]
+
+
+def test_no_cgroups(tmp_path: Path) -> None:
+    assert memory_cgroups(tmp_path) == []
+    write(tmp_path, cgroup="0::/", mountinfo="1 1 0:1 / / rw - ext4 /dev/sda rw")
+    assert memory_cgroups(tmp_path) == []
+
+
+def test_memory_is_the_least_of_machine_and_cgroups(v1: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < probe.memory_available() <= probe.memory_total() <= MACHINE
+    groups = memory_cgroups(v1 / "proc")
+    monkeypatch.setattr(probe, "memory_cgroups", lambda: groups)
+    assert probe.memory_total() == min(MACHINE, 3 * GB)
+    assert probe.memory_available() <= 2 * GB  # the outer group is nearer its limit
+    assert probe.process_memory().cgroup == groups[0]
+    monkeypatch.setattr(probe, "memory_cgroups", lambda: groups[2:])
+    assert probe.memory_total() == MACHINE
+    assert probe.process_memory().cgroup is None
+    monkeypatch.setattr(probe, "memory_cgroups", lambda: [MemoryCgroup(v1, GB, 2 * GB, 0, None, 0)])
+    assert probe.memory_available() == 0  # over its limit, never negative
+
+
+def test_peak_memory_outlives_the_memory() -> None:
+    script = (
+        "from edgespec.devices.probe import process_memory\n"
+        "before = process_memory()\n"
+        "bytes_ = bytearray(64 * 2**20)\n"
+        "during = process_memory().current\n"
+        "del bytes_\n"
+        "after = process_memory()\n"
+        "print(during - before.current, after.peak - before.current, after.current - before.current)\n"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent.parent,
+    ).stdout
+    during, peak, after = (int(n) for n in out.split())
+    assert during > 60 * 2**20
+    assert peak > 60 * 2**20
+    assert after < 16 * 2**20
+
+
+def test_processor_features_by_linux_names() -> None:
+    x86 = "processor\t: 0\nflags\t\t: fpu avx2 amx_bf16\nbugs\t: x\n\nprocessor\t: 1\nflags\t: fpu\n"
+    arm = "BogoMIPS\t: 50\nFeatures\t: fp asimd bf16 i8mm\nCPU part\t: 0xd4f\n"
+    mac = "hw.optional.floatingpoint: 1\nhw.optional.arm.FEAT_BF16: 1\nhw.optional.arm.FEAT_SME: 0\n"
+    assert probe.parse_features(x86) == {"fpu", "avx2", "amx_bf16"}
+    assert probe.parse_features(arm) == {"fp", "asimd", "bf16", "i8mm"}
+    assert probe.parse_features(mac + "hw.optional.avx2_0: 1\n") == {"floatingpoint", "bf16", "avx2"}
+    assert probe.parse_features("") == frozenset()
+
+
+def test_this_machine_answers() -> None:
+    assert probe.cpu_name()
+    assert probe.cpu_count() >= 1
+    assert isinstance(probe.unified_memory(), bool)
+    if sys.platform == "linux":
+        assert probe.cpu_features()
+
+
+def test_the_disk_of_a_file(tmp_path: Path) -> None:
+    disk = probe.disk_of(tmp_path)
+    number = tmp_path.stat().st_dev
+    if sys.platform == "linux":
+        assert disk.device == f"{os.major(number)}:{os.minor(number)}"
+        assert (disk.name is None) == (disk.rotational is None) == (disk.nbytes is None)
+    with pytest.raises(OSError):
+        probe.disk_of(tmp_path / "gone")
+
+
+# Rates.
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache file, in a folder that does not exist yet."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache" / "deep"))
+    return tmp_path / "cache" / "deep" / "rates.json"
+
+
+@pytest.fixture
+def big(tmp_path: Path) -> Path:
+    """Large enough to be measured; a hole, which costs no disk."""
+    path = tmp_path / "big"
+    with path.open("wb") as handle:
+        handle.truncate(rates.SMALLEST_FILE)
+    return path
+
+
+def test_a_read_rate_is_measured_once(cache: Path, big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = rates.read_rate(big)
+    assert first is not None
+    assert first.gbps > 0
+    assert first.settings in rates.CANDIDATES
+    assert json.loads(cache.read_text())["version"] == rates.VERSION
+    assert [p.name for p in cache.parent.iterdir()] == ["rates.json"]  # nothing temporary is left
+
+    def again(path: Path) -> rates.ReadRate:
+        return rates.ReadRate(1.5, ReadSettings(3, 2**20))
+
+    monkeypatch.setattr(rates, "measure_reads", again)
+    assert rates.read_rate(big) == first
+    assert rates.read_rate(big, fresh=True) == again(big)
+    assert rates.read_rate(big) == again(big)
+    small = big.with_name("small")
+    small.write_bytes(b"x")
+    assert rates.read_rate(small) == again(big)  # same disk
+
+
+def test_unknown_is_none_not_nonsense(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(bytes(10**6))
+    assert rates.read_rate(tmp_path / "small") is None
+    assert rates.read_rate(tmp_path / "gone") is None
+    assert not cache.exists()
+
+
+def test_the_probe_reads_disjoint_parts_within_its_budget(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[ReadSettings, int, int]] = []
+
+    def trial(fd: int, direct: bool, settings: ReadSettings, start: int, nbytes: int) -> tuple[int, float]:
+        seen.append((settings, start, nbytes))
+        return nbytes, {0: 1.0, 1: 0.9, 2: 2.0, 3: 0.8, 4: 2.0}[rates.CANDIDATES.index(settings)]
+
+    monkeypatch.setattr(rates, "_trial", trial)
+    best = rates.measure_reads(big)
+    assert best.settings == rates.CANDIDATES[3]  # 1.25 times the default's rate
+    part = rates.SMALLEST_FILE // rates.TRIALS
+    assert best.gbps == pytest.approx(part / 0.8 / 1e9)
+    assert [start for _, start, _ in seen] == [i * part for i in range(rates.TRIALS)]
+    assert all(nbytes <= part for *_, nbytes in seen)
+    assert sum(nbytes for *_, nbytes in seen) <= rates.BYTES
+
+
+def test_the_default_wins_ties(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trial(fd: int, direct: bool, settings: ReadSettings, start: int, nbytes: int) -> tuple[int, float]:
+        return nbytes, 1.0 if settings == rates.CANDIDATES[0] else 0.9
+
+    monkeypatch.setattr(rates, "_trial", trial)
+    assert rates.measure_reads(big).settings == ReadSettings()
+
+
+def test_a_trial_reads_each_request_once(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    offsets: list[int] = []
+    real = os.preadv
+
+    def preadv(descriptor: int, buffers: list[object], offset: int) -> int:
+        offsets.append(offset)
+        return real(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(rates, "SECONDS", 1e9)
+    with big.open("rb") as handle:
+        moved, seconds = rates._trial(
+            handle.fileno(), False, ReadSettings(3, 2**20), 5 * 2**20 + 7, 9 * 2**20 + 5
+        )
+    assert sorted(offsets) == [i * 2**20 for i in range(5, 14)]
+    assert moved == 9 * 2**20
+    assert seconds > 0
+
+
+def test_memory_rate_is_remembered(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = rates.memory_rate()
+    assert 0.1 < first < 10_000
+    monkeypatch.setattr(rates, "measure_memory", lambda: 42.0)
+    assert rates.memory_rate() == first
+    assert rates.memory_rate(fresh=True) == 42.0
+    assert rates.memory_rate() == 42.0
+
+
+BAD_FILES = [
+    b"",
+    b"{",
+    b"\xff\xfe",
+    b"[]",
+    b"null",
+    b'{"version": 2, "rates": {"KEY": 7.0}}',
+    b'{"version": 1, "rates": []}',
+    b'{"version": 1}',
+    b"[" * 100_000,
+    b'{"version": 1, "rates": {"KEY": 7.0}, "pad": "' + b"x" * 2**20 + b'"}',
+]
+BAD_RATES = ["NaN", "Infinity", "-1", "0", "1e9", "true", '"7"', "null", "[7]", "{}"]
+
+
+BAD_FILES += [b'{"version": 1, "rates": {"KEY": %s}}' % rate.encode() for rate in BAD_RATES]
+
+
+@pytest.mark.parametrize("text", BAD_FILES, ids=range(len(BAD_FILES)))
+def test_a_damaged_cache_is_measured_again(cache: Path, text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "measure_memory", lambda: 42.0)
+    rates.memory_rate()
+    key = next(iter(json.loads(cache.read_text())["rates"]))
+    cache.write_bytes(text.replace(b"KEY", key.encode()))
+    monkeypatch.setattr(rates, "measure_memory", lambda: 43.0)
+    assert rates.memory_rate() == 43.0
+    monkeypatch.setattr(rates, "measure_memory", lambda: 44.0)
+    assert rates.memory_rate() == 43.0  # and it is remembered again
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"gbps": 0},
+        {"gbps": "2"},
+        {"threads": 0},
+        {"threads": 10**6},
+        {"threads": 2.0},
+        {"threads": True},
+        {"request_bytes": 4097},
+        {"request_bytes": 2**40},
+        {"request_bytes": None},
+        {"direct": 1},
+        {"more": 1},
+    ],
+)
+def test_absurd_read_rates_are_not_believed(
+    cache: Path, big: Path, change: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates, "measure_reads", lambda path: rates.ReadRate(2.0, ReadSettings()))
+    rates.read_rate(big)
+    table = json.loads(cache.read_text())
+    (key,) = table["rates"]
+    table["rates"][key] |= change
+    cache.write_text(json.dumps(table))
+    monkeypatch.setattr(rates, "measure_reads", lambda path: rates.ReadRate(3.0, ReadSettings()))
+    assert rates.read_rate(big) == rates.ReadRate(3.0, ReadSettings())
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(rates, "measure_memory", lambda: 42.0)
+    assert rates.memory_rate() == 42.0
+
+
+def test_the_cache_folder_of_each_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("EDGESPEC_CACHE", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    for system, folder in [("linux", "xdg"), ("darwin", "Library/Caches"), ("win32", "local")]:
+        monkeypatch.setattr(rates.sys, "platform", system)
+        assert rates.cache_folder() == tmp_path / folder / "edgespec"
+    monkeypatch.setattr(rates.sys, "platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the standard says: ignore it
+    assert rates.cache_folder() == tmp_path / ".cache" / "edgespec"
+
+
+def test_no_torch_is_imported() -> None:
+    modules = "edgespec.devices.probe, edgespec.devices.rates, edgespec.offload.streamer"
+    script = f"import sys, {modules}\nprint([m for m in ('torch', 'transformers') if m in sys.modules])"
+    out = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parent.parent,
+    ).stdout
+    assert out.strip() == "[]"
+
+
+def test_cgroup_files_that_are_not_numbers_are_no_limit(tmp_path: Path) -> None:
+    write(tmp_path, memory__max="garbage", memory__current=5)
+    group = cgroup._read_v2(tmp_path)
+    assert group is not None
+    assert group.limit is None
