@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
 class Session:
     """A conversation on an engine. One reply at a time; `cancel` may come from any thread."""
 
-    def __init__(self, engine: Engine, cache: KVCache, on_close: Callable[[], None]) -> None:
+    released: weakref.finalize[..., Session]  # gives the KV memory back to the engine's ledger
+
+    def __init__(self, engine: Engine, cache: KVCache) -> None:
         self.engine = engine
         self.cache = cache
         self.tokens: list[int] = []  # whose keys and values are committed
         self._cancelled = threading.Event()
-        self._on_close = on_close
         self._busy = False
 
     @property
@@ -47,7 +49,8 @@ class Session:
 
     def close(self) -> None:
         """Give the KV cache's memory back to the engine. The session cannot be used any more."""
-        self._on_close()
+        del self.cache
+        self.released()
 
     def generate(
         self,

@@ -8,17 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Below this many query rows the fused attention kernel sums in another order (measured: docs/exactness.md).
-MIN_QUERY_ROWS = 8
+# The fused attention kernel splits query rows into blocks, and sums in another order for a block (or a
+# remainder) of less than this many (measured: docs/exactness.md). Its block sizes are multiples of it.
+QUERY_ROWS = 8
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     """`reference.attend` by torch's fused CPU kernel (it accumulates in fp32, also for bf16)."""
     m = q.shape[2]
-    if m < MIN_QUERY_ROWS:
-        q = F.pad(q, (0, 0, 0, MIN_QUERY_ROWS - m))
+    if missing := -m % QUERY_ROWS:
+        q = F.pad(q, (0, 0, 0, missing))
         if mask is not None and mask.shape[2] > 1:
-            mask = F.pad(mask, (0, 0, 0, MIN_QUERY_ROWS - m), value=True)
+            mask = F.pad(mask, (0, 0, 0, missing), value=True)
     bias = None
     if mask is not None:
         bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -torch.inf)

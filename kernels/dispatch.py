@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from edgespec.kernels import cpu, reference
 from torch import Tensor
+
+from edgespec.kernels import cpu, reference
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
+
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.gguf_blocks import dequantize_torch
 from edgespec.kernels.quantize import dequantize_int4, dequantize_int8
 from edgespec.kernels.row_class import row_class
-from torch import Tensor
-from torch.nn import functional as F
 
 TILE_BYTES = 4 * 2**20  # an unpacked tile stays in cache between unpacking and use
 

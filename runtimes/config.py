@@ -6,8 +6,10 @@ Adding an architecture that is a variation on Llama is one row of `ARCHITECTURES
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+import msgspec
 
 from edgespec.errors import CorruptFileError, UnsupportedModelError
 
@@ -67,6 +69,18 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()  # per layer: attention reaches this many positions back; None = all
     bos: int | None = None
     eos: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a packed directory's manifest keeps it."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(raw: Mapping[str, Any]) -> ModelConfig:
+        """The inverse of `to_dict`; raises CorruptFileError when a manifest's config is not sound."""
+        try:
+            return msgspec.convert(raw, ModelConfig)
+        except (msgspec.ValidationError, TypeError) as error:
+            raise CorruptFileError(f"the manifest's model config is not sound: {error}") from None
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
+
 from edgespec.kernels.reference import rms_norm, rotate, swiglu
 from edgespec.runtimes.base import IntArray, PassObserver, Rows
 from edgespec.runtimes.config import ModelConfig
@@ -12,7 +14,6 @@ from edgespec.runtimes.torch.attention import AttentionPlan
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.rope import RopeTable
 from edgespec.runtimes.torch.weights import Weights
-from torch import Tensor
 
 
 class TorchTarget:

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from edgespec.kernels.matmul import Block, linear
 from edgespec.offload.chunks import Chunk, ChunkTable, Piece, TensorSource
 from edgespec.offload.digest import mismatch
 from edgespec.offload.reader import DirectFile
 from edgespec.offload.streamer import Streamer
 from edgespec.runtimes.base import IntArray
-from torch import Tensor
 
 STORED = {
     "F32": torch.float32,

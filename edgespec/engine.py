@@ -1,0 +1,219 @@
+"""The engine: one model's weights under one memory dial, shared by any number of sessions."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from edgespec.config import EngineOptions, GenerationOptions, parse_bytes
+from edgespec.devices.probe import memory_available, process_memory
+from edgespec.devices.rates import memory_rate, read_rate
+from edgespec.errors import BudgetError, DeviceError, OptionError
+from edgespec.hub import resolve_model
+from edgespec.offload.plan import Plan, Rates
+from edgespec.progress import Progress, ProgressCallback
+from edgespec.response import Response
+from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.torch.model import TorchTarget
+from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model, open_target, plan_model
+from edgespec.session import Session
+from edgespec.tokenizer import Tokenizer, load_tokenizer
+
+Prompt = str | Sequence[int] | Sequence[dict[str, str]]
+FREE_SHARE = 0.9  # of the free memory belongs to the dial when the user names none
+
+
+class Engine:
+    """Owns a model's weights, its plan and its ledger; sessions own the conversations.
+
+    Use `Engine.load` (or `edgespec.load`). A context manager; `close` stops the readers and frees memory.
+    """
+
+    def __init__(
+        self, files: ModelFiles, tokenizer: Tokenizer, plan: Plan, options: EngineOptions, target: TorchTarget
+    ) -> None:
+        self.files = files
+        self.tokenizer = tokenizer
+        self.plan = plan
+        self.options = options
+        self.target = target
+        self.eos = frozenset(files.config.eos) | frozenset(tokenizer.eos)
+        self._positions_held = 0
+        self._finalizer = weakref.finalize(self, target.weights.close)
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.files.config
+
+    @staticmethod
+    def load(
+        model: str | Path, options: EngineOptions | None = None, progress: ProgressCallback | None = None
+    ) -> Engine:
+        """Open a model under a memory dial.
+
+        model: a Hugging Face directory or hub id, a GGUF file, or a packed directory.
+
+        Raises ModelError, BudgetError and OptionError before any weight is read; StorageError and
+        CorruptFileError while reading.
+        """
+        options = options or EngineOptions()
+        check_device(options)
+        path = resolve_model(str(model), progress)
+        files = describe_model(path, options.precision)
+        tokenizer = load_tokenizer(files, path)
+        plan = plan_engine(files, options)
+
+        def advance(done: int, total: int) -> None:
+            if progress is not None:
+                progress(Progress("load", done, total, "bytes"))
+
+        return Engine(files, tokenizer, plan, options, open_target(files, plan, advance))
+
+    def new_session(self, context: int | None = None) -> Session:
+        """A conversation of up to `context` positions (default: all that the plan gave to KV and is free).
+
+        Raises BudgetError when other sessions hold the KV memory.
+        """
+        free = self.plan.context - self._positions_held
+        wanted = free if context is None else context
+        if wanted > free or free <= 0:
+            raise BudgetError(
+                f"a session of {max(wanted, 1)} positions does not fit: the plan has KV memory for "
+                f"{self.plan.context} positions and open sessions hold {self._positions_held}; close one, or "
+                "load with a larger context",
+                self.plan.owners,
+                self.plan.dial,
+                self.plan.dial,
+            )
+        # Every session needs room for a pass's uncommitted rows; the plan counts those of one.
+        held = wanted + (TREE_ROWS if self._positions_held else 0)
+        session = Session(self, self.target.new_cache(wanted))
+        self._positions_held += held
+        session.released = weakref.finalize(session, self._release, held)
+        return session
+
+    def _release(self, positions: int) -> None:
+        self._positions_held -= positions
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of text, of chat messages (by the model's template), or of ids as they are."""
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if prompt and isinstance(prompt[0], dict):
+            return self.tokenizer.apply_chat(prompt)
+        return [int(t) for t in prompt]
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read from flash so far."""
+        return self.target.weights.bytes_read
+
+    def peak_memory(self) -> int:
+        """Bytes this process has used at most: what the dial caps."""
+        return process_memory().peak
+
+    def close(self) -> None:
+        """Stop reading and free the weights. Sessions of this engine cannot be used any more."""
+        self._finalizer()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def check_device(options: EngineOptions) -> None:
+    """Raises DeviceError when the device is missing, OptionError for an option that does not apply to it."""
+    if options.device not in ("auto", "cpu"):
+        raise DeviceError(f"device {options.device!r} is not available; known are auto and cpu")
+    if options.device_memory is not None:
+        raise OptionError("device_memory applies to a discrete accelerator; this model runs on the CPU")
+
+
+def plan_engine(files: ModelFiles, options: EngineOptions) -> Plan:
+    """The plan for these options on this machine as it is now; reads no weights beyond a rate probe."""
+    in_use = process_memory().current
+    dial = options.memory or in_use + int(memory_available() * FREE_SHARE)
+    disk = read_rate(next(files.table.files()))
+    rates = Rates(read=disk.gbps if disk else None, compute=memory_rate())
+    return plan_model(files, dial, rates, options.context, options.resident_layers)
+
+
+def load(
+    model: str | Path,
+    *,
+    memory: str | int | None = None,
+    device: str = "auto",
+    device_memory: str | int | None = None,
+    context: int | None = None,
+    precision: str | None = None,
+    resident_layers: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> Engine:
+    """`Engine.load` with the options spelt out; sizes as "8GB" or bytes. Raises what that raises."""
+    options = EngineOptions(
+        memory=None if memory is None else parse_bytes(memory),
+        device=device,
+        device_memory=None if device_memory is None else parse_bytes(device_memory),
+        context=context,
+        precision=precision,
+        resident_layers=resident_layers,
+    )
+    return Engine.load(model, options, progress)
+
+
+def stream_generate(
+    engine: Engine,
+    prompt: Prompt,
+    options: GenerationOptions | None = None,
+    *,
+    progress: ProgressCallback | None = None,
+    **overrides: Any,
+) -> Iterator[Response]:
+    """Reply to one prompt in a session of its own, token by token.
+
+    prompt: text (completed as it is), token ids, or chat messages ({"role": ..., "content": ...}).
+    overrides: fields of GenerationOptions, e.g. max_tokens=100, temperature=0.7.
+
+    Raises OptionError for unknown or malformed options, ContextError when it would not fit.
+    """
+    options = with_overrides(options, overrides)
+    tokens = engine.encode(prompt)
+    session = engine.new_session()
+    replies = session.generate(tokens, options, progress)
+
+    def run() -> Iterator[Response]:
+        try:
+            yield from replies
+        finally:
+            session.close()
+
+    return run()
+
+
+def generate(
+    engine: Engine, prompt: Prompt, options: GenerationOptions | None = None, **overrides: Any
+) -> Response:
+    """The whole reply of `stream_generate` as one Response, with all its text and tokens."""
+    texts, tokens, last = [], [], Response("")
+    for last in stream_generate(engine, prompt, options, **overrides):
+        texts.append(last.text)
+        if last.token is not None:
+            tokens.append(last.token)
+    return replace(last, text="".join(texts), tokens=tokens)
+
+
+def with_overrides(options: GenerationOptions | None, overrides: dict[str, Any]) -> GenerationOptions:
+    try:
+        return replace(options or GenerationOptions(), **overrides)
+    except TypeError:
+        known = ", ".join(f.name for f in fields(GenerationOptions))
+        unknown = ", ".join(sorted(set(overrides) - {f.name for f in fields(GenerationOptions)}))
+        raise OptionError(f"unknown generation option {unknown}; known are {known}") from None

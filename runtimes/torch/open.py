@@ -1,0 +1,121 @@
+"""From a path to a target: read headers, plan, then read weights.
+
+Two steps, so that a plan (and its refusals) comes before any weight is read: `describe_model` reads configs
+and headers only, `open_target` loads what the plan pins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edgespec.devices.probe import process_memory
+from edgespec.errors import OptionError
+from edgespec.kernels.cpu import matmul_dtype
+from edgespec.offload.chunk_store import in_place, is_store, open_store
+from edgespec.offload.chunks import ChunkTable
+from edgespec.offload.plan import Needs, Plan, Rates, make_plan
+from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.torch.checkpoint import read_checkpoint
+from edgespec.runtimes.torch.gguf import read_gguf
+from edgespec.runtimes.torch.kv_cache import cache_bytes
+from edgespec.runtimes.torch.model import TorchTarget
+from edgespec.runtimes.torch.weights import Weights
+
+TREE_ROWS = 256  # the largest pass: a prompt's block, or a tree
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model on disk, known by its headers."""
+
+    path: Path
+    config: ModelConfig
+    table: ChunkTable
+    digest: str  # of the source's headers, config and a sample of its values
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and the KV cache: the checkpoint's own; bf16 where weights were made smaller."""
+        if self.table.precision in ("bf16", "int8", "int4"):
+            return torch.bfloat16
+        dtype = getattr(torch, self.config.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+
+def describe_model(path: Path, precision: str | None = None) -> ModelFiles:
+    """Read a model's config and headers: a packed directory, a GGUF file or a Hugging Face directory.
+
+    Raises ModelError for files that are damaged or not supported, OptionError when the files do not hold
+    `precision` (nothing is packed silently).
+    """
+    if is_store(path):
+        store = open_store(path)
+        files = ModelFiles(path, ModelConfig.from_dict(store.config), store.table, store.source_digest)
+    else:
+        checkpoint = read_gguf(path) if path.is_file() else read_checkpoint(path)
+        table = in_place(checkpoint.order, str(path))
+        files = ModelFiles(path, checkpoint.config, table, checkpoint.digest)
+    if precision is not None and precision != files.table.precision:
+        raise OptionError(
+            f"{path} holds {files.table.precision} weights, not {precision}; make them with "
+            f"`edgespec pack {path} -o DIR --precision {precision}` and use DIR"
+        )
+    return files
+
+
+def plan_model(
+    files: ModelFiles,
+    dial: int,
+    rates: Rates,
+    context: int | None = None,
+    resident_layers: int | None = None,
+) -> Plan:
+    """Where every byte goes; raises BudgetError or OptionError before any weight is read."""
+    config, dtype = files.config, files.dtype
+    needs = Needs(
+        baseline=process_memory().current,
+        small=sum(t.nbytes for t in files.table.small),
+        activations=activation_bytes(config, dtype),
+        kv=lambda positions: cache_bytes(config, positions, TREE_ROWS, dtype),
+        max_context=config.max_context,
+    )
+    return make_plan(files.table, dial, needs, rates, context, resident_layers)
+
+
+def activation_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Temporaries of the largest pass, at their peak: in the MLP, in attention, or at the head."""
+    n, e = TREE_ROWS, dtype.itemsize
+    d, f = config.hidden_size, config.intermediate_size
+    stream = n * d * e * 3
+    mlp = n * f * (3 * e + 8)  # gate, up, product; two in fp32 inside swiglu
+    attention = n * (config.q_size * (3 * e + 4) + config.kv_size * 4 * e)
+    tile = max(config.matrix_shapes(0).values(), key=lambda s: s[0] * s[1])
+    unpacked = 0 if matmul_dtype(dtype) == dtype else tile[1] * 4 * 4096
+    head = 64 * config.vocab_size * (e + 4)
+    return stream + max(mlp, attention, head) + unpacked
+
+
+def open_target(
+    files: ModelFiles, plan: Plan, progress: Callable[[int, int], None] | None = None
+) -> TorchTarget:
+    """Read what the plan pins and start the stream of the rest. `progress` gets (bytes pinned, of all)."""
+    weights = Weights(files.table, plan.ring_bytes, files.dtype)
+    done = 0
+
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress(done, plan.pinned_bytes)
+
+    try:
+        weights.pin((c for c in files.table.chunks if c.index in plan.pinned), advance)
+    except BaseException:
+        weights.close()
+        raise
+    return TorchTarget(files.config, weights, TREE_ROWS)

@@ -1,0 +1,157 @@
+"""A row's bits do not depend on the pass it is in: tree or single token, pinned or streamed weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edgespec.kernels.row_class import _Results, row_class
+from edgespec.runtimes.base import Rows
+from tests.tiny import fill, open_tiny, run_tree, write_checkpoint
+
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mha": {"num_key_value_heads": 4},
+    "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": 70},
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"]},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+}
+
+
+def random_tree(rng: np.random.Generator, n: int) -> list[int]:
+    return [-1] + [int(rng.integers(max(0, i - 4), i)) for i in range(1, n)]
+
+
+def path_to(parents: list[int], node: int) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tree_node_has_the_bits_of_plain_decoding(tmp_path: Path, kind: str, dtype: str) -> None:
+    target = open_tiny(write_checkpoint(tmp_path, torch_dtype=dtype, **KINDS[kind]))
+    rng = np.random.default_rng(0)
+    # Prefix lengths around the attention blocks' bounds, tree sizes around the row classes' bounds.
+    for length, n in [(3, 2), (40, 64), (63, 17), (64, 33), (65, 8), (127, 64), (190, 3)]:
+        cache = target.new_cache(300)
+        fill(target, cache, rng.integers(0, 160, length))
+        parents, tokens = random_tree(rng, n), rng.integers(0, 160, n)
+        in_tree = run_tree(target, cache, tokens, parents)
+        for leaf in {n - 1, n // 2}:
+            cache.truncate(length)
+            for node in path_to(parents, leaf):
+                alone = run_tree(target, cache, [int(tokens[node])], [-1])[0]
+                cache.commit([0])
+                assert torch.equal(alone, in_tree[node]), f"prefix {length}, tree {n}, node {node}"
+            cache.truncate(length)
+
+
+def test_a_wrong_block_order_would_be_seen(tmp_path: Path) -> None:
+    """The test above can fail: the same keys in slot order (a plain masked softmax) give other bits."""
+    target = open_tiny(write_checkpoint(tmp_path))
+    rng = np.random.default_rng(0)
+    cache = target.new_cache(300)
+    fill(target, cache, rng.integers(0, 160, 70))
+    parents, tokens = random_tree(rng, 40), rng.integers(0, 160, 40)
+    in_tree = run_tree(target, cache, tokens, parents)
+    cache.truncate(70)
+    path = path_to(parents, 39)
+    chain = [int(tokens[node]) for node in path]
+    rows = Rows.append(cache, np.arange(-1, len(path) - 1), prefill=True)  # as torch likes: not exact
+    loose = target.logits(target.run(target.embed(chain), rows, range(target.config.layers)))
+    assert torch.allclose(loose[-1], in_tree[39], atol=1e-3)
+    assert not torch.equal(loose[-1], in_tree[39])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_streamed_weights_give_the_bits_of_pinned_ones(tmp_path: Path, dtype: str) -> None:
+    path = write_checkpoint(tmp_path, torch_dtype=dtype)
+    rng = np.random.default_rng(1)
+    prompt, tokens, parents = rng.integers(0, 160, 50), rng.integers(0, 160, 20), random_tree(rng, 20)
+    results = []
+    for pinned in (lambda c: True, lambda c: False, lambda c: c.index % 3 == 0, lambda c: c.layer < 2):
+        target = open_tiny(path, pinned)
+        cache = target.new_cache(100)
+        fill(target, cache, prompt)
+        results.append(run_tree(target, cache, tokens, parents))
+        target.weights.close()
+    assert all(torch.equal(results[0], r) for r in results[1:])
+
+
+def test_rows_of_several_sessions_share_a_pass_without_changing_it(tmp_path: Path) -> None:
+    target = open_tiny(write_checkpoint(tmp_path, torch_dtype="bfloat16"))
+    rng = np.random.default_rng(2)
+    caches, alone, parts, tokens = [], [], [], []
+    for length, n in [(10, 1), (64, 30), (100, 7)]:
+        cache = target.new_cache(200)
+        fill(target, cache, rng.integers(0, 160, length))
+        tree, ids = random_tree(rng, n), rng.integers(0, 160, n)
+        alone.append(run_tree(target, cache, ids, tree))
+        cache.truncate(length)
+        parts.append(Rows.append(cache, tree))
+        tokens.append(ids)
+        caches.append(cache)
+    rows = Rows.concat(parts)
+    together = target.logits(target.run(target.embed(np.concatenate(tokens)), rows, range(3)))
+    assert torch.equal(torch.cat(alone), together)
+
+
+def test_layers_may_be_run_in_ranges(tmp_path: Path) -> None:
+    """A cascade drafts in the first layers node by node and verifies from there on."""
+    target = open_tiny(write_checkpoint(tmp_path))
+    rng = np.random.default_rng(3)
+    cache = target.new_cache(200)
+    fill(target, cache, rng.integers(0, 160, 66))
+    tokens, parents = rng.integers(0, 160, 9), random_tree(rng, 9)
+    whole = run_tree(target, cache, tokens, parents)
+    cache.truncate(66)
+    early = [
+        target.run(target.embed([t]), Rows.append(cache, [p]), range(2))
+        for t, p in zip(tokens, parents, strict=True)
+    ]
+    rows = Rows.of(cache, np.arange(9))
+    late = target.logits(target.run(torch.cat(early), rows, range(2, 3)))
+    assert torch.equal(whole, late)
+
+
+def test_committed_path_has_the_keys_of_plain_decoding(tmp_path: Path) -> None:
+    target = open_tiny(write_checkpoint(tmp_path, torch_dtype="bfloat16"))
+    rng = np.random.default_rng(4)
+    prompt, tokens, parents = rng.integers(0, 160, 61), rng.integers(0, 160, 30), random_tree(rng, 30)
+    tree, plain = target.new_cache(200), target.new_cache(200)
+    fill(target, tree, prompt)
+    fill(target, plain, prompt)
+    run_tree(target, tree, tokens, parents)
+    path = path_to(parents, 29)
+    tree.commit(path)
+    for node in path:
+        run_tree(target, plain, [int(tokens[node])], [-1])
+        plain.commit([0])
+    assert tree.length == plain.length == 61 + len(path)
+    for layer in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(tree.view(layer), plain.view(layer), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_row_class_holds_for_counts_between_the_probed_ones(dtype: torch.dtype) -> None:
+    shape = (172, 64)
+    rows = row_class(*shape, dtype)
+    results = _Results(*shape, dtype)
+    for n in {rows.pad, rows.pad + 1, 11, 22, rows.block - 2, rows.block} - set(range(rows.pad)):
+        assert results.agree(n, rows.pad), f"{n} rows leave the class {rows}"
+
+
+def test_row_class_probe_sees_another_order_of_sums() -> None:
+    results = _Results(64, 256, torch.float32)
+    row, weight = results.row, results.weight
+    backwards = torch.nn.functional.linear(row.flip(0)[None], weight.flip(1))
+    forwards = torch.nn.functional.linear(row[None], weight)
+    assert not torch.equal(forwards, backwards)
