@@ -73,7 +73,7 @@ def in_place(order: StreamOrder, source: str) -> ChunkTable:
         run: list[tuple[TensorSource, int, int]] = []  # (tensor, row, rows), contiguous
         length = 0
         for tensor in matrices:
-            for row, rows in row_blocks(tensor.shape[0], tensor.row_bytes):
+            for row, rows in row_blocks(tensor.shape[0], tensor.row_bytes, CHUNK_BYTES):
                 nbytes = rows * tensor.row_bytes
                 place = (tensor.file, tensor.offset + row * tensor.row_bytes)
                 if run and (place != _end(run) or length + nbytes > CHUNK_BYTES):
@@ -85,7 +85,7 @@ def in_place(order: StreamOrder, source: str) -> ChunkTable:
     return ChunkTable(tuple(chunks), order.small, order.embedding, len(order.layers), source, "source")
 
 
-def row_blocks(rows: int, row_bytes: int, limit: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
+def row_blocks(rows: int, row_bytes: int, limit: int) -> Iterator[tuple[int, int]]:
     """(first row, rows) of each block that a [rows, *] matrix is cut into. The same for every store."""
     step = rows_per_chunk(rows, row_bytes, limit)
     for row in range(0, rows, step):

@@ -179,11 +179,10 @@ def lay_out(order: StreamOrder, precision: str, name: str = TARGET, file_bytes: 
 def _parts(tensor: TensorSource, encoding: str) -> list[Part]:
     """A matrix cut into blocks of rows that fit a chunk with their scales."""
     whole = Part(tensor, 0, tensor.shape[0], encoding)
-    low_bit = whole.scale_shape is not None
-    row_bytes = replace(whole, rows=1).nbytes
+    row_bytes, limit = replace(whole, rows=1).nbytes, CHUNK_BYTES
     if whole.scale_shape is not None:
         row_bytes += {"I8": 4, "U8": 2 * whole.scale_shape[-1]}[encoding]
-    limit = CHUNK_BYTES - _ALIGN if low_bit else CHUNK_BYTES
+        limit -= _ALIGN  # between numbers and scales
     return [Part(tensor, row, rows, encoding) for row, rows in row_blocks(whole.rows, row_bytes, limit)]
 
 

@@ -179,6 +179,8 @@ def table_of(directory: Path, manifest: Manifest, name: str) -> ChunkTable:
 
 def _tensor(record: TensorRecord, paths: Sequence[Path]) -> TensorSource:
     _check_bytes(record, record.offset)
+    if record.encoding in ("I8", "U8"):
+        raise ValueError(f"{record.tensor} is {record.encoding} and has no scales")
     if sum(block.nbytes for block in record.blocks) != record.nbytes:
         raise ValueError(f"the checksums of {record.tensor} cover other bytes than the tensor")
     return TensorSource(
