@@ -18,8 +18,7 @@ from edgespec.errors import CorruptFileError, ModelError, StorageError, Unsuppor
 from edgespec.kernels.gguf_blocks import dequantize
 from edgespec.offload.chunks import TensorSource
 from edgespec.runtimes.config import ARCHITECTURES, EMBEDDING, FINAL_NORM, HEAD, ModelConfig, Rope
-from edgespec.runtimes.torch.checkpoint import Checkpoint, stream_order
-from edgespec.runtimes.torch.checkpoint import _digest as sample_digest
+from edgespec.runtimes.torch.checkpoint import Checkpoint, sample_digest, stream_order
 from edgespec.runtimes.torch.gguf_file import GGUFFile, Value, read_gguf_file
 from edgespec.runtimes.torch.gguf_tokenizer import read_tokenizer, special_tokens
 
