@@ -110,8 +110,8 @@ def main() -> None:
         "met" if any(row["met"] for row in rows) else "never met",
     )
     report.notes.append(
-        f"{args.distinct} distinct layers of {get_shape(args.shape).layers} are on disk; a pass reads them again "
-        "and again, and so do the raw reads."
+        f"{args.distinct} of {get_shape(args.shape).layers} layers are on disk; a pass reads them again and "
+        "again, and so do the raw reads."
     )
     report.finish(args.json)
 

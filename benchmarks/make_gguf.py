@@ -1,22 +1,22 @@
 """Write the GGUF twin of a made checkpoint: the same numbers, for llama.cpp.
 
     python benchmarks/make_gguf.py models/7b-bf16
+    python benchmarks/make_gguf.py models/7b-bf16 --fp16
 
-Streams; needs the `gguf` package.
+Streams; needs the `gguf` package. bf16 numbers are fp16 numbers too, down to 6e-5; smaller ones are rounded.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
 import gguf
 import numpy as np
 from numpy.typing import NDArray
-from shapes import models_dir
 from tokenizer import MERGE, SPECIAL, vocabulary
 
 Bits = NDArray[np.uint16]
@@ -77,11 +77,12 @@ class Checkpoint:
         return data.reshape(shape)
 
 
-def make_gguf(directory: Path, out: Path) -> None:
+def make_gguf(directory: Path, out: Path, fp16: bool = False) -> None:
     """Write `out` from the checkpoint in `directory`; norms become fp32, as llama.cpp wants them."""
     config = json.loads((directory / "config.json").read_text())
     weights = Checkpoint(directory)
-    kind = KINDS[next(dtype for _, _, dtype, _ in weights.places.values())]
+    stored = next(dtype for _, _, dtype, _ in weights.places.values())
+    kind = KINDS["F16" if fp16 else stored]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     writer = gguf.GGUFWriter(str(out), "llama")
     writer.add_name(directory.name)
@@ -119,13 +120,15 @@ def make_gguf(directory: Path, out: Path) -> None:
     for name, (_, _, _, shape) in weights.places.items():
         data = weights.read(name)
         if len(shape) == 1:
-            fp32 = data.view(np.float16).astype(np.float32) if kind.name == "F16" else widen(data)
+            fp32 = data.view(np.float16).astype(np.float32) if stored == "F16" else widen(data)
             writer.write_tensor_data(fp32)
             continue
         if name.endswith("q_proj.weight"):
             data = permute(data, heads)
         elif name.endswith("k_proj.weight"):
             data = permute(data, kv_heads)
+        if kind.name == "F16" and stored == "BF16":
+            data = widen(data).astype(np.float16).view(np.uint16)
         writer.write_tensor_data(data)
         assert writer.fout is not None
         file = writer.fout[0].fileno()
@@ -139,19 +142,26 @@ def widen(bits: Bits) -> NDArray[np.float32]:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-def ensure_gguf(directory: Path) -> Path:
+def ensure_gguf(directory: Path, fp16: bool = False) -> Path:
     """The GGUF twin beside `directory`, made now if it is not there."""
-    out = Path(f"{directory}.gguf")
+    out = Path(f"{directory}-fp16.gguf" if fp16 else f"{directory}.gguf")
     if not out.exists():
         partial = out.with_name(out.name + ".partial")
         began = time.perf_counter()
-        make_gguf(directory, partial)
+        make_gguf(directory, partial, fp16)
         partial.rename(out)
         size, seconds = out.stat().st_size, time.perf_counter() - began
         print(f"{out}: {size / 1e9:.2f} GB in {seconds:.0f} s ({size / seconds / 1e9:.2f} GB/s)", flush=True)
     return out
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("model", type=Path, help="a directory that make_model.py wrote")
+    parser.add_argument("--fp16", action="store_true", help="fp16 numbers, whatever the checkpoint has")
+    args = parser.parse_args()
+    print(ensure_gguf(args.model, args.fp16))
+
+
 if __name__ == "__main__":
-    for argument in sys.argv[1:] or [str(models_dir() / "7b-bf16")]:
-        print(ensure_gguf(Path(argument)))
+    main()

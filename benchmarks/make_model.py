@@ -1,7 +1,7 @@
 """Write a random-weight checkpoint of a real model's shape, without ever holding the model.
 
     python benchmarks/make_model.py 7b                    # Hugging Face directory, bf16, 13.5 GB
-    python benchmarks/make_model.py 7b --gguf             # and a GGUF file of the same weights beside it
+    python benchmarks/make_model.py 7b --gguf             # and an F16 GGUF of the same weights beside it
     python benchmarks/make_model.py 70b --layers 4        # the first four layers of a 70B shape
 
 Weights are slices of one block of normal numbers, each tensor from its own place in it: as random as a
@@ -27,7 +27,7 @@ from shapes import SHAPES, Shape, get_shape, models_dir
 from tokenizer import write_tokenizer
 
 SHARD_BYTES = 5 * 10**9
-BLOCK = 2**26 - 5  # numbers; a prime, so that rows of a repeated block never line up
+BLOCK, SMALL_BLOCK = 2**26 - 5, 2**20 - 3  # numbers; primes, so that rows of a repeated block never line up
 FLUSH_BYTES = 256 * 2**20
 DTYPES = {"bf16": ("BF16", "bfloat16"), "fp16": ("F16", "float16")}
 
@@ -46,7 +46,8 @@ class Weights:
     def __init__(self, shape: Shape, dtype: str, seed: int) -> None:
         self.dtype = dtype
         self.seed = seed
-        normal = np.random.default_rng(seed).standard_normal(BLOCK, dtype=np.float32)
+        self.length = BLOCK if shape.parameters() > BLOCK else SMALL_BLOCK
+        normal = np.random.default_rng(seed).standard_normal(self.length, dtype=np.float32)
         self.block = self.encode(normal * np.float32(0.02))
         self.residual = self.encode(normal * np.float32(0.02 / (2 * shape.layers) ** 0.5))
 
@@ -59,7 +60,7 @@ class Weights:
             yield self.encode(np.ones(shape, dtype=np.float32))
             return
         block = self.residual if name.endswith(("o_proj.weight", "down_proj.weight")) else self.block
-        at = zlib.crc32(f"{self.seed} {name}".encode()) % BLOCK
+        at = zlib.crc32(f"{self.seed} {name}".encode()) % self.length
         left = shape[0] * shape[1]
         while left:
             part = block[at : at + left]
@@ -90,8 +91,12 @@ class FlushedFile:
         os.posix_fadvise(self.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self.flushed = self.written
 
-    def close(self) -> None:
-        self.flush()
+    def __enter__(self) -> FlushedFile:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self.flush()
         self.file.close()
 
 
@@ -134,13 +139,12 @@ def make_model(directory: Path, shape: Shape, dtype: str = "bf16", seed: int = 0
     for number, part in enumerate(parts, 1):
         file = "model.safetensors" if len(parts) == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
         tensors = dict(sorted(part.items()))  # by name, as the library writes them
-        out = FlushedFile(partial / file)
-        out.write(safetensors_header(tensors, encoding))
-        for name, dims in tensors.items():
-            index[name] = file
-            for data in weights.slices(name, dims):
-                out.write(data)
-        out.close()
+        with FlushedFile(partial / file) as out:
+            out.write(safetensors_header(tensors, encoding))
+            for name, dims in tensors.items():
+                index[name] = file
+                for data in weights.slices(name, dims):
+                    out.write(data)
     if len(parts) > 1:
         table = {"metadata": {"total_size": 2 * shape.parameters()}, "weight_map": index}
         (partial / "model.safetensors.index.json").write_text(json.dumps(table, indent=1))
@@ -177,14 +181,14 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--layers", type=int, help="only this many layers")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--gguf", action="store_true", help="also write a GGUF file of the same weights")
+    parser.add_argument("--gguf", action="store_true", help="also write an F16 GGUF of the same weights")
     args = parser.parse_args()
     directory = ensure_model(args.shape, args.layers, args.dtype)
     print(directory)
     if args.gguf:
         from make_gguf import ensure_gguf
 
-        print(ensure_gguf(directory))
+        print(ensure_gguf(directory, fp16=True))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,186 @@
+"""The benchmarks' own tools: made models are sound checkpoints, cgroup files are read right, figures are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+if not BENCHMARKS.is_dir():
+    pytest.skip("benchmarks/ is not part of an installed package", allow_module_level=True)
+sys.path.insert(0, str(BENCHMARKS))
+
+import cgroup  # noqa: E402
+import common  # noqa: E402
+import make_model  # noqa: E402
+import measure  # noqa: E402
+import repeat_layers  # noqa: E402
+import tokenizer  # noqa: E402
+from shapes import Shape, get_shape  # noqa: E402
+
+TINY = Shape(layers=3, hidden=64, ffn=160, heads=4, kv_heads=2, vocab=300, head_dim=16, context=128)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("made") / "tiny"
+    make_model.make_model(directory, TINY)
+    return directory
+
+
+def test_made_model_runs_in_transformers(tiny: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(tiny)
+    ids = AutoTokenizer.from_pretrained(tiny)("a test", return_tensors="pt").input_ids
+    assert ids[0, 0] == 1  # BOS
+    with torch.no_grad():
+        logits = model(ids).logits
+    assert logits.shape == (1, ids.shape[1], TINY.vocab)
+    assert torch.isfinite(logits).all()
+    assert logits.std() > 0.01  # not all the same
+    assert sum(p.numel() for p in model.parameters()) == TINY.parameters()
+
+
+def test_no_two_tensors_are_alike(tiny: Path) -> None:
+    from safetensors.torch import load_file
+
+    tensors = load_file(tiny / "model.safetensors")
+    seen = {t.flatten()[:64].float().numpy().tobytes() for t in tensors.values() if t.dim() == 2}
+    assert len(seen) == sum(t.dim() == 2 for t in tensors.values())
+
+
+def test_shards_are_bounded_and_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors import safe_open
+
+    monkeypatch.setattr(make_model, "SHARD_BYTES", 100_000)
+    make_model.make_model(tmp_path / "m", TINY)
+    files = sorted((tmp_path / "m").glob("*.safetensors"))
+    assert len(files) > 2
+    assert all(file.stat().st_size < 110_000 for file in files)
+    index = json.loads((tmp_path / "m" / "model.safetensors.index.json").read_text())["weight_map"]
+    assert set(index) == {name for name, _ in TINY.matrices()}
+    for file in files:
+        with safe_open(file, "np") as f:
+            assert set(f.keys()) == {name for name, where in index.items() if where == file.name}
+
+
+def test_a_failed_write_leaves_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: make_model.FlushedFile, data: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(make_model.FlushedFile, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        make_model.make_model(tmp_path / "m", TINY)
+    assert not (tmp_path / "m").exists()
+
+
+def test_tokenizer_covers_every_byte(tiny: Path) -> None:
+    from tokenizers import Tokenizer
+
+    made = Tokenizer.from_file(str(tiny / "tokenizer.json"))
+    assert made.get_vocab_size() == TINY.vocab
+    text = "né\n\t the ß 🙂\x00"
+    assert made.decode(made.encode(text).ids[1:]) == text
+    assert tokenizer.byte_characters()[0x20] == "Ġ"
+
+
+def test_unknown_shape_names_the_known() -> None:
+    with pytest.raises(SystemExit, match="7b"):
+        get_shape("8b")
+
+
+def test_cgroup_places_of_both_versions() -> None:
+    mounts = cgroup.mounts(
+        "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n"
+        "cgroup /sys/fs/cgroup/memory cgroup rw,relatime,memory 0 0\n"
+        "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
+    )
+    assert mounts["memory"] == Path("/sys/fs/cgroup/memory")
+    assert mounts[""] == Path("/sys/fs/cgroup/unified")
+    own = cgroup.own_groups("4:memory:/a/b\n3:cpu,cpuacct:/\n0::/user.slice\n")
+    assert own["memory"] == "/a/b"
+    assert own["cpuacct"] == "/"
+    assert own[""] == "/user.slice"
+
+
+def test_cgroup_v2_files(tmp_path: Path) -> None:
+    (tmp_path / "memory.swap.max").write_text("max")
+    (tmp_path / "memory.peak").write_text("123456\n")
+    (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 2\noom_group_kill 0\n")
+    (tmp_path / "memory.stat").write_text("anon 10\nfile 20\nkernel 30\n")
+    group = cgroup.Cgroup(tmp_path, None, cgroup.V2)
+    group.limit_memory(5000)
+    assert (tmp_path / "memory.max").read_text() == "5000"
+    assert (tmp_path / "memory.swap.max").read_text() == "0"
+    assert (group.peak(), group.limit_hits(), group.oom_kills(), group.stat()) == (123456, 7, 2, (20, 10))
+    with pytest.raises(cgroup.CgroupUnavailable, match="throttled"):
+        group.limit_reads(tmp_path, 1000)
+
+
+def test_no_cgroup_says_why(tmp_path: Path) -> None:
+    with pytest.raises(cgroup.CgroupUnavailable, match="root or a delegated subtree"):
+        cgroup.make_child(tmp_path / "missing", "/a", None, "x")
+
+
+@pytest.mark.parametrize(
+    ("hits", "peak", "met"),
+    [(0, 999_999_999, False), (3, 10, True), (None, 900_000_000, False), (None, 999_000_000, True)],
+)
+def test_meeting_the_limit(hits: int | None, peak: int, met: bool) -> None:
+    usage = measure.Usage(["x"], 10**9, peak=peak, limit_hits=hits)
+    assert usage.met_limit is met
+    assert measure.Usage(["x"], None, peak=peak, limit_hits=hits).met_limit is False
+
+
+def test_run_in_a_cgroup() -> None:
+    code = "import sys; sys.stdout.write('out'); x = bytearray(60_000_000); x[::4096] = b'1' * len(x[::4096])"
+    try:
+        free = measure.run([sys.executable, "-c", code])
+        tight = measure.run([sys.executable, "-c", code], memory=40_000_000)
+    except cgroup.CgroupUnavailable as error:
+        pytest.skip(str(error))
+    assert free.exit_code == 0
+    assert free.stdout == "out"
+    assert free.peak > 60_000_000
+    assert not free.met_limit
+    assert tight.oom_kills
+    assert tight.met_limit
+    assert "out of memory" in tight.failure()
+
+
+def test_arms_take_turns() -> None:
+    order: list[str] = []
+
+    def arm(name: str) -> common.Row:
+        order.append(name)
+        return {"name": name}
+
+    results = common.interleave({"a": lambda: arm("a"), "b": lambda: arm("b")}, 3)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+    assert [len(rows) for rows in results.values()] == [3, 3]
+
+
+def test_figures_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert common.median_ratio([2.0, 9.0, 4.0], [1.0, 3.0, 1.0]) == 3.0
+    assert common.spread([3.0, 1.0, 2.0]) == "2.00 (1.00–3.00)"
+    report = common.Report("T", ["a", "b"], raw={"x": [1]})
+    with pytest.raises(ValueError, match="1 cells"):
+        report.add("only one")
+    report.add("1", "2")
+    report.finish(tmp_path / "r.json")
+    assert "| a | b |\n|---|---|\n| 1 | 2 |" in capsys.readouterr().out
+    saved = json.loads((tmp_path / "r.json").read_text())
+    assert saved["table"] == [{"a": "1", "b": "2"}]
+    assert saved["machine"]["cores"] >= 1
+
+
+def test_repeated_layer_names() -> None:
+    assert (
+        repeat_layers.renamed("model.layers.3.mlp.up_proj.weight", 8) == "model.layers.11.mlp.up_proj.weight"
+    )
+    assert repeat_layers.renamed("model.norm.weight", 8) == "model.norm.weight"
