@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from common import Report, Row, arguments, edgespec_command, environment, interleave, spread
+from common import Report, Row, arguments, compile_checkout, edgespec_command, environment, interleave, spread
 from page_cache import drop_caches
 
 
@@ -19,6 +19,7 @@ def timed(command: list[str]) -> Row:
 
 def main() -> None:
     args = arguments(__doc__, rounds=11).parse_args()
+    compile_checkout()
     cold = None
     if os.access("/proc/sys/vm/drop_caches", os.W_OK):
         drop_caches([], everything=True)

@@ -17,6 +17,7 @@ from common import (
     Report,
     Row,
     arguments,
+    compile_checkout,
     edgespec_command,
     environment,
     format_bytes,
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4)
     args = parser.parse_args()
     model = args.model or ensure_model("7b")
+    compile_checkout()
 
     arms = {}
     for dial in args.dials:
