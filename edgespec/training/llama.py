@@ -103,7 +103,8 @@ class Attention(nn.Module):
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         k, v = k.repeat_interleave(self.groups, 1), v.repeat_interleave(self.groups, 1)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-        return self.o_proj(y.transpose(1, 2).reshape(b, t, -1))
+        out: Tensor = self.o_proj(y.transpose(1, 2).reshape(b, t, -1))
+        return out
 
 
 class MLP(nn.Module):
@@ -114,7 +115,8 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
 
 
 class Block(nn.Module):
@@ -127,7 +129,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
 
 
 class Backbone(nn.Module):
@@ -151,7 +154,7 @@ class Llama(nn.Module):
         self._initialise()
 
     def _initialise(self) -> None:
-        # GPT-2's rule: outputs into the residual stream shrink with depth, so that its variance does not grow.
+        # GPT-2's rule: what writes to the residual stream shrinks with depth, so its variance does not grow.
         depth_scale = (2 * self.config.num_hidden_layers) ** -0.5
         for name, p in self.named_parameters():
             if p.dim() == 2:
@@ -164,7 +167,8 @@ class Llama(nn.Module):
         `positions` [B, T] are the rotary positions (default 0..T-1). `mask` [B, 1, T, T], true where a row
         may look; without one, attention is causal.
         """
-        return self.lm_head(self.hidden(tokens, positions, mask))
+        logits: Tensor = self.lm_head(self.hidden(tokens, positions, mask))
+        return logits
 
     def hidden(self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """Final hidden states [B, T, d], normalised: what the head multiplies."""
@@ -174,7 +178,8 @@ class Llama(nn.Module):
         cos, sin = rotary(positions, self.config.head_dim, self.config.rope_theta, x.dtype)
         for layer in self.model.layers:
             x = layer(x, cos, sin, mask)
-        return self.model.norm(x)
+        out: Tensor = self.model.norm(x)
+        return out
 
 
 def save(model: Llama, directory: Path, dtype: torch.dtype = torch.bfloat16) -> None:

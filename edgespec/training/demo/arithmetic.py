@@ -1,5 +1,7 @@
 """Sums, differences, products and quotients with the steps written out, and follow-ups on the last result."""
 
+# ruff: noqa: E501 (tables of phrasings)
+
 from __future__ import annotations
 
 from edgespec.training.demo.draw import Draw, Exchange
@@ -39,7 +41,7 @@ def product_steps(a: int, b: int) -> str:
     """Steps of a * b with one of them below ten, or a power of ten; empty when it is one step."""
     if a < b:
         a, b = b, a
-    if a < 10 or a % 10 == 0 and a <= 90 or b in (0, 1) or a in (100, 1000):
+    if a < 10 or (a % 10 == 0 and a <= 90) or b in (0, 1) or a in (100, 1000):
         return f"{a} * {b} = {a * b}"
     tens, ones = a // 10 * 10, a % 10
     return f"{tens} * {b} = {tens * b}, {ones} * {b} = {ones * b}, {tens * b} + {ones * b} = {a * b}"

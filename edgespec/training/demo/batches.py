@@ -9,11 +9,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgespec.training.demo.dialogue import conversation
-from edgespec.training.demo.tokenizer import PAD, encode
+from edgespec.training.demo.tokenizer import PAD_ID, encode
 
 TOKENS = 4096  # per step
 SHORT, LONG = 256, 1024  # row lengths; every LONG_EVERY-th step has long conversations
 LONG_EVERY = 12
+MISSES = 40  # a batch is full when so many conversations found no place; generating is cheap
 USER_WEIGHT = 0.1  # of the loss on what the user writes; the assistant's tokens count 1
 
 
@@ -42,8 +43,8 @@ def batch(tokenizer: Tokenizer, seed: int, step: int) -> Batch:
     rows: list[list[tuple[list[int], list[bool]]]] = [[] for _ in range(TOKENS // length)]
     room = [length] * len(rows)
     misses = index = 0
-    while misses < 8:  # first fit, until eight conversations in a row found no place
-        turns = 4 + (step + index) % 24 if long else None
+    while misses < MISSES:  # first fit
+        turns = 4 + (step + index) % 24 if long and misses < MISSES // 2 else None
         ids, written = encode(tokenizer, conversation(f"{seed} {step} {index}", turns=turns))
         ids, written = ids[: length + 1], written[: length + 1]
         index += 1
@@ -53,12 +54,12 @@ def batch(tokenizer: Tokenizer, seed: int, step: int) -> Batch:
         else:
             rows[row].append((ids, written))
             room[row] -= len(ids) - 1
-    return _pack(rows, length, tokenizer.token_to_id(PAD))
+    return _pack(rows, length)
 
 
-def _pack(rows: list[list[tuple[list[int], list[bool]]]], length: int, pad: int) -> Batch:
+def _pack(rows: list[list[tuple[list[int], list[bool]]]], length: int) -> Batch:
     shape = (len(rows), length)
-    inputs, targets = torch.full(shape, pad), torch.full(shape, pad)
+    inputs, targets = torch.full(shape, PAD_ID), torch.full(shape, PAD_ID)
     weights, positions = torch.zeros(shape), torch.zeros(shape, dtype=torch.long)
     documents = torch.full(shape, -1)
     for r, row in enumerate(rows):

@@ -1,5 +1,7 @@
 """Weekdays, months and dates."""
 
+# ruff: noqa: E501 (tables of phrasings)
+
 from __future__ import annotations
 
 from edgespec.training.demo.draw import Draw, Exchange

@@ -1,5 +1,7 @@
 """A fixed table of small facts, asked in many ways, and the refusal for entries that are not in it."""
 
+# ruff: noqa: E501, SIM905 (tables, easier to read and to extend as text)
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -24,7 +24,8 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
     for _ in range(steps):
         s = x @ x.mT
         x = _A * x + (_B * s + _C * s @ s) @ x
-    return x.mT if tall else x
+    out: Tensor = x.mT if tall else x
+    return out
 
 
 class Optimizer:

@@ -1,5 +1,7 @@
 """Names of people, and things that can be counted."""
 
+# ruff: noqa: E501, SIM905 (word tables, easier to read and to extend as text)
+
 from __future__ import annotations
 
 from edgespec.training.demo.draw import Draw, is_held_out

@@ -1,5 +1,7 @@
 """Questions about EdgeSpec: its commands, its flags and its terms."""
 
+# ruff: noqa: E501 (tables of phrasings)
+
 from __future__ import annotations
 
 from edgespec.training.demo.draw import Draw, Exchange

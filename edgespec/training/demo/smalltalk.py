@@ -1,5 +1,7 @@
 """Greetings, small talk, and the name that the user gives."""
 
+# ruff: noqa: E501 (tables of phrasings)
+
 from __future__ import annotations
 
 from edgespec.training.demo.draw import Draw, Exchange

@@ -1,4 +1,4 @@
-"""The demo model's tokenizer: byte-level BPE trained on generated dialogues, digits one by one, a small chat template."""
+"""The demo model's tokenizer: byte-level BPE learned from generated dialogues; a small chat template."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from edgespec.training.demo.draw import Exchange
 
 BOS, END, USER, ASSISTANT, PAD = "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>", "<|pad|>"
 SPECIAL = (BOS, END, USER, ASSISTANT, PAD)
+BOS_ID, END_ID, USER_ID, ASSISTANT_ID, PAD_ID = range(len(SPECIAL))  # the trainer numbers them first
 VOCABULARY = 1536
 SAMPLE = 20_000  # conversations that the merges are learned from
 
@@ -23,7 +24,7 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-# Words keep one leading space; digits, and the space before them, stand alone, so that 7 is always the same token.
+# Words keep one leading space; a digit and the space before it stand alone, so that 7 is always one token.
 _PIECES = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+"
 
 
@@ -73,10 +74,9 @@ def save(tokenizer: Tokenizer, directory: Path) -> None:
 
 def encode(tokenizer: Tokenizer, exchanges: Sequence[Exchange]) -> tuple[list[int], list[bool]]:
     """Token ids of a conversation as the template renders it, and which of them the assistant writes."""
-    bos, end, user, assistant = (tokenizer.token_to_id(t) for t in (BOS, END, USER, ASSISTANT))
     texts = [t for e in exchanges for t in (e.user, e.reply)]
-    ids, written = [bos], [False]
+    ids, written = [BOS_ID], [False]
     for i, piece in enumerate(tokenizer.encode_batch(texts, add_special_tokens=False)):
-        ids += [assistant if i % 2 else user, *piece.ids, end]
+        ids += [ASSISTANT_ID if i % 2 else USER_ID, *piece.ids, END_ID]
         written += [False] + [bool(i % 2)] * (len(piece.ids) + 1)
     return ids, written

@@ -43,8 +43,8 @@ def model_config(tokenizer: Tokenizer) -> llama.LlamaConfig:
         num_attention_heads=8,
         num_key_value_heads=2,
         head_dim=32,
-        bos_token_id=tokenizer.token_to_id(demo_tokenizer.BOS),
-        eos_token_id=tokenizer.token_to_id(demo_tokenizer.END),
+        bos_token_id=demo_tokenizer.BOS_ID,
+        eos_token_id=demo_tokenizer.END_ID,
     )
 
 
@@ -82,7 +82,7 @@ def load_checkpoint(directory: Path, optimizer: Optimizer, seed: int) -> tuple[i
         meta = file.metadata()
     if int(meta["seed"]) != seed:
         raise EdgeSpecError(
-            f"{path} was made with seed {meta['seed']}, not {seed}; pass --seed {meta['seed']} or another --out"
+            f"{path} has seed {meta['seed']}, not {seed}; pass --seed {meta['seed']} or another --out"
         )
     optimizer.load(load_file(path))
     return int(meta["step"]), float(meta["seconds"])
@@ -125,7 +125,7 @@ def train(
                 f"the loss of step {step} is {value}; the last good checkpoint is in {out}: "
                 "start again from it with smaller rates"
             )
-        loss.backward()
+        torch.autograd.backward(loss)
         factor = rate_factor(step, steps, decay)
         norm = optimizer.step(factor, step)
         mean = value if step == start else 0.98 * mean + 0.02 * value

@@ -1,5 +1,7 @@
 """Conversions between units, with the factor named and the product worked out."""
 
+# ruff: noqa: E501 (tables of phrasings)
+
 from __future__ import annotations
 
 from dataclasses import dataclass
