@@ -148,6 +148,16 @@ def measure_memory(nbytes: int = 64 * 2**20) -> float:
     return nbytes / best / 1e9
 
 
+def recall(key: str) -> Any:
+    """What `remember` stored under `key` on this machine, unchecked; None when there is nothing."""
+    return _load().get(f"{key} {_machine()}")
+
+
+def remember(key: str, value: Any) -> None:
+    """Keep a small JSON value for this machine; silently not, where the folder cannot be written."""
+    _store(f"{key} {_machine()}", value)
+
+
 # The cache file: {"version": 1, "rates": {key: figures}}.
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.config import EngineOptions, GenerationOptions, parse_bytes
 from edgespec.devices.probe import memory_available, process_memory
-from edgespec.devices.rates import memory_rate, read_rate
+from edgespec.devices.rates import ReadRate, memory_rate, read_rate
 from edgespec.errors import BudgetError, DeviceError, OptionError
 from edgespec.hub import resolve_model
 from edgespec.offload.plan import Plan, Rates
@@ -65,13 +65,15 @@ class Engine:
         path = resolve_model(str(model), progress)
         files = describe_model(path, options.precision)
         tokenizer = load_tokenizer(files, path)
-        plan = plan_engine(files, options)
+        disk = read_rate(next(files.table.files()))
+        plan = plan_engine(files, options, disk)
 
         def advance(done: int, total: int) -> None:
             if progress is not None:
                 progress(Progress("load", done, total, "bytes"))
 
-        return Engine(files, tokenizer, plan, options, open_target(files, plan, advance))
+        target = open_target(files, plan, disk.settings if disk else None, advance)
+        return Engine(files, tokenizer, plan, options, target)
 
     def new_session(self, context: int | None = None) -> Session:
         """A conversation of up to `context` positions (default: all that the plan gave to KV and is free).
@@ -137,11 +139,10 @@ def check_device(options: EngineOptions) -> None:
         raise OptionError("device_memory applies to a discrete accelerator; this model runs on the CPU")
 
 
-def plan_engine(files: ModelFiles, options: EngineOptions) -> Plan:
+def plan_engine(files: ModelFiles, options: EngineOptions, disk: ReadRate | None) -> Plan:
     """The plan for these options on this machine as it is now; reads no weights beyond a rate probe."""
     in_use = process_memory().current
     dial = options.memory or in_use + int(memory_available() * FREE_SHARE)
-    disk = read_rate(next(files.table.files()))
     rates = Rates(read=disk.gbps if disk else None, compute=memory_rate())
     return plan_model(files, dial, rates, options.context, options.resident_layers)
 

@@ -171,7 +171,7 @@ class _Writer:
     """Turns tokens into responses until the reply is over: EOS, a stop string, or the limit."""
 
     def __init__(self, engine: Engine, options: GenerationOptions, limit: int, stats: Stats) -> None:
-        self.text = Detokenizer(engine.tokenizer, options.stop)
+        self.text = Detokenizer(engine.tokenizer, options.stop, continues=True)
         self.eos = engine.eos
         self.limit = limit
         self.stats = stats

@@ -47,9 +47,14 @@ class Block:
         if self.data.dtype == dtype and self.scale is None:
             yield self.data
             return
-        step = max(16, TILE_BYTES // (self.inner * dtype.itemsize) // 16 * 16)
-        for start in range(0, self.rows, step):
-            yield self.dense(start, min(start + step, self.rows), dtype)
+        for start, stop in tile_bounds(self.rows, self.inner, dtype):
+            yield self.dense(start, stop, dtype)
+
+
+def tile_bounds(rows: int, inner: int, dtype: torch.dtype) -> list[tuple[int, int]]:
+    """How a block of another stored type is unpacked: (start, stop) rows of each tile."""
+    step = max(16, TILE_BYTES // (inner * dtype.itemsize) // 16 * 16)
+    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def linear(x: Tensor, block: Block, exact: bool) -> Tensor:

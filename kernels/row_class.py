@@ -9,7 +9,6 @@ measured on the model's own shapes (docs/exactness.md).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -28,9 +27,19 @@ class RowClass:
     block: int
 
 
-@lru_cache(maxsize=256)
+KNOWN: dict[tuple[int, int, torch.dtype], RowClass] = {}  # whoever remembers classes may fill it
+
+
 def row_class(out: int, inner: int, dtype: torch.dtype) -> RowClass:
-    """The class for weights [out, inner]: the least padding that allows `ENOUGH` rows, else the most rows."""
+    """The class for weights [out, inner]; measured when it is not known yet."""
+    key = (out, inner, dtype)
+    if key not in KNOWN:
+        KNOWN[key] = measure(*key)
+    return KNOWN[key]
+
+
+def measure(out: int, inner: int, dtype: torch.dtype) -> RowClass:
+    """The least padding that allows `ENOUGH` rows, else whichever allows the most rows."""
     best = RowClass(1, 1)
     results = _Results(out, inner, dtype)
     for pad in (1, 2, 4, 8, 16):
@@ -60,9 +69,9 @@ class _Results:
         order = torch.randperm(half, generator=generator)
         b = torch.randn(min(out, 64), half, generator=generator).to(dtype)
         # Repeating a few rows is enough: the choice of algorithm depends on the shape, not the numbers.
-        weight = torch.cat([b, -b[:, order]], dim=1).repeat(-(-out // 64), 1)[:out]
+        rows = F.pad(torch.cat([b, -b[:, order]], dim=1), (0, inner % 2))
         a = torch.randn(half, generator=generator).to(dtype)
-        self.weight = F.pad(weight, (0, inner % 2))  # [out, inner]
+        self.weight = rows.repeat(-(-out // 64), 1)[:out]  # [out, inner]
         self.row = F.pad(torch.cat([a, a[order]]), (0, inner % 2))  # [inner]
         self.known: dict[int, Tensor] = {}
 

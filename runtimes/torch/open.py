@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
+from edgespec.devices.disk import ReadSettings
 from edgespec.devices.probe import process_memory
 from edgespec.errors import OptionError
 from edgespec.kernels.cpu import matmul_dtype
-from edgespec.offload.chunk_store import in_place, is_store, open_store
+from edgespec.offload.chunk_store import in_place, is_store
 from edgespec.offload.chunks import ChunkTable
 from edgespec.offload.plan import Needs, Plan, Rates, make_plan
 from edgespec.runtimes.config import ModelConfig
@@ -23,9 +24,12 @@ from edgespec.runtimes.torch.checkpoint import read_checkpoint
 from edgespec.runtimes.torch.gguf import read_gguf
 from edgespec.runtimes.torch.kv_cache import cache_bytes
 from edgespec.runtimes.torch.model import TorchTarget
+from edgespec.runtimes.torch.packed import open_packed
+from edgespec.runtimes.torch.warm_up import warm_up
 from edgespec.runtimes.torch.weights import Weights
 
-TREE_ROWS = 256  # the largest pass: a prompt's block, or a tree
+TREE_ROWS = 64  # nodes of the largest tree; a cache has room for them beside its context
+PASS_ROWS = 256  # rows of the largest pass: a prompt's block
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,8 @@ def describe_model(path: Path, precision: str | None = None) -> ModelFiles:
     `precision` (nothing is packed silently).
     """
     if is_store(path):
-        store = open_store(path)
-        files = ModelFiles(path, ModelConfig.from_dict(store.config), store.table, store.source_digest)
+        config, store = open_packed(path)
+        files = ModelFiles(path, config, store.table, store.source_digest)
     else:
         checkpoint = read_gguf(path) if path.is_file() else read_checkpoint(path)
         table = in_place(checkpoint.order, str(path))
@@ -77,6 +81,7 @@ def plan_model(
 ) -> Plan:
     """Where every byte goes; raises BudgetError or OptionError before any weight is read."""
     config, dtype = files.config, files.dtype
+    warm_up(files.table, dtype)
     needs = Needs(
         baseline=process_memory().current,
         small=sum(t.nbytes for t in files.table.small),
@@ -89,22 +94,25 @@ def plan_model(
 
 def activation_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Temporaries of the largest pass, at their peak: in the MLP, in attention, or at the head."""
-    n, e = TREE_ROWS, dtype.itemsize
+    n, e = PASS_ROWS, dtype.itemsize
     d, f = config.hidden_size, config.intermediate_size
     stream = n * d * e * 3
     mlp = n * f * (3 * e + 8)  # gate, up, product; two in fp32 inside swiglu
     attention = n * (config.q_size * (3 * e + 4) + config.kv_size * 4 * e)
     tile = max(config.matrix_shapes(0).values(), key=lambda s: s[0] * s[1])
     unpacked = 0 if matmul_dtype(dtype) == dtype else tile[1] * 4 * 4096
-    head = 64 * config.vocab_size * (e + 4)
+    head = TREE_ROWS * config.vocab_size * (e + 4)
     return stream + max(mlp, attention, head) + unpacked
 
 
 def open_target(
-    files: ModelFiles, plan: Plan, progress: Callable[[int, int], None] | None = None
+    files: ModelFiles,
+    plan: Plan,
+    settings: ReadSettings | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> TorchTarget:
     """Read what the plan pins and start the stream of the rest. `progress` gets (bytes pinned, of all)."""
-    weights = Weights(files.table, plan.ring_bytes, files.dtype)
+    weights = Weights(files.table, plan.ring_bytes, files.dtype, settings)
     done = 0
 
     def advance(nbytes: int) -> None:

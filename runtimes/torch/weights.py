@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edgespec.devices.disk import ReadSettings
 from edgespec.kernels.matmul import Block, linear
 from edgespec.offload.chunks import Chunk, ChunkTable, Piece, TensorSource
 from edgespec.offload.digest import mismatch
@@ -32,8 +33,11 @@ class Weights:
     A pass asks for matrices in streaming order; a streamed chunk is held until the next one is asked for.
     """
 
-    def __init__(self, table: ChunkTable, ring_bytes: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, table: ChunkTable, ring_bytes: int, dtype: torch.dtype, settings: ReadSettings | None = None
+    ) -> None:
         self.table = table
+        self.settings = settings
         self.dtype = dtype  # of activations
         self.files = {path: DirectFile(path) for path in table.files()}
         self.small = {t.name: _tensor(self._read(t), t.encoding, t.shape).to(dtype) for t in table.small}
@@ -71,7 +75,7 @@ class Weights:
         if self.streamer is not None:
             self.streamer.set_chunks(streamed)
         elif streamed:
-            self.streamer = Streamer(streamed, self.ring_bytes)
+            self.streamer = Streamer(streamed, self.ring_bytes, self.settings)
 
     @property
     def bytes_read(self) -> int:
