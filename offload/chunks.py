@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from edgespec.kernels.gguf_blocks import row_bytes
+from edgespec.kernels.gguf_blocks import BLOCKS, row_bytes
 from edgespec.kernels.low_bit import padded_columns
 
 CHUNK_BYTES = 32 * 2**20  # upper bound of a chunk; 16 ms at 2 GB/s
@@ -138,13 +138,21 @@ def stored_bytes(encoding: str, shape: Sequence[int]) -> int:
         return shape[0] * columns
     if encoding == "U8":
         return shape[0] * (padded_columns(columns) // 2)
+    if encoding not in BLOCKS:
+        raise ValueError(f"encoding {encoding!r} is unknown")
     return shape[0] * row_bytes(encoding, columns)
 
 
 def rows_per_chunk(rows: int, row_bytes: int, limit: int = CHUNK_BYTES) -> int:
     """Rows of each block when a [rows, *] tensor is cut into equal blocks of at most `limit` bytes.
 
-    The last block may be shorter. A function of the shape and encoding alone.
+    The last block may be shorter. A function of the shape and encoding alone. Blocks have a multiple of 16
+    rows where they can, which is what matmul kernels like. A row that is larger than `limit` is a block.
     """
-    blocks = max(1, -(-rows * row_bytes // limit))
-    return -(-rows // blocks)
+    most = max(1, limit // row_bytes)
+    if most >= rows:
+        return rows
+    unit = 16 if most >= 16 else 1
+    most -= most % unit
+    blocks = -(-rows // most)
+    return -(-rows // (blocks * unit)) * unit
