@@ -18,6 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgespec.runtimes.torch.model import TorchTarget
+from edgespec.runtimes.torch.open import describe_model
+from edgespec.runtimes.torch.weights import Weights
+
 ARCHITECTURES = ("llama2", "llama3", "mistral", "qwen2", "qwen3")
 
 _SHAPE: dict[str, Any] = {
@@ -124,6 +128,14 @@ def load_oracle(path: Path, dtype: str = "float32") -> Any:
     return load(path, attn_implementation="eager", dtype=getattr(torch, dtype)).eval()
 
 
+def open_resident(path: Path, dtype: torch.dtype | None = None) -> TorchTarget:
+    """Our target over a checkpoint or a GGUF file, all of it in memory; `dtype` of the activations."""
+    files = describe_model(path)
+    weights = Weights(files.table, 0, dtype or files.dtype)
+    weights.pin(files.table.chunks)
+    return TorchTarget(files.config, weights, slots=64)
+
+
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a checkpoint, by name, from however many shards."""
     from safetensors.torch import load_file
@@ -164,6 +176,11 @@ def gguf_name(name: str) -> str:
 def permute(rows: NDArray[Any], heads: int) -> NDArray[Any]:
     """q or k rows [heads * head_dim, ...] from halves to pairs, as convert_hf_to_gguf does for llama."""
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def unpermute(rows: NDArray[Any], heads: int) -> NDArray[Any]:
+    """The inverse of `permute`."""
+    return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def rope_factors(head_dim: int, scaling: dict[str, Any]) -> NDArray[np.float32]:
