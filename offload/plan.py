@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from edgespec.offload.chunks import Chunk, ChunkTable
-from edgespec.offload.ledger import Ledger, gigabytes, smallest_dial_text
-
 from edgespec.errors import OptionError
+from edgespec.offload.chunks import Chunk, ChunkTable
+from edgespec.offload.ledger import Ledger, gigabytes
 
 RING_CHUNKS = 8  # of the largest size: the reader works ahead while a pass computes
 MIN_RING_CHUNKS = 3  # one in use, two being read
 MIN_CONTEXT = 512
 MAX_DEFAULT_CONTEXT = 4096
+MIN_HEADROOM = 32 * 10**6  # bytes; allocator slack, thread stacks, kernels' scratch
+HEADROOM_PART = 50  # one part in so many of the dial
 KV_SHARE = 1 / 8  # of the dial, unless --context says otherwise
 
 
@@ -135,12 +136,11 @@ def make_plan(
     if resident_layers is not None and resident_layers > table.layers:
         raise OptionError(f"resident_layers is {resident_layers}, but the model has {table.layers} layers")
     largest = max(c.read_bytes for c in table.chunks)
-    headroom = max(32 * 10**6, dial // 50)  # allocator slack, thread stacks, kernels' scratch
 
     def ledger(pinned: int, ring: int, positions: int) -> Ledger:
         owners = {
             "interpreter and libraries": needs.baseline,
-            "headroom": headroom,
+            "headroom": max(MIN_HEADROOM, dial // HEADROOM_PART),
             "activations": needs.activations,
             f"KV cache ({positions} positions)": needs.kv(positions),
             "norms and biases": needs.small,
@@ -175,11 +175,11 @@ def make_plan(
             else "no layer pinned, as asked"
         )
         ring = RING_CHUNKS * largest if len(pinned) < len(table.chunks) else 0
-        smallest = ledger(pages(pinned), min(ring, MIN_RING_CHUNKS * largest), positions).used
+        least = ledger(pages(pinned), min(ring, MIN_RING_CHUNKS * largest), positions)
         while ledger(pages(pinned), ring, positions).free < 0 and ring > MIN_RING_CHUNKS * largest:
             ring -= largest
         book = ledger(pages(pinned), ring, positions)
-        book.require(smallest, f" with {resident_layers} layers pinned and context {positions}.")
+        book.require(smallest_dial(least), f" with {resident_layers} layers pinned and context {positions}.")
     elif (book := ledger(pages(list(table.chunks)), 0, positions)).free >= 0:
         pinned, ring = list(table.chunks), 0
         reasons.append("the whole model fits: nothing is streamed")
@@ -189,12 +189,18 @@ def make_plan(
             ring -= largest
         book = ledger(0, ring, positions)
         smaller = "" if positions <= MIN_CONTEXT else f"; --context {MIN_CONTEXT} would need less"
-        book.require(book.used, f" with context {positions}{smaller}.")
+        book.require(smallest_dial(book), f" with context {positions}{smaller}.")
         pinned = choose_pinned(table, book.free)
         book = ledger(pages(pinned), ring, positions)
         share = sum(c.nbytes for c in pinned) / table.nbytes
         reasons.append(f"{share:.0%} of the weights pinned, spread evenly; the rest streams through the ring")
     return Plan(book, table, frozenset(c.index for c in pinned), ring, positions, rates, reasons)
+
+
+def smallest_dial(book: Ledger) -> int:
+    """The dial at which these owners fit, headroom growing with it."""
+    others = book.used - book.owners["headroom"]
+    return max(others + MIN_HEADROOM, -(-others * HEADROOM_PART // (HEADROOM_PART - 1)))
 
 
 def choose_pinned(table: ChunkTable, budget: int) -> list[Chunk]:
@@ -223,6 +229,3 @@ def choose_pinned(table: ChunkTable, budget: int) -> list[Chunk]:
             chosen.append(chunk)
             budget -= chunk.read_bytes
     return chosen
-
-
-__all__ = ["Needs", "Plan", "Rates", "choose_pinned", "make_plan", "smallest_dial_text"]

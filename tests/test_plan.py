@@ -1,0 +1,113 @@
+"""The plan fills the dial, says why, and refuses what does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.errors import BudgetError, OptionError
+from edgespec.offload.chunks import PAGE, Chunk, ChunkTable, Piece, TensorSource
+from edgespec.offload.plan import Needs, Plan, Rates, choose_pinned, make_plan
+
+MB = 10**6
+
+
+def table(layers: int = 8, per_layer: int = 6, size: int = 1024 * PAGE, head: int = 3) -> ChunkTable:
+    chunks = []
+    for layer in range(layers + 1):
+        for _ in range(per_layer if layer < layers else head):
+            index = len(chunks)
+            piece = Piece(f"t{index}", "F32", (1, size // 4), 0, 0, size)
+            chunks.append(Chunk(index, layer, Path("w"), index * size, size, (piece,)))
+    embedding = TensorSource("e", "F32", (1, 1), Path("w"), 0, 4)
+    return ChunkTable(tuple(chunks), (), embedding, layers, "w", "source")
+
+
+def needs(baseline: int = 100 * MB, per_position: int = 1000, max_context: int = 2048) -> Needs:
+    return Needs(baseline, 1 * MB, 5 * MB, lambda positions: positions * per_position, max_context)
+
+
+def plan(dial: int, **options: int | None) -> Plan:
+    return make_plan(table(), dial, needs(), Rates(read=2.0, compute=10.0), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dial", range(180 * MB, 390 * MB, 10 * MB))
+def test_the_dial_is_filled_and_never_passed(dial: int) -> None:
+    made = plan(dial)
+    assert made.ledger.used <= dial
+    streamed = [c for c in made.table.chunks if c.index not in made.pinned]
+    if streamed:
+        assert made.ledger.free < min(c.read_bytes for c in streamed), "a chunk more would have fitted"
+        assert made.bytes_per_pass == sum(c.read_bytes for c in streamed)
+    else:
+        assert made.ring_bytes == 0
+        assert made.bytes_per_pass == 0
+
+
+def test_more_memory_never_reads_more() -> None:
+    reads = [plan(dial).bytes_per_pass for dial in range(180 * MB, 390 * MB, 5 * MB)]
+    assert reads == sorted(reads, reverse=True)
+    assert reads[0] > 0
+    assert reads[-1] == 0
+
+
+def test_pinned_chunks_are_spread_and_the_head_comes_first() -> None:
+    model = table()
+    chosen = choose_pinned(model, 3 * 1024 * PAGE + 24 * 1024 * PAGE)  # the head and half of the layers
+    assert {c.index for c in chosen if c.layer == 8} == {48, 49, 50}
+    per_layer = [sum(c.layer == layer for c in chosen) for layer in range(8)]
+    assert per_layer == [3] * 8
+
+
+def test_resident_layers_override_the_plan() -> None:
+    made = plan(300 * MB, resident_layers=2)
+    assert {made.table.chunks[i].layer for i in made.pinned} == {0, 1}
+    assert plan(300 * MB, resident_layers=0).pinned_bytes == 0
+    with pytest.raises(OptionError, match="has 8 layers"):
+        plan(300 * MB, resident_layers=9)
+
+
+def test_a_dial_too_small_names_owners_shortfall_and_the_smallest_that_works() -> None:
+    with pytest.raises(BudgetError) as caught:
+        plan(120 * MB, context=512)
+    error = caught.value
+    for text in ("120.0 MB", "short", "interpreter and libraries", "KV cache (512 positions)", "ring"):
+        assert text in str(error)
+    assert sum(error.owners.values()) > 120 * MB
+    assert plan(error.smallest, context=512).ledger.free >= 0
+    assert make_plan(table(), 10**10, needs(baseline=3 * 10**9), Rates(2.0, 10.0)).ledger.free >= 0
+    with pytest.raises(BudgetError):
+        plan(error.smallest - MB, context=512)
+
+
+def test_the_smallest_dial_holds_for_resident_layers_too() -> None:
+    with pytest.raises(BudgetError) as caught:
+        plan(200 * MB, resident_layers=8)
+    assert plan(caught.value.smallest, resident_layers=8).pinned_bytes > 0
+
+
+def test_context_defaults_to_its_share_and_is_said() -> None:
+    small = make_plan(table(), 300 * MB, needs(per_position=100_000), Rates(2.0, 10.0))
+    assert small.context == 512
+    larger = make_plan(table(layers=200), 900 * MB, needs(per_position=100_000), Rates(2.0, 10.0))
+    assert 512 < larger.context <= 900 * MB / 8 / 100_000
+    assert any(f"context {small.context}" in reason for reason in small.reasons)
+    with pytest.raises(OptionError, match="4096 is more than the model's 2048"):
+        plan(300 * MB, context=4096)
+
+
+def test_prediction_is_the_slower_of_reading_and_computing() -> None:
+    made = plan(200 * MB)
+    assert made.predicted_cycle_seconds == pytest.approx(made.bytes_per_pass / 2e9)
+    resident = plan(10**9)
+    assert resident.predicted_cycle_seconds == pytest.approx(resident.table.nbytes / 10e9)
+    unknown = make_plan(table(), 200 * MB, needs(), Rates(None, 10.0))
+    assert unknown.predicted_tokens_per_second is None
+
+
+def test_description_has_every_owner() -> None:
+    text = plan(200 * MB).describe()
+    for owner in plan(200 * MB).owners:
+        assert owner in text
+    assert "tokens/s" in text

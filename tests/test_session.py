@@ -1,0 +1,253 @@
+"""Sessions on a real engine over tiny random models: limits, reuse, cancellation, sharing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+import edgespec
+from edgespec.acceptance import make_acceptance
+from edgespec.config import GenerationOptions
+from edgespec.decode import PREFILL_ROWS, Verification, verify
+from edgespec.engine import Engine
+from edgespec.errors import BudgetError, Cancelled, ContextError, DeviceError, OptionError
+from edgespec.progress import Progress
+from edgespec.runtimes.base import Rows
+from edgespec.sampling import Noise
+from edgespec.tree import TokenTree
+from tests.tiny import write_checkpoint
+
+GREEDY = GenerationOptions(max_tokens=30)
+
+
+def write_model(path: Path, **changes: object) -> Path:
+    """A random model with a tokenizer of one token a byte (ids 0-127) and 32 unused rows."""
+    write_checkpoint(path, **changes)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:128]
+    backend = Backend(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "m")
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Engine:
+    return edgespec.load(model, memory="2GB", context=400)
+
+
+def tokens_of(engine: Engine, prompt: list[int], options: GenerationOptions = GREEDY) -> list[int]:
+    return edgespec.generate(engine, prompt, options).tokens
+
+
+def prompt_of(n: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, 128, n).tolist()
+
+
+def test_streamed_text_equals_resident_text(model: Path, engine: Engine) -> None:
+    with edgespec.load(model, memory="2GB", context=400, resident_layers=1) as streamed:
+        assert streamed.plan.bytes_per_pass > 0
+        for options in (GREEDY, GenerationOptions(max_tokens=30, temperature=0.8, top_p=0.9, seed=5)):
+            assert tokens_of(streamed, prompt_of(20), options) == tokens_of(engine, prompt_of(20), options)
+        before = streamed.bytes_read
+        tokens_of(streamed, prompt_of(20))
+        assert streamed.bytes_read - before >= 29 * streamed.plan.bytes_per_pass
+
+
+def test_resident_engine_reads_nothing_but_embedding_rows(engine: Engine) -> None:
+    before = engine.bytes_read
+    tokens_of(engine, prompt_of(20))
+    assert engine.bytes_read - before <= 50 * 2 * 4096
+
+
+def test_long_prompts_are_prefilled_in_blocks(engine: Engine) -> None:
+    session, seen = engine.new_session(), list[Progress]()
+    list(session.generate(prompt_of(PREFILL_ROWS + 40), GREEDY, seen.append))
+    assert [p.done for p in seen if p.stage == "prefill"] == [PREFILL_ROWS, PREFILL_ROWS + 40]
+    assert [p.done for p in seen if p.stage == "layers"][:3] == [1, 2, 3]
+    session.close()
+
+
+def test_next_turn_reuses_what_it_shares(engine: Engine) -> None:
+    session = engine.new_session()
+    first = list(session.generate(prompt_of(30), GREEDY))
+    reply = [r.token for r in first if r.token is not None]
+    follow = prompt_of(30) + reply + prompt_of(10, seed=1)
+    second = list(session.generate(follow, GREEDY))
+    # All but the last reply token, which was never run through the model, and the new tokens.
+    assert second[-1].stats.reused_tokens == 30 + len(reply) - 1
+    assert second[-1].stats.prompt_tokens == len(follow)
+    edited = prompt_of(20) + prompt_of(10, seed=2)
+    third = list(session.generate(edited, GREEDY))
+    assert third[-1].stats.reused_tokens == 20
+    session.close()
+    fresh = tokens_of(engine, edited)
+    assert [r.token for r in third] == fresh
+
+
+def test_same_prompt_again_gives_the_same_reply(engine: Engine) -> None:
+    session = engine.new_session()
+    replies = [[r.token for r in session.generate(prompt_of(25), GREEDY)] for _ in range(3)]
+    assert replies[0] == replies[1] == replies[2]
+    session.close()
+
+
+def test_limits_are_refused_up_front_with_both_counts(engine: Engine) -> None:
+    session = engine.new_session(100)
+    with pytest.raises(ContextError, match=r"90 tokens and the reply may have 20, together 110, but .* 100"):
+        session.generate(prompt_of(90), GenerationOptions(max_tokens=20))
+    with pytest.raises(ContextError):
+        session.generate(prompt_of(100))
+    assert [r.finish_reason for r in session.generate(prompt_of(90))][-1] == "length"
+    assert len(session.tokens) == 99  # the last token is not run through the model
+    with pytest.raises(OptionError, match="empty"):
+        session.generate([])
+    with pytest.raises(OptionError, match="160"):
+        session.generate([160])
+    session.close()
+
+
+def test_sessions_share_the_context_budget(engine: Engine) -> None:
+    with pytest.raises(BudgetError, match="401 positions"):
+        engine.new_session(401)
+    first = engine.new_session(200)
+    with pytest.raises(BudgetError, match="hold 200"):
+        engine.new_session(201)
+    second = engine.new_session(100)
+    first.close()
+    second.close()
+    third = engine.new_session()
+    assert third.context == 400
+    del third  # forgotten sessions give their memory back, too
+    assert engine.new_session().context == 400
+
+
+def test_cancel_keeps_the_session_usable(engine: Engine) -> None:
+    expected = tokens_of(engine, prompt_of(25))
+    session = engine.new_session()
+    got = []
+    for response in session.generate(prompt_of(25), GREEDY):
+        got.append(response)
+        if len(got) == 7:
+            session.cancel()
+    assert got[-1].finish_reason == "cancelled"
+    assert [r.token for r in got[:7]] == expected[:7]
+    assert session.cache.length == len(session.tokens)
+    again = [r.token for r in session.generate(prompt_of(25), GREEDY)]
+    assert again == expected
+    session.close()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Cancelled])
+def test_an_exception_inside_a_pass_leaves_the_cache_committed(
+    engine: Engine, error: type[BaseException]
+) -> None:
+    expected = tokens_of(engine, prompt_of(25))
+    session, calls = engine.new_session(), 0
+
+    def interrupt(progress: Progress) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 20:
+            raise error
+
+    replies = session.generate(prompt_of(25), GREEDY, interrupt)
+    if error is KeyboardInterrupt:
+        with pytest.raises(KeyboardInterrupt):
+            list(replies)
+    else:
+        assert list(replies)[-1].finish_reason == "cancelled"
+    assert session.cache.length == len(session.tokens)
+    assert len(session.cache.parents) == 0
+    assert [r.token for r in session.generate(prompt_of(25), GREEDY)] == expected
+    session.close()
+
+
+def test_two_replies_at_once_on_one_session_are_refused(engine: Engine) -> None:
+    session = engine.new_session()
+    running = session.generate(prompt_of(10), GREEDY)
+    next(running)
+    with pytest.raises(OptionError, match="already replying"):
+        session.generate(prompt_of(10), GREEDY)
+    running.close()
+    assert len(list(session.generate(prompt_of(10), GREEDY))) == 30
+    session.close()
+
+
+def test_sessions_of_one_engine_do_not_disturb_each_other(engine: Engine) -> None:
+    prompts = [prompt_of(20, seed=3), prompt_of(33, seed=4)]
+    expected = [tokens_of(engine, p) for p in prompts]
+    sessions = [engine.new_session(100), engine.new_session(100)]
+    running = [s.generate(p, GREEDY) for s, p in zip(sessions, prompts, strict=True)]
+    turns = [[r.token for r in pair] for pair in zip(*running, strict=True)]
+    assert [list(column) for column in zip(*turns, strict=True)] == expected
+    for session in sessions:
+        session.close()
+
+
+def test_several_sessions_verify_in_one_pass(engine: Engine) -> None:
+    prompts = [prompt_of(20, seed=5), prompt_of(70, seed=6)]
+    expected = [tokens_of(engine, p) for p in prompts]
+    greedy = make_acceptance("greedy", GREEDY)
+    target, parts, got = engine.target, [], []
+    for prompt, text in zip(prompts, expected, strict=True):
+        cache = target.new_cache(120)
+        rows = Rows.append(cache, np.arange(-1, len(prompt) - 1), prefill=True)
+        target.run(target.embed(prompt), rows, range(3))
+        cache.commit(np.arange(len(prompt)))
+        parts.append(Verification(cache, TokenTree.root(text[0]), greedy, Noise(0)))
+        got.append([text[0]])
+    for _ in range(29):
+        for reply, part, outcome in zip(got, parts, verify(target, parts), strict=True):
+            reply += outcome.tokens
+            part.tree = TokenTree.root(outcome.tokens[-1])
+    assert got == expected
+
+
+def test_stop_strings_and_eos(engine: Engine) -> None:
+    whole = edgespec.generate(engine, prompt_of(25), max_tokens=30)
+    assert whole.finish_reason == "length"
+    stop = whole.text[10:13]
+    stopped = edgespec.generate(engine, prompt_of(25), max_tokens=30, stop=(stop,))
+    assert stopped.finish_reason == "stop"
+    assert stopped.text == whole.text[: whole.text.index(stop)]
+
+
+def test_eos_of_the_generation_config_ends_the_reply(tmp_path: Path, engine: Engine) -> None:
+    plain = tokens_of(engine, prompt_of(25))
+    path = write_model(tmp_path / "m")
+    (path / "generation_config.json").write_text(f'{{"eos_token_id": [{plain[5]}]}}')
+    with edgespec.load(path, memory="2GB", context=400) as stopping:
+        reply = edgespec.generate(stopping, prompt_of(25), max_tokens=30)
+    assert reply.finish_reason == "stop"
+    assert reply.tokens == plain[: plain.index(plain[5]) + 1]
+
+
+def test_options_are_checked(model: Path, engine: Engine) -> None:
+    with pytest.raises(OptionError, match=r"unknown generation option max_token;.*max_tokens"):
+        edgespec.generate(engine, prompt_of(5), max_token=3)
+    with pytest.raises(OptionError, match="temperature"):
+        edgespec.generate(engine, prompt_of(5), temperature=-1)
+    with pytest.raises(DeviceError, match="npu"):
+        edgespec.load(model, device="npu")
+    with pytest.raises(OptionError, match="device_memory"):
+        edgespec.load(model, device="cpu", device_memory="1GB")
+    with pytest.raises(OptionError, match=r"holds source weights, not int8; .*edgespec pack"):
+        edgespec.load(model, precision="int8")
+
+
+def test_seeds_change_sampled_text_and_repeat_it(engine: Engine) -> None:
+    def sample(seed: int) -> list[int]:
+        return tokens_of(engine, prompt_of(9), GenerationOptions(max_tokens=30, temperature=1.0, seed=seed))
+
+    assert sample(1) == sample(1)
+    assert sample(1) != sample(2)
