@@ -237,6 +237,11 @@ def write_gguf(
     }
     if config.get("sliding_window") and config["model_type"] == "mistral":
         values[f"{name}.attention.sliding_window"] = config["sliding_window"]
+    if config.get("use_sliding_window"):
+        raise ValueError("GGUF cannot say which layers of a Qwen have a window")
+    if rope["rope_type"] == "linear":
+        values[f"{name}.rope.scaling.type"] = "linear"
+        values[f"{name}.rope.scaling.factor"] = float(rope["factor"])
     if tokenizer:
         values.update(tokenizer_metadata(checkpoint))
     writer = gguf.GGUFWriter(path, name)

@@ -232,7 +232,10 @@ def oracle_of_gguf(path: Path, checkpoint: Path) -> Any:
 
 @pytest.mark.parametrize(
     ("name", "encoding"),
-    [(name, "F32") for name in ("llama2-biases", "llama3", "mistral", "qwen2", "qwen3-tied")]
+    [
+        (name, "F32")
+        for name in ("llama2-biases", "llama-linear-rope", "llama3", "mistral", "qwen2", "qwen3-tied")
+    ]
     + [("llama3", encoding) for encoding in ("F16", "BF16", "Q8_0", "Q4_0")],
 )
 def test_gguf_logits(tmp_path: Path, cases: dict[str, Case], name: str, encoding: str) -> None:
