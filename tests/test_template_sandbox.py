@@ -90,7 +90,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_templates_are_stopped(name):
-    with pytest.raises(ModelError, match="was stopped|Range too big|may have"):
+    with pytest.raises(ModelError, match=r"was stopped|Range too big|may have"):
         ChatTemplate({"default": HOSTILE[name]}, TOKENS).render([USER])
 
 
