@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,7 +58,11 @@ def bench(
     if not 1 <= repetitions <= MAX_REPETITIONS:
         raise OptionError(f"--repetitions is {repetitions}; it must be from 1 to {MAX_REPETITIONS}")
     needed = max(test.positions for test in tests)
-    chosen = options.engine_options({**ctx.params, "context": context or needed})
+    chosen = options.engine_options(ctx.params)
+    if chosen.context is None:
+        chosen = replace(chosen, context=needed)
+    elif chosen.context < needed:
+        raise OptionError(f"--context is {chosen.context}, but the longest test takes {needed} positions")
     with Terminal() as terminal, open_engine(model, chosen, terminal) as engine:
         _measure(engine, tests, repetitions, terminal)
         name = Path(model).name

@@ -9,7 +9,7 @@ import typer
 
 from edgespec.apps import options
 from edgespec.apps.commands import COMMANDS, run_command
-from edgespec.apps.common import demo_model, open_engine, plan_line
+from edgespec.apps.common import demo_model, describe_plan, open_engine
 from edgespec.apps.conversation import Conversation
 from edgespec.apps.reader import Interrupted, PipeReader, Reader, TerminalReader, history_file
 from edgespec.apps.reply import Reply, reply_to
@@ -105,7 +105,7 @@ class Chat:
         terminal.count_reads(lambda: engine.bytes_read)
 
     def describe(self) -> str:
-        return f"{Path(self.model).name}: {plan_line(self.engine)}"
+        return describe_plan(Path(self.model).name, self.engine.plan)
 
     def talk(self, reader: Reader) -> None:
         """Answer messages and run commands until the end."""
@@ -113,9 +113,7 @@ class Chat:
             self.terminal.note(self.describe())
             self.terminal.note("/help lists the commands; Ctrl-C stops a reply; Ctrl-D leaves")
         if not self.engine.tokenizer.has_chat_template:
-            self.terminal.note(
-                "this model has no chat template: it continues your text instead of answering it"
-            )
+            self.terminal.note("this model has no chat template; it gets a plain transcript")
         while not self.leaving:
             try:
                 message = reader.read()
@@ -139,7 +137,8 @@ class Chat:
         self.conversation.ask(message)
         try:
             prompt = self.conversation.prompt()
-            reply = reply_to(prompt, self.session, self.options, self.terminal)
+            options = self.conversation.options(self.options)
+            reply = reply_to(prompt, self.session, options, self.terminal)
         except BaseException:
             self.conversation.take_back()
             raise

@@ -14,6 +14,7 @@ from edgespec.progress import ProgressCallback
 if TYPE_CHECKING:
     from edgespec.apps.terminal import Terminal
     from edgespec.engine import Engine
+    from edgespec.offload.plan import Plan
 
 
 def load_engine(model: str | Path, options: EngineOptions, progress: ProgressCallback) -> Engine:
@@ -41,17 +42,14 @@ def demo_model() -> Path:
     return path
 
 
-def plan_line(engine: Engine) -> str:
-    """What the plan decided, in one line."""
-    plan, layers = engine.plan, engine.config.layers
-    parts = [f"{layers} layers"]
-    if plan.streamed_bytes:
-        parts.append(f"{format_bytes(plan.pinned_bytes)} in memory")
-        parts.append(f"{format_bytes(plan.streamed_bytes)} streamed a pass")
-    else:
-        parts.append(f"all {format_bytes(plan.pinned_bytes)} in memory")
-    parts.append(f"memory {format_bytes(plan.dial)}")
-    parts.append(f"context {plan.context}")
+def describe_plan(model: str, plan: Plan) -> str:
+    """What was loaded and what the plan decided, in two lines."""
+    first = [model, f"memory {format_bytes(plan.dial)}", f"context {plan.context}"]
     if plan.predicted_tokens_per_second:
-        parts.append(f"about {plan.predicted_tokens_per_second:.2g} tokens/s")
-    return " · ".join(parts)
+        first.append(f"about {plan.predicted_tokens_per_second:.2g} tokens/s")
+    if plan.streamed_bytes:
+        second = f"{format_bytes(plan.pinned_bytes)} of weights in memory, "
+        second += f"{format_bytes(plan.streamed_bytes)} streamed for each pass"
+    else:
+        second = f"all {format_bytes(plan.pinned_bytes)} of weights in memory"
+    return f"{' · '.join(first)}\n{second}"

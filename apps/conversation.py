@@ -6,13 +6,14 @@ import json
 import os
 import tempfile
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from edgespec.apps.reply import Reply
+from edgespec.config import GenerationOptions
 from edgespec.errors import OptionError, StorageError
 
 if TYPE_CHECKING:
@@ -31,11 +32,7 @@ class Message:
 
 @dataclass
 class Conversation:
-    """Messages, oldest first; a system prompt comes first of all.
-
-    With a chat template, the prompt is what the template makes of them. Without one, the model just continues
-    the text: all messages, one after another.
-    """
+    """Messages, oldest first, and a system prompt before them; the chat template makes the prompt of them."""
 
     tokenizer: Tokenizer
     messages: list[Message] = field(default_factory=list)
@@ -43,15 +40,17 @@ class Conversation:
     _said: str = ""
     _tokens: list[int] = field(default_factory=list)
 
+    def options(self, options: GenerationOptions) -> GenerationOptions:
+        """How to reply: without a chat template of its own, a model does not end its turn by itself."""
+        return replace(options, stop=(*options.stop, *self.tokenizer.template.stop))
+
     @property
     def system(self) -> str | None:
         first = self.messages[0] if self.messages else None
         return first.content if first and first.role == "system" else None
 
     def set_system(self, text: str | None) -> None:
-        """Replace the system prompt; None removes it. Raises OptionError when the model has no template."""
-        if text and not self.tokenizer.has_chat_template:
-            raise OptionError("this model has no chat template, so a system prompt does not apply")
+        """Replace the system prompt; None removes it."""
         if self.system is not None:
             del self.messages[0]
         if text:
@@ -80,7 +79,8 @@ class Conversation:
         """
         text = self._text()
         if self._said and text.startswith(self._said):
-            return self._tokens + self.tokenizer.encode(text[len(self._said) :], add_bos=False)
+            rest = text[len(self._said) :]
+            return self._tokens + self.tokenizer.encode(rest, add_bos=False, continues=True)
         return self.tokenizer.encode(text, add_bos=not self.tokenizer.has_chat_template)
 
     def answer(self, reply: Reply, prompt: Sequence[int], eos: Collection[int]) -> None:
@@ -94,9 +94,7 @@ class Conversation:
         self.messages.append(Message("assistant", reply.text, reply.interrupted))
 
     def _text(self) -> str:
-        if self.tokenizer.has_chat_template:
-            return self.tokenizer.render_chat([{"role": m.role, "content": m.content} for m in self.messages])
-        return "".join(m.content if m.role == "assistant" else f"\n{m.content}" for m in self.messages)[1:]
+        return self.tokenizer.render_chat([{"role": m.role, "content": m.content} for m in self.messages])
 
 
 def save(path: Path, messages: Sequence[Message], model: str) -> None:
@@ -128,7 +126,7 @@ def load(path: Path) -> list[Message]:
         table: Any = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise OptionError(f"{path} is not a saved chat: {error}") from None
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise OptionError(f"{path} is not a saved chat: its format is not {FORMAT!r}")

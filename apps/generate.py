@@ -101,7 +101,8 @@ class _Run:
         for turn, text in enumerate(prompt.turns):
             conversation.ask(text)
             tokens = conversation.prompt() if prompt.is_chat else self.engine.tokenizer.encode(text)
-            reply = reply_to(tokens, self.session, self.options, self.terminal, show=not self.as_json)
+            options = conversation.options(self.options) if prompt.is_chat else self.options
+            reply = reply_to(tokens, self.session, options, self.terminal, show=not self.as_json)
             self._report(reply, {"prompt": number, "turn": turn})
             if reply.interrupted:
                 raise typer.Exit(130)

@@ -56,11 +56,15 @@ def _pack(model: str, out: Path, precision: str) -> None:
 
         watch = _Watch("pack", terminal)
         try:
-            pack_model(model, out, precision, watch)
+            pack_model(model, out, precision, watch, terminal.note)
         except KeyboardInterrupt:
             terminal.note(f"stopped at {watch.where()}; the same command goes on from there")
             raise typer.Exit(130) from None
-        terminal.result(f"{out}: packed {format_bytes(watch.total)} at precision {precision} {watch.speed()}")
+        if watch.total:
+            done = f"packed {format_bytes(watch.total)} at precision {precision} {watch.speed()}"
+        else:
+            done = f"packed already at precision {precision}"
+        terminal.result(f"{out}: {done}")
 
 
 def _verify(directory: Path) -> None:
@@ -74,23 +78,18 @@ def _verify(directory: Path) -> None:
 
 
 class _Watch:
-    """Passes progress on, says when the work goes on from an earlier run, and keeps its rate."""
+    """Passes progress on, and keeps how far and how fast one stage is."""
 
     def __init__(self, stage: str, terminal: Terminal) -> None:
         self.stage = stage
         self.terminal = terminal
-        self.first: int | None = None  # bytes that were done before this run
-        self.done = self.total = 0
         self.began = time.monotonic()
+        self.timed_from: tuple[float, int] | None = None  # the first report: what came before was not moved
+        self.done = self.total = 0
 
     def __call__(self, report: Progress) -> None:
         if report.stage == self.stage:
-            if self.first is None:
-                self.first, self.began = report.done, time.monotonic()
-                if self.first:
-                    self.terminal.note(
-                        f"going on at {format_bytes(self.first)} of {format_bytes(report.total)}"
-                    )
+            self.timed_from = self.timed_from or (time.monotonic(), report.done)
             self.done, self.total = report.done, report.total
         self.terminal.progress(report)
 
@@ -98,6 +97,9 @@ class _Watch:
         return f"{format_bytes(self.done)} of {format_bytes(self.total)}" if self.total else "the start"
 
     def speed(self) -> str:
-        seconds = max(time.monotonic() - self.began, 1e-9)
-        rate = (self.done - (self.first or 0)) / seconds
-        return f"in {format_seconds(seconds)} ({format_bytes(rate)}/s)"
+        """The time of the whole command, and the rate since the first report."""
+        now = time.monotonic()
+        text = f"in {format_seconds(now - self.began)}"
+        start, first = self.timed_from or (now, 0)
+        moved = self.done - first
+        return f"{text} ({format_bytes(moved / (now - start))}/s)" if moved > 0 and now > start else text

@@ -53,7 +53,7 @@ def from_stream(stream: BinaryIO) -> Iterator[Prompt]:
 def _parse(text: str, origin: str) -> Prompt:
     try:
         value = msgspec.json.decode(text.encode()) if text.lstrip().startswith("{") else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         value = None
     if not isinstance(value, dict):
         return Prompt((text,), False, origin)

@@ -24,6 +24,7 @@ class Terminal:
 
     def __init__(self, bytes_read: Callable[[], int] | None = None) -> None:
         self._progress = ProgressLine(bytes_read=bytes_read)
+        self._mid_reply = False  # a reply is being written, and its line has not ended
         self.interactive = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
         self._reply_on_terminal = sys.stdout.isatty()
         self._same_terminal = self._reply_on_terminal and sys.stderr.isatty()
@@ -36,6 +37,7 @@ class Terminal:
         if not text:
             return
         self._progress.clear()
+        self._mid_reply = True
         sys.stdout.write(text.translate(_SHOWN_CONTROLS) if self._reply_on_terminal else text)
         sys.stdout.flush()
         if self._same_terminal:
@@ -46,6 +48,7 @@ class Terminal:
         self._progress.clear()
         sys.stdout.write("\n")
         sys.stdout.flush()
+        self._mid_reply = False
         self._progress.column = 0
 
     def result(self, text: str) -> None:
@@ -56,7 +59,7 @@ class Terminal:
     def note(self, text: str, style: str = "dim") -> None:
         """Write lines that are not part of a reply."""
         self._progress.clear()
-        if self._progress.column:
+        if self._mid_reply:
             self.end_reply()
         if self._colour:
             text = f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
@@ -86,6 +89,8 @@ class Terminal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.clear()
+        if self._mid_reply and not isinstance(error, BrokenPipeError):
+            self.end_reply()
 
     def _column_after(self, text: str) -> int:
         from rich.cells import cell_len

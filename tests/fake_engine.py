@@ -1,0 +1,167 @@
+"""An engine without a model: it replies from a script, token by token, and notices cancellation.
+
+Run as a program, it is the `edgespec` command with this engine behind it (for tests with a terminal).
+Characters are tokens. A message with "slow" or "glacial" gets such a reply; with "wrong", an error in it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.errors import ContextError, StorageError
+from edgespec.progress import Progress
+from edgespec.response import Response, Stats
+
+EOS = 0
+LAYERS = 4
+
+
+class FakeTokenizer:
+    """One token a character; EOS is 0, BOS is 1."""
+
+    def __init__(self, has_chat_template: bool = True) -> None:
+        self.has_chat_template = has_chat_template
+        self.template = SimpleNamespace(stop=() if has_chat_template else ("\nUser:",))
+
+    def encode(self, text: str, add_bos: bool = True, continues: bool = False) -> list[int]:
+        return [1] * add_bos + [ord(c) for c in text]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return "".join(chr(t) for t in tokens if t > 1)
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
+        return "\x01" + "".join(f"<{m['role']}>{m['content']}\0" for m in messages) + "<assistant>"
+
+
+@dataclass
+class FakePlan:
+    dial: int = 8 * 10**9
+    context: int = 400
+    pinned_bytes: int = 5 * 10**9
+    streamed_bytes: int = 8 * 10**9
+    predicted_tokens_per_second: float | None = 0.25
+    table: Any = field(
+        default_factory=lambda: SimpleNamespace(
+            nbytes=13 * 10**9, precision="source", files=lambda: iter([Path(__file__)])
+        )
+    )
+
+    def describe(self) -> str:
+        return "dial 8 GB\n  5 GB  pinned weights"
+
+    def to_dict(self) -> dict[str, object]:
+        return {"dial": self.dial, "context": self.context}
+
+
+class FakeSession:
+    def __init__(self, engine: FakeEngine) -> None:
+        self.engine = engine
+        self.context = engine.plan.context
+        self.tokens: list[int] = []
+        self.prompts: list[list[int]] = []
+        self.options: list[GenerationOptions] = []
+        self._cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        options: GenerationOptions,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Iterator[Response]:
+        wanted = options.max_tokens or 1
+        if len(prompt) + wanted > self.context:
+            raise ContextError(
+                f"the prompt has {len(prompt)} tokens and the reply may have {wanted}, "
+                f"but the context is {self.context}"
+            )
+        self.prompts.append(list(prompt))
+        self.options.append(options)
+        return self._reply(list(prompt), options, progress)
+
+    def _reply(self, prompt: list[int], options: GenerationOptions, progress: Any) -> Iterator[Response]:
+        self._cancelled.clear()
+        text = self.engine.tokenizer.decode(prompt)
+        message = text.rsplit("<user>")[-1]
+        reply = [*map(ord, self.engine.script(text)), EOS]
+        limit = min(options.max_tokens or len(reply), self.context - len(prompt))
+        stats = Stats(prompt_tokens=len(prompt), dial=self.engine.plan.dial, peak_memory=7_900_000_000)
+        for place, token in enumerate(reply):
+            for layer in range(LAYERS):
+                if self._cancelled.wait(0.2 if "glacial" in message else 0.05 if "slow" in message else 0):
+                    yield Response("", None, False, "cancelled", stats=stats)
+                    return
+                if progress is not None:
+                    progress(Progress("layers", layer + 1, LAYERS, "layers"))
+                self.engine.bytes_read += 2 * 10**9
+            if "wrong" in message and place == 2:
+                raise StorageError("model.safetensors: a read failed: Input/output error")
+            stats.reply_tokens = stats.cycles = place + 1
+            stats.prefill_seconds = 1.0
+            stats.decode_seconds = 4.0 * place
+            stats.bytes_read = 8 * 10**9 * (place + 1)
+            stats.decode_bytes_read = 8 * 10**9 * place
+            ended = token in self.engine.eos
+            reason = "stop" if ended else "length" if place + 1 == limit else None
+            yield Response("" if ended else chr(token), token, False, reason, stats=stats)
+            if reason:
+                return
+        raise AssertionError("the script ended without EOS")
+
+
+class FakeEngine:
+    """`script` maps the prompt's text to the reply's."""
+
+    def __init__(self, script: Callable[[str], str] | None = None, template: bool = True) -> None:
+        self.script = script or (lambda text: f"reply {text.count('<user>')}")
+        self.tokenizer = FakeTokenizer(template)
+        self.plan = FakePlan()
+        self.config = SimpleNamespace(layers=LAYERS, vocab_size=200)
+        self.eos = frozenset({EOS})
+        self.bytes_read = 0
+        self.sessions: list[FakeSession] = []
+        self.loaded_with: tuple[str, EngineOptions] | None = None
+        self.closed = False
+
+    def new_session(self) -> FakeSession:
+        self.sessions.append(FakeSession(self))
+        return self.sessions[-1]
+
+    def peak_memory(self) -> int:
+        return 7_900_000_000
+
+    def __enter__(self) -> FakeEngine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.closed = True
+
+    def load(self, model: str, options: EngineOptions, progress: Callable[[Progress], None]) -> FakeEngine:
+        """Stands in for `apps.common.load_engine`."""
+        self.loaded_with = (str(model), options)
+        progress(Progress("load", 0, 5 * 10**9, "bytes"))
+        time.sleep(float(os.environ.get("FAKE_LOAD_SECONDS", "0")))
+        progress(Progress("load", 5 * 10**9, 5 * 10**9, "bytes"))
+        return self
+
+
+def long_story(text: str) -> str:
+    return "once upon a time " * 4
+
+
+if __name__ == "__main__":
+    from edgespec.apps import common, main
+
+    common.load_engine = FakeEngine(long_story).load  # type: ignore[assignment]
+    sys.exit(main.run(sys.argv[1:]))

@@ -1,0 +1,499 @@
+"""The chat: conversation, commands, stopping a reply, the line editor, and a real terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import select
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from edgespec.apps import common, main
+from edgespec.apps.conversation import MAX_FILE_BYTES, load
+from edgespec.apps.reader import Interrupted, TerminalReader, history_file
+from edgespec.errors import EdgeSpecError, StorageError
+from tests.fake_engine import FakeEngine, FakeTokenizer, long_story
+
+ROOT = Path(__file__).resolve().parent.parent
+Chat = Callable[..., "tuple[int, str, str]"]
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    engine = FakeEngine()
+    monkeypatch.setattr(common, "load_engine", engine.load)
+    return engine
+
+
+@pytest.fixture
+def chat(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Chat:
+    """Chat through pipes: lines in; exit code, standard output and standard error back."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(lines: str, *flags: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+        code = main.run(["chat", "m", "--no-stats", *flags])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def prompts(engine: FakeEngine) -> list[str]:
+    """What the model was asked, as text."""
+    return [engine.tokenizer.decode(p) for session in engine.sessions for p in session.prompts]
+
+
+def interrupt_after(seconds: float) -> None:
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+# Conversation
+
+
+def test_each_message_is_answered_with_the_conversation_so_far(chat: Chat, engine: FakeEngine) -> None:
+    code, out, err = chat("hello\n\nand then?\n")
+    assert code == 0
+    assert out == "reply 1\nreply 2\n"
+    assert err == ""
+    assert prompts(engine)[1] == "<user>hello<assistant>reply 1<user>and then?<assistant>"
+
+
+def test_the_session_can_reuse_all_it_has_computed(chat: Chat, engine: FakeEngine) -> None:
+    chat("a\nb\nc\n")
+    first, second, third = engine.sessions[0].prompts
+    assert second[: len(first)] == first
+    assert third[: len(second)] == second
+    assert second[len(first) :][:7] == [*b"reply 1"]
+
+
+def test_a_reply_keeps_its_own_tokens(
+    chat: Chat, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer may cut a reply's text into other tokens than the model chose."""
+    encode = engine.tokenizer.encode
+
+    def merging(text: str, add_bos: bool = True, continues: bool = False) -> list[int]:
+        return encode(text.replace("reply", "\ue000"), add_bos)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", merging)
+    chat("a\nb\n")
+    first, second = engine.sessions[0].prompts
+    assert second[: len(first) + 7] == [*first, *b"reply 1"]
+
+
+def test_long_messages_stand_between_triple_quotes(chat: Chat, engine: FakeEngine) -> None:
+    chat('"""one\n\ntwo"""\n"""\nthree\n"""\n"""unclosed\n')
+    assert [p.rsplit("<user>")[-1] for p in prompts(engine)] == [
+        "one\n\ntwo<assistant>",
+        "three<assistant>",
+        "unclosed<assistant>",
+    ]
+
+
+def test_one_message_from_a_flag(chat: Chat, engine: FakeEngine) -> None:
+    code, out, _ = chat("never read\n", "-p", "hi", "--system", "be brief")
+    assert (code, out) == (0, "reply 1\n")
+    assert prompts(engine) == ["<system>be brief<user>hi<assistant>"]
+
+
+def test_stats_line(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["chat", "m", "-p", "hi"]) == 0
+    assert "0.25 tokens/s · 1 tokens/cycle · 8 GB/token · read 2 GB/s" in capsys.readouterr().err
+
+
+def test_without_a_model_the_demo_model_is_loaded(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import edgespec
+
+    monkeypatch.setattr(edgespec, "__file__", str(tmp_path / "__init__.py"))
+    assert main.run(["chat", "-p", "hi"]) == 2, "a missing demo model is an error"
+    (tmp_path / "demo_model").mkdir()
+    assert main.run(["chat", "-p", "hi"]) == 0
+    assert engine.loaded_with is not None
+    assert engine.loaded_with[0] == str(tmp_path / "demo_model")
+
+
+def test_a_model_without_a_chat_template(chat: Chat, engine: FakeEngine) -> None:
+    engine.tokenizer = FakeTokenizer(has_chat_template=False)
+    _, out, err = chat("once\n", "--stop", "END")
+    assert "no chat template" in err
+    assert out == "reply 1\n"
+    assert engine.sessions[0].options[0].stop == ("END", "\nUser:"), "or it would go on for the user"
+    assert engine.sessions[0].prompts[0][:2] == [1, 1], "BOS, which only a model's own template writes itself"
+
+
+# Stopping
+
+
+def test_ctrl_c_stops_the_reply_and_keeps_the_chat(chat: Chat, engine: FakeEngine) -> None:
+    engine.script = long_story
+    interrupt_after(1.0)
+    code, out, err = chat("slow story\nagain\n/show chat\n", "--max-tokens", "60")
+    assert code == 0
+    first, _ = out.splitlines()
+    assert long_story("").startswith(first)
+    assert 0 < len(first) < 60
+    assert "[stopped; the reply so far is kept]" in err
+    assert prompts(engine)[1] == f"<user>slow story<assistant>{first}<user>again<assistant>"
+    assert f"assistant (stopped): {first}" in err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_message_stopped_before_its_reply_is_taken_back(chat: Chat, engine: FakeEngine) -> None:
+    interrupt_after(0.1)
+    _, out, err = chat("slow\nnext\n")
+    assert out == "\nreply 1\n"
+    assert "the message is taken back" in err
+    assert prompts(engine)[1] == "<user>next<assistant>"
+
+
+def test_ctrl_c_in_a_one_shot_chat_is_code_130(chat: Chat, engine: FakeEngine) -> None:
+    engine.script = long_story
+    interrupt_after(0.5)
+    assert chat("", "-p", "slow")[0] == 130
+
+
+def test_a_reply_cut_by_max_tokens_says_so(chat: Chat, engine: FakeEngine) -> None:
+    _, out, err = chat("hi\n", "--max-tokens", "3")
+    assert out == "rep\n"
+    assert "[stopped after 3 tokens, as set by max-tokens]" in err
+
+
+def test_a_full_context_says_so(chat: Chat, engine: FakeEngine) -> None:
+    engine.script = long_story
+    engine.plan.context = 50
+    _, out, err = chat("hi\n")
+    assert len(out.strip()) < len(long_story(""))
+    assert "[the context of 50 positions is full; /clear starts afresh]" in err
+
+
+def test_a_message_too_long_for_the_context_is_refused_and_not_kept(chat: Chat, engine: FakeEngine) -> None:
+    code, out, err = chat(f"{'long ' * 100}\nshort\n")
+    assert code == 0
+    assert out == "reply 1\n"
+    assert re.search(
+        r"error: the prompt has 5\d\d tokens .* the context is 400, or /clear to start afresh", err
+    )
+    assert prompts(engine) == ["<user>short<assistant>"]
+
+
+def test_an_error_in_a_reply_leaves_the_chat_usable(chat: Chat, engine: FakeEngine) -> None:
+    _, out, err = chat("wrong\nright\n")
+    assert out.splitlines()[-1] == "reply 1"
+    assert "error: model.safetensors: a read failed: Input/output error" in err
+    assert prompts(engine)[1] == "<user>right<assistant>"
+
+
+# Commands
+
+
+def test_unknown_commands_and_arguments_are_refused(chat: Chat, engine: FakeEngine) -> None:
+    code, _, err = chat(
+        "/hlep\n/xyzzy\n/set temprature 1\n/set temperature hot\n/set temperature\n/set top-p 2\n"
+        "/clear all\n/show me\n/stats maybe\n/save\n/load\n/regen\n/exit now\n /not a command\n"
+    )
+    assert code == 0
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    parts = [
+        "did you mean /help?", "/help lists them", "no option temprature", "it must be a number",
+        "needs a value", "top_p is 2.0", "'all'", "/show me", "/stats maybe", "/save needs a file name",
+        "/load needs a file name", "temperature 0", "'now'",
+    ]  # fmt: skip
+    assert len(errors) == len(parts)
+    for error, part in zip(errors, parts, strict=True):
+        assert part in error
+    assert prompts(engine) == ["<user> /not a command<assistant>"], "a space before / makes it a message"
+
+
+def test_help_names_every_command(chat: Chat) -> None:
+    from edgespec.apps.commands import COMMANDS
+
+    _, _, err = chat("/help\n")
+    for name, command in COMMANDS.items():
+        assert command.usage.startswith(f"/{name}")
+        assert command.usage in err
+
+
+def test_set_changes_the_next_reply(chat: Chat, engine: FakeEngine) -> None:
+    chat(
+        "/set temperature 0.7\n/set top-k 5\n/set stop END\nhi\n"
+        "/set temperature default\n/set stop default\nhi\n"
+    )
+    first, second = engine.sessions[0].options
+    assert (first.temperature, first.top_k, first.stop) == (0.7, 5, ("END",))
+    assert (second.temperature, second.top_k, second.stop) == (0.0, 5, ())
+
+
+def test_system_prompt(chat: Chat, engine: FakeEngine) -> None:
+    _, _, err = chat("/system\n/system be brief\nhi\n/system\n/clear\nagain\n/system none\nmore\n")
+    assert err.splitlines()[0] == "there is no system prompt"
+    assert "be brief" in err.splitlines()
+    assert prompts(engine) == [
+        "<system>be brief<user>hi<assistant>",
+        "<system>be brief<user>again<assistant>",
+        "<user>again<assistant>reply 1<user>more<assistant>",
+    ]
+
+
+def test_regen_asks_again_with_another_seed(chat: Chat, engine: FakeEngine) -> None:
+    chat("/set temperature 1\nhi\n/regen\nnext\n")
+    assert [o.seed for o in engine.sessions[0].options] == [0, 1, 1]
+    assert prompts(engine)[0] == prompts(engine)[1] == "<user>hi<assistant>"
+    assert prompts(engine)[2] == "<user>hi<assistant>reply 1<user>next<assistant>"
+
+
+def test_stats_and_show(chat: Chat) -> None:
+    _, _, err = chat("/stats\n/stats on\nhi\n/stats off\nhi\n/stats\n/show\n/show plan\n")
+    assert err.startswith("there is no reply yet\n")
+    assert err.count("tokens/cycle") == 1
+    assert re.search(r"peak memory +7.9 GB of 8 GB", err)
+    assert "m · memory 8 GB · context 400 · about 0.25 tokens/s" in err
+    assert "5 GB of weights in memory, 8 GB streamed for each pass" in err
+    assert "temperature 0.0" in err
+    assert "pinned weights" in err
+
+
+def test_exit_leaves_at_once(chat: Chat, engine: FakeEngine) -> None:
+    assert chat("/exit\nnever\n") == (0, "", "")
+    assert engine.closed
+
+
+# Saved conversations
+
+
+def test_a_saved_chat_goes_on(chat: Chat, engine: FakeEngine, tmp_path: Path) -> None:
+    chat("/system be brief\nhi\n/save talk.json\n")
+    chat("/load talk.json\nand?\n")
+    assert prompts(engine)[-1] == "<system>be brief<user>hi<assistant>reply 1<user>and?<assistant>"
+    assert [path.name for path in tmp_path.iterdir()] == ["talk.json"], "no temporary file is left"
+
+
+def test_only_chats_are_overwritten(chat: Chat, tmp_path: Path) -> None:
+    precious = tmp_path / "thesis.txt"
+    precious.write_text("precious")
+    _, _, err = chat("hi\n/save thesis.txt\n/save talk.json\nho\n/save talk.json\n/save no/such/talk.json\n")
+    assert precious.read_text() == "precious"
+    assert "error: thesis.txt exists and is not a chat" in err
+    assert "cannot write no/such/talk.json: No such file" in err
+    assert len(load(tmp_path / "talk.json")) == 4
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"\x80\x02", "not a saved chat"),
+        (b"[1, 2]", "its format is not"),
+        (b'{"format": "edgespec-chat", "version": 9}', "version 9"),
+        (b'{"format": "edgespec-chat", "version": 1}', "not a saved chat"),
+        (
+            b'{"format": "edgespec-chat", "version": 1, "messages": [{"role": "user", "content": 5}]}',
+            "`$[0].content`",
+        ),
+        (
+            b'{"format": "edgespec-chat", "version": 1, "messages": [{"role": "root", "content": ""}]}',
+            "'root'",
+        ),
+        (
+            b'{"format": "edgespec-chat", "version": 1, "messages": [{"role": "user", "content": "a"}, '
+            b'{"role": "system", "content": "a"}]}',
+            "message 2",
+        ),
+        (b"[" * 100_000, "not a saved chat"),
+    ],
+)
+def test_hostile_files_are_refused(chat: Chat, engine: FakeEngine, content: bytes, part: str) -> None:
+    Path("talk.json").write_bytes(content)
+    _, out, err = chat("hi\n/load talk.json\nand?\n")
+    assert part in err
+    assert out == "reply 1\nreply 2\n", "the conversation goes on as it was"
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    with path.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(EdgeSpecError, match="a chat has at most"):
+        load(path)
+    with pytest.raises(StorageError, match="cannot read"):
+        load(tmp_path / "missing.json")
+
+
+# The line editor
+
+
+@contextmanager
+def typing(keys: str, history: Path | None = None) -> Iterator[TerminalReader]:
+    pipe: PipeInput
+    with create_pipe_input() as pipe:
+        pipe.send_text(keys)
+        yield TerminalReader(history, ["/help", "/exit"], input=pipe, output=DummyOutput())
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ("hello\r", "hello"),
+        ("one\ntwo\r", "one\ntwo"),  # Ctrl-J
+        ("one\x1b\rtwo\r", "one\ntwo"),  # Alt-Enter
+        ('"""one\rtwo"""\r', "one\ntwo"),
+        ('"""\rone\r\rtwo\r"""\r', "one\n\ntwo"),
+        ('""""""\r', ""),
+        ("forget this\x03keep\r", "keep"),  # Ctrl-C clears what was typed
+        ("\x1b[200~pasted\nlines\x1b[201~\r", "pasted\nlines"),
+    ],
+)
+def test_keys(keys: str, message: str) -> None:
+    with typing(keys) as reader:
+        assert reader.read() == message
+
+
+def test_ctrl_c_and_ctrl_d_at_an_empty_prompt() -> None:
+    with typing("\x03\x04") as reader:
+        with pytest.raises(Interrupted):
+            reader.read()
+        assert reader.read() is None
+
+
+def test_ctrl_g_opens_the_editor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\necho "from the editor" > "$1"\n')
+    editor.chmod(0o755)
+    monkeypatch.setenv("VISUAL", str(editor))
+    with typing("draft\x07") as reader:
+        buffer = reader._session.default_buffer
+        buffer.on_text_changed += lambda _: buffer.text.startswith("from") and buffer.validate_and_handle()
+        assert reader.read() == "from the editor"
+
+
+def test_history_is_kept_privately(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", "linux")
+    path = history_file()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with typing("remembered\r", path) as reader:
+        reader.read()
+    with typing("\x1b[A\r", history_file()) as reader:  # the Up key
+        assert reader.read() == "remembered"
+
+
+def test_a_history_that_cannot_be_kept_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(sys, "platform", "linux")
+    with pytest.raises(StorageError, match="--no-history"):
+        history_file()
+
+
+# A real terminal
+
+
+class Terminal:
+    """The chat with the fake engine behind a pseudo-terminal of 80 x 24."""
+
+    def __init__(self, home: Path) -> None:
+        import fcntl
+        import pty
+        import struct
+        import termios
+
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        environment = {**os.environ, "TERM": "xterm", "XDG_DATA_HOME": str(home), "FAKE_LOAD_SECONDS": "0.1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.fake_engine", "chat", "m"],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches it as a signal
+        )
+        os.close(slave)
+        self.shown = ""
+
+    def send(self, keys: str) -> None:
+        os.write(self.master, keys.encode())
+
+    def wait_for(self, text: str) -> str:
+        """Read until `text` is shown; returns what came before it, escape sequences included."""
+        while text not in self.shown:
+            if not select.select([self.master], [], [], 30)[0]:
+                pytest.fail(f"{text!r} is not shown; the terminal ends with {self.shown[-2000:]!r}")
+            data = os.read(self.master, 4096)
+            if b"\x1b[6n" in data:
+                self.send("\x1b[1;1R")  # prompt_toolkit asks where the cursor is
+            self.shown += data.decode(errors="replace")
+        before, _, self.shown = self.shown.partition(text)
+        return before
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    pytest.importorskip("pty", reason="needs pseudo-terminals")
+    terminal = Terminal(tmp_path)
+    yield terminal
+    terminal.close()
+
+
+def test_a_chat_on_a_terminal(terminal: Terminal) -> None:
+    assert "starting" in terminal.wait_for("loading")
+    terminal.wait_for("context 400")
+    terminal.wait_for(">>>")
+    terminal.send("hello\r")
+    terminal.wait_for("once upon a time")
+    terminal.wait_for("tokens/s")
+    terminal.wait_for(">>>")
+    terminal.send("slow tale\r")
+    terminal.wait_for("once")
+    terminal.send("\x03")
+    terminal.wait_for("[stopped; the reply so far is kept]")
+    terminal.wait_for(">>>")
+    terminal.send("\x03")
+    terminal.wait_for("(Ctrl-D or /exit leaves)")
+    terminal.wait_for(">>>")
+    terminal.send("/show chat\r")
+    terminal.wait_for("assistant (stopped): ")
+    terminal.wait_for(">>>")
+    terminal.send("\x04")
+    assert terminal.process.wait(30) == 0
+
+
+def test_layers_are_shown_below_a_slow_reply(terminal: Terminal) -> None:
+    terminal.wait_for(">>>")
+    terminal.send("glacial\r")
+    terminal.wait_for("prompt 26 tokens")
+    terminal.wait_for("layer 3/4")  # of the first pass
+    assert terminal.wait_for("o").endswith("\r\x1b[K"), "the line is taken away before the reply begins"
+    drawn = terminal.wait_for("layer 3/4")
+    assert "\x1b7\r\r\n" in drawn, "the layers of the next pass stand below the reply"
+    assert "\x1b8\x1b[J" in terminal.wait_for("n"), "and are taken away for the next token"
+    terminal.send("\x03")
+    terminal.wait_for("[stopped")
+
+
+def test_json_is_what_a_saved_chat_is(chat: Chat, tmp_path: Path) -> None:
+    chat("hi\n/save talk.json\n")
+    table = json.loads((tmp_path / "talk.json").read_text())
+    assert table["messages"][1] == {"role": "assistant", "content": "reply 1", "stopped": False}

@@ -1,0 +1,476 @@
+"""The command line: what each command prints where, and how wrong use ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from edgespec import __version__
+from edgespec.apps import common, main
+from edgespec.config import EngineOptions
+from edgespec.errors import BudgetError, CorruptFileError
+from edgespec.progress import Progress
+from tests.fake_engine import FakeEngine, long_story
+
+ROOT = Path(__file__).resolve().parent.parent
+Edgespec = Callable[..., "Result"]
+
+
+class Result(SimpleNamespace):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    engine = FakeEngine()
+    monkeypatch.setattr(common, "load_engine", engine.load)
+    return engine
+
+
+@pytest.fixture
+def edgespec(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Edgespec:
+    """Run one command line in an empty folder, with `stdin` on standard input."""
+    for name in [name for name in os.environ if name.startswith("EDGESPEC_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, stdin: str | bytes = "") -> Result:
+        data = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+        code = main.run(arguments)
+        captured = capsys.readouterr()
+        return Result(code=code, out=captured.out, err=captured.err)
+
+    return run
+
+
+def is_one_message(text: str) -> bool:
+    return text.startswith("error: ") and text.count("\n") == 1 and "Traceback" not in text
+
+
+# Without a model
+
+
+def test_help_and_version(edgespec: Edgespec) -> None:
+    for arguments in ((), ("--help",)):
+        shown = edgespec(*arguments)
+        assert shown.code == 0
+        assert all(command in shown.out for command in ("chat", "generate", "pack", "bench"))
+    assert edgespec("--version").out == f"edgespec {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["generate", "m", "--memroy", "8GB"], "--memory"),
+        (["gnerate", "m"], "gnerate"),
+        (["generate"], "MODEL"),
+        (["generate", "m", "extra", "-p", "x"], "extra"),
+        (["generate", "m", "-p", "x", "--temperature", "hot"], "--temperature"),
+        (["generate", "m", "-p", "x", "--memory", "8XB"], "--memory: '8XB' is not a size"),
+        (["generate", "m", "-p", "x", "--top-p", "1.5"], "top_p is 1.5"),
+        (["generate", "m", "-p", "x", "--precision", "int3"], "int3"),
+        (["generate", "m", "-p", "x", "--context", "0"], "context is 0"),
+        (["generate", "m", "-p", ""], "-p is empty"),
+        (["generate", "m"], "standard input has no prompt"),
+        (["chat", "m", "--max-tokens", "0"], "max_tokens is 0"),
+        (["pack", "m"], "--out"),
+        (["pack", "m", "-o", "d", "--precision", "int3"], "int3"),
+        (["pack", "m", "-o", "d", "--memory", "8GB"], "--memory"),
+        (["pack", "m", "--verify", "d"], "--verify DIR stands alone"),
+        (["bench", "m", "-p", "5x"], "--prompt-tokens is '5x'"),
+        (["bench", "m", "-p", "0", "-n", "0"], "nothing to measure"),
+        (["bench", "m", "-n", "-4"], "from 0 to"),
+        (["bench", "m", "-r", "0"], "--repetitions is 0"),
+        (["bench", "m", "--temperature", "1"], "--temperature"),
+        (["bench", "m", "-p", "100", "--context", "50"], "--context is 50"),
+    ],
+)
+def test_wrong_options_end_at_once_with_one_message(
+    edgespec: Edgespec, engine: FakeEngine, arguments: list[str], part: str
+) -> None:
+    result = edgespec(*arguments)
+    assert result.code == 2
+    assert result.out == ""
+    assert part in result.err
+    assert is_one_message(result.err)
+    assert engine.loaded_with is None, "a wrong option must be found before a model is loaded"
+
+
+def test_environment_and_file_set_options_too(
+    edgespec: Edgespec, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("edgespec.toml").write_text('memory = "4GB"\ncontext = 100\nmax_tokens = 3\n')
+    monkeypatch.setenv("EDGESPEC_CONTEXT", "200")
+    edgespec("generate", "m", "-p", "x", "--max-tokens", "4")
+    assert engine.loaded_with == ("m", EngineOptions(memory=4 * 10**9, context=200))
+    assert engine.sessions[0].options[0].max_tokens == 4
+
+
+def test_a_misspelt_variable_is_an_error(
+    edgespec: Edgespec, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_MEMROY", "4GB")
+    result = edgespec("generate", "m", "-p", "x")
+    assert result.code == 2
+    assert "EDGESPEC_MEMROY" in result.err
+    assert "did you mean EDGESPEC_MEMORY?" in result.err
+
+
+def test_errors_of_a_model_are_one_message_and_code_1(
+    edgespec: Edgespec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise BudgetError("the dial of 1 GB is too small; the smallest that works is 2 GB", {}, 1, 2)
+
+    monkeypatch.setattr(common, "load_engine", refuse)
+    for command in (["chat", "m"], ["generate", "m", "-p", "x"], ["bench", "m"]):
+        result = edgespec(*command)
+        assert result.code == 1
+        assert result.out == ""
+        assert result.err == "error: the dial of 1 GB is too small; the smallest that works is 2 GB\n"
+
+
+def test_a_message_cannot_drive_the_terminal(edgespec: Edgespec, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise CorruptFileError("tensor 'a\x1b]0;owned\x07' overlaps another")
+
+    monkeypatch.setattr(common, "load_engine", refuse)
+    result = edgespec("generate", "m", "-p", "x")
+    assert "\x1b" not in result.err
+    assert r"\x1b]0;owned\x07" in result.err
+
+
+def test_an_unreadable_file_is_one_message(edgespec: Edgespec, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/models/config.json")
+
+    monkeypatch.setattr(common, "load_engine", refuse)
+    result = edgespec("generate", "m", "-p", "x")
+    assert (result.code, result.err) == (1, "error: /models/config.json: Permission denied\n")
+
+
+def test_a_defect_keeps_its_traceback(edgespec: Edgespec, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(common, "load_engine", lambda *_: {}["no such key"])
+    with pytest.raises(KeyError):
+        edgespec("generate", "m", "-p", "x")
+
+
+# generate
+
+
+def test_generate_writes_the_reply_alone_on_standard_output(edgespec: Edgespec, engine: FakeEngine) -> None:
+    engine.script = lambda text: text.upper()
+    result = edgespec("generate", "m", "-p", "once", "-p", "upon")
+    assert result.code == 0
+    assert result.out == "ONCE\nUPON\n"
+    assert engine.sessions[0].prompts == [[1, *b"once"], [1, *b"upon"]]
+    line = result.err.splitlines()[0]
+    for part in (
+        "5 tokens",
+        "0.25 tokens/s",
+        "1 tokens/cycle",
+        "8 GB/token",
+        "read 2 GB/s",
+        "peak 7.9 GB of 8 GB",
+    ):
+        assert part in line
+    assert "\x1b" not in result.out + result.err, "no colours or progress without a terminal"
+    assert engine.closed
+
+
+def test_generate_reads_a_prompt_a_line(edgespec: Edgespec, engine: FakeEngine) -> None:
+    engine.script = lambda text: f"[{text}]"
+    stdin = 'one {two}\n\n{"prompt": "a\\nb"}\r\n{not json\nlast'
+    assert edgespec("generate", "m", stdin=stdin).out == "[one {two}]\n[a\nb]\n[{not json]\n[last]\n"
+
+
+def test_generate_json_is_one_object_a_reply(edgespec: Edgespec, engine: FakeEngine) -> None:
+    engine.script = lambda text: "hé"
+    result = edgespec("generate", "m", "--json", "-p", "x", "-p", "y", "--max-tokens", "2")
+    first, second = map(json.loads, result.out.splitlines())
+    assert (first["text"], first["tokens"], first["finish_reason"]) == ("hé", [ord("h"), ord("é")], "length")
+    assert (first["prompt"], second["prompt"]) == (0, 1)
+    wanted = "tokens_per_second tokens_per_cycle bytes_per_token read_gbps peak_memory cycles plan"
+    assert set(wanted.split()) <= set(first["stats"])
+    assert first["stats"]["tokens_per_second"] == 0.25
+    assert first["stats"]["bytes_per_token"] == 8e9
+    assert first["stats"]["plan"] == engine.plan.to_dict()
+
+
+def test_generate_holds_conversations(edgespec: Edgespec, engine: FakeEngine) -> None:
+    result = edgespec("generate", "m", "--json", stdin='{"turns": ["hi", "and?"]}\n{"turns": ["new"]}\n')
+    replies = [json.loads(line) for line in result.out.splitlines()]
+    assert [(r["prompt"], r["turn"], r["text"]) for r in replies] == [
+        (0, 0, "reply 1"),
+        (0, 1, "reply 2"),
+        (1, 0, "reply 1"),
+    ]
+    prompts = [engine.tokenizer.decode(p) for p in engine.sessions[0].prompts]
+    assert prompts[1] == "<user>hi<assistant>reply 1<user>and?<assistant>"
+    assert prompts[2] == "<user>new<assistant>"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"text": "x"}',
+        '{"prompt": 3}',
+        '{"prompt": ""}',
+        '{"turns": []}',
+        '{"turns": "x"}',
+        '{"turns": ["a", 1]}',
+        '{"prompt": "a", "turns": ["b"]}',
+    ],
+)
+def test_generate_refuses_other_objects(edgespec: Edgespec, engine: FakeEngine, line: str) -> None:
+    result = edgespec("generate", "m", stdin=f"fine\n{line}\n")
+    assert result.code == 2
+    assert "line 2 of standard input" in result.err
+    assert result.out == "reply 0\n", "the replies before it are not lost"
+
+
+def test_generate_refuses_what_is_no_text(edgespec: Edgespec, engine: FakeEngine) -> None:
+    result = edgespec("generate", "m", stdin=b"\xff\xfe\n")
+    assert result.code == 2
+    assert "line 1 of standard input is not UTF-8" in result.err
+    assert engine.loaded_with is None
+
+
+def test_generate_names_the_prompt_that_is_too_long(edgespec: Edgespec, engine: FakeEngine) -> None:
+    result = edgespec("generate", "m", stdin=f"short\n{'long ' * 100}\n")
+    assert result.code == 1
+    assert result.out == "reply 0\n"
+    assert "error: line 2: the prompt has 501 tokens" in result.err
+    assert "the context is 400" in result.err
+
+
+def test_generate_passes_options_on(edgespec: Edgespec, engine: FakeEngine) -> None:
+    edgespec(
+        "generate", "m", "-p", "x",
+        "--temperature", "0.5", "--top-k", "3", "--top-p", "0.9", "--min-p", "0.1", "--seed", "7",
+        "--stop", "a", "--stop", "b", "--max-tokens", "9", "--memory", "1.5GiB", "--context", "64",
+        "--device", "cpu", "--precision", "int8", "--resident-layers", "2",
+    )  # fmt: skip
+    options = engine.sessions[0].options[0]
+    assert (options.temperature, options.top_k, options.top_p, options.min_p) == (0.5, 3, 0.9, 0.1)
+    assert (options.seed, options.stop, options.max_tokens) == (7, ("a", "b"), 9)
+    assert engine.loaded_with == (
+        "m",
+        EngineOptions(memory=1610612736, device="cpu", context=64, precision="int8", resident_layers=2),
+    )
+
+
+def interrupt_soon() -> None:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def test_ctrl_c_ends_generate_cleanly(edgespec: Edgespec, engine: FakeEngine) -> None:
+    engine.script = long_story
+    interrupt_soon()
+    result = edgespec("generate", "m", "--json", "-p", "slow", "-p", "never reached")
+    assert result.code == 130
+    (reply,) = map(json.loads, result.out.splitlines())
+    assert reply["finish_reason"] == "cancelled"
+    assert engine.closed
+
+
+def test_a_closed_pipe_ends_generate_quietly() -> None:
+    command = [sys.executable, "-m", "tests.fake_engine", "generate", "m", *["-p", "x"] * 2000]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        err = process.stderr.read().decode()
+        assert process.wait(60) != 0
+    assert "Traceback" not in err
+    assert "Error" not in err
+
+
+# pack
+
+
+@pytest.fixture
+def packing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A packer that reports progress and records its calls."""
+    module = ModuleType("edgespec.packing")
+    module.calls = []  # type: ignore[attr-defined]
+
+    def pack_model(
+        model: str,
+        out: Path,
+        precision: str,
+        progress: Callable[[Progress], None],
+        notify: Callable[[str], None],
+    ) -> None:
+        module.calls.append((model, out, precision))  # type: ignore[attr-defined]
+        if model == "packed":
+            return
+        notify("going on")
+        for done in (3, 5, 10):
+            progress(Progress("pack", done * 10**9, 10 * 10**9, "bytes"))
+            if model == "interrupted" and done == 5:
+                raise KeyboardInterrupt
+
+    def verify_store(path: Path, progress: Callable[[Progress], None]) -> None:
+        progress(Progress("verify", 0, 10**9, "bytes"))
+        if path.name == "bad":
+            raise CorruptFileError(f"{path}/weights.safetensors: chunk 7 fails its checksum")
+        progress(Progress("verify", 10**9, 10**9, "bytes"))
+
+    module.pack_model = pack_model  # type: ignore[attr-defined]
+    module.verify_store = verify_store  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "edgespec.packing", module)
+    return module
+
+
+def test_pack_says_what_it_wrote_and_where_it_went_on(edgespec: Edgespec, packing: ModuleType) -> None:
+    result = edgespec("pack", "m", "-o", "out", "--precision", "int8")
+    assert result.code == 0
+    assert packing.calls == [("m", Path("out"), "int8")]
+    assert result.out.startswith("out: packed 10 GB at precision int8 in ")
+    assert result.err == "going on\n"
+    assert edgespec("pack", "packed", "-o", "out").out == "out: packed already at precision source\n"
+
+
+def test_pack_keeps_the_files_precision_by_default(edgespec: Edgespec, packing: ModuleType) -> None:
+    edgespec("pack", "m", "-o", "out")
+    assert packing.calls == [("m", Path("out"), "source")]
+
+
+def test_pack_interrupted_says_how_to_go_on(edgespec: Edgespec, packing: ModuleType) -> None:
+    result = edgespec("pack", "interrupted", "-o", "out")
+    assert result.code == 130
+    assert "stopped at 5 GB of 10 GB; the same command goes on from there" in result.err
+
+
+def test_pack_verify(edgespec: Edgespec, packing: ModuleType) -> None:
+    good = edgespec("pack", "--verify", "good")
+    assert good.code == 0
+    assert good.out.startswith("good: all 1 GB are intact in ")
+    bad = edgespec("pack", "--verify", "bad")
+    assert bad.code == 1
+    assert bad.err == "error: bad/weights.safetensors: chunk 7 fails its checksum\n"
+    assert bad.out == ""
+
+
+# bench
+
+
+def test_bench_prints_a_table(edgespec: Edgespec, engine: FakeEngine) -> None:
+    engine.script = long_story
+    result = edgespec("bench", "dir/m", "-p", "16,32", "-n", "4", "-r", "2")
+    assert result.code == 0
+    head, rule, *rows = result.out.splitlines()
+    assert all(line.count("|") == head.count("|") for line in (rule, *rows))
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+    assert [row[3] for row in cells] == ["pp16", "pp32", "tg4"]
+    assert [row[4] for row in cells] == ["16 ± 0", "32 ± 0", "0.25 ± 0"]
+    assert cells[2][:3] == ["m", "13 GB", "source"]
+    assert cells[2][5:] == ["1", "8 GB", "2 GB/s", "–", "7.9 GB of 8 GB"]
+    assert engine.loaded_with is not None
+    assert engine.loaded_with[1].context == 33
+
+
+def test_bench_json(edgespec: Edgespec, engine: FakeEngine) -> None:
+    engine.script = long_story
+    report = json.loads(edgespec("bench", "m", "-p", "0", "-n", "4", "-r", "3", "--json").out)
+    (test,) = report["tests"]
+    assert test["test"] == "tg4"
+    assert test["samples"] == [0.25] * 3
+    assert test["bytes_per_token"] == 8e9
+    assert report["peak_memory"] == 7_900_000_000
+    assert report["memory"] == 8 * 10**9
+
+
+def test_bench_replies_have_the_length_asked_for(edgespec: Edgespec, engine: FakeEngine) -> None:
+    """A model that would end early goes on: EOS is not heeded."""
+    engine.script = lambda text: "\0" * 50
+    edgespec("bench", "m", "-p", "0", "-n", "20", "-r", "1")
+    assert engine.sessions[0].options[-1].max_tokens == 21
+    assert not engine.eos
+
+
+def test_bench_reads_fresh_prompts(edgespec: Edgespec, engine: FakeEngine) -> None:
+    """The session would reuse what two prompts share, and a benchmark of that measures nothing."""
+    edgespec("bench", "m", "-p", "16", "-n", "0", "-r", "3")
+    prompts = [tuple(p) for p in engine.sessions[0].prompts if len(p) == 16]
+    assert len(set(prompts)) == 3
+
+
+# progress
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_drawn_in_place_with_rates() -> None:
+    from edgespec.apps.progress import ProgressLine
+
+    now = [0.0]
+    screen = Screen()
+    line = ProgressLine(screen, clock=lambda: now[0])
+    for second in range(4):
+        now[0] = float(second)
+        line(Progress("load", second * 2 * 10**9, 20 * 10**9, "bytes"))
+    shown = screen.getvalue()
+    assert "loading 0 B of 20 GB" in shown, "there is something to see at once"
+    assert "loading 6 GB of 20 GB · 2 GB/s · 7 s left" in shown
+    assert "\n" not in shown
+    line.clear()
+    assert screen.getvalue().endswith("\r\x1b[K")
+
+
+def test_progress_shows_the_layers_of_a_slow_pass_only() -> None:
+    from edgespec.apps.progress import ProgressLine
+
+    now, read = [0.0], [0]
+    screen = Screen()
+    line = ProgressLine(screen, bytes_read=lambda: read[0], clock=lambda: now[0])
+    for layer in range(1, 33):
+        now[0] += 0.001
+        line(Progress("layers", layer, 32, "layers"))
+    assert screen.getvalue() == ""
+    for layer in range(1, 13):
+        now[0] += 0.5
+        read[0] += 10**9
+        line(Progress("layers", layer, 32, "layers"))
+    assert "layer 12/32 · 2 GB/s" in screen.getvalue()
+
+
+def test_progress_goes_below_an_unfinished_line() -> None:
+    from edgespec.apps.progress import ProgressLine
+
+    screen = Screen()
+    line = ProgressLine(screen)
+    line.column = 10
+    line.say("layer 1/2")
+    assert "\r\x1b[K" not in screen.getvalue().replace("\r\n\x1b[K", ""), "the reply must not be overwritten"
+    line.clear()
+    assert screen.getvalue().endswith("\x1b[J")
+
+
+def test_progress_is_silent_without_a_terminal() -> None:
+    from edgespec.apps.progress import ProgressLine
+
+    stream = io.StringIO()
+    line = ProgressLine(stream)
+    line.say("starting")
+    line(Progress("load", 1, 2, "bytes"))
+    line.clear()
+    assert stream.getvalue() == ""
