@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import xxhash
-from edgespec.offload.chunks import Chunk
 
 from edgespec.errors import CorruptFileError
+from edgespec.offload.chunks import Chunk
 
 
 def mismatch(chunk: Chunk, data: memoryview) -> CorruptFileError | None:

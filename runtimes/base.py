@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from edgespec.runtimes.config import ModelConfig
     from torch import Tensor
+
+    from edgespec.runtimes.config import ModelConfig
 
 IntArray = NDArray[np.int64]
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F
+
 from edgespec.kernels.dispatch import attend
 from edgespec.runtimes.base import IntArray, Rows, slot_depths
 from edgespec.runtimes.torch.kv_cache import BLOCK, TorchKVCache
-from torch import Tensor
-from torch.nn import functional as F
 
 GATHER_ROWS = 16  # rows whose own blocks are gathered at a time: bounds the copy's memory
 
@@ -148,7 +149,7 @@ class _Tree:
 
 
 class _Merge:
-    """Softmax over all keys from that over each block: sum_b w_b out_b / sum_b w_b, w_b = exp(lse_b - top)."""
+    """Softmax over all keys from that over each block: sum_b w_b out_b / sum_b w_b, w = exp(lse - top)."""
 
     def __init__(self) -> None:
         self.outs: list[Tensor] = []

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from edgespec.runtimes.base import IntArray
-from edgespec.runtimes.config import ModelConfig
 from torch import Tensor
 
 from edgespec.errors import ContextError
+from edgespec.runtimes.base import IntArray
+from edgespec.runtimes.config import ModelConfig
 
 BLOCK = 64  # positions per attention block; see attention.py
 

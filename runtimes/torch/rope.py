@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
+
 from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.config import Rope
-from torch import Tensor
 
 TABLE = 1024  # positions computed at a time
 
