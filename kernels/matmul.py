@@ -39,8 +39,9 @@ class Block:
             return data.to(dtype)
         if self.scale is None:
             return dequantize_torch(self.encoding, data, self.inner, dtype)
-        unpack = dequantize_int8 if self.encoding == "I8" else dequantize_int4
-        return unpack(data, self.scale[start:stop], dtype)
+        if self.encoding == "I8":
+            return dequantize_int8(data, self.scale[start:stop], dtype)
+        return dequantize_int4(data, self.scale[start:stop], dtype, self.inner).contiguous()
 
     def tiles(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """The block as dense matrices of `dtype`, a view where it is stored so."""
