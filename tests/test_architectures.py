@@ -12,17 +12,22 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgespec.kernels.gguf_blocks import BLOCKS, row_bytes
+from edgespec.offload.pack import pack
 from edgespec.runtimes.base import Rows
+from edgespec.runtimes.torch.gguf import read_gguf
 from edgespec.runtimes.torch.gguf_file import read_gguf_file
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.model import TorchTarget
+from edgespec.runtimes.torch.open import describe_model
 from tests.models import (
     gguf_name,
     load_oracle,
     make_checkpoint,
+    make_tokenizer,
     open_resident,
     read_tensors,
     unpermute,
@@ -306,6 +311,36 @@ def test_gguf_greedy_reply(tmp_path: Path, cases: dict[str, Case]) -> None:
     )
 
 
+@pytest.mark.parametrize("precision", ["source", "bf16", "int8", "int4"])
+def test_packed_gguf(tmp_path: Path, cases: dict[str, Case], precision: str) -> None:
+    """A packed copy keeps what only GGUF has: pairwise rotation, stored divisors, the tokenizer inside."""
+    case, tokens = cases["llama3"], cases["llama3"].text[:90]
+    make_tokenizer(case.path)
+    path = write_gguf(case.path, tmp_path / "m.gguf", "Q8_0")
+    source, out = read_gguf(path), tmp_path / "packed"
+    pack(
+        source.order,
+        out,
+        precision=precision,
+        config=source.config.to_dict(),
+        source=str(path),
+        source_digest=source.digest,
+        beside=source.companions(),
+    )
+    again = Tokenizer.from_file(str(out / "tokenizer.json"))
+    original = Tokenizer.from_file(str(case.path / "tokenizer.json"))
+    assert again.encode("A round trip").ids == original.encode("A round trip").ids
+    assert describe_model(out).config == source.config
+    logits = [extend(t, t.new_cache(90), tokens, prefill=False) for t in map(open_resident, (path, out))]
+    exact = oracle_logits(oracle_of_gguf(path, case.path), tokens)
+    off = [float((x - exact).square().mean().sqrt()) for x in logits]
+    if precision == "source":
+        assert torch.equal(logits[0], logits[1])
+    # int4 loses much on so small a model; a wrong layout would be off by 1.4 standard deviations.
+    worst = {"bf16": 1.3 * off[0], "int8": 1.6 * off[0], "int4": 0.75 * float(exact.std())}
+    assert off[1] <= worst.get(precision, off[0])
+
+
 # --- a trained model -------------------------------------------------------------------------------------
 
 
@@ -313,8 +348,6 @@ def test_stories260k_continues_as_with_transformers() -> None:
     path = SHARED / "models/stories260k"
     if not path.is_dir():
         pytest.skip("needs /work/shared/models/stories260k")
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
     prompt = tokenizer.encode("Once upon a time").ids
     expected = oracle_greedy(load_oracle(path), prompt, REPLY)
