@@ -1,0 +1,103 @@
+"""What a drafter is: whoever proposes continuations, as token trees. Needs no torch.
+
+A drafter belongs to one conversation and follows its tokens:
+
+    prefill ── start ─ step ─ step … ─ tree ── commit ── start …    (a plain cycle has a commit alone)
+                          └ cancel (interrupted; or an outcome has made it worthless)
+
+`start` takes several *roots*, because a schedule may draft while the target is still verifying, for each
+outcome it thinks likely. `step` is the unit of work that fits into a wait for flash. Drafters speak token
+ids and never see text; what they propose cannot change what the target says, only how fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgespec.acceptance import Outcome
+from edgespec.sampling import Noise, Sampler
+from edgespec.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class TreeBudget:
+    """How much may be drafted. `steps` counts those that cost something; what is free is drafted anyway."""
+
+    nodes: int  # of a tree, the root included
+    depth: int  # of the deepest node
+    steps: int  # of drafting
+
+
+@dataclass(frozen=True)
+class Root:
+    """Where a tree hangs: `path` [>= 1] are the tokens behind the committed ones, the last of them the root.
+
+    More than one while the target is verifying: a predicted path, then the predicted bonus token.
+    """
+
+    path: tuple[int, ...]
+
+    @property
+    def token(self) -> int:
+        return self.path[-1]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a reply begins with.
+
+    tokens: the prompt: all that the target has committed.
+    sampler, noise: given where acceptance judges by the distribution a token was *drawn* from (`ratio`):
+        trees are then chains drawn with them. Without, a tree holds the likeliest continuations.
+    check: called between blocks of long work; raises Cancelled.
+    """
+
+    tokens: Sequence[int]
+    sampler: Sampler | None = None
+    noise: Noise | None = None
+    check: Callable[[], None] = lambda: None
+
+
+class Drafting(Protocol):
+    """One round of drafting under way."""
+
+    def step(self) -> bool:
+        """Do one unit of work; False = there was nothing left to do."""
+
+    def tree(self, root: int = 0) -> TokenTree:
+        """The best tree so far for the given root; the root alone before the first step."""
+
+    def cancel(self) -> None:
+        """Drop the work; the drafter can start again."""
+
+
+class Drafter(Protocol):
+    """One conversation's source of drafts."""
+
+    @property
+    def steps(self) -> range:
+        """Numbers of steps that make sense: range(1) for a drafter whose drafts are free."""
+
+    def prefill(self, context: Context) -> None:
+        """A reply begins. The context may share any part of what was committed before, or nothing."""
+
+    def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
+        """Begin a tree for each root; ends the round before. Nothing expensive happens before `step`."""
+
+    def commit(self, root: int, outcome: Outcome) -> None:
+        """`root` and the outcome's accepted tokens are committed; its bonus token is the next root."""
+
+
+def committed(root: int, outcome: Outcome) -> list[int]:
+    """The tokens that an outcome commits."""
+    return [root, *outcome.tokens[:-1]]
+
+
+def shared_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    for place, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        if a != b:
+            return place
+    return min(len(ours), len(theirs))

@@ -1,0 +1,172 @@
+"""Drafts copied from the conversation itself: what followed the last time these tokens were said.
+
+The index is LZ77's: for every n-gram of a few lengths, the place where it last ended, and for every place
+the one before. Adding a token is O(1), so is taking it back, and memory is about 400 bytes a token. The
+likelihood of a copied token depends on how long a suffix matches, and is *measured*: before each committed
+token is added, the index says what it would have predicted. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log
+
+import numpy as np
+
+from edgespec.acceptance import Outcome
+from edgespec.drafters.base import Context, Root, TreeBudget, committed, shared_prefix
+from edgespec.tree import TokenTree
+
+ORDERS = (4, 2, 1)  # lengths of indexed n-grams, longest first
+LOOKED_AT = 24  # occurrences compared a draft, the latest of each order first
+BRANCHES = 8  # occurrences copied from, the longest matches first
+LONGEST = 24  # a match is not measured beyond this length
+FAINT = log(0.01)  # paths less likely than this are not followed
+PRIOR = 4.0  # strength, in observations, of what is believed before measuring
+
+
+class NGram:
+    """See `drafters.base.Drafter`. Several continuations become branches; its trees are free."""
+
+    steps = range(1)
+
+    def __init__(self) -> None:
+        self._hits = np.zeros(LONGEST + 1)  # by length of the longest match: predictions that came true,
+        self._trials = np.zeros(LONGEST + 1)  # of so many
+        self._clear()
+
+    def _clear(self) -> None:
+        self.tokens: list[int] = []
+        # By order: hash of an n-gram -> place of its last token; place -> the n-gram's place before, or -1.
+        self._last: list[dict[int, int]] = [{} for _ in ORDERS]
+        self._before: list[list[int]] = [[] for _ in ORDERS]
+        self._whole = True  # no update of the index was interrupted
+
+    def prefill(self, context: Context) -> None:
+        if not self._whole:
+            self._clear()
+        self._whole = False
+        shared = shared_prefix(self.tokens, context.tokens)
+        while len(self.tokens) > shared:
+            self._pop()
+        for token in context.tokens[shared:]:
+            self._push(int(token))
+        self._whole = True
+
+    def start(self, roots: Sequence[Root], budget: TreeBudget) -> NGramDrafting:
+        return NGramDrafting(self, roots, budget)
+
+    def commit(self, root: int, outcome: Outcome) -> None:
+        self._whole = False
+        for token in committed(root, outcome):
+            self._observe(token)
+            self._push(token)
+        self._whole = True
+
+    def confidence(self, length: int) -> float:
+        """Measured probability that the token after a match of `length` tokens is copied rightly."""
+        length = min(length, LONGEST)
+        believed = length / (length + 2)
+        return float((self._hits[length] + PRIOR * believed) / (self._trials[length] + PRIOR))
+
+    def draft(self, path: Sequence[int], budget: TreeBudget) -> TokenTree:
+        """The tree behind the committed tokens and `path`, whose last token is the root."""
+        text = self.tokens + list(path)
+        matches = self._matches(text)[:BRANCHES]
+        depth = min(budget.depth, budget.nodes - 1)
+        if not matches or depth < 1:
+            return TokenTree.root(path[-1])
+        copies = [_copy(text, place + 1, depth) for place, _ in matches]
+        tokens, parents, logprobs, scores = [path[-1]], [-1], [0.0], [0.0]
+        level = [(0, list(range(len(matches))))]  # nodes, and the matches that agree with their whole path
+        for step in range(depth):
+            deeper = []
+            for node, here in level:
+                longest = max(matches[m][1] for m in here) + step
+                sure = self.confidence(longest)
+                weights: dict[int, float] = {}
+                for m in here:  # a match counts half for every token that it is shorter than the longest
+                    token = copies[m][step]
+                    weights[token] = weights.get(token, 0.0) + 2.0 ** (matches[m][1] + step - longest)
+                total = sum(weights.values())
+                for token, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
+                    logprob = log(sure * weight / total)
+                    if scores[node] + logprob < FAINT:
+                        continue
+                    deeper.append((len(tokens), [m for m in here if copies[m][step] == token]))
+                    tokens.append(token)
+                    parents.append(node)
+                    logprobs.append(logprob)
+                    scores.append(scores[node] + logprob)
+            level = deeper
+        return TokenTree(np.array(tokens), np.array(parents), np.array(logprobs)).best(budget.nodes)
+
+    def _matches(self, text: list[int]) -> list[tuple[int, int]]:
+        """(place of the last token, length) of earlier occurrences of `text`'s end; longest, then latest."""
+        found: dict[int, int] = {}
+        for order, last, before in zip(ORDERS, self._last, self._before, strict=True):
+            place = last.get(hash(tuple(text[-order:])), -1)
+            while place >= 0 and len(found) < LOOKED_AT:
+                if place < len(text) - 1 and place not in found and (length := _match_length(text, place)):
+                    found[place] = length
+                place = before[place]
+        return sorted(found.items(), key=lambda item: (-item[1], -item[0]))
+
+    def _observe(self, token: int) -> None:
+        """Learn from what the best match predicts for the next token, drafted or not."""
+        if self.tokens and (matches := self._matches(self.tokens)):
+            place, length = matches[0]
+            self._trials[length] += 1
+            self._hits[length] += self.tokens[place + 1] == token
+
+    def _push(self, token: int) -> None:
+        place = len(self.tokens)
+        for order, last, before in zip(ORDERS, self._last, self._before, strict=True):
+            gram = hash((*self.tokens[max(0, place + 1 - order) :], token))
+            before.append(last.get(gram, -1))
+            last[gram] = place
+        self.tokens.append(token)
+
+    def _pop(self) -> None:
+        for order, last, before in zip(ORDERS, self._last, self._before, strict=True):
+            gram = hash(tuple(self.tokens[-order:]))
+            earlier = before.pop()
+            if earlier < 0:
+                del last[gram]
+            else:
+                last[gram] = earlier
+        self.tokens.pop()
+
+
+class NGramDrafting:
+    """See `drafters.base.Drafting`: everything happens in one step."""
+
+    def __init__(self, drafter: NGram, roots: Sequence[Root], budget: TreeBudget) -> None:
+        self.drafter, self.roots, self.budget = drafter, roots, budget
+        self.trees: list[TokenTree] | None = None
+
+    def step(self) -> bool:
+        if self.trees is not None:
+            return False
+        self.trees = [self.drafter.draft(root.path, self.budget) for root in self.roots]
+        return True
+
+    def tree(self, root: int = 0) -> TokenTree:
+        return TokenTree.root(self.roots[root].token) if self.trees is None else self.trees[root]
+
+    def cancel(self) -> None:
+        pass
+
+
+def _match_length(text: list[int], place: int) -> int:
+    """How many tokens up to `place` equal the last ones of the text."""
+    length, end = 0, len(text) - 1
+    while length < LONGEST and place >= length and text[place - length] == text[end - length]:
+        length += 1
+    return length
+
+
+def _copy(text: list[int], start: int, count: int) -> list[int]:
+    """`count` tokens from `start` on; past the end of the text the copy goes on with itself, as in LZ77."""
+    period = len(text) - start
+    return [text[start + i % period] for i in range(count)]

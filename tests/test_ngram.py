@@ -1,0 +1,178 @@
+"""Drafts copied from the conversation: right branches, honest probabilities, an index that can go back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from edgespec.acceptance import Outcome
+from edgespec.drafters.base import Context, Root, TreeBudget
+from edgespec.drafters.ngram import LONGEST, ORDERS, NGram, _copy, _match_length
+from edgespec.tree import TokenTree
+
+BUDGET = TreeBudget(64, 16, 0)
+
+
+def drafter_of(tokens: list[int]) -> NGram:
+    drafter = NGram()
+    drafter.prefill(Context(tokens))
+    return drafter
+
+
+def draft(drafter: NGram, root: int, budget: TreeBudget = BUDGET) -> TokenTree:
+    drafting = drafter.start([Root((root,))], budget)
+    assert len(drafting.tree()) == 1, "nothing is drafted before a step"
+    assert drafting.step()
+    assert not drafting.step()
+    tree = drafting.tree()
+    tree.validate()
+    return tree
+
+
+def paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.tokens[tree.path_to(node)].tolist()) for node in range(len(tree))}
+
+
+def emit(drafter: NGram, root: int, *tokens: int) -> None:
+    """One cycle: `tokens` are what it emitted, the bonus last."""
+    drafter.commit(root, Outcome(np.arange(len(tokens)), tokens))
+
+
+def test_the_longest_match_comes_first_and_others_become_branches() -> None:
+    drafter = drafter_of([5, 6, 7, 8, 1, 2, 9, 7, 3, 4, 5, 6])
+    tree = draft(drafter, 7)  # "5 6 7" was followed by 8, "9 7" by 3
+    first, second = tree.children(0)
+    assert (tree.tokens[first], tree.tokens[second]) == (8, 3)
+    assert tree.logprobs[first] > tree.logprobs[second]
+    assert {(7, 8, 1, 2), (7, 3, 4)} <= paths(tree)
+
+
+def test_nothing_said_before_means_nothing_drafted() -> None:
+    assert len(draft(drafter_of([1, 2, 3]), 9)) == 1
+    assert len(draft(NGram(), 9)) == 1
+
+
+def test_a_copy_past_the_end_repeats_itself() -> None:
+    tree = draft(drafter_of([1, 2, 3] * 4), 1, TreeBudget(13, 12, 0))
+    assert max(tree.depths) == 12
+    deepest = tree.tokens[tree.path_to(int(np.argmax(tree.depths)))].tolist()
+    assert deepest == ([1, 2, 3] * 5)[:13]
+    assert _copy([1, 2, 3], 1, 5) == [2, 3, 2, 3, 2]
+
+
+def test_the_budget_holds() -> None:
+    rng = np.random.default_rng(0)
+    drafter = drafter_of(rng.integers(0, 3, 500).tolist())
+    for nodes, depth in [(1, 5), (2, 5), (7, 3), (64, 1), (5, 0)]:
+        tree = draft(drafter, 1, TreeBudget(nodes, depth, 0))
+        assert len(tree) <= nodes
+        assert max(tree.depths) <= depth
+
+
+def test_siblings_differ_and_share_at_most_all_probability() -> None:
+    rng = np.random.default_rng(1)
+    drafter = drafter_of(rng.integers(0, 4, 800).tolist())
+    tree = draft(drafter, 2)
+    assert len(tree) > 20
+    for node in range(len(tree)):
+        children = tree.children(node)
+        assert len(set(tree.tokens[children].tolist())) == len(children)
+        assert np.exp(tree.logprobs[children]).sum() <= 1 + 1e-9
+
+
+def test_probabilities_are_measured() -> None:
+    """Text that repeats makes the index sure of itself; random text makes it doubt."""
+    rng = np.random.default_rng(2)
+    loop, noise = NGram(), NGram()
+    loop.prefill(Context([1, 2, 3, 4]))
+    noise.prefill(Context(rng.integers(0, 8, 50).tolist()))
+    root = 1
+    for i in range(200):
+        emit(loop, 1 + i % 4, 1 + (i + 1) % 4)
+        following = int(rng.integers(0, 8))
+        emit(noise, root, following)
+        root = following
+    assert loop.confidence(LONGEST) > 0.95
+    assert noise.confidence(1) < 0.3
+    sure, doubtful = draft(loop, 1), draft(noise, root)
+    assert np.exp(sure.logprobs[1]) > 0.95
+    assert np.exp(doubtful.logprobs[1:]).max() < 0.5
+
+
+def test_a_plain_cycle_teaches_too() -> None:
+    drafter = drafter_of([1, 2, 1, 2])
+    before = drafter._trials.sum()
+    emit(drafter, 1, 2)
+    assert drafter._trials.sum() == before + 1
+
+
+def test_going_back_leaves_the_index_of_what_remains() -> None:
+    """Chat edits truncate: afterwards the index is as if the rest had never been there."""
+    rng = np.random.default_rng(3)
+    long = rng.integers(0, 5, 300).tolist()
+    for keep in (0, 1, 3, 150, 299):
+        edited = long[:keep] + rng.integers(0, 5, 40).tolist()
+        drafter = drafter_of(long)
+        drafter.prefill(Context(edited))
+        fresh = drafter_of(edited)
+        assert drafter.tokens == fresh.tokens == edited
+        assert drafter._last == fresh._last
+        assert drafter._before == fresh._before
+        assert paths(draft(drafter, 2)) == paths(draft(fresh, 2))
+
+
+def test_commits_equal_a_prefill() -> None:
+    rng = np.random.default_rng(4)
+    text = rng.integers(0, 6, 120).tolist()
+    grown = NGram()
+    grown.prefill(Context(text[:10]))
+    place = 10
+    while place < 119:
+        n = int(rng.integers(1, 5))
+        emit(grown, text[place], *text[place + 1 : place + n], 0)
+        place += len(text[place : place + n])
+    whole = drafter_of(text[:place])
+    assert grown.tokens == whole.tokens
+    assert grown._last == whole._last
+    assert grown._before == whole._before
+
+
+def test_an_interrupted_update_is_mended() -> None:
+    drafter = drafter_of([1, 2, 3, 1, 2])
+
+    class Interrupted(list[int]):
+        def append(self, value: int) -> None:
+            raise KeyboardInterrupt
+
+    whole = drafter._before[1]
+    drafter._before[1] = Interrupted(whole)
+    try:
+        emit(drafter, 3, 1)
+    except KeyboardInterrupt:
+        drafter._before[1] = whole
+    drafter.prefill(Context([1, 2, 3, 1, 2, 3]))
+    fresh = drafter_of([1, 2, 3, 1, 2, 3])
+    assert (drafter.tokens, drafter._last, drafter._before) == (fresh.tokens, fresh._last, fresh._before)
+
+
+def test_several_roots() -> None:
+    """Predicted outcomes: each root stands behind its own path."""
+    drafter = drafter_of([1, 2, 3, 4, 9, 1, 2, 7, 8])
+    drafting = drafter.start([Root((1, 2)), Root((9, 1)), Root((5,))], BUDGET)
+    drafting.step()
+    assert {int(drafting.tree(0).tokens[c]) for c in drafting.tree(0).children(0)} == {3, 7}
+    assert {int(drafting.tree(1).tokens[c]) for c in drafting.tree(1).children(0)} == {2}
+    assert len(drafting.tree(2)) == 1
+
+
+def test_memory_is_bounded_by_the_text() -> None:
+    drafter = drafter_of(np.random.default_rng(5).integers(0, 1000, 3000).tolist())
+    assert all(len(last) <= 3000 for last in drafter._last)
+    assert [len(before) for before in drafter._before] == [3000] * len(ORDERS)
+    drafter.prefill(Context([1]))
+    assert all(len(last) == 1 for last in drafter._last)
+
+
+def test_match_length_stops_at_the_ends() -> None:
+    assert _match_length([1, 2, 1, 2], 1) == 2
+    assert _match_length([3, 2, 1, 2], 1) == 1
+    assert _match_length([7] * 100, 50) == LONGEST
