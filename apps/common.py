@@ -46,7 +46,8 @@ def describe_plan(model: str, plan: Plan) -> str:
     """What was loaded and what the plan decided, in two lines."""
     first = [model, f"memory {format_bytes(plan.dial)}", f"context {plan.context}"]
     if plan.predicted_tokens_per_second:
-        first.append(f"about {plan.predicted_tokens_per_second:.2g} tokens/s")
+        speed = plan.predicted_tokens_per_second
+        first.append(f"about {speed:.2g} tokens/s" if speed < 10 else f"about {speed:.0f} tokens/s")
     if plan.streamed_bytes:
         second = f"{format_bytes(plan.pinned_bytes)} of weights in memory, "
         second += f"{format_bytes(plan.streamed_bytes)} streamed for each pass"

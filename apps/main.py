@@ -25,7 +25,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 app = typer.Typer(
     name="edgespec",
     help="Run language models larger than the memory they may use, with exactly the model's own output.",
-    epilog="Every option can also be set as EDGESPEC_NAME in the environment, or in edgespec.toml.",
+    epilog="Options can be set in the environment too, as EDGESPEC_MEMORY, and in edgespec.toml.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )

@@ -116,8 +116,8 @@ Stop = Annotated[
     _option("--stop", panel=_SAMPLING, metavar="TEXT", help="End the reply before this text. Repeatable."),
 ]
 
-# Variables that are not options of a run: install.sh reads the first two, the benchmark scripts the last.
-_OTHER_VARIABLES = {"EDGESPEC_TORCH", "EDGESPEC_VENV", "EDGESPEC_BENCH_DIR"}
+# Variables that are not options of a run: where things are remembered, install.sh's, the benchmark scripts'.
+_OTHER_VARIABLES = {"EDGESPEC_CACHE", "EDGESPEC_TORCH", "EDGESPEC_VENV", "EDGESPEC_BENCH_DIR"}
 
 
 def engine_options(flags: Mapping[str, Any]) -> EngineOptions:
@@ -142,14 +142,17 @@ def _size(name: str, text: str) -> int:
         raise OptionError(f"--{name.replace('_', '-')}: {error}") from None
 
 
+def known_variables() -> set[str]:
+    """Names of all environment variables of this project."""
+    names = [f.name for kind in (EngineOptions, GenerationOptions) for f in fields(kind)]
+    return {f"EDGESPEC_{name.upper()}" for name in names} | _OTHER_VARIABLES
+
+
 def _check_environment() -> None:
     """A misspelt EDGESPEC_* variable is an error too: no option is silently ignored."""
-    known = {
-        f"EDGESPEC_{f.name.upper()}" for kind in (EngineOptions, GenerationOptions) for f in fields(kind)
-    }
-    known |= _OTHER_VARIABLES
+    known = sorted(known_variables())
     for name in sorted(os.environ):
         if name.startswith("EDGESPEC_") and name not in known:
-            near = difflib.get_close_matches(name, sorted(known), 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
             raise OptionError(f"environment variable {name} is not an option; {hint}")

@@ -113,7 +113,9 @@ def test_one_message_from_a_flag(chat: Chat, engine: FakeEngine) -> None:
 
 def test_stats_line(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["chat", "m", "-p", "hi"]) == 0
-    assert "0.25 tokens/s · 1 tokens/cycle · 8 GB/token · read 2 GB/s" in capsys.readouterr().err
+    assert (
+        "0.25 tok/s · 1 tok/cycle · 8 GB/tok · read 2 GB/s · peak 7.9 GB of 8 GB" in capsys.readouterr().err
+    )
 
 
 def test_without_a_model_the_demo_model_is_loaded(
@@ -261,7 +263,7 @@ def test_regen_asks_again_with_another_seed(chat: Chat, engine: FakeEngine) -> N
 def test_stats_and_show(chat: Chat) -> None:
     _, _, err = chat("/stats\n/stats on\nhi\n/stats off\nhi\n/stats\n/show\n/show plan\n")
     assert err.startswith("there is no reply yet\n")
-    assert err.count("tokens/cycle") == 1
+    assert err.count("tok/cycle") == 1
     assert re.search(r"peak memory +7.9 GB of 8 GB", err)
     assert "m · memory 8 GB · context 400 · about 0.25 tokens/s" in err
     assert "5 GB of weights in memory, 8 GB streamed for each pass" in err
@@ -463,7 +465,7 @@ def test_a_chat_on_a_terminal(terminal: Terminal) -> None:
     terminal.wait_for(">>>")
     terminal.send("hello\r")
     terminal.wait_for("once upon a time")
-    terminal.wait_for("tokens/s")
+    terminal.wait_for("tok/s")
     terminal.wait_for(">>>")
     terminal.send("slow tale\r")
     terminal.wait_for("once")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,13 +17,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from edgespec import __version__
-from edgespec.apps import common, main
+from edgespec.apps import common, main, options
 from edgespec.config import EngineOptions
 from edgespec.errors import BudgetError, CorruptFileError
 from edgespec.progress import Progress
 from tests.fake_engine import FakeEngine, long_story
 
 ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ["edgespec", "apps", "runtimes", "offload", "devices", "kernels", "benchmarks"]
 Edgespec = Callable[..., "Result"]
 
 
@@ -129,6 +131,14 @@ def test_a_misspelt_variable_is_an_error(
     assert "did you mean EDGESPEC_MEMORY?" in result.err
 
 
+def test_every_variable_that_is_read_is_known() -> None:
+    """Else a user who sets it is told that it does not exist."""
+    code = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*.py")] + [ROOT / "install.sh"]
+    read = {name for path in code for name in re.findall(r"\bEDGESPEC_[A-Z_]+\b", path.read_text("utf-8"))}
+    assert len(read) > 3
+    assert read <= options.known_variables()
+
+
 def test_errors_of_a_model_are_one_message_and_code_1(
     edgespec: Edgespec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,15 +188,7 @@ def test_generate_writes_the_reply_alone_on_standard_output(edgespec: Edgespec, 
     assert result.out == "ONCE\nUPON\n"
     assert engine.sessions[0].prompts == [[1, *b"once"], [1, *b"upon"]]
     line = result.err.splitlines()[0]
-    for part in (
-        "5 tokens",
-        "0.25 tokens/s",
-        "1 tokens/cycle",
-        "8 GB/token",
-        "read 2 GB/s",
-        "peak 7.9 GB of 8 GB",
-    ):
-        assert part in line
+    assert line == "0.25 tok/s · 1 tok/cycle · 8 GB/tok · read 2 GB/s · peak 7.9 GB of 8 GB"
     assert "\x1b" not in result.out + result.err, "no colours or progress without a terminal"
     assert engine.closed
 

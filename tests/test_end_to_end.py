@@ -1,0 +1,223 @@
+"""The commands with the real engine and a tiny random model: prompt in, text out, and ways to go wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import edgespec
+from edgespec.apps import main
+from tests.tiny import write_checkpoint
+
+Run = Callable[..., "tuple[int, str, str]"]
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def write_model(path: Path) -> Path:
+    """A random model whose tokens are bytes, with a chat template."""
+    write_checkpoint(path, vocab_size=256)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: id for id, char in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+
+    def run(*arguments: str | Path, stdin: str = "") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        code = main.run([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def reply(out: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(out)
+    return result
+
+
+def test_the_command_says_what_the_library_says(run: Run, model: Path) -> None:
+    with edgespec.load(model) as engine:
+        expected = edgespec.generate(engine, "Once", max_tokens=24)
+    code, out, _ = run("generate", model, "-p", "Once", "--max-tokens", "24", "--json")
+    assert code == 0
+    assert reply(out)["tokens"] == expected.tokens
+    assert reply(out)["text"] == expected.text
+    assert run("generate", model, "-p", "Once", "--max-tokens", "24")[1] == expected.text + "\n"
+
+
+def test_streamed_replies_are_resident_ones(run: Run, model: Path) -> None:
+    flags = ["generate", model, "-p", "Once", "--max-tokens", "24", "--json"]
+    resident, streamed = reply(run(*flags)[1]), reply(run(*flags, "--resident-layers", "0")[1])
+    assert streamed["tokens"] == resident["tokens"]
+    assert resident["stats"]["bytes_per_token"] <= 8192, "an embedding row at most"
+    assert streamed["stats"]["bytes_per_token"] >= streamed["stats"]["plan"]["streamed_bytes"]
+    assert streamed["stats"]["read_gbps"] > 0
+    assert streamed["stats"]["cycles"] == 24
+
+
+def test_the_next_turn_of_a_chat_computes_only_what_is_new(run: Run, model: Path) -> None:
+    turns = json.dumps({"turns": ["hello", "and then?"]})
+    _, out, _ = run("generate", model, "--max-tokens", "8", "--json", stdin=turns)
+    first, second = map(json.loads, out.splitlines())
+    computed = first["stats"]["prompt_tokens"] + first["stats"]["reply_tokens"]
+    assert second["stats"]["reused_tokens"] == computed - 1, "all but the last token, which no pass has seen"
+
+
+def test_chat_through_pipes(run: Run, model: Path) -> None:
+    code, out, err = run("chat", model, "--max-tokens", "5", "--memory", "4GB", stdin="hello\n/show\nagain\n")
+    assert code == 0
+    assert out.count("\n") >= 2
+    assert err.count("of 4 GB") == 2
+    assert "memory 4 GB · context 512" in err
+
+
+def test_pack_verify_and_run(run: Run, model: Path) -> None:
+    assert run("pack", model, "-o", "packed")[0] == 0
+    assert run("pack", "--verify", "packed")[0] == 0
+    flags = ["-p", "Once", "--max-tokens", "16"]
+    assert run("generate", "packed", *flags)[1] == run("generate", model, *flags)[1]
+    code, _, err = run("pack", model, "-o", "packed")
+    assert code == 2
+    assert "holds a packed model already" in err
+
+
+def test_verify_finds_a_changed_byte(run: Run, model: Path) -> None:
+    run("pack", model, "-o", "packed", "--precision", "int8")
+    (weights,) = Path("packed").glob("*.safetensors")
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    code, out, err = run("pack", "--verify", "packed")
+    assert code == 1
+    assert out == ""
+    assert weights.name in err
+    assert "chunk" in err
+
+
+def test_bench(run: Run, model: Path) -> None:
+    code, out, _ = run("bench", model, "-p", "40", "-n", "8", "-r", "2", "--resident-layers", "0", "--json")
+    assert code == 0
+    pp, tg = json.loads(out)["tests"]
+    assert (pp["test"], tg["test"]) == ("pp40", "tg8")
+    assert min(pp["samples"] + tg["samples"]) > 0
+    assert 0 < pp["bytes_per_token"] < tg["bytes_per_token"], "a prompt's tokens share passes"
+
+
+# Bad input
+
+
+def rewrite_config(path: Path, **changes: Any) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def truncate(path: Path) -> None:
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def claim_a_huge_header(path: Path) -> None:
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", 2**62) + data[8:])
+
+
+def overlap_tensors(path: Path) -> None:
+    data = (path / "model.safetensors").read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + length])
+    first, second = [name for name in header if name.endswith(("k_proj.weight", "v_proj.weight"))][:2]
+    header[second]["data_offsets"] = header[first]["data_offsets"]
+    text = json.dumps(header).encode()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
+
+
+@pytest.mark.parametrize(
+    ("damage", "part"),
+    [
+        (lambda path: (path / "model.safetensors").unlink(), "model.safetensors"),
+        (lambda path: (path / "config.json").unlink(), "config.json"),
+        (lambda path: (path / "config.json").write_text("{"), "config.json"),
+        (lambda path: (path / "tokenizer.json").unlink(), "tokenizer.json"),
+        (lambda path: (path / "tokenizer.json").write_text("{}"), "tokenizer.json"),
+        (truncate, "model.safetensors"),
+        (claim_a_huge_header, "model.safetensors"),
+        (overlap_tensors, "overlap"),
+        (lambda path: rewrite_config(path, architectures=["MambaForCausalLM"]), "MambaForCausalLM"),
+        (lambda path: rewrite_config(path, quantization_config={"quant_method": "awq"}), "awq"),
+        (lambda path: rewrite_config(path, hidden_size=2**40), "hidden_size"),
+        (lambda path: rewrite_config(path, vocab_size=100), "100"),
+        (lambda path: rewrite_config(path, num_hidden_layers=9), "layers.3"),
+    ],
+    ids=[
+        "no-weights",
+        "no-config",
+        "bad-config",
+        "no-tokenizer",
+        "bad-tokenizer",
+        "truncated",
+        "huge-header",
+        "overlap",
+        "architecture",
+        "quantised",
+        "absurd-size",
+        "vocabulary",
+        "layers",
+    ],
+)
+def test_a_damaged_model_is_one_clear_message(
+    run: Run, tmp_path: Path, damage: Callable[[Path], None], part: str
+) -> None:
+    path = write_model(tmp_path / "damaged")
+    damage(path)
+    code, out, err = run("generate", path, "-p", "x")
+    assert code == 1
+    assert out == ""
+    assert err.startswith("error: ")
+    assert part in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "part"),
+    [
+        (["no/such/model", "-p", "x"], 1, "no/such/model"),
+        (["MODEL", "-p", "x", "--memory", "50MB"], 1, "smallest dial that works"),
+        (["MODEL", "-p", "x", "--context", "513"], 2, "512"),
+        (["MODEL", "-p", "x", "--resident-layers", "4"], 2, "the model has 3 layers"),
+        (["MODEL", "-p", "x", "--device", "warp"], 1, "warp"),
+        (["MODEL", "-p", "x", "--device", "cpu", "--device-memory", "1GB"], 2, "device"),
+        (["MODEL", "-p", "x", "--max-tokens", "600"], 1, "512"),
+        (["MODEL", "-p", "word " * 200], 1, "the prompt has 1000 tokens"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    run: Run, model: Path, arguments: list[str], code: int, part: str
+) -> None:
+    result = run("generate", *[str(model) if a == "MODEL" else a for a in arguments])
+    assert (result[0], result[1]) == (code, "")
+    assert part in result[2]
+    assert result[2].startswith("error: ")
