@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+
 from edgespec.config import EngineOptions, GenerationOptions, parse_bytes
 from edgespec.devices.probe import memory_available, process_memory
 from edgespec.devices.rates import ReadRate, memory_rate, read_rate
@@ -61,18 +63,18 @@ class Engine:
         CorruptFileError while reading.
         """
         options = options or EngineOptions()
-        check_device(options)
+        device = choose_device(options)
         path = resolve_model(str(model), progress)
         files = describe_model(path, options.precision)
         tokenizer = load_tokenizer(files, path)
         disk = read_rate(next(files.table.files()))
-        plan = plan_engine(files, options, disk)
+        plan = plan_engine(files, options, disk, device)
 
         def advance(done: int, total: int) -> None:
             if progress is not None:
                 progress(Progress("load", done, total, "bytes"))
 
-        target = open_target(files, plan, disk.settings if disk else None, advance)
+        target = open_target(files, plan, disk.settings if disk else None, advance, device)
         return Engine(files, tokenizer, plan, options, target)
 
     def new_session(self, context: int | None = None) -> Session:
@@ -131,20 +133,32 @@ class Engine:
         self.close()
 
 
-def check_device(options: EngineOptions) -> None:
-    """Raises DeviceError when the device is missing, OptionError for an option that does not apply to it."""
-    if options.device not in ("auto", "cpu"):
-        raise DeviceError(f"device {options.device!r} is not available; known are auto and cpu")
-    if options.device_memory is not None:
-        raise OptionError("device_memory applies to a discrete accelerator; this model runs on the CPU")
+def choose_device(options: EngineOptions) -> torch.device:
+    """The device that computes.
+
+    Raises DeviceError when it is missing, OptionError for device memory without a discrete accelerator.
+    """
+    available = torch.cuda.is_available()
+    name = options.device if options.device != "auto" else ("cuda" if available else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise DeviceError(f"device {options.device!r} is unknown; choose auto, cpu or cuda")
+    if name == "cuda" and not available:
+        raise DeviceError("no CUDA device is available to this build of torch; use --device cpu")
+    discrete = name == "cuda" and not torch.cuda.get_device_properties(0).is_integrated
+    if options.device_memory is not None and not discrete:
+        raise OptionError("device_memory applies to a discrete accelerator; here one dial, memory, is all")
+    return torch.device(name)
 
 
-def plan_engine(files: ModelFiles, options: EngineOptions, disk: ReadRate | None) -> Plan:
-    """The plan for these options on this machine as it is now; reads no weights beyond a rate probe."""
-    in_use = process_memory().current
-    dial = options.memory or in_use + int(memory_available() * FREE_SHARE)
+def plan_engine(
+    files: ModelFiles, options: EngineOptions, disk: ReadRate | None, device: torch.device
+) -> Plan:
+    """The plan for these options on this machine as it is now; reads no weights."""
+    dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
     rates = Rates(read=disk.gbps if disk else None, compute=memory_rate())
-    return plan_model(files, dial, rates, options.context, options.resident_layers)
+    return plan_model(
+        files, dial, rates, options.context, options.resident_layers, device, options.device_memory
+    )
 
 
 def load(

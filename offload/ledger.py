@@ -28,11 +28,15 @@ class Ledger:
     def free(self) -> int:
         return self.dial - self.used
 
+    def rows(self) -> list[str]:
+        """A line an owner."""
+        return [f"  {gigabytes(n):>10}  {owner}" for owner, n in self.owners.items() if n]
+
     def require(self, smallest: int, advice: str) -> None:
         """Raises BudgetError, naming every owner, when they do not fit the dial."""
         if self.free >= 0:
             return
-        rows = "\n".join(f"  {gigabytes(n):>10}  {owner}" for owner, n in self.owners.items() if n)
+        rows = "\n".join(self.rows())
         raise BudgetError(
             f"the dial is {gigabytes(self.dial)}, but {gigabytes(self.used)} are needed "
             f"({gigabytes(-self.free)} short):\n{rows}\n"

@@ -8,7 +8,7 @@ pinned evenly through the depth, not from the front: the reader then always has 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from edgespec.errors import OptionError
@@ -54,6 +54,8 @@ class Plan:
     context: int
     rates: Rates
     reasons: list[str] = field(default_factory=list)
+    on_device: frozenset[int] = frozenset()  # chunks pinned in a discrete accelerator's memory
+    device_ledger: Ledger | None = None
 
     @property
     def dial(self) -> int:
@@ -65,16 +67,21 @@ class Plan:
 
     @property
     def pinned_bytes(self) -> int:
-        return sum(c.nbytes for c in self.table.chunks if c.index in self.pinned)
+        """Bytes of weights that stay in memory, the host's or the device's."""
+        return self.table.nbytes - self.streamed_bytes
+
+    @property
+    def streamed(self) -> list[Chunk]:
+        return [c for c in self.table.chunks if c.index not in self.pinned and c.index not in self.on_device]
 
     @property
     def streamed_bytes(self) -> int:
-        return self.table.nbytes - self.pinned_bytes
+        return sum(c.nbytes for c in self.streamed)
 
     @property
     def bytes_per_pass(self) -> int:
         """Bytes that one pass reads from flash, alignment included (embedding rows aside: 4-8 KB a token)."""
-        return sum(c.read_bytes for c in self.table.chunks if c.index not in self.pinned)
+        return sum(c.read_bytes for c in self.streamed)
 
     @property
     def predicted_cycle_seconds(self) -> float | None:
@@ -94,9 +101,10 @@ class Plan:
 
     def describe(self) -> str:
         """The ledger as a table, the reasons, and the predicted speed."""
-        lines = [f"dial {gigabytes(self.dial)}"]
-        lines += [f"  {gigabytes(n):>10}  {owner}" for owner, n in self.owners.items()]
+        lines = [f"dial {gigabytes(self.dial)}", *self.ledger.rows()]
         lines.append(f"  {gigabytes(self.ledger.free):>10}  free")
+        if self.device_ledger is not None:
+            lines += [f"device {gigabytes(self.device_ledger.dial)}", *self.device_ledger.rows()]
         lines += self.reasons
         speed = self.predicted_tokens_per_second
         if speed is not None:
@@ -107,6 +115,7 @@ class Plan:
         return {
             "dial": self.dial,
             "owners": self.owners,
+            "device_owners": dict(self.device_ledger.owners) if self.device_ledger else None,
             "context": self.context,
             "pinned_bytes": self.pinned_bytes,
             "streamed_bytes": self.streamed_bytes,
@@ -131,10 +140,7 @@ def make_plan(
     the model lacks.
     """
     reasons: list[str] = []
-    if context is not None and context > needs.max_context:
-        raise OptionError(f"context {context} is more than the model's {needs.max_context} positions")
-    if resident_layers is not None and resident_layers > table.layers:
-        raise OptionError(f"resident_layers is {resident_layers}, but the model has {table.layers} layers")
+    check_request(table, needs, context, resident_layers)
     largest = max(c.read_bytes for c in table.chunks)
 
     def ledger(pinned: int, ring: int, positions: int) -> Ledger:
@@ -149,22 +155,10 @@ def make_plan(
         }
         return Ledger(dial, owners)
 
-    def pages(chunks: list[Chunk]) -> int:
-        return sum(c.read_bytes for c in chunks)
+    def fits_whole(positions: int) -> bool:
+        return ledger(pages(table.chunks), 0, positions).free >= 0
 
-    # A context that fits: the user's, or the default within its share of the dial.
-    if context is None:
-        positions = min(needs.max_context, MAX_DEFAULT_CONTEXT)
-        everything = ledger(pages(list(table.chunks)), 0, positions)
-        if everything.free < 0:
-            per_position = max(1, needs.kv(1024) // 1024)
-            affordable = int(dial * KV_SHARE) // per_position // 64 * 64
-            positions = min(positions, max(affordable, min(MIN_CONTEXT, needs.max_context)))
-        reasons.append(
-            f"context {positions} positions (--context to change; the model allows {needs.max_context})"
-        )
-    else:
-        positions = context
+    positions = context or default_context(dial, needs, fits_whole, reasons)
 
     # What to pin.
     if resident_layers is not None:
@@ -180,7 +174,7 @@ def make_plan(
             ring -= largest
         book = ledger(pages(pinned), ring, positions)
         book.require(smallest_dial(least), f" with {resident_layers} layers pinned and context {positions}.")
-    elif (book := ledger(pages(list(table.chunks)), 0, positions)).free >= 0:
+    elif (book := ledger(pages(table.chunks), 0, positions)).free >= 0:
         pinned, ring = list(table.chunks), 0
         reasons.append("the whole model fits: nothing is streamed")
     else:
@@ -195,6 +189,33 @@ def make_plan(
         share = sum(c.nbytes for c in pinned) / table.nbytes
         reasons.append(f"{share:.0%} of the weights pinned, spread evenly; the rest streams through the ring")
     return Plan(book, table, frozenset(c.index for c in pinned), ring, positions, rates, reasons)
+
+
+def pages(chunks: Iterable[Chunk]) -> int:
+    """Bytes of memory that these chunks take when pinned."""
+    return sum(c.read_bytes for c in chunks)
+
+
+def check_request(table: ChunkTable, needs: Needs, context: int | None, resident_layers: int | None) -> None:
+    """Raises OptionError for more positions or layers than the model has."""
+    if context is not None and context > needs.max_context:
+        raise OptionError(f"context {context} is more than the model's {needs.max_context} positions")
+    if resident_layers is not None and resident_layers > table.layers:
+        raise OptionError(f"resident_layers is {resident_layers}, but the model has {table.layers} layers")
+
+
+def default_context(dial: int, needs: Needs, fits_whole: Callable[[int], bool], reasons: list[str]) -> int:
+    """Positions when the user names none: the usual ones when the whole model fits beside them, else as
+    many as KV's share of the dial holds."""
+    positions = min(needs.max_context, MAX_DEFAULT_CONTEXT)
+    if not fits_whole(positions):
+        per_position = max(1, needs.kv(1024) // 1024)
+        affordable = int(dial * KV_SHARE) // per_position // 64 * 64
+        positions = min(positions, max(affordable, min(MIN_CONTEXT, needs.max_context)))
+    reasons.append(
+        f"context {positions} positions (--context to change; the model allows {needs.max_context})"
+    )
+    return positions
 
 
 def smallest_dial(book: Ledger) -> int:

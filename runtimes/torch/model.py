@@ -25,7 +25,7 @@ class TorchTarget:
         self.weights = weights
         self.slots = slots
         self.dtype = weights.dtype
-        self.device = torch.device("cpu")
+        self.device = weights.device
         self.rope = RopeTable(config.rope, config.head_dim, self.device)
 
     def new_cache(self, context: int) -> TorchKVCache:

@@ -18,15 +18,17 @@ from edgespec.errors import OptionError
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.offload.chunk_store import in_place, is_store
 from edgespec.offload.chunks import ChunkTable
-from edgespec.offload.plan import Needs, Plan, Rates, make_plan
+from edgespec.offload.device_plan import make_device_plan
+from edgespec.offload.plan import MIN_HEADROOM, Needs, Plan, Rates, make_plan
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.checkpoint import read_checkpoint
 from edgespec.runtimes.torch.gguf import read_gguf
 from edgespec.runtimes.torch.kv_cache import cache_bytes
 from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.packed import open_packed
+from edgespec.runtimes.torch.placement import DEVICE_SLOTS
 from edgespec.runtimes.torch.warm_up import warm_up
-from edgespec.runtimes.torch.weights import Weights
+from edgespec.runtimes.torch.weights import CPU, Weights
 
 TREE_ROWS = 64  # nodes of the largest tree; a cache has room for them beside its context
 PASS_ROWS = 256  # rows of the largest pass: a prompt's block
@@ -78,8 +80,13 @@ def plan_model(
     rates: Rates,
     context: int | None = None,
     resident_layers: int | None = None,
+    device: torch.device = CPU,
+    device_dial: int | None = None,
 ) -> Plan:
-    """Where every byte goes; raises BudgetError or OptionError before any weight is read."""
+    """Where every byte goes; raises BudgetError or OptionError before any weight is read.
+
+    `device_dial` is the second dial, of a discrete accelerator (default: all it has).
+    """
     config, dtype = files.config, files.dtype
     warm_up(files.table, dtype)
     needs = Needs(
@@ -89,7 +96,21 @@ def plan_model(
         kv=lambda positions: cache_bytes(config, positions, TREE_ROWS, dtype),
         max_context=config.max_context,
     )
-    return make_plan(files.table, dial, needs, rates, context, resident_layers)
+    if device.type == "cpu" or torch.cuda.get_device_properties(device).is_integrated:
+        return make_plan(files.table, dial, needs, rates, context, resident_layers)
+    torch.zeros(1, device=device)  # the driver's context exists from here on, and counts as used
+    free, total = torch.cuda.mem_get_info(device)
+    return make_device_plan(
+        files.table,
+        dial,
+        device_dial or total - MIN_HEADROOM,
+        needs,
+        rates,
+        total - free,
+        DEVICE_SLOTS,
+        context,
+        resident_layers,
+    )
 
 
 def activation_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -110,9 +131,10 @@ def open_target(
     plan: Plan,
     settings: ReadSettings | None = None,
     progress: Callable[[int, int], None] | None = None,
+    device: torch.device = CPU,
 ) -> TorchTarget:
     """Read what the plan pins and start the stream of the rest. `progress` gets (bytes pinned, of all)."""
-    weights = Weights(files.table, plan.ring_bytes, files.dtype, settings)
+    weights = Weights(files.table, plan.ring_bytes, files.dtype, settings, device)
     done = 0
 
     def advance(nbytes: int) -> None:
@@ -122,7 +144,10 @@ def open_target(
             progress(done, plan.pinned_bytes)
 
     try:
-        weights.pin((c for c in files.table.chunks if c.index in plan.pinned), advance)
+        chunks = files.table.chunks
+        if plan.on_device:
+            weights.pin((c for c in chunks if c.index in plan.on_device), on_device=True, progress=advance)
+        weights.pin((c for c in chunks if c.index in plan.pinned), progress=advance)
     except BaseException:
         weights.close()
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from edgespec.offload.digest import mismatch
 from edgespec.offload.reader import DirectFile
 from edgespec.offload.streamer import Streamer
 from edgespec.runtimes.base import IntArray
+from edgespec.runtimes.torch.placement import placement_for
 
 STORED = {
     "F32": torch.float32,
@@ -25,42 +27,78 @@ STORED = {
 }  # every other encoding is raw bytes to torch
 
 OnWait = Callable[[], bool]
+CPU = torch.device("cpu")
 
 
 class Weights:
     """Matrices by canonical name, multiplied chunk by chunk as the chunks arrive.
 
-    A pass asks for matrices in streaming order; a streamed chunk is held until the next one is asked for.
+    A pass asks for matrices in streaming order; a chunk is held until the next one is asked for. `device` is
+    where matmuls run; chunks may be pinned there or in host memory.
     """
 
     def __init__(
-        self, table: ChunkTable, ring_bytes: int, dtype: torch.dtype, settings: ReadSettings | None = None
+        self,
+        table: ChunkTable,
+        ring_bytes: int,
+        dtype: torch.dtype,
+        settings: ReadSettings | None = None,
+        device: torch.device = CPU,
     ) -> None:
         self.table = table
-        self.settings = settings
+        self.ring_bytes = ring_bytes
         self.dtype = dtype  # of activations
+        self.settings = settings or ReadSettings()
+        self.device = device
+        self.placement = placement_for(device, max(c.nbytes for c in table.chunks))
         self.files = {path: DirectFile(path) for path in table.files()}
-        self.small = {t.name: _tensor(self._read(t), t.encoding, t.shape).to(dtype) for t in table.small}
-        self.pinned: dict[int, memoryview] = {}  # by chunk index
+        self.small = {
+            t.name: _typed(torch.frombuffer(self._read(t), dtype=torch.uint8), t.encoding, t.shape).to(
+                device, dtype
+            )
+            for t in table.small
+        }
+        self.pinned: dict[int, memoryview] = {}  # in host memory, by chunk index
+        self.on_device: dict[int, Tensor] = {}  # uint8, by chunk index
         self.blocks: dict[str, list[tuple[Chunk, Piece, Piece | None]]] = defaultdict(list)
         for chunk in table.chunks:
             pieces = {(p.tensor, p.row): p for p in chunk.pieces}
             for (name, row), piece in pieces.items():
                 if not name.endswith("_scale"):
                     self.blocks[name].append((chunk, piece, pieces.get((name + "_scale", row))))
-        self.ring_bytes = ring_bytes
         self.streamer: Streamer | None = None
-        self._held: tuple[Chunk, memoryview] | None = None
+        self._held: tuple[Chunk, Tensor] | None = None
 
-    def pin(self, chunks: Iterable[Chunk], progress: Callable[[int], None] | None = None) -> None:
-        """Read chunks into memory to stay; the others will be streamed. Checksums are verified."""
-        for chunk in chunks:
+    def pin(
+        self,
+        chunks: Iterable[Chunk],
+        on_device: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Read chunks into host (or device) memory to stay; the others will be streamed.
+
+        Raises CorruptFileError when a checksum differs.
+        """
+
+        def read(chunk: Chunk) -> memoryview:
             buffer = self.files[chunk.file].read(chunk.offset, chunk.nbytes)
             if error := mismatch(chunk, buffer):
                 raise error
-            self.pinned[chunk.index] = buffer
-            if progress is not None:
-                progress(chunk.nbytes)
+            return buffer
+
+        wanted = list(chunks)
+        pool = ThreadPoolExecutor(self.settings.threads)
+        try:
+            for chunk, buffer in zip(wanted, pool.map(read, wanted), strict=True):
+                if on_device:
+                    self.on_device[chunk.index] = torch.frombuffer(buffer, dtype=torch.uint8).to(self.device)
+                else:
+                    self.placement.register(buffer)
+                    self.pinned[chunk.index] = buffer
+                if progress is not None:
+                    progress(chunk.nbytes)
+        finally:
+            pool.shutdown(cancel_futures=True)  # an error, or Ctrl-C, need not wait for gigabytes
         self._restream()
 
     def unpin(self, chunks: Iterable[Chunk]) -> None:
@@ -71,11 +109,13 @@ class Weights:
 
     def _restream(self) -> None:
         self.release()
-        streamed = [c for c in self.table.chunks if c.index not in self.pinned]
+        resident = self.pinned.keys() | self.on_device.keys()
+        streamed = [c for c in self.table.chunks if c.index not in resident]
         if self.streamer is not None:
             self.streamer.set_chunks(streamed)
         elif streamed:
             self.streamer = Streamer(streamed, self.ring_bytes, self.settings)
+            self.placement.register(self.streamer.buffer)
 
     @property
     def bytes_read(self) -> int:
@@ -87,8 +127,7 @@ class Weights:
         """x [n, in] @ W^T (+ bias) -> [n, out] for the matrix called `name` (without ".weight")."""
         parts = []
         for chunk, piece, scale in self.blocks[name + ".weight"]:
-            buffer = self._bytes(chunk, on_wait)
-            parts.append(linear(x, _block(buffer, piece, scale), exact))
+            parts.append(linear(x, _block(self._bytes(chunk, on_wait), piece, scale), exact))
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         bias = self.small.get(name + ".bias")
         return out if bias is None else out + bias
@@ -98,14 +137,14 @@ class Weights:
         unique, inverse = np.unique(np.asarray(tokens, dtype=np.int64), return_inverse=True)
         source = self.table.embedding
         rows = [self._row(source, int(token)) for token in unique]
-        return torch.stack(rows)[torch.from_numpy(inverse)].to(self.dtype)
+        return torch.stack(rows)[torch.from_numpy(inverse)].to(self.device, self.dtype)
 
     def _row(self, source: TensorSource, row: int) -> Tensor:
         inner = source.shape[1]
         raw = self._pinned_row(source, row)
         if raw is None:
             raw = self.files[source.file].read(source.offset + row * source.row_bytes, source.row_bytes)
-        data = _tensor(raw, source.encoding, (1, inner))
+        data = _typed(torch.frombuffer(raw, dtype=torch.uint8), source.encoding, (1, inner))
         return Block(source.encoding, data, None, 1, inner).dense(0, 1, self.dtype)[0]
 
     def _pinned_row(self, source: TensorSource, row: int) -> memoryview | None:
@@ -117,22 +156,27 @@ class Weights:
                 return buffer[place : place + source.row_bytes]
         return None
 
-    def _bytes(self, chunk: Chunk, on_wait: OnWait | None) -> memoryview:
-        pinned = self.pinned.get(chunk.index)
-        if pinned is not None:
-            return pinned
+    def _bytes(self, chunk: Chunk, on_wait: OnWait | None) -> Tensor:
+        """The chunk as uint8 [nbytes] where matmuls run."""
+        resident = self.on_device.get(chunk.index)
+        if resident is not None:
+            return resident
         if self._held is None or self._held[0] is not chunk:
             self.release()
-            assert self.streamer is not None
-            self._held = (chunk, self.streamer.acquire(chunk, on_wait))
+            buffer = self.pinned.get(chunk.index)
+            if buffer is None:
+                assert self.streamer is not None
+                buffer = self.streamer.acquire(chunk, on_wait)
+            self._held = (chunk, self.placement.place(buffer))
         return self._held[1]
 
     def release(self) -> None:
-        """Give the held chunk's room back to the ring; called after a pass, too."""
-        if self._held is not None:
-            assert self.streamer is not None
-            chunk, self._held = self._held[0], None
-            self.streamer.release(chunk)
+        """The held chunk has been used: its room goes back to the ring. Called after a pass, too."""
+        if self._held is None:
+            return
+        chunk, self._held = self._held[0], None
+        streamer = None if chunk.index in self.pinned else self.streamer
+        self.placement.finish(lambda: streamer.release(chunk) if streamer else None)
 
     def _read(self, source: TensorSource) -> memoryview:
         return self.files[source.file].read(source.offset, source.nbytes)
@@ -140,25 +184,26 @@ class Weights:
     def close(self) -> None:
         """Stop reading and let all memory go."""
         self.release()
+        self.placement.drain()
         if self.streamer is not None:
             self.streamer.close()
         for file in self.files.values():
             file.close()
         self.pinned.clear()
+        self.on_device.clear()
 
 
-def _block(buffer: memoryview, piece: Piece, scale: Piece | None) -> Block:
+def _block(data: Tensor, piece: Piece, scale: Piece | None) -> Block:
+    """A matmul's operand from a chunk's bytes, uint8 [nbytes]."""
     rows, inner = piece.shape
-    data = _tensor(buffer[piece.offset : piece.offset + piece.nbytes], piece.encoding, piece.shape)
+    values = _typed(data[piece.offset : piece.offset + piece.nbytes], piece.encoding, piece.shape)
     scales = None
     if scale is not None:
-        scales = _tensor(buffer[scale.offset : scale.offset + scale.nbytes], scale.encoding, scale.shape)
-    return Block(piece.encoding, data, scales, rows, inner)
+        scales = _typed(data[scale.offset : scale.offset + scale.nbytes], scale.encoding, scale.shape)
+    return Block(piece.encoding, values, scales, rows, inner)
 
 
-def _tensor(raw: memoryview, encoding: str, shape: Sequence[int]) -> Tensor:
+def _typed(data: Tensor, encoding: str, shape: Sequence[int]) -> Tensor:
     """A view of stored bytes: typed for plain encodings, [rows, row_bytes] uint8 for packed ones."""
     dtype = STORED.get(encoding)
-    if dtype is not None:
-        return torch.frombuffer(raw, dtype=dtype).view(*shape)
-    return torch.frombuffer(raw, dtype=torch.uint8).view(shape[0], -1)
+    return data.view(shape[0], -1) if dtype is None else data.view(dtype).view(*shape)
