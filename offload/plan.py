@@ -33,6 +33,7 @@ class Needs:
     activations: int  # of the largest pass
     kv: Callable[[int], int]  # of a cache for so many positions
     max_context: int
+    drafter: Callable[[int], int] | None = None  # of a resident drafter that follows so many positions
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Plan:
     reasons: list[str] = field(default_factory=list)
     on_device: frozenset[int] = frozenset()  # chunks pinned in a discrete accelerator's memory
     device_ledger: Ledger | None = None
+    pin_embedding: bool = False
 
     @property
     def dial(self) -> int:
@@ -143,7 +145,7 @@ def make_plan(
     check_request(table, needs, context, resident_layers)
     largest = max(c.read_bytes for c in table.chunks)
 
-    def ledger(pinned: int, ring: int, positions: int) -> Ledger:
+    def ledger(pinned: int, ring: int, positions: int, embedding: int = 0) -> Ledger:
         owners = {
             "interpreter and libraries": needs.baseline,
             "headroom": max(MIN_HEADROOM, dial // HEADROOM_PART),
@@ -153,6 +155,8 @@ def make_plan(
             "ring": ring,
             "pinned weights": pinned,
         }
+        if needs.drafter is not None:
+            owners["drafter"] = needs.drafter(positions)
         return Ledger(dial, owners)
 
     def fits_whole(positions: int) -> bool:
@@ -161,13 +165,10 @@ def make_plan(
     positions = context or default_context(dial, needs, fits_whole, reasons)
 
     # What to pin.
+    pin_embedding = False
     if resident_layers is not None:
         pinned = [c for c in table.chunks if c.layer < resident_layers]
-        reasons.append(
-            f"layers 0-{resident_layers - 1} pinned as asked"
-            if resident_layers
-            else "no layer pinned, as asked"
-        )
+        reasons.append(f"{resident_layers} layers pinned, as asked")
         ring = RING_CHUNKS * largest if len(pinned) < len(table.chunks) else 0
         least = ledger(pages(pinned), min(ring, MIN_RING_CHUNKS * largest), positions)
         while ledger(pages(pinned), ring, positions).free < 0 and ring > MIN_RING_CHUNKS * largest:
@@ -177,6 +178,9 @@ def make_plan(
     elif (book := ledger(pages(table.chunks), 0, positions)).free >= 0:
         pinned, ring = list(table.chunks), 0
         reasons.append("the whole model fits: nothing is streamed")
+        if not table.tied and book.free >= table.embedding.nbytes:
+            book = ledger(pages(table.chunks), 0, positions, table.embedding.nbytes)
+            pin_embedding = True
     else:
         ring = RING_CHUNKS * largest
         while ledger(0, ring, positions).free < 2 * largest and ring > MIN_RING_CHUNKS * largest:
@@ -188,7 +192,8 @@ def make_plan(
         book = ledger(pages(pinned), ring, positions)
         share = sum(c.nbytes for c in pinned) / table.nbytes
         reasons.append(f"{share:.0%} of the weights pinned, spread evenly; the rest streams through the ring")
-    return Plan(book, table, frozenset(c.index for c in pinned), ring, positions, rates, reasons)
+    chosen = frozenset(c.index for c in pinned)
+    return Plan(book, table, chosen, ring, positions, rates, reasons, pin_embedding=pin_embedding)
 
 
 def pages(chunks: Iterable[Chunk]) -> int:

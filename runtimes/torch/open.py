@@ -88,7 +88,8 @@ def plan_model(
     `device_dial` is the second dial, of a discrete accelerator (default: all it has).
     """
     config, dtype = files.config, files.dtype
-    warm_up(files.table, dtype)
+    if device.type == "cpu":
+        warm_up(files.table, dtype)
     needs = Needs(
         baseline=process_memory().current,
         small=sum(t.nbytes for t in files.table.small),
@@ -148,6 +149,8 @@ def open_target(
         if plan.on_device:
             weights.pin((c for c in chunks if c.index in plan.on_device), on_device=True, progress=advance)
         weights.pin((c for c in chunks if c.index in plan.pinned), progress=advance)
+        if plan.pin_embedding:
+            weights.embedding.pin()
     except BaseException:
         weights.close()
         raise
