@@ -82,10 +82,12 @@ def plan_model(
     resident_layers: int | None = None,
     device: torch.device = CPU,
     device_dial: int | None = None,
+    drafter: Callable[[int], int] | None = None,
 ) -> Plan:
     """Where every byte goes; raises BudgetError or OptionError before any weight is read.
 
-    `device_dial` is the second dial, of a discrete accelerator (default: all it has).
+    `device_dial` is the second dial, of a discrete accelerator (default: all it has). `drafter` gives the
+    bytes in host memory of a resident drafter that follows so many positions.
     """
     config, dtype = files.config, files.dtype
     if device.type == "cpu":
@@ -96,6 +98,7 @@ def plan_model(
         activations=activation_bytes(config, dtype),
         kv=lambda positions: cache_bytes(config, positions, TREE_ROWS, dtype),
         max_context=config.max_context,
+        drafter=drafter,
     )
     if device.type == "cpu" or torch.cuda.get_device_properties(device).is_integrated:
         return make_plan(files.table, dial, needs, rates, context, resident_layers)
