@@ -172,7 +172,8 @@ def _from_gguf(path: Path) -> Tokenizer:
 
     found = read_tokenizer(read_gguf_file(path).metadata)
     templates = {} if found.chat_template is None else {"default": found.chat_template}
-    names = {} if found.unknown is None else {"unk_token": found.tokenizer.id_to_token(found.unknown)}
+    unknown = None if found.unknown is None else found.tokenizer.id_to_token(found.unknown)
+    names = {} if unknown is None else {"unk_token": unknown}
     return Tokenizer(found.tokenizer, found.bos, found.eos, templates, names)
 
 
