@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,12 @@ from edgespec.kernels.gguf_blocks import dequantize_torch
 from edgespec.kernels.quantize import dequantize_int4, dequantize_int8
 from edgespec.kernels.row_class import row_class
 
+STORED = {  # every other encoding is raw bytes to torch
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I8": torch.int8,
+}
 TILE_BYTES = 4 * 2**20  # an unpacked tile stays in cache between unpacking and use
 
 
@@ -31,6 +37,12 @@ class Block:
     scale: Tensor | None
     rows: int
     inner: int  # k
+
+    @staticmethod
+    def of_bytes(encoding: str, data: Tensor, rows: int, inner: int, scale: Tensor | None = None) -> Block:
+        """The block whose stored bytes are `data` (uint8, any shape)."""
+        columns = (inner,) if encoding in STORED else (-1,)
+        return Block(encoding, typed(data, encoding, (rows, *columns)), scale, rows, inner)
 
     def dense(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
         """Rows [start, stop) as a dense [rows, k] matrix of `dtype`."""
@@ -50,6 +62,11 @@ class Block:
             return
         for start, stop in tile_bounds(self.rows, self.inner, dtype):
             yield self.dense(start, stop, dtype)
+
+
+def typed(data: Tensor, encoding: str, shape: Sequence[int]) -> Tensor:
+    """A view of stored bytes (uint8): of the encoding's type where torch has one, else the bytes."""
+    return data.flatten().view(STORED.get(encoding, torch.uint8)).view(*shape)
 
 
 def tile_bounds(rows: int, inner: int, dtype: torch.dtype) -> list[tuple[int, int]]:

@@ -130,6 +130,13 @@ class ChunkTable:
     def nbytes(self) -> int:
         return sum(c.nbytes for c in self.chunks)
 
+    @property
+    def tied(self) -> bool:
+        """Whether the head's chunks are the embedding's bytes."""
+        head = next((c for c in self.chunks if c.layer == self.layers), None)
+        own = (self.embedding.file, self.embedding.offset)
+        return head is not None and (head.file, head.offset) == own
+
 
 def stored_bytes(encoding: str, shape: Sequence[int]) -> int:
     """Bytes of a tensor of this logical shape. Raises ValueError for an unknown encoding or broken blocks."""

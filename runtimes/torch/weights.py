@@ -6,25 +6,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from edgespec.devices.disk import ReadSettings
-from edgespec.kernels.matmul import Block, linear
+from edgespec.kernels.matmul import Block, linear, typed
 from edgespec.offload.chunks import Chunk, ChunkTable, Piece, TensorSource
 from edgespec.offload.digest import mismatch
 from edgespec.offload.reader import DirectFile
 from edgespec.offload.streamer import Streamer
 from edgespec.runtimes.base import IntArray
+from edgespec.runtimes.torch.embedding import Embedding
 from edgespec.runtimes.torch.placement import placement_for
-
-STORED = {
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I8": torch.int8,
-}  # every other encoding is raw bytes to torch
 
 OnWait = Callable[[], bool]
 CPU = torch.device("cpu")
@@ -52,14 +45,10 @@ class Weights:
         self.device = device
         self.placement = placement_for(device, max(c.nbytes for c in table.chunks))
         self.files = {path: DirectFile(path) for path in table.files()}
-        self.small = {
-            t.name: _typed(torch.frombuffer(self._read(t), dtype=torch.uint8), t.encoding, t.shape).to(
-                device, dtype
-            )
-            for t in table.small
-        }
+        self.small = {t.name: self._vector(t) for t in table.small}
         self.pinned: dict[int, memoryview] = {}  # in host memory, by chunk index
         self.on_device: dict[int, Tensor] = {}  # uint8, by chunk index
+        self.embedding = Embedding(table, self.files[table.embedding.file], self.pinned)
         self.blocks: dict[str, list[tuple[Chunk, Piece, Piece | None]]] = defaultdict(list)
         for chunk in table.chunks:
             pieces = {(p.tensor, p.row): p for p in chunk.pieces}
@@ -133,28 +122,8 @@ class Weights:
         return out if bias is None else out + bias
 
     def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
-        """Rows of the embedding [n] -> [n, d], read from flash row by row unless the tied head is pinned."""
-        unique, inverse = np.unique(np.asarray(tokens, dtype=np.int64), return_inverse=True)
-        source = self.table.embedding
-        rows = [self._row(source, int(token)) for token in unique]
-        return torch.stack(rows)[torch.from_numpy(inverse)].to(self.device, self.dtype)
-
-    def _row(self, source: TensorSource, row: int) -> Tensor:
-        inner = source.shape[1]
-        raw = self._pinned_row(source, row)
-        if raw is None:
-            raw = self.files[source.file].read(source.offset + row * source.row_bytes, source.row_bytes)
-        data = _typed(torch.frombuffer(raw, dtype=torch.uint8), source.encoding, (1, inner))
-        return Block(source.encoding, data, None, 1, inner).dense(0, 1, self.dtype)[0]
-
-    def _pinned_row(self, source: TensorSource, row: int) -> memoryview | None:
-        start = source.offset + row * source.row_bytes
-        for index, buffer in self.pinned.items():
-            chunk = self.table.chunks[index]
-            if chunk.file == source.file and chunk.offset <= start < chunk.offset + chunk.nbytes:
-                place = start - chunk.offset
-                return buffer[place : place + source.row_bytes]
-        return None
+        """Rows of the embedding, [n] -> [n, d]."""
+        return self.embedding.rows(tokens, self.dtype).to(self.device)
 
     def _bytes(self, chunk: Chunk, on_wait: OnWait | None) -> Tensor:
         """The chunk as uint8 [nbytes] where matmuls run."""
@@ -178,8 +147,9 @@ class Weights:
         streamer = None if chunk.index in self.pinned else self.streamer
         self.placement.finish(lambda: streamer.release(chunk) if streamer else None)
 
-    def _read(self, source: TensorSource) -> memoryview:
-        return self.files[source.file].read(source.offset, source.nbytes)
+    def _vector(self, source: TensorSource) -> Tensor:
+        data = torch.frombuffer(self.files[source.file].read(source.offset, source.nbytes), dtype=torch.uint8)
+        return typed(data, source.encoding, source.shape).to(self.device, self.dtype)
 
     def close(self) -> None:
         """Stop reading and let all memory go."""
@@ -190,20 +160,15 @@ class Weights:
         for file in self.files.values():
             file.close()
         self.pinned.clear()
+        self.embedding.whole = None
         self.on_device.clear()
 
 
 def _block(data: Tensor, piece: Piece, scale: Piece | None) -> Block:
     """A matmul's operand from a chunk's bytes, uint8 [nbytes]."""
-    rows, inner = piece.shape
-    values = _typed(data[piece.offset : piece.offset + piece.nbytes], piece.encoding, piece.shape)
-    scales = None
-    if scale is not None:
-        scales = _typed(data[scale.offset : scale.offset + scale.nbytes], scale.encoding, scale.shape)
-    return Block(piece.encoding, values, scales, rows, inner)
 
+    def part(p: Piece) -> Tensor:
+        return data[p.offset : p.offset + p.nbytes]
 
-def _typed(data: Tensor, encoding: str, shape: Sequence[int]) -> Tensor:
-    """A view of stored bytes: typed for plain encodings, [rows, row_bytes] uint8 for packed ones."""
-    dtype = STORED.get(encoding)
-    return data.view(shape[0], -1) if dtype is None else data.view(dtype).view(*shape)
+    scales = None if scale is None else typed(part(scale), scale.encoding, scale.shape)
+    return Block.of_bytes(piece.encoding, part(piece), *piece.shape, scales)

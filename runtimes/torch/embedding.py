@@ -1,0 +1,47 @@
+"""Embedding rows by token: from memory where they are, else from flash, one row at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgespec.kernels.matmul import Block
+from edgespec.offload.chunks import Chunk, ChunkTable
+from edgespec.offload.reader import DirectFile
+from edgespec.runtimes.base import IntArray
+
+
+class Embedding:
+    """The table [V, d]. A pass needs a few rows of it (4-8 KB each), so it is the last thing to pin."""
+
+    def __init__(self, table: ChunkTable, file: DirectFile, pinned: Mapping[int, memoryview]) -> None:
+        self.source = table.embedding
+        self.file = file
+        self.whole: memoryview | None = None
+        self.pinned = pinned  # by chunk index; a tied head's chunks are rows of this table
+        self.tied: list[Chunk] = [c for c in table.chunks if c.layer == table.layers] if table.tied else []
+
+    def pin(self) -> None:
+        """Keep the whole table in memory."""
+        self.whole = self.file.read(self.source.offset, self.source.nbytes)
+
+    def rows(self, tokens: Sequence[int] | IntArray, dtype: torch.dtype) -> Tensor:
+        """[n] -> [n, d] of `dtype`, in host memory."""
+        unique, inverse = np.unique(np.asarray(tokens, dtype=np.int64), return_inverse=True)
+        inner = self.source.shape[1]
+        raw = torch.stack([torch.frombuffer(self._row(int(t)), dtype=torch.uint8) for t in unique])
+        block = Block.of_bytes(self.source.encoding, raw, len(unique), inner)
+        return block.dense(0, len(unique), dtype)[torch.from_numpy(inverse)]
+
+    def _row(self, token: int) -> memoryview:
+        start, nbytes = token * self.source.row_bytes, self.source.row_bytes
+        if self.whole is not None:
+            return self.whole[start : start + nbytes]
+        for chunk in self.tied:
+            buffer, place = self.pinned.get(chunk.index), self.source.offset + start - chunk.offset
+            if buffer is not None and 0 <= place < chunk.nbytes:
+                return buffer[place : place + nbytes]
+        return self.file.read(self.source.offset + start, nbytes)
