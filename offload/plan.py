@@ -154,6 +154,7 @@ def make_plan(
             "norms and biases": needs.small,
             "ring": ring,
             "pinned weights": pinned,
+            "embedding": embedding,
         }
         if needs.drafter is not None:
             owners["drafter"] = needs.drafter(positions)
