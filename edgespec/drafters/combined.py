@@ -1,0 +1,49 @@
+"""Several drafters' proposals as branches of one tree. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.acceptance import Outcome
+from edgespec.drafters.base import Context, Drafter, Drafting, Root, TreeBudget
+from edgespec.tree import TokenTree, merge
+
+
+class Combined:
+    """See `drafters.base.Drafter`. A step is one step of each member that has any left."""
+
+    def __init__(self, members: Sequence[Drafter]) -> None:
+        self.members = tuple(members)
+
+    @property
+    def steps(self) -> range:
+        return range(min(m.steps.start for m in self.members), max(m.steps.stop for m in self.members))
+
+    def prefill(self, context: Context) -> None:
+        for member in self.members:
+            member.prefill(context)
+
+    def start(self, roots: Sequence[Root], budget: TreeBudget) -> CombinedDrafting:
+        return CombinedDrafting([member.start(roots, budget) for member in self.members], budget)
+
+    def commit(self, root: int, outcome: Outcome) -> None:
+        for member in self.members:
+            member.commit(root, outcome)
+
+
+class CombinedDrafting:
+    """See `drafters.base.Drafting`."""
+
+    def __init__(self, members: Sequence[Drafting], budget: TreeBudget) -> None:
+        self.members, self.budget = members, budget
+
+    def step(self) -> bool:
+        worked = [member.step() for member in self.members]
+        return any(worked)
+
+    def tree(self, root: int = 0) -> TokenTree:
+        return merge([member.tree(root) for member in self.members]).best(self.budget.nodes)
+
+    def cancel(self) -> None:
+        for member in self.members:
+            member.cancel()

@@ -1,0 +1,78 @@
+"""A draft model's files: are its tokens the target's, how many bytes does it need, and open it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from edgespec.config import format_bytes
+from edgespec.drafters.model import DRAFT_ROWS
+from edgespec.errors import TokenizerError
+from edgespec.runtimes.torch.kv_cache import cache_bytes
+from edgespec.runtimes.torch.model import TorchTarget
+from edgespec.runtimes.torch.open import ModelFiles, activation_bytes, describe_model
+from edgespec.runtimes.torch.warm_up import warm_up
+from edgespec.runtimes.torch.weights import Weights
+from edgespec.tokenizer import Tokenizer, load_tokenizer
+
+SHOWN = 3  # differing tokens named in a refusal
+
+
+class DraftFiles:
+    """A draft model on disk, known by its headers.
+
+    Raises ModelError for damaged files, TokenizerError when its tokens are not the target's.
+    """
+
+    def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
+        """`tokenizer` is the target's."""
+        self.files: ModelFiles = describe_model(path)
+        own = load_tokenizer(self.files, path)
+        check_vocabulary(
+            tokenizer.backend.get_vocab(with_added_tokens=True),
+            own.backend.get_vocab(with_added_tokens=True),
+            str(path),
+        )
+
+    def nbytes(self, context: int) -> int:
+        """Bytes of the open model with one conversation of `context` positions."""
+        config, dtype, table = self.files.config, self.files.dtype, self.files.table
+        weights = sum(c.read_bytes for c in table.chunks) + sum(t.nbytes for t in table.small)
+        if not table.tied:
+            weights += table.embedding.nbytes
+        kv = cache_bytes(config, min(context, config.max_context), DRAFT_ROWS, dtype)
+        return weights + kv + activation_bytes(config, dtype)
+
+    def describe(self, context: int) -> str:
+        return f"draft model {self.files.path.name}: {format_bytes(self.nbytes(context))} in memory"
+
+    def open(self, progress: Callable[[int], None] | None = None) -> TorchTarget:
+        """Read all its weights. Raises StorageError and CorruptFileError; `progress` gets bytes read."""
+        warm_up(self.files.table, self.files.dtype)
+        weights = Weights(self.files.table, 0, self.files.dtype)
+        try:
+            weights.pin(self.files.table.chunks, progress=progress)
+            if not self.files.table.tied:  # drafting must not wait for flash
+                weights.embedding.pin()
+        except BaseException:
+            weights.close()
+            raise
+        return TorchTarget(self.files.config, weights, DRAFT_ROWS)
+
+
+def check_vocabulary(target: Mapping[str, int], draft: Mapping[str, int], name: str) -> None:
+    """Raises TokenizerError, naming some of the tokens, when the draft model's have not the same ids."""
+    if target == draft:
+        return
+    wrong = sorted((t for t in target if draft.get(t) != target[t]), key=target.__getitem__)
+    extra = sorted(draft.keys() - target.keys(), key=draft.__getitem__)
+    examples = [
+        f"{t!r} is {target[t]}, there {draft[t]}" if t in draft else f"{t!r} ({target[t]}) is missing there"
+        for t in wrong[:SHOWN]
+    ]
+    examples += [f"{t!r} ({draft[t]}) is only there" for t in extra[: SHOWN - len(examples)]]
+    raise TokenizerError(
+        f"the draft model {name} has another tokenizer: {len(wrong)} of the target's {len(target)} tokens "
+        f"have another id or none in its {len(draft)} ({'; '.join(examples)}); use a smaller model of the "
+        "target's own family, or --drafter ngram"
+    )
