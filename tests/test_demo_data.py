@@ -216,7 +216,7 @@ def test_a_batch_is_a_function_of_seed_and_step(tokenizer: Tokenizer, step: int)
     one, two = batches.batch(tokenizer, 4, step), batches.batch(tokenizer, 4, step)
     assert torch.equal(one.inputs, two.inputs)
     assert not torch.equal(one.inputs, batches.batch(tokenizer, 5, step).inputs)
-    assert one.inputs.numel() == batches.TOKENS
+    assert 0 <= batches.TOKENS - one.inputs.numel() < batches.LONG
     assert one.inputs.shape[1] == (batches.LONG if step else batches.SHORT)
     assert (one.documents >= 0).float().mean() > 0.85, "packing wastes the batch"
     starts = one.inputs == demo_tokenizer.BOS_ID
@@ -287,7 +287,7 @@ def test_the_rate_warms_up_holds_and_falls_to_zero() -> None:
 def small(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
     monkeypatch.setattr(trainer, "model_config", lambda _: TINY)
     monkeypatch.setattr(trainer.demo_tokenizer, "train", lambda seed: tokenizer)
-    monkeypatch.setattr(batches, "TOKENS", 512)
+    monkeypatch.setattr(batches, "TOKENS", 768)
 
 
 @pytest.mark.usefixtures("small")

@@ -11,8 +11,8 @@ from torch import Tensor
 from edgespec.training.demo.dialogue import conversation
 from edgespec.training.demo.tokenizer import PAD_ID, encode
 
-TOKENS = 4096  # per step
-SHORT, LONG = 256, 1024  # row lengths; every LONG_EVERY-th step has long conversations
+TOKENS = 4096  # per step, about
+SHORT, LONG = 192, 768  # row lengths; every LONG_EVERY-th step has long conversations
 LONG_EVERY = 12
 MISSES = 40  # a batch is full when so many conversations found no place; generating is cheap
 USER_WEIGHT = 0.1  # of the loss on what the user writes; the assistant's tokens count 1
