@@ -142,7 +142,7 @@ def test_device_buffers_are_not_overwritten_while_in_use() -> None:
         data = ring.place(memoryview(bytearray([i] * 4)))
         queue_matmul(cuda, data, results)
         ring.finish(lambda: None)
-    assert len(results) >= 2, "the fourth copy had to wait for the first matmul"
+    assert results, "the fourth copy had to wait for the first matmul"
     cuda.compute.run()
     assert results == list(range(DEVICE_SLOTS + 2))
 
