@@ -57,7 +57,7 @@ def repeat_layers(source: Path, target: Path, layers: int) -> None:
     weights.update(chunks=chunks, small=small, layers=layers)
     manifest["sets"] = {"target": weights}
     manifest["files"] = linked
-    manifest["config"]["num_hidden_layers"] = layers
+    manifest["config"]["layers"] = layers
     (partial / "manifest.json").write_text(json.dumps(manifest))
     for name in manifest["beside"]:
         shutil.copy(source / name, partial / name)
