@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -60,13 +60,9 @@ def _parse(text: str, origin: str) -> Prompt:
     prompt, turns = value.get("prompt"), value.get("turns")
     if isinstance(prompt, str) and prompt and turns is None:
         return Prompt((prompt,), False, origin)
-    if _is_turns(turns) and prompt is None:
+    if isinstance(turns, list) and turns and all(isinstance(t, str) and t for t in turns) and prompt is None:
         return Prompt(tuple(turns), True, origin)
     raise OptionError(
         f'{origin} of standard input is a JSON object, so it needs either "prompt", a text to continue, '
         'or "turns", a list of messages'
     )
-
-
-def _is_turns(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(turn, str) and turn for turn in value)
