@@ -1,7 +1,7 @@
 """The units of a packed copy: read, converted, checksummed and written, each step beside the others.
 
-    source files -> [read ahead, 2 threads] -> [convert] -> [checksum and write, 1 thread] -> weight files
-                                                            [every 128 MiB: sync, then the journal]
+    source files -> [read ahead and convert, some threads] -> [checksum and write, 1 thread] -> weight files
+                                                              [every 128 MiB: sync, then the journal]
 
 Memory: three units and a few tiles, whatever the model's size.
 """
@@ -9,6 +9,7 @@ Memory: three units and a few tiles, whatever the model's size.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,14 +19,15 @@ import numpy as np
 import xxhash
 
 from edgespec.offload.chunks import PAGE, aligned_span
-from edgespec.offload.convert import convert, tiles
+from edgespec.offload.convert import Bytes, convert, one_torch_thread, tiles
 from edgespec.offload.journal import Journal
 from edgespec.offload.layout import Layout, Unit
-from edgespec.offload.read_ahead import Range, read_ahead
+from edgespec.offload.read_ahead import THREADS, read_ahead
 from edgespec.offload.ring import aligned_buffer
 from edgespec.offload.weight_writer import WeightWriter
 
 SYNC_BYTES = 128 * 2**20  # written between two entries in the journal
+_CONVERTERS = 8  # threads at most; each takes some 20 MB
 _BUFFERS = 3  # units in memory: one being filled, two on their way to the disk
 
 
@@ -41,14 +43,17 @@ def write_units(layout: Layout, work: Path, journal: Journal, progress: Callable
     largest = max((unit.nbytes for unit in todo), default=0)
     buffers = [aligned_buffer(aligned_span(PAGE - 1, largest)[1]) for _ in range(min(_BUFFERS, len(todo)))]
     sink = _Sink(layout, work, journal)
+    converts = any(part.encoding != part.source.encoding for unit in todo for part in unit.parts)
     source = read_ahead(
-        Range(p.source.file, p.source.offset + (p.row + row) * p.source.row_bytes, rows * p.source.row_bytes)
-        for unit in todo
-        for p in unit.parts
-        for row, rows in tiles(p)
+        ((tile.source, tile) for unit in todo for part in unit.parts for tile in tiles(part)),
+        convert,
+        threads=max(THREADS, min(os.cpu_count() or 1, _CONVERTERS)) if converts else THREADS,
     )
     pending: deque[Future[None]] = deque()
-    with ThreadPoolExecutor(1, thread_name_prefix="edgespec-write") as pool:
+    with (
+        one_torch_thread() if converts else contextlib.nullcontext(),
+        ThreadPoolExecutor(1, thread_name_prefix="edgespec-write") as pool,
+    ):
         try:
             for i, unit in enumerate(todo):
                 progress(done, total)
@@ -70,22 +75,19 @@ def write_units(layout: Layout, work: Path, journal: Journal, progress: Callable
             sink.close()
 
 
-def _fill(buffer: memoryview, unit: Unit, source: Iterator[memoryview]) -> None:
-    """A unit's bytes, from the tiles of its parts."""
+def _fill(buffer: memoryview, unit: Unit, source: Iterator[tuple[Bytes, Bytes | None]]) -> None:
+    """A unit's bytes, from the converted tiles of its parts."""
     place = 0
     target = np.frombuffer(buffer, np.uint8)
     for part in unit.parts:
-        data, *scales = part.pieces()
-        target[place : data.offset] = 0
-        place = data.offset + data.nbytes
-        for scale in scales:
-            target[place : scale.offset] = 0
-            place = scale.offset + scale.nbytes
-        for row, rows in tiles(part):
-            converted = convert(part, next(source), rows)
-            for piece, stored in zip((data, *scales), converted, strict=False):
+        pieces = list(part.pieces())
+        for piece in pieces:
+            target[place : piece.offset] = 0
+            place = piece.offset + piece.nbytes
+        for tile in tiles(part):
+            for piece, stored in zip(pieces, next(source), strict=False):
                 assert stored is not None
-                first = piece.offset + row * (piece.nbytes // part.rows)
+                first = piece.offset + tile.row * (piece.nbytes // part.rows)
                 target[first : first + len(stored)] = stored
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from edgespec.offload.chunks import aligned_span
 from edgespec.offload.reader import DirectFile
 from edgespec.offload.ring import aligned_buffer
 
-THREADS = 2
-AHEAD = 4  # ranges in memory: one in use, two being read, one ready
+THREADS = 2  # enough to keep a disk busy
+
+Key = TypeVar("Key")
+Result = TypeVar("Result")
 
 
 class Range(NamedTuple):
@@ -22,40 +24,44 @@ class Range(NamedTuple):
     nbytes: int
 
 
-def read_ahead(ranges: Iterable[Range]) -> Generator[memoryview, None, None]:
-    """The bytes of each range; a view is valid until the next one is asked for.
+def read_ahead(
+    ranges: Iterable[tuple[Range, Key]], work: Callable[[Key, memoryview], Result], threads: int = THREADS
+) -> Generator[Result, None, None]:
+    """`work(key, bytes)` of each range, in order; it is called in the reading threads.
 
-    Holds up to AHEAD times the largest range. Raises CorruptFileError for a missing or truncated file,
-    StorageError when a read fails. Close the iterator when leaving early.
+    The bytes may be used until the next result is asked for. Holds at most `threads` + 2 ranges in memory.
+    Raises CorruptFileError for a missing or truncated file, StorageError when a read fails, and what `work`
+    raises. Close the generator when leaving early.
     """
     files: dict[Path, DirectFile] = {}
-    free = [memoryview(b"") for _ in range(AHEAD)]
-    pending: deque[tuple[memoryview, Range, Future[int]]] = deque()
+    free = [memoryview(b"") for _ in range(threads + 2)]
+    pending: deque[tuple[memoryview, Future[Result]]] = deque()
     todo = iter(ranges)
 
-    def start() -> None:
-        wanted = next(todo, None)
-        if wanted is None:
-            return
-        if wanted.file not in files:
-            files[wanted.file] = DirectFile(wanted.file)
+    def read(file: DirectFile, wanted: Range, key: Key, buffer: memoryview) -> Result:
         begin, length = aligned_span(wanted.offset, wanted.nbytes)
-        buffer = free.pop()
-        if len(buffer) < length:
-            buffer = aligned_buffer(length)
-        needed = wanted.offset - begin + wanted.nbytes
-        future = pool.submit(files[wanted.file].read_into, begin, buffer[:length], needed)
-        pending.append((buffer, wanted, future))
+        slack = wanted.offset - begin
+        file.read_into(begin, buffer[:length], slack + wanted.nbytes)
+        return work(key, buffer[slack : slack + wanted.nbytes])
 
-    with ThreadPoolExecutor(THREADS, thread_name_prefix="edgespec-read") as pool:
+    def start() -> None:
+        for wanted, key in todo:
+            if wanted.file not in files:
+                files[wanted.file] = DirectFile(wanted.file)
+            buffer = free.pop()
+            length = aligned_span(wanted.offset, wanted.nbytes)[1]
+            if len(buffer) < length:
+                buffer = aligned_buffer(length)
+            pending.append((buffer, pool.submit(read, files[wanted.file], wanted, key, buffer)))
+            return
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="edgespec-read") as pool:
         try:
-            for _ in range(AHEAD):
+            for _ in range(len(free)):
                 start()
             while pending:
-                buffer, done, future = pending.popleft()
-                future.result()
-                slack = done.offset - aligned_span(done.offset, done.nbytes)[0]
-                yield buffer[slack : slack + done.nbytes]
+                buffer, future = pending.popleft()
+                yield future.result()
                 free.append(buffer)
                 start()
         finally:

@@ -29,14 +29,14 @@ def verify(path: Path, progress: Callable[[int, int], None] | None = None) -> in
         table_of(path, manifest, name)  # every range lies in its file
         wanted |= _ranges(path, manifest, weights)
     ordered = sorted(wanted, key=lambda r: (r.file.name, r.offset))
-    parts = [
-        Range(r.file, r.offset + done, min(READ_BYTES, r.nbytes - done))
+    parts = (
+        (Range(r.file, r.offset + done, min(READ_BYTES, r.nbytes - done)), None)
         for r in ordered
         for done in range(0, r.nbytes, READ_BYTES)
-    ]
+    )
     total = sum(r.nbytes for r in ordered)
     checked = 0
-    source = read_ahead(parts)
+    source = read_ahead(parts, lambda _, data: data)
     try:
         for range_ in ordered:
             digest = xxhash.xxh3_64()

@@ -349,7 +349,7 @@ def test_killed_at_any_moment_the_same_command_goes_on(tmp_path: Path, precision
     assert content(pack_checkpoint(model, tmp_path / "q", precision)) == expected
     rng = random.Random(precision)
     last = [steps - 1, steps - 3] if kills > 2 else []  # around the rename
-    for moment in [*rng.sample(range(1, steps), kills - len(last)), *last]:
+    for moment in {*rng.sample(range(1, steps), kills - len(last)), *last}:
         out = tmp_path / f"{moment}" / "out"
         killed = run_killed(model, out, precision, moment)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
