@@ -20,10 +20,9 @@ from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 
-import xxhash
-
 from edgespec.errors import Cancelled, CorruptFileError
 from edgespec.offload.chunks import Chunk, aligned_span
+from edgespec.offload.digest import mismatch
 from edgespec.offload.reader import DirectFile, ReadSettings
 from edgespec.offload.ring import Ring
 
@@ -53,7 +52,7 @@ class Streamer:
         self.seeks = 0
         self._ring = Ring(ring_bytes)
         self._files: dict[Path, DirectFile] = {}
-        self._verified: set[int] = set()  # indices of chunks whose first read matched their digest
+        self._verified: set[int] = set()  # indices of chunks whose digest has been checked
         self._chunks: tuple[Chunk, ...] = ()
         self._order: dict[int, int] = {}  # chunk index -> its place in `_chunks`
         self._next = 0  # place of the chunk that gets ring space next
@@ -169,8 +168,7 @@ class Streamer:
             self._drop(slot)  # asking again reads again
             raise slot.error
         self._held.append(slot)
-        slack = slot.chunk.offset - slot.start
-        return slot.span[slack : slack + slot.chunk.nbytes]
+        return slot.weights
 
     def _drop(self, slot: _Slot) -> None:
         """Forget a slot; reads under way into it end first, harmlessly, as its room is still its own."""
@@ -189,9 +187,9 @@ class Streamer:
                 self.bytes_read += moved
                 slot.left -= stop - start
                 broken = error or slot.error or slot.dropped
-                verify = slot.left == 0 and not broken and self._unverified(slot)
+                verify = slot.left == 0 and not broken and slot.chunk.index not in self._verified
             if verify:
-                error = _verify(slot)
+                error = mismatch(slot.chunk, slot.weights)
             with self._lock:
                 self._flying -= 1
                 slot.flying -= 1
@@ -209,7 +207,7 @@ class Streamer:
         with self._lock:
             while not self._closed:
                 slot = self._ahead[-1] if self._ahead else None
-                if slot is None or slot.cut == slot.nbytes or slot.error:
+                if slot is None or slot.cut == slot.nbytes:
                     slot = self._open_slot()
                 if slot is not None:
                     start = slot.cut
@@ -244,9 +242,6 @@ class Streamer:
             return 0, CorruptFileError(f"chunk {chunk.index} of layer {chunk.layer}: {error}")
         except Exception as error:  # whatever it is, the consumer must hear of it
             return 0, error
-
-    def _unverified(self, slot: _Slot) -> bool:
-        return slot.chunk.digest is not None and slot.chunk.index not in self._verified
 
     def close(self) -> None:
         """Stop reading, join the readers, close the files. Blocked consumers get Cancelled. Idempotent."""
@@ -288,14 +283,8 @@ class _Slot:
         """Nothing more will happen to it: all bytes are there, or reading failed."""
         return not self.flying and (not self.left or self.error is not None)
 
-
-def _verify(slot: _Slot) -> CorruptFileError | None:
-    chunk = slot.chunk
-    slack = chunk.offset - slot.start
-    digest = xxhash.xxh3_64_intdigest(slot.span[slack : slack + chunk.nbytes])
-    if digest == chunk.digest:
-        return None
-    return CorruptFileError(
-        f"chunk {chunk.index} of layer {chunk.layer} in {chunk.file} at byte {chunk.offset} has checksum "
-        f"{digest:016x}, not {chunk.digest:016x}; the file is damaged: fetch or pack the model again"
-    )
+    @property
+    def weights(self) -> memoryview:
+        """[chunk.nbytes]: the span without what a direct read has to move around it."""
+        slack = self.chunk.offset - self.start
+        return self.span[slack : slack + self.chunk.nbytes]
