@@ -106,7 +106,7 @@ def test_lists_are_sorted_and_reversed_as_asked() -> None:
         for e in lists.number_list(Draw(f"n {i}"))[:1]:
             if "ort" in e.user or "rder" in e.user:
                 numbers = [int(n) for n in re.findall(r"\d+", e.user)]
-                assert e.reply == ", ".join(map(str, sorted(numbers)))
+                assert e.reply == "Sorted: " + ", ".join(map(str, sorted(numbers)))
                 seen += 1
     assert seen > 100
     assert lists.count(["a", "b"]) == "1 a, 2 b. The list has 2 items."
@@ -294,6 +294,8 @@ def small(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
 def test_a_resumed_run_is_bit_exact(tmp_path: Path) -> None:
     whole = trainer.train(tmp_path / "whole", 4, steps=9, decay=4)
     trainer.train(tmp_path / "parts", 4, steps=9, decay=4, stop_after=5)
+    with (tmp_path / "parts/loss.jsonl").open("a") as log:  # as if killed two steps after the checkpoint
+        log.write('{"step": 5}\n{"step": 6}\n')
     parts = trainer.train(tmp_path / "parts", 4, steps=9, decay=4)
     for name, p in whole.state_dict().items():
         assert torch.equal(p, parts.state_dict()[name]), name

@@ -157,9 +157,9 @@ def count(items: list[str]) -> str:
 
 def _operation(kind: int, items: list[str]) -> str:
     if kind == 0:
-        return ", ".join(sorted(items))
+        return f"Sorted: {', '.join(sorted(items))}"
     if kind == 1:
-        return ", ".join(reversed(items))
+        return f"Reversed: {', '.join(reversed(items))}"
     if kind == 2:
         return count(items)
     return f"The last item is {items[-1]}." if kind == 3 else f"The first item is {items[0]}."
@@ -202,7 +202,7 @@ def number_list(d: Draw) -> list[Exchange]:
         return [
             Exchange(
                 d.request(d.phrase(_SORT, _SORT_UNSEEN).format(x=x)),
-                ", ".join(map(str, sorted(numbers))),
+                f"Sorted: {', '.join(map(str, sorted(numbers)))}",
                 "lists",
             )
         ]

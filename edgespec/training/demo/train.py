@@ -88,6 +88,13 @@ def load_checkpoint(directory: Path, optimizer: Optimizer, seed: int) -> tuple[i
     return int(meta["step"]), float(meta["seconds"])
 
 
+def rewind_log(path: Path, step: int) -> None:
+    """Drops the lines from `step` on, which a killed run wrote after its last checkpoint."""
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path.write_text("".join(lines[:step]), encoding="utf-8")
+
+
 def train(
     out: Path,
     seed: int,
@@ -111,6 +118,7 @@ def train(
     model = llama.Llama(model_config(tokenizer)).to(torch.bfloat16)
     optimizer = Optimizer(dict(model.named_parameters()))
     start, spent = load_checkpoint(out, optimizer, seed)
+    rewind_log(out / "loss.jsonl", start)
     loss_of = loss_function(model)
     if compiled:
         loss_of = torch.compile(loss_of, dynamic=False)
