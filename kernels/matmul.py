@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgespec.kernels.cpu import matmul_dtype
+from edgespec.kernels.cpu import matmul_dtype, multiply
 from edgespec.kernels.gguf_blocks import dequantize_torch
 from edgespec.kernels.quantize import dequantize_int4, dequantize_int8
 from edgespec.kernels.row_class import row_class
@@ -88,13 +88,13 @@ def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
 
 
 def _rows_apart(x: Tensor, weight: Tensor) -> Tensor:
-    """F.linear within one row class: padded below it, in blocks above it."""
+    """A matmul within one row class: padded below it, in blocks above it."""
     if x.device.type != "cpu":
         return F.linear(x, weight)
     rows = row_class(*weight.shape, weight.dtype)
     n = len(x)
     if n < rows.pad:
-        return F.linear(F.pad(x, (0, 0, 0, rows.pad - n)), weight)[:n]
+        return multiply(F.pad(x, (0, 0, 0, rows.pad - n)), weight)[:n]
     if n <= rows.block:
-        return F.linear(x, weight)
+        return multiply(x, weight)
     return torch.cat([_rows_apart(part, weight) for part in x.split(rows.block)])

@@ -14,11 +14,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Rotary embedding of [n, heads, head_dim] by per-row angles, cos and sin [n, head_dim / 2] fp32.
+    """Rotary embedding of [n, heads, head_dim] by per-row angles, cos and sin [n, 1, head_dim / 2].
 
     The pairs are (i, i + head_dim/2), or (2i, 2i + 1) when `interleaved` (GGUF's llama layout).
     """
-    cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)  # [n, 1, head_dim / 2]
     if interleaved:
         a, b = x[..., 0::2], x[..., 1::2]
         return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
@@ -36,15 +35,33 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return (x / (torch.exp(-x) + 1)).to(gate.dtype) * up
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+class Mask:
+    """Which keys a query row sees, `visible` [b or 1, h or 1, m or 1, t] bool; made once a pass, used by all
+    its layers."""
+
+    def __init__(self, visible: Tensor) -> None:
+        self.visible = visible
+        seen = visible.any(-1)
+        self.blind = None if bool(seen.all()) else ~seen  # rows that see no key: [b or 1, h or 1, m or 1]
+        self._biases: dict[torch.dtype, Tensor] = {}
+
+    def bias(self, dtype: torch.dtype) -> Tensor:
+        """0 where visible, -inf elsewhere."""
+        if dtype not in self._biases:
+            zeros = torch.zeros(self.visible.shape, dtype=dtype, device=self.visible.device)
+            self._biases[dtype] = zeros.masked_fill_(~self.visible, -torch.inf)
+        return self._biases[dtype]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float) -> tuple[Tensor, Tensor]:
     """Softmax attention of each (batch, head) over its own keys, with the log-sum-exp to merge blocks by.
 
-    q [b, h, m, e], k and v [b, h, t, e], mask [b or 1, h or 1, m or 1, t] bool (True = visible)
-    -> out [b, h, m, e], lse [b, h, m] fp32. A row that sees no key gives out 0 and lse -inf.
+    q [b, h, m, e], k and v [b, h, t, e] -> out [b, h, m, e], lse [b, h, m] fp32. A row that sees no key
+    gives out 0 and lse -inf.
     """
     scores = torch.matmul(q.float(), k.float().transpose(-1, -2)) * scale
     if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
+        scores = scores + mask.bias(scores.dtype)
     top = scores.amax(-1, keepdim=True)
     weights = torch.exp(scores - top.clamp(min=torch.finfo(torch.float32).min))
     total = weights.sum(-1, keepdim=True)

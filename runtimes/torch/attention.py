@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edgespec.kernels.dispatch import attend
+from edgespec.kernels.reference import Mask
 from edgespec.runtimes.base import IntArray, Rows, slot_depths
 from edgespec.runtimes.torch.kv_cache import BLOCK, TorchKVCache
 
@@ -77,75 +78,93 @@ class _Tree:
     def __init__(
         self, cache: TorchKVCache, slots: IntArray, positions: IntArray, device: torch.device
     ) -> None:
-        self.length = cache.length
-        self.shared = cache.length // BLOCK * BLOCK  # positions [0, shared) are whole committed blocks
-        width = int(positions.max()) + 1 - self.shared
-        self.width = -(-width // BLOCK) * BLOCK  # positions [shared, shared + width) are gathered per row
         self.n = len(slots)
-        own = np.full(
-            (self.n, self.width), -1, dtype=np.int64
-        )  # place of each position in the cache; -1 = none
-        own[:, : cache.length - self.shared] = np.arange(self.shared, cache.length)
-        for row, path in enumerate(ancestor_paths(cache.parents, slots)):
-            start = cache.length - self.shared
-            own[row, start : start + len(path)] = path + cache.length
-        self.own_visible = torch.from_numpy(own >= 0).to(device)  # [n, width]
-        self.own = torch.from_numpy(np.maximum(own, 0)).to(device)  # [n, width]
-        self.positions = torch.from_numpy(positions).to(device)  # [n]
+        self.shared = cache.length // BLOCK * BLOCK  # positions [0, shared) are whole committed blocks
+        self.end = -(-(int(positions.max()) + 1) // BLOCK) * BLOCK  # [shared, end): the rows' own blocks
         self.first = int(positions.min())
+        self.positions = torch.from_numpy(positions).to(device)  # [n]
+        paths = ancestor_paths(cache.parents, slots)
+        # On a chain (plain decoding is the shortest) every place is its position: nothing is gathered.
+        self.chain = all(int(path[-1]) == len(path) - 1 for path in paths)
+        if not self.chain:
+            place = np.full((self.n, self.end - self.shared), -1, dtype=np.int64)  # -1 = not on the path
+            start = cache.length - self.shared
+            place[:, :start] = np.arange(self.shared, cache.length)
+            for row, path in enumerate(paths):
+                place[row, start : start + len(path)] = path + cache.length
+            self.on_path = torch.from_numpy(place >= 0).to(device)  # [n, end - shared]
+            self.places = torch.from_numpy(np.maximum(place, 0)).to(device)
+        self.masks: dict[tuple[int, int, int | None], Mask] = {}
 
     def __call__(self, k: Tensor, v: Tensor, q: Tensor, window: int | None) -> Tensor:
         kv_heads, _, e = k.shape
-        group = q.shape[1] // kv_heads
-        grouped = q.view(self.n, kv_heads, group, e)  # [n, h, g, e]
+        grouped = q.view(self.n, kv_heads, -1, e)  # [n, h, g, e]
         merge = _Merge()
+        start = 0 if window is None else max(0, self.first - window + 1) // BLOCK * BLOCK
+        if self.chain:
+            merge.add(*self._together(k, v, grouped, start, self.end, window))
+        else:
+            if start < self.shared:
+                merge.add(*self._together(k, v, grouped, start, self.shared, window))
+            parts = [
+                self._apart(k, v, grouped, slice(row, min(row + GATHER_ROWS, self.n)), window)
+                for row in range(0, self.n, GATHER_ROWS)
+            ]
+            outs, lses = zip(*parts, strict=True)
+            merge.add(torch.cat(outs, 1), torch.cat(lses, 1))
+        return merge.result().to(q.dtype).flatten(1, 2)  # [n, heads, e]
 
-        # Blocks shared by all rows, from the first that any row's window reaches.
-        start = 0 if window is None else min(self.shared, max(0, self.first - window + 1) // BLOCK * BLOCK)
-        blocks = (self.shared - start) // BLOCK
-        if blocks:
-            rows = grouped.transpose(0, 1).reshape(kv_heads, 1, self.n * group, e)
-            mask = None
+    def _together(
+        self, k: Tensor, v: Tensor, q: Tensor, start: int, end: int, window: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Blocks of positions [start, end), the same for all rows -> [blocks, n, h, g, e], [blocks, n, h, g]."""
+        n, kv_heads, group, e = q.shape
+        blocks = (end - start) // BLOCK
+        rows = q.transpose(0, 1).reshape(kv_heads, 1, n * group, e)
+        mask = None
+        if window is not None or end > self.shared:
+            key = (start, end, window)
+            if key not in self.masks:
+                keys = torch.arange(start, end, device=q.device).view(blocks, 1, BLOCK)
+                visible = keys <= self.positions[:, None]  # [blocks, n, BLOCK]
+                if window is not None:
+                    visible &= keys > self.positions[:, None] - window
+                self.masks[key] = Mask(visible.repeat_interleave(group, 1)[None])
+            mask = self.masks[key]
+        out, lse = attend(
+            rows.expand(kv_heads, blocks, n * group, e),
+            k[:, start:end].unflatten(1, (blocks, BLOCK)),
+            v[:, start:end].unflatten(1, (blocks, BLOCK)),
+            mask,
+            e**-0.5,
+        )  # [h, blocks, n * g, e], [h, blocks, n * g]
+        out = out.unflatten(2, (n, group)).permute(1, 2, 0, 3, 4)
+        return out, lse.unflatten(2, (n, group)).permute(1, 2, 0, 3)
+
+    def _apart(
+        self, k: Tensor, v: Tensor, q: Tensor, part: slice, window: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Blocks of positions [shared, end), gathered for each of some rows along its own path."""
+        _, kv_heads, group, e = q.shape
+        count, blocks = part.stop - part.start, (self.end - self.shared) // BLOCK
+        key = (part.start, part.stop, window)
+        if key not in self.masks:
+            visible = self.on_path[part]
             if window is not None:
-                keys = torch.arange(start, self.shared, device=q.device).view(blocks, 1, BLOCK)
-                visible = keys > self.positions[None, :, None] - window  # [blocks, n, BLOCK]
-                mask = visible.repeat_interleave(group, 1)[None]
-            out, lse = attend(
-                rows.expand(kv_heads, blocks, self.n * group, e),
-                k[:, start : self.shared].unflatten(1, (blocks, BLOCK)),
-                v[:, start : self.shared].unflatten(1, (blocks, BLOCK)),
-                mask,
-                e**-0.5,
-            )  # [h, blocks, n * g, e], [h, blocks, n * g]
-            merge.add(
-                out.unflatten(2, (self.n, group)).permute(1, 2, 0, 3, 4),
-                lse.unflatten(2, (self.n, group)).permute(1, 2, 0, 3),
-            )
-
-        # Blocks of each row's own path.
-        blocks = self.width // BLOCK
-        visible = self.own_visible
-        if window is not None:
-            keys = torch.arange(self.shared, self.shared + self.width, device=q.device)
-            visible = visible & (keys > self.positions[:, None] - window)
-        outs, lses = [], []
-        for first in range(0, self.n, GATHER_ROWS):
-            part = slice(first, min(first + GATHER_ROWS, self.n))
-            count = part.stop - first
-            places = self.own[part].flatten()
-            mask = visible[part].reshape(1, count * blocks, 1, BLOCK)
-            rows = grouped[part].transpose(0, 1)[:, :, None].expand(kv_heads, count, blocks, group, e)
-            out, lse = attend(
-                rows.reshape(kv_heads, count * blocks, group, e),
-                k[:, places].view(kv_heads, count * blocks, BLOCK, e),
-                v[:, places].view(kv_heads, count * blocks, BLOCK, e),
-                mask,
-                e**-0.5,
-            )  # [h, count * blocks, g, e]
-            outs.append(out.unflatten(1, (count, blocks)).permute(2, 1, 0, 3, 4))  # [blocks, count, h, g, e]
-            lses.append(lse.unflatten(1, (count, blocks)).permute(2, 1, 0, 3))
-        merge.add(torch.cat(outs, 1), torch.cat(lses, 1))
-        return merge.result().to(q.dtype).flatten(1, 2)
+                keys = torch.arange(self.shared, self.end, device=q.device)
+                visible = visible & (keys > self.positions[part, None] - window)
+            self.masks[key] = Mask(visible.reshape(1, count * blocks, 1, BLOCK))
+        places = self.places[part].flatten()
+        rows = q[part].transpose(0, 1)[:, :, None].expand(kv_heads, count, blocks, group, e)
+        out, lse = attend(
+            rows.reshape(kv_heads, count * blocks, group, e),
+            k[:, places].view(kv_heads, count * blocks, BLOCK, e),
+            v[:, places].view(kv_heads, count * blocks, BLOCK, e),
+            self.masks[key],
+            e**-0.5,
+        )  # [h, count * blocks, g, e], [h, count * blocks, g]
+        out = out.unflatten(1, (count, blocks)).permute(2, 1, 0, 3, 4)  # [blocks, count, h, g, e]
+        return out, lse.unflatten(1, (count, blocks)).permute(2, 1, 0, 3)
 
 
 class _Merge:

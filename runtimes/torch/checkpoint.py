@@ -204,6 +204,3 @@ def _page(tensor: TensorSource, start: int) -> bytes:
             return file.read(min(PAGE, tensor.nbytes - start))
     except OSError as error:
         raise StorageError(f"{tensor.file} cannot be read: {error.strerror}") from None
-
-
-_digest = sample_digest

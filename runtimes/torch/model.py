@@ -38,7 +38,8 @@ class TorchTarget:
     @torch.inference_mode()
     def run(self, hidden: Tensor, rows: Rows, layers: range, observer: PassObserver | None = None) -> Tensor:
         attention = AttentionPlan(rows, self.device)
-        angles = self.rope(rows.positions)
+        cos, sin = self.rope(rows.positions)
+        angles = cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)  # [n, 1, head_dim / 2]
         try:
             for index in layers:
                 hidden = self._layer(index, hidden, rows, angles, attention, observer)

@@ -55,6 +55,7 @@ class Weights:
             for (name, row), piece in pieces.items():
                 if not name.endswith("_scale"):
                     self.blocks[name].append((chunk, piece, pieces.get((name + "_scale", row))))
+        self.resident: dict[tuple[str, int], Block] = {}  # by tensor and first row, where matmuls run
         self.streamer: Streamer | None = None
         self._held: tuple[Chunk, Tensor] | None = None
 
@@ -100,6 +101,12 @@ class Weights:
         self.release()
         resident = self.pinned.keys() | self.on_device.keys()
         streamed = [c for c in self.table.chunks if c.index not in resident]
+        self.resident = {
+            (piece.tensor, piece.row): _block(data, piece, scale)
+            for blocks in self.blocks.values()
+            for chunk, piece, scale in blocks
+            if (data := self._resident_bytes(chunk)) is not None
+        }
         if self.streamer is not None:
             self.streamer.set_chunks(streamed)
         elif streamed:
@@ -116,7 +123,10 @@ class Weights:
         """x [n, in] @ W^T (+ bias) -> [n, out] for the matrix called `name` (without ".weight")."""
         parts = []
         for chunk, piece, scale in self.blocks[name + ".weight"]:
-            parts.append(linear(x, _block(self._bytes(chunk, on_wait), piece, scale), exact))
+            block = self.resident.get((piece.tensor, piece.row))
+            if block is None:
+                block = _block(self._bytes(chunk, on_wait), piece, scale)
+            parts.append(linear(x, block, exact))
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         bias = self.small.get(name + ".bias")
         return out if bias is None else out + bias
@@ -127,9 +137,6 @@ class Weights:
 
     def _bytes(self, chunk: Chunk, on_wait: OnWait | None) -> Tensor:
         """The chunk as uint8 [nbytes] where matmuls run."""
-        resident = self.on_device.get(chunk.index)
-        if resident is not None:
-            return resident
         if self._held is None or self._held[0] is not chunk:
             self.release()
             buffer = self.pinned.get(chunk.index)
@@ -138,6 +145,12 @@ class Weights:
                 buffer = self.streamer.acquire(chunk, on_wait)
             self._held = (chunk, self.placement.place(buffer))
         return self._held[1]
+
+    def _resident_bytes(self, chunk: Chunk) -> Tensor | None:
+        """The chunk's bytes if they stay where matmuls run."""
+        if self.device.type == "cpu" and chunk.index in self.pinned:
+            return torch.frombuffer(self.pinned[chunk.index], dtype=torch.uint8)
+        return self.on_device.get(chunk.index)
 
     def release(self) -> None:
         """The held chunk has been used: its room goes back to the ring. Called after a pass, too."""
@@ -162,6 +175,7 @@ class Weights:
         self.pinned.clear()
         self.embedding.whole = None
         self.on_device.clear()
+        self.resident.clear()
 
 
 def _block(data: Tensor, piece: Piece, scale: Piece | None) -> Block:
