@@ -117,7 +117,7 @@ class _Tree:
     def _together(
         self, k: Tensor, v: Tensor, q: Tensor, start: int, end: int, window: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Blocks of positions [start, end), the same for all rows -> [blocks, n, h, g, e], [blocks, n, h, g]."""
+        """Blocks of positions [start, end), shared by all rows -> [blocks, n, h, g, e], [blocks, n, h, g]."""
         n, kv_heads, group, e = q.shape
         blocks = (end - start) // BLOCK
         rows = q.transpose(0, 1).reshape(kv_heads, 1, n * group, e)
@@ -180,8 +180,10 @@ class _Merge:
         self.lses.extend(lse.unbind(0))
 
     def result(self) -> Tensor:
-        """[n, h, g, e] fp32. The sums run over blocks one by one: a reduction kernel would sum in an order
+        """[n, h, g, e]. The sums run over blocks one by one: a reduction kernel would sum in an order
         that depends on how many blocks there are."""
+        if len(self.outs) == 1:
+            return self.outs[0]  # what the sums below would give
         lse = torch.stack(self.lses)
         weights = torch.exp(lse - lse.amax(0))[..., None]  # [blocks, n, h, g, 1]
         total = weights[0].clone()
