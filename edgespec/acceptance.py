@@ -31,10 +31,12 @@ class Outcome:
 
     path: accepted nodes from the root (always first) down: the rows whose keys and values are committed.
     tokens: the accepted drafted tokens, then the *bonus token*, which is the next tree's root.
+    drafted: nodes that were judged, the root aside.
     """
 
     path: IntArray
     tokens: tuple[int, ...]
+    drafted: int = 0
 
     @property
     def accepted(self) -> int:
@@ -205,7 +207,7 @@ def _follow(tree: TokenTree, choose: Callable[[int, int], int]) -> Outcome:
 
 def _outcome(tree: TokenTree, path: list[int], bonus: int) -> Outcome:
     nodes = np.array(path, dtype=np.int64)
-    return Outcome(nodes, (*tree.tokens[nodes[1:]].tolist(), bonus))
+    return Outcome(nodes, (*tree.tokens[nodes[1:]].tolist(), bonus), len(tree) - 1)
 
 
 def _residual(p: Distribution, q: Distribution) -> Distribution:

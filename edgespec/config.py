@@ -62,6 +62,10 @@ class EngineOptions:
     context: int | None = None  # positions a session may hold
     precision: str | None = None  # None = what the files hold
     resident_layers: int | None = None  # overrides the plan: pin exactly the first N layers
+    drafter: str = "auto"  # "none", "auto", "ngram", "model" or "ngram+model"
+    draft_model: str | None = None  # a small model with the same tokenizer, for drafter "model"
+    schedule: str = "serial"
+    tree_nodes: int = 64  # of the largest tree, its root included
 
     def __post_init__(self) -> None:
         if self.memory is not None and self.memory <= 0:
@@ -72,6 +76,8 @@ class EngineOptions:
             raise OptionError(f"precision {self.precision!r} is unknown; choose from {', '.join(PRECISIONS)}")
         if self.resident_layers is not None and self.resident_layers < 0:
             raise OptionError(f"resident_layers is {self.resident_layers}; it cannot be negative")
+        if self.tree_nodes < 1:
+            raise OptionError(f"tree_nodes is {self.tree_nodes}; it must be at least 1 (plain decoding)")
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,7 @@ class GenerationOptions:
     min_p: float = 0.0  # 0 = off
     seed: int = 0
     stop: tuple[str, ...] = ()  # the reply ends before the first of these
+    acceptance: str | None = None  # None = "greedy" at temperature 0, else "sample"
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -146,7 +153,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 _FLOATS = {"temperature", "top_p", "min_p"}
-_INTS = {"context", "resident_layers", "max_tokens", "top_k", "seed"}
+_INTS = {"context", "resident_layers", "max_tokens", "top_k", "seed", "tree_nodes"}
 _SIZES = {"memory", "device_memory"}
 
 

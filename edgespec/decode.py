@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.acceptance import Acceptance, Outcome
+from edgespec.drafters.base import Context
 from edgespec.runtimes.base import KVCache, PassObserver, Rows, Target
 from edgespec.sampling import Noise
 from edgespec.tree import TokenTree
@@ -22,6 +23,9 @@ PREFILL_ROWS = 256  # prompt tokens a pass; fixed, because a prompt's bits depen
 
 class Schedule(PassObserver, Protocol):
     """When drafting happens: hands out trees, and is told what became of them."""
+
+    def begin(self, context: Context, limit: int) -> None:
+        """A reply of at most `limit` tokens begins; its prompt is committed. Raises Cancelled."""
 
     def next_tree(self, root: int) -> TokenTree:
         """The tree to verify next, whose root is the last emitted token."""

@@ -14,6 +14,11 @@ import torch
 from edgespec.config import EngineOptions, GenerationOptions, parse_bytes
 from edgespec.devices.probe import memory_available, process_memory
 from edgespec.devices.rates import ReadRate, memory_rate, read_rate
+from edgespec.drafters.choose import choose_drafters
+from edgespec.drafters.combined import Combined
+from edgespec.drafters.draft_model import DraftFiles, DraftModel
+from edgespec.drafters.handover import speedup, without_drafter
+from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.errors import BudgetError, DeviceError, OptionError
 from edgespec.hub import resolve_model
 from edgespec.offload.plan import Plan, Rates
@@ -22,6 +27,8 @@ from edgespec.response import Response
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model, open_target, plan_model
+from edgespec.schedules.make import make_schedule
+from edgespec.schedules.serial import Serial
 from edgespec.session import Session
 from edgespec.tokenizer import Tokenizer, load_tokenizer
 
@@ -36,15 +43,26 @@ class Engine:
     """
 
     def __init__(
-        self, files: ModelFiles, tokenizer: Tokenizer, plan: Plan, options: EngineOptions, target: TorchTarget
+        self,
+        files: ModelFiles,
+        tokenizer: Tokenizer,
+        plan: Plan,
+        options: EngineOptions,
+        target: TorchTarget,
+        draft: DraftModel | None = None,
     ) -> None:
         self.files = files
         self.tokenizer = tokenizer
         self.plan = plan
         self.options = options
         self.target = target
+        self.draft = draft
+        self.drafters = choose_drafters(options.drafter, options.draft_model, options.schedule)
+        # Where the draft model's memory would go; not with layers pinned as the user said.
+        keeps = draft is None or options.resident_layers is not None
+        self._without_draft = None if keeps else without_drafter(plan)
         self.eos = frozenset(files.config.eos) | frozenset(tokenizer.eos)
-        self._positions_held = 0
+        self._positions_held = self._sessions = 0
         self._finalizer = weakref.finalize(self, target.weights.close)
 
     @property
@@ -63,19 +81,27 @@ class Engine:
         CorruptFileError while reading.
         """
         options = options or EngineOptions()
+        check_drafting(options)
         device = choose_device(options)
         path = resolve_model(str(model), progress)
         files = describe_model(path, options.precision)
         tokenizer = load_tokenizer(files, path)
+        draft = None
+        if options.draft_model is not None:
+            draft = DraftFiles(resolve_model(options.draft_model, progress), tokenizer)
         disk = read_rate(next(files.table.files()))
-        plan = plan_engine(files, options, disk, device)
+        plan = plan_engine(files, options, disk, device, draft)
 
         def advance(done: int, total: int) -> None:
             if progress is not None:
                 progress(Progress("load", done, total, "bytes"))
 
         target = open_target(files, plan, disk.settings if disk else None, advance, device)
-        return Engine(files, tokenizer, plan, options, target)
+        try:
+            return Engine(files, tokenizer, plan, options, target, draft and DraftModel(draft))
+        except BaseException:
+            target.weights.close()
+            raise
 
     def new_session(self, context: int | None = None) -> Session:
         """A conversation of up to `context` positions (default: all that the plan gave to KV and is free).
@@ -94,14 +120,32 @@ class Engine:
                 self.plan.dial,
             )
         # Every session needs room for a pass's uncommitted rows; the plan counts those of one.
-        held = wanted + (TREE_ROWS if self._positions_held else 0)
-        session = Session(self, self.target.new_cache(wanted))
+        held = wanted + ((DRAFT_ROWS if self.draft else TREE_ROWS) if self._positions_held else 0)
+        session = Session(self, self.target.new_cache(wanted), make_schedule(self, wanted))
         self._positions_held += held
+        self._sessions += 1
         session.released = weakref.finalize(session, self._release, held)
         return session
 
     def _release(self, positions: int) -> None:
         self._positions_held -= positions
+        self._sessions -= 1
+
+    def reconsider(self, session: Session) -> None:
+        """Between two cycles: when drafting with the draft model loses for good, and no other session needs
+        it, give its memory to pinned layers."""
+        after, schedule = self._without_draft, session.schedule
+        if after is None or self.draft is None or self._sessions > 1 or not isinstance(schedule, Serial):
+            return
+        if not schedule.loses(speedup(self.plan, after)):
+            return
+        members = schedule.drafter.members if isinstance(schedule.drafter, Combined) else ()
+        schedule.drafter = Combined([m for m in members if not isinstance(m, ModelDrafter)])
+        self.draft.close()
+        self.draft, self.plan = None, after
+        weights = self.target.weights
+        resident = weights.pinned.keys() | weights.on_device.keys()
+        weights.pin(c for c in after.table.chunks if c.index in after.pinned - resident)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of text, of chat messages (by the model's template), or of ids as they are."""
@@ -150,14 +194,35 @@ def choose_device(options: EngineOptions) -> torch.device:
     return torch.device(name)
 
 
+def check_drafting(options: EngineOptions) -> None:
+    """Raises OptionError for drafters and schedules that are unknown, lack something, or do not fit."""
+    choose_drafters(options.drafter, options.draft_model, options.schedule)
+    if options.tree_nodes > TREE_ROWS:
+        raise OptionError(
+            f"tree_nodes is {options.tree_nodes}, but the ledger gives every KV cache room for trees of at "
+            f"most {TREE_ROWS} nodes"
+        )
+
+
 def plan_engine(
-    files: ModelFiles, options: EngineOptions, disk: ReadRate | None, device: torch.device
+    files: ModelFiles,
+    options: EngineOptions,
+    disk: ReadRate | None,
+    device: torch.device,
+    draft: DraftFiles | None = None,
 ) -> Plan:
     """The plan for these options on this machine as it is now; reads no weights."""
     dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
     rates = Rates(read=disk.gbps if disk else None, compute=memory_rate())
     return plan_model(
-        files, dial, rates, options.context, options.resident_layers, device, options.device_memory
+        files,
+        dial,
+        rates,
+        options.context,
+        options.resident_layers,
+        device,
+        options.device_memory,
+        draft.nbytes if draft else None,
     )
 
 
@@ -170,6 +235,10 @@ def load(
     context: int | None = None,
     precision: str | None = None,
     resident_layers: int | None = None,
+    drafter: str = "auto",
+    draft_model: str | Path | None = None,
+    schedule: str = "serial",
+    tree_nodes: int = TREE_ROWS,
     progress: ProgressCallback | None = None,
 ) -> Engine:
     """`Engine.load` with the options spelt out; sizes as "8GB" or bytes. Raises what that raises."""
@@ -180,6 +249,10 @@ def load(
         context=context,
         precision=precision,
         resident_layers=resident_layers,
+        drafter=drafter,
+        draft_model=None if draft_model is None else str(draft_model),
+        schedule=schedule,
+        tree_nodes=tree_nodes,
     )
     return Engine.load(model, options, progress)
 

@@ -13,6 +13,10 @@ class Stats:
     reused_tokens: int = 0  # of the prompt, found in the session's cache
     reply_tokens: int = 0
     cycles: int = 0  # passes of the target over the reply, the prefill's last one included
+    drafted: int = 0  # nodes of the trees that were verified, roots aside
+    accepted: int = 0  # of these, kept
+    acceptance: str = "greedy"
+    lossless: bool = True  # the acceptance keeps the target's own text or distribution
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     bytes_read: int = 0  # from flash, prefill and decode

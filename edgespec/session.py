@@ -9,16 +9,17 @@ from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from edgespec.acceptance import make_acceptance
+from edgespec.acceptance import Acceptance, Outcome, make_acceptance
 from edgespec.config import GenerationOptions
 from edgespec.decode import Schedule, decode, prefill
 from edgespec.detokenize import Detokenizer
+from edgespec.drafters.base import Context
+from edgespec.drafters.choose import check_acceptance
 from edgespec.errors import Cancelled, ContextError, OptionError
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.response import Response, Stats
 from edgespec.runtimes.base import KVCache, Rows
 from edgespec.sampling import Noise, Sampler
-from edgespec.schedules.serial import Plain
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,9 +32,10 @@ class Session:
 
     released: weakref.finalize[..., Session]  # gives the KV memory back to the engine's ledger
 
-    def __init__(self, engine: Engine, cache: KVCache) -> None:
+    def __init__(self, engine: Engine, cache: KVCache, schedule: Schedule) -> None:
         self.engine = engine
         self.cache = cache
+        self.schedule = schedule
         self.tokens: list[int] = []  # whose keys and values are committed
         self._cancelled = threading.Event()
         self._busy = False
@@ -63,14 +65,17 @@ class Session:
         What the prompt shares with the session's tokens is not computed again. The last Response has a
         finish_reason. Leaving the iterator early, Ctrl-C and errors keep the session usable.
 
-        Raises ContextError (with both counts) before any work when prompt and reply do not fit.
+        Raises ContextError (with both counts) before any work when prompt and reply do not fit, OptionError
+        when acceptance, sampling options and drafter do not go together.
         """
         options = options or GenerationOptions()
         prompt = [int(t) for t in prompt]
         limit = self._check(prompt, options)
+        acceptance = make_acceptance(options.acceptance, options)
+        check_acceptance(acceptance, self.engine.drafters)
         if self._busy:
             raise OptionError("this session is already replying; open another with engine.new_session()")
-        return self._reply(prompt, options, limit, progress)
+        return self._reply(prompt, options, acceptance, limit, progress)
 
     def _check(self, prompt: list[int], options: GenerationOptions) -> int:
         """The most tokens the reply may have."""
@@ -90,21 +95,26 @@ class Session:
         return min(options.max_tokens or room, room)
 
     def _reply(
-        self, prompt: list[int], options: GenerationOptions, limit: int, progress: ProgressCallback | None
+        self,
+        prompt: list[int],
+        options: GenerationOptions,
+        acceptance: Acceptance,
+        limit: int,
+        progress: ProgressCallback | None,
     ) -> Iterator[Response]:
         engine = self.engine
         self._busy = True
         self._cancelled.clear()
-        schedule = Plain()
-        watch = _Watch(self._cancelled, schedule, engine.config.layers, progress)
+        watch = _Watch(self._cancelled, self.schedule, engine.config.layers, progress)
         stats = Stats(prompt_tokens=len(prompt), dial=engine.plan.dial)
+        stats.acceptance, stats.lossless = acceptance.name, acceptance.lossless
         writer = _Writer(engine, options, limit, stats)
         clock = _Clock(engine, stats)
         try:
             stats.reused_tokens = self._reuse(prompt)
             fresh = prompt[stats.reused_tokens :]
             noise, sampler = Noise(options.seed), Sampler(options)
-            acceptance = make_acceptance("sample" if options.temperature else "greedy", options)
+            drawn = (sampler, noise) if acceptance.name == "ratio" else (None, None)
 
             def advance(done: int) -> None:
                 self.tokens = prompt[: stats.reused_tokens + done]
@@ -114,6 +124,7 @@ class Session:
             with suppress(Cancelled):
                 logits = prefill(engine.target, self.cache, fresh, watch, advance)
                 root = sampler.pick(logits, noise, len(prompt))
+                self.schedule.begin(Context(prompt, *drawn, check=watch.check), limit)
                 clock.first_token()
                 yield from writer.write([root], drafted=0)
                 outcomes = decode(engine.target, self.cache, root, acceptance, noise, watch)
@@ -121,8 +132,9 @@ class Session:
                     outcome = next(outcomes)
                     self.tokens += [root, *outcome.tokens[:-1]]
                     root = outcome.tokens[-1]
-                    clock.cycle()
-                    yield from writer.write(outcome.tokens, drafted=len(outcome.tokens) - 1)
+                    clock.cycle(outcome)
+                    engine.reconsider(self)
+                    yield from writer.write(outcome.tokens, drafted=outcome.accepted)
             if not writer.finished:
                 clock.measure()
                 yield writer.cancelled()
@@ -152,18 +164,21 @@ class _Watch:
         self.layers = layers
         self.progress = progress
         self.next_tree = schedule.next_tree
+        self.begin = schedule.begin
         self.settle = schedule.settle
 
-    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+    def check(self) -> None:
         if self.cancelled.is_set():
             raise Cancelled("the reply was cancelled")
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        self.check()
         if self.progress is not None:
             self.progress(Progress("layers", index + 1, self.layers, "layers"))
         self.schedule.on_layer(index, hidden, rows)
 
     def on_wait(self) -> bool:
-        if self.cancelled.is_set():
-            raise Cancelled("the reply was cancelled")
+        self.check()
         return self.schedule.on_wait()
 
 
@@ -218,8 +233,10 @@ class _Clock:
         self.stats.cycles = 1
         self.measure()
 
-    def cycle(self) -> None:
+    def cycle(self, outcome: Outcome) -> None:
         self.stats.cycles += 1
+        self.stats.drafted += outcome.drafted
+        self.stats.accepted += outcome.accepted
         self.measure()
 
     def measure(self) -> None:

@@ -10,14 +10,15 @@ from edgespec.tree import TokenTree, merge
 
 
 class Combined:
-    """See `drafters.base.Drafter`. A step is one step of each member that has any left."""
+    """See `drafters.base.Drafter`. A step is one step of each member that has any left; no members, no drafts."""
 
     def __init__(self, members: Sequence[Drafter]) -> None:
         self.members = tuple(members)
 
     @property
     def steps(self) -> range:
-        return range(min(m.steps.start for m in self.members), max(m.steps.stop for m in self.members))
+        steps = [member.steps for member in self.members] or [range(0)]
+        return range(min(s.start for s in steps), max(s.stop for s in steps))
 
     def prefill(self, context: Context) -> None:
         for member in self.members:

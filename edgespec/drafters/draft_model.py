@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from edgespec.config import format_bytes
 from edgespec.drafters.model import DRAFT_ROWS
 from edgespec.errors import TokenizerError
 from edgespec.runtimes.torch.kv_cache import cache_bytes
@@ -43,9 +42,6 @@ class DraftFiles:
         kv = cache_bytes(config, min(context, config.max_context), DRAFT_ROWS, dtype)
         return weights + kv + activation_bytes(config, dtype)
 
-    def describe(self, context: int) -> str:
-        return f"draft model {self.files.path.name}: {format_bytes(self.nbytes(context))} in memory"
-
     def open(self, progress: Callable[[int], None] | None = None) -> TorchTarget:
         """Read all its weights. Raises StorageError and CorruptFileError; `progress` gets bytes read."""
         warm_up(self.files.table, self.files.dtype)
@@ -58,6 +54,19 @@ class DraftFiles:
             weights.close()
             raise
         return TorchTarget(self.files.config, weights, DRAFT_ROWS)
+
+
+class DraftModel:
+    """An open draft model, shared by an engine's sessions."""
+
+    def __init__(self, files: DraftFiles) -> None:
+        """Reads all its weights; raises as `DraftFiles.open`."""
+        self.model = files.open()
+        self.nbytes = files.files.table.nbytes  # that one step of drafting reads from memory
+
+    def close(self) -> None:
+        """Free its weights; sessions must not draft with it any more."""
+        self.model.weights.close()
 
 
 def check_vocabulary(target: Mapping[str, int], draft: Mapping[str, int], name: str) -> None:

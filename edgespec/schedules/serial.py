@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from edgespec.acceptance import Outcome
+from edgespec.controller import Adaptive, Controller, Cycle
+from edgespec.drafters.base import Context, Drafter, Root, TreeBudget
 from edgespec.runtimes.base import Rows
 from edgespec.tree import TokenTree
 
@@ -14,6 +18,9 @@ if TYPE_CHECKING:
 
 class Plain:
     """No drafting: every tree is its root alone."""
+
+    def begin(self, context: Context, limit: int) -> None:
+        pass
 
     def next_tree(self, root: int) -> TokenTree:
         return TokenTree.root(root)
@@ -26,3 +33,53 @@ class Plain:
 
     def on_wait(self) -> bool:
         return False
+
+
+class Serial(Plain):
+    """The drafter works while the target rests, as much as the controller thinks worth its time."""
+
+    def __init__(
+        self, drafter: Drafter, controller: Controller, nodes: int, clock: Callable[[], float] = perf_counter
+    ) -> None:
+        """`nodes`: of the largest tree that the target's cache has room for; `clock` in seconds."""
+        self.drafter = drafter
+        self.controller = controller
+        self.nodes = nodes
+        self.clock = clock
+
+    def begin(self, context: Context, limit: int) -> None:
+        self.left = limit - 1  # the first token comes from the prompt's own pass
+        self.drafter.prefill(context)
+
+    def next_tree(self, root: int) -> TokenTree:
+        began = self.clock()
+        self.root, self.tree, self.steps = root, TokenTree.root(root), None
+        # Every outcome has a bonus token, so the deepest useful node is the last token but one.
+        limit = TreeBudget(self.nodes, self.left - 1, steps=0)
+        budget = self.controller.budget(limit, self.drafter.steps)
+        if budget is not None:
+            self.steps = budget.steps
+            self.tree = self.controller.prune(self._draft(root, budget))
+        self.drafted = self.clock()
+        self.draft_seconds = self.drafted - began
+        return self.tree
+
+    def loses(self, speedup: float) -> bool:
+        """Whether plain decoding, so many times faster without the drafter in memory, would clearly win."""
+        return isinstance(self.controller, Adaptive) and self.controller.loses(speedup)
+
+    def _draft(self, root: int, budget: TreeBudget) -> TokenTree:
+        drafting = self.drafter.start([Root((root,))], budget)
+        try:
+            while drafting.step():
+                pass
+            return drafting.tree()
+        except BaseException:
+            drafting.cancel()
+            raise
+
+    def settle(self, outcome: Outcome) -> None:
+        verify_seconds = self.clock() - self.drafted
+        self.controller.record(Cycle(self.steps, self.tree, outcome, self.draft_seconds, verify_seconds))
+        self.drafter.commit(self.root, outcome)
+        self.left -= len(outcome.tokens)
