@@ -14,6 +14,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -104,7 +105,8 @@ def sizes(text: str) -> list[int]:
 
 
 def arguments(doc: str | None, rounds: int) -> argparse.ArgumentParser:
-    """A parser with what every script takes."""
+    """A parser with what every script takes. SIGTERM ends a script as Ctrl-C does, tidily."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=rounds, help=f"interleaved rounds (default {rounds})")
     parser.add_argument("--json", type=Path, help="results file (default benchmarks/results/<script>.json)")
