@@ -36,7 +36,7 @@ if [[ ! -x $python ]]; then
   done
   [[ ${base:-} ]] || fail "needs Python 3.10 or later; ${PYTHON:-python3} is not. Name one: PYTHON=/path/to/python3.12 ./install.sh"
   say "Making $venv with $("$base" --version)"
-  "$base" -m venv "$venv" || fail "'$base -m venv' failed (Debian and Ubuntu: apt install python3-venv)"
+  "$base" -m venv "$venv" || { rm -rf "$venv"; fail "'$base -m venv' failed (Debian, Ubuntu: apt install python3-venv)"; }
 fi
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || fail "$venv has $("$python" --version); EdgeSpec needs 3.10 or later. Remove $venv and run again"
 
@@ -47,6 +47,7 @@ at_least() {  # PACKAGE MAJOR MINOR
 sys.exit(tuple(map(int, m.version(name).split(".")[:2])) < tuple(map(int, least)))' "$@" 2>/dev/null
 }
 
+"$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip >/dev/null 2>&1 || fail "$venv has no pip; remove it and run again"
 at_least pip 23 0 || pip install --upgrade "pip>=23" || fail "could not upgrade pip (see above)"
 pip install "setuptools>=77" || fail "could not install setuptools (see above); is there a network?"
 

@@ -142,12 +142,12 @@ class Chat:
         except BaseException:
             self.conversation.take_back()
             raise
-        self.terminal.end_reply()
         self.interrupted = reply.interrupted
         if reply.interrupted and not reply.tokens:
             self.conversation.take_back()
             self.terminal.note("[stopped before the reply began; the message is taken back]")
             return
+        self.terminal.end_reply()
         self.conversation.answer(reply, prompt, self.engine.eos)
         self.last_stats = reply.stats
         if reply.interrupted:

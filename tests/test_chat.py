@@ -160,7 +160,7 @@ def test_ctrl_c_stops_the_reply_and_keeps_the_chat(chat: Chat, engine: FakeEngin
 def test_a_message_stopped_before_its_reply_is_taken_back(chat: Chat, engine: FakeEngine) -> None:
     interrupt_after(0.1)
     _, out, err = chat("slow\nnext\n")
-    assert out == "\nreply 1\n"
+    assert out == "reply 1\n"
     assert "the message is taken back" in err
     assert prompts(engine)[1] == "<user>next<assistant>"
 

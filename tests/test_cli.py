@@ -251,6 +251,14 @@ def test_generate_refuses_what_is_no_text(edgespec: Edgespec, engine: FakeEngine
     assert engine.loaded_with is None
 
 
+def test_generate_does_not_wait_for_a_prompt_at_a_terminal(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Screen())
+    assert main.run(["generate", "m"]) == 2
+    assert "there is no prompt: give -p TEXT" in capsys.readouterr().err
+
+
 def test_generate_names_the_prompt_that_is_too_long(edgespec: Edgespec, engine: FakeEngine) -> None:
     result = edgespec("generate", "m", stdin=f"short\n{'long ' * 100}\n")
     assert result.code == 1
