@@ -45,6 +45,10 @@ def bench(
     context: options.ContextLength = None,
     precision: options.Precision = None,
     resident_layers: options.ResidentLayers = None,
+    drafter: options.Drafter = None,
+    draft_model: options.DraftModel = None,
+    schedule: options.Schedule = None,
+    tree_nodes: options.TreeNodes = None,
 ) -> None:
     """Measure speed: prompt reading (pp), greedy replies (tg), and what they read.
 
@@ -59,6 +63,7 @@ def bench(
         raise OptionError(f"--repetitions is {repetitions}; it must be from 1 to {MAX_REPETITIONS}")
     needed = max(test.positions for test in tests)
     chosen = options.engine_options(ctx.params)
+    options.check_together(chosen, GenerationOptions())
     if chosen.context is None:
         chosen = replace(chosen, context=needed)
     elif chosen.context < needed:

@@ -48,6 +48,11 @@ def chat(
     context: options.ContextLength = None,
     precision: options.Precision = None,
     resident_layers: options.ResidentLayers = None,
+    drafter: options.Drafter = None,
+    draft_model: options.DraftModel = None,
+    schedule: options.Schedule = None,
+    tree_nodes: options.TreeNodes = None,
+    acceptance: options.Acceptance = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -59,6 +64,7 @@ def chat(
     """Talk with a model. Without a terminal, each line of standard input is a message."""
     engine_options = options.engine_options(ctx.params)
     generation_options = options.generation_options(ctx.params)
+    options.check_together(engine_options, generation_options)
     source = model or str(demo_model())
     with Terminal() as terminal, open_engine(source, engine_options, terminal) as engine:
         this = Chat(engine, source, terminal, generation_options, stats)

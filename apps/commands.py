@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.apps import conversation
+from edgespec.apps.options import check_together
 from edgespec.apps.stats import stats_table
 from edgespec.config import GenerationOptions
 from edgespec.errors import OptionError
@@ -59,7 +60,9 @@ def _set(chat: Chat, argument: str) -> None:
         raise OptionError(f"there is no option {name}; known are {known}")
     if not value.strip():
         raise OptionError(f"/set {name} needs a value, or `default`")
-    chat.options = replace(chat.options, **{key: _convert(key, value.strip(), defaults[key])})
+    wanted = replace(chat.options, **{key: _convert(key, value.strip(), defaults[key])})
+    check_together(chat.engine.options, wanted)
+    chat.options = wanted
     chat.terminal.note(describe_options(chat.options))
 
 
@@ -68,6 +71,8 @@ def _convert(name: str, text: str, default: Any) -> Any:
         return default
     if name == "stop":
         return (text,)
+    if name == "acceptance":
+        return text
     kind = float if name in ("temperature", "top_p", "min_p") else int
     try:
         return kind(text)
@@ -82,6 +87,7 @@ def describe_options(options: GenerationOptions) -> str:
     """One line of all options."""
     shown = {f.name.replace("_", "-"): getattr(options, f.name) for f in fields(options) if f.name != "stop"}
     shown["max-tokens"] = options.max_tokens or "none"
+    shown["acceptance"] = options.acceptance or "auto"
     if options.stop:
         shown["stop"] = " ".join(map(repr, options.stop))
     return " · ".join(f"{name} {value}" for name, value in shown.items())

@@ -44,6 +44,11 @@ def generate(
     context: options.ContextLength = None,
     precision: options.Precision = None,
     resident_layers: options.ResidentLayers = None,
+    drafter: options.Drafter = None,
+    draft_model: options.DraftModel = None,
+    schedule: options.Schedule = None,
+    tree_nodes: options.TreeNodes = None,
+    acceptance: options.Acceptance = None,
     max_tokens: options.MaxTokens = None,
     temperature: options.Temperature = None,
     top_p: options.TopP = None,
@@ -60,6 +65,7 @@ def generate(
     """
     engine_options = options.engine_options(ctx.params)
     generation_options = options.generation_options(ctx.params)
+    options.check_together(engine_options, generation_options)
     queue = _prompts(prompt)
     with Terminal() as terminal, open_engine(model, engine_options, terminal) as engine:
         _Run(engine, generation_options, terminal, as_json).all(queue)

@@ -16,7 +16,7 @@ from edgespec.errors import OptionError
 MODEL_HELP = "Hugging Face directory or hub id, GGUF file, or packed directory."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
 
-_MEMORY, _SAMPLING = "Memory", "Reply"
+_MEMORY, _DRAFTING, _SAMPLING = "Memory", "Drafting", "Reply"
 
 
 def _option(*names: str, panel: str, metavar: str, help: str) -> Any:
@@ -70,6 +70,46 @@ ResidentLayers = Annotated[
         panel=_MEMORY,
         metavar="N",
         help="Keep exactly the first N layers in memory. Default: by the memory plan.",
+    ),
+]
+Drafter = Annotated[
+    str | None,
+    _option(
+        "--drafter",
+        panel=_DRAFTING,
+        metavar="NAME",
+        help="none, auto, ngram, model or ngram+model. Default: auto, what makes replies faster.",
+    ),
+]
+DraftModel = Annotated[
+    str | None,
+    _option(
+        "--draft-model",
+        panel=_DRAFTING,
+        metavar="MODEL",
+        help="A small model with the same tokenizer, for drafter model.",
+    ),
+]
+Schedule = Annotated[
+    str | None,
+    _option("--schedule", panel=_DRAFTING, metavar="NAME", help="serial, the default."),
+]
+Acceptance = Annotated[
+    str | None,
+    _option(
+        "--acceptance",
+        panel=_DRAFTING,
+        metavar="NAME",
+        help="greedy, sample, ratio, or typical (lossy). Default: greedy at temperature 0, else sample.",
+    ),
+]
+TreeNodes = Annotated[
+    int | None,
+    _option(
+        "--tree-nodes",
+        panel=_DRAFTING,
+        metavar="N",
+        help=f"Most tokens verified in a pass. Default: {EngineOptions.tree_nodes}.",
     ),
 ]
 MaxTokens = Annotated[
@@ -133,6 +173,15 @@ def generation_options(flags: Mapping[str, Any]) -> GenerationOptions:
     """From parameters (None = not given), the environment and edgespec.toml. Raises OptionError."""
     _check_environment()
     return resolve(GenerationOptions, {**flags, "stop": tuple(flags.get("stop") or ()) or None})
+
+
+def check_together(engine: EngineOptions, generation: GenerationOptions) -> None:
+    """Raises OptionError when drafter, acceptance and sampling do not go together; needs no model."""
+    from edgespec.acceptance import make_acceptance  # numpy: not for --help
+    from edgespec.drafters.choose import check_acceptance, choose_drafters
+
+    members = choose_drafters(engine.drafter, engine.draft_model, engine.schedule)
+    check_acceptance(make_acceptance(generation.acceptance, generation), members)
 
 
 def _size(name: str, text: str) -> int:

@@ -31,6 +31,7 @@ def stats_table(stats: Stats) -> str:
         "reply": f"{stats.reply_tokens} tokens in {format_seconds(stats.decode_seconds)}, "
         f"{stats.tokens_per_second:.3g} tokens/s",
         "cycles": f"{stats.cycles}, {stats.tokens_per_cycle:.3g} tokens each",
+        "drafts": f"{stats.drafted} tokens verified, {stats.accepted} accepted ({_acceptance(stats)})",
         "read": f"{format_bytes(stats.bytes_read)}, {format_bytes(stats.bytes_per_token)}/token, "
         f"{format_bytes(stats.read_gbps * 1e9)}/s while decoding",
         "peak memory": _peak(stats),
@@ -48,6 +49,10 @@ def stats_object(stats: Stats, plan: dict[str, Any]) -> dict[str, Any]:
         "peak_memory": stats.peak_memory,
         "memory": stats.dial,
         "cycles": stats.cycles,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "acceptance": stats.acceptance,
+        "lossless": stats.lossless,
         "prompt_tokens": stats.prompt_tokens,
         "reused_tokens": stats.reused_tokens,
         "reply_tokens": stats.reply_tokens,
@@ -56,6 +61,10 @@ def stats_object(stats: Stats, plan: dict[str, Any]) -> dict[str, Any]:
         "bytes_read": stats.bytes_read,
         "plan": plan,
     }
+
+
+def _acceptance(stats: Stats) -> str:
+    return stats.acceptance if stats.lossless else f"{stats.acceptance}, not the model's exact output"
 
 
 def _peak(stats: Stats) -> str:

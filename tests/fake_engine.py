@@ -132,6 +132,7 @@ class FakeEngine:
         self.bytes_read = 0
         self.sessions: list[FakeSession] = []
         self.loaded_with: tuple[str, EngineOptions] | None = None
+        self.options = EngineOptions()
         self.closed = False
 
     def new_session(self) -> FakeSession:

@@ -207,13 +207,15 @@ def test_an_error_in_a_reply_leaves_the_chat_usable(chat: Chat, engine: FakeEngi
 
 def test_unknown_commands_and_arguments_are_refused(chat: Chat, engine: FakeEngine) -> None:
     code, _, err = chat(
-        "/hlep\n/xyzzy\n/set temprature 1\n/set temperature hot\n/set temperature\n/set top-p 2\n"
+        "/hlep\n/xyzzy\n/set temprature 1\n/set temperature hot\n/set acceptance ratio\n"
+        "/set temperature\n/set top-p 2\n"
         "/clear all\n/show me\n/stats maybe\n/save\n/load\n/regen\n/exit now\n /not a command\n"
     )
     assert code == 0
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     parts = [
         "did you mean /help?", "/help lists them", "no option temprature", "it must be a number",
+        "ratio acceptance",
         "needs a value", "top_p is 2.0", "'all'", "/show me", "/stats maybe", "/save needs a file name",
         "/load needs a file name", "temperature 0", "'now'",
     ]  # fmt: skip

@@ -92,6 +92,12 @@ def test_help_and_version(edgespec: Edgespec) -> None:
         (["pack", "m", "-o", "d", "--precision", "int3"], "int3"),
         (["pack", "m", "-o", "d", "--memory", "8GB"], "--memory"),
         (["pack", "m", "--verify", "d"], "--verify DIR stands alone"),
+        (["generate", "m", "-p", "x", "--drafter", "magic"], "drafter 'magic' is unknown"),
+        (["generate", "m", "-p", "x", "--drafter", "model"], "--draft-model"),
+        (["chat", "m", "--drafter", "ngram", "--draft-model", "d"], "does not use the draft model"),
+        (["chat", "m", "--acceptance", "typical"], "temperature"),
+        (["bench", "m", "--schedule", "magic"], "schedule 'magic' is unknown"),
+        (["bench", "m", "--acceptance", "greedy"], "--acceptance"),
         (["bench", "m", "-p", "5x"], "--prompt-tokens is '5x'"),
         (["bench", "m", "-p", "0", "-n", "0"], "nothing to measure"),
         (["bench", "m", "-n", "-4"], "from 0 to"),
@@ -109,6 +115,15 @@ def test_wrong_options_end_at_once_with_one_message(
     assert part in result.err
     assert is_one_message(result.err)
     assert engine.loaded_with is None, "a wrong option must be found before a model is loaded"
+
+
+def test_help_names_what_there_is(edgespec: Edgespec) -> None:
+    from edgespec.acceptance import ACCEPTANCES
+    from edgespec.config import PRECISIONS
+    from edgespec.drafters.choose import DRAFTERS, SCHEDULES
+
+    shown = set(re.split(r"[^\w+]+", edgespec("generate", "--help").out))
+    assert shown >= {*ACCEPTANCES, *DRAFTERS, *SCHEDULES, *PRECISIONS}
 
 
 def test_environment_and_file_set_options_too(

@@ -71,13 +71,24 @@ def test_the_command_says_what_the_library_says(run: Run, model: Path) -> None:
 
 
 def test_streamed_replies_are_resident_ones(run: Run, model: Path) -> None:
-    flags = ["generate", model, "-p", "Once", "--max-tokens", "24", "--json"]
+    flags = ["generate", model, "-p", "Once", "--max-tokens", "24", "--json", "--drafter", "none"]
     resident, streamed = reply(run(*flags)[1]), reply(run(*flags, "--resident-layers", "0")[1])
     assert streamed["tokens"] == resident["tokens"]
     assert resident["stats"]["bytes_per_token"] <= 8192, "an embedding row at most"
     assert streamed["stats"]["bytes_per_token"] >= streamed["stats"]["plan"]["streamed_bytes"]
     assert streamed["stats"]["read_gbps"] > 0
     assert streamed["stats"]["cycles"] == 24
+
+
+def test_drafting_changes_the_speed_only(run: Run, model: Path) -> None:
+    flags = ["generate", model, "-p", "Once", "--max-tokens", "48", "--json"]
+    plain = reply(run(*flags, "--drafter", "none")[1])
+    drafted = reply(run(*flags, "--drafter", "ngram")[1])
+    own = reply(run(*flags, "--drafter", "model", "--draft-model", model)[1])
+    assert drafted["tokens"] == own["tokens"] == plain["tokens"]
+    assert plain["stats"]["drafted"] == 0
+    assert own["stats"]["accepted"] > 0
+    assert own["stats"]["cycles"] < plain["stats"]["cycles"] == 48
 
 
 def test_the_next_turn_of_a_chat_computes_only_what_is_new(run: Run, model: Path) -> None:

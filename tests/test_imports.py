@@ -106,6 +106,19 @@ def test_modules_for_the_command_line_and_small_clients_do_not_import_torch(modu
     assert not loaded & {"torch", "transformers"}
 
 
+def test_the_command_line_starts_light() -> None:
+    """`edgespec --help` must not wait for what only some commands need."""
+    code = "import sys, edgespec.apps.main; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not set(run.stdout.split()) & {
+        "numpy",
+        "prompt_toolkit",
+        "tokenizers",
+        "huggingface_hub",
+        "jinja2",
+    }
+
+
 def test_public_names_resolve() -> None:
     assert edgespec.__all__ == sorted(edgespec.__all__)
     for name in edgespec.__all__:
