@@ -10,7 +10,8 @@ verify. It believes:
     what a number of steps gives    its own mean tokens, leaning on the chances by depth while it is young
 
 All this fades, so what was given up is tried again some day. Trying may cost: whatever the estimates say,
-there is no drafting while it has lost more than `ALLOWANCE` of the time against plain decoding.
+a cycle that gives a single token may not bring what drafting has lost against plain decoding above
+`ALLOWANCE` of the time.
 
 No clock and no chance here: the same recorded cycles lead to the same decisions. Needs no torch.
 """
@@ -97,14 +98,13 @@ class Adaptive:
         self._tokens = self._seconds = self._lost = 0.0  # of all cycles; fading by HORIZON
 
     def budget(self, limit: TreeBudget, steps: range) -> TreeBudget | None:
-        if limit.depth < 1 or limit.nodes < 2 or self.cycles < FIRST or self.overdrawn:
+        if limit.depth < 1 or limit.nodes < 2 or self.cycles < FIRST or self.verify.weight(1) < STALE:
             return None
-        if self.verify.weight(1) < STALE:
-            return None
-        # Steps beyond the depth that the reply has left are wasted.
+        tokens, seconds = self.expect()
+        # Steps beyond the depth that the reply has left are wasted; so is what may lose more than is allowed.
         most = min(steps.stop - 1, max(limit.depth, steps.start))
-        sensible = (steps.start <= STEPS) & (most >= STEPS)
-        rates = np.where(sensible, self.rates(), 0.0)
+        sensible = (steps.start <= STEPS) & (most >= STEPS) & (seconds - 1 / self.plain_rate <= self.credit)
+        rates = np.where(sensible, tokens / seconds, 0.0)
         best = int(np.argmax(rates))
         self._rate = max(self.plain_rate, float(rates[best]))
         return replace(limit, steps=int(STEPS[best])) if rates[best] > self.plain_rate else None
@@ -149,9 +149,9 @@ class Adaptive:
         return 1 / max(float(self.verify.at(1)), 1e-9)
 
     @property
-    def overdrawn(self) -> bool:
-        """Drafting has lost all that it may."""
-        return self._lost > ALLOWANCE * self._seconds + GRACE / self.plain_rate
+    def credit(self) -> float:
+        """Seconds that drafting may still lose."""
+        return ALLOWANCE * self._seconds + GRACE / self.plain_rate - self._lost
 
     def loses(self, speedup: float) -> bool:
         """Whether plain decoding, `speedup` times as fast with the drafter's memory, would clearly beat what
@@ -159,12 +159,11 @@ class Adaptive:
         reached = self._tokens / max(self._seconds, 1e-9)
         return self.cycles >= ENOUGH and speedup * self.plain_rate > MARGIN * reached
 
-    def rates(self) -> FloatArray:
-        """[len(STEPS)] expected tokens per second of a cycle with so many steps."""
+    def expect(self) -> tuple[FloatArray, FloatArray]:
+        """Tokens and seconds [len(STEPS)] of a cycle with so many steps."""
         cycles, tokens, nodes = self._arms
         along = np.cumprod(self.chances.by_depth[1:])  # chance that the path gets to each depth
         believed = 1 + np.cumsum(along)[np.clip(STEPS, 1, DEPTHS) - 1]
         tokens = (tokens + ARM_LEAN * believed) / (cycles + ARM_LEAN)
         nodes = (nodes + ARM_LEAN * (2 + 2 * STEPS)) / (cycles + ARM_LEAN)
-        rates: FloatArray = tokens / np.maximum(self.verify.at(nodes) + self.draft.at(STEPS), 1e-9)
-        return rates
+        return tokens, np.maximum(self.verify.at(nodes) + self.draft.at(STEPS), 1e-9)

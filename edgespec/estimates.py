@@ -100,10 +100,11 @@ class Curve:
             (w * m + lean * b) / max(w + lean, 1e-9)
             for w, m, b in zip(weights, medians, believed, strict=True)
         ]
-        ys = rising(ys, [w + 1e-9 for w in weights])
+        weights = [w + 1e-9 for w in weights]
         # The first row may be a case of its own, and two points are too few to tell.
-        slope = (ys[-1] - ys[1]) / (xs[-1] - xs[1]) if len(xs) > 2 else 1e9
-        return np.array(xs), np.array(ys), slope
+        measured = rising(medians, weights)
+        slope = (measured[-1] - measured[1]) / (xs[-1] - xs[1]) if len(xs) > 2 else 1e9
+        return np.array(xs), np.array(rising(ys, weights)), slope
 
 
 class _Point:

@@ -84,7 +84,7 @@ def _grow(claims: tuple[float, ...], steps: int) -> TokenTree:
 
 @dataclass
 class Run:
-    tokens: np.ndarray  # [cycles]
+    tokens: np.ndarray  # [cycles] expected of the trees that were verified
     seconds: np.ndarray
     steps: list[int | None]
 
@@ -113,7 +113,7 @@ def simulate(
             seen = rng.lognormal(0, noise, 2) * (10 if noise and rng.random() < 0.01 else 1)
             cycle = Cycle(steps, tree, outcome, draft_seconds * seen[0], verify_seconds * seen[1])
             controller.record(cycle)
-            tokens.append(len(outcome.tokens))
+            tokens.append(world.true_scores(tree).sum())  # expected, so that runs need not be long
             seconds.append(draft_seconds + verify_seconds)
             chosen.append(steps)
     return Run(np.array(tokens), np.array(seconds), chosen)
@@ -272,19 +272,33 @@ def test_a_curve_interpolates_and_extrapolates() -> None:
     assert curve.at(3.0) == 6.0
     curve.add(1, 5.0)
     assert curve.at(4.0) == 5.0 + 6.0  # the prior's shape behind the last point
-    curve.add(9, 13.0)
-    assert curve.at(5.0) == 9.0
-    assert curve.at(np.array([1, 5, 9])).tolist() == [5.0, 9.0, 13.0]
-    curve.add(19, 18.0)
-    assert curve.at(29.0) == 23.0  # the line so far is flatter
+    for _ in range(200):
+        curve.add(9, 13.0)
+    assert curve.at(np.array([1, 5, 9])) == pytest.approx([5.0, 9.0, 13.0], rel=0.01)
+    for _ in range(200):
+        curve.add(19, 18.0)
+    assert curve.at(29.0) == pytest.approx(23.0, rel=0.01)  # the line so far is flatter
     curve.add(40, 5.0)
     assert np.diff(curve.at(np.arange(1, 65))).min() >= 0  # more never costs less
 
 
 def test_a_curve_may_start_at_a_known_value() -> None:
-    curve = Curve(lambda x: x, start=0.0)
+    curve = Curve(lambda x: 0.5 * x, start=0.0)
     curve.add(8, 4.0)
     assert curve.at(np.array([0, 2, 8])).tolist() == [0.0, 1.0, 4.0]
+
+
+def test_what_is_long_past_counts_for_little() -> None:
+    """One unlucky timing of a count that is then avoided must not be believed for ever."""
+    curve = Curve(np.ones_like)
+    for _ in range(10):
+        curve.add(1, 1.0)
+    curve.add(40, 9.0)
+    assert curve.at(40.0) > 6
+    for _ in range(300):
+        curve.fade()
+        curve.add(1, 1.0)
+    assert curve.at(40.0) < 1.5
 
 
 def test_rising_pools_what_falls() -> None:

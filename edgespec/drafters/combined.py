@@ -10,7 +10,7 @@ from edgespec.tree import TokenTree, merge
 
 
 class Combined:
-    """See `drafters.base.Drafter`. A step is one step of each member that has any left; no members, no drafts."""
+    """See `drafters.base.Drafter`. A step is one step of each member that has any left; of none, nothing."""
 
     def __init__(self, members: Sequence[Drafter]) -> None:
         self.members = tuple(members)
