@@ -167,6 +167,8 @@ class Engine:
     def close(self) -> None:
         """Stop reading and free the weights. Sessions of this engine cannot be used any more."""
         self._finalizer()
+        if self.draft is not None:
+            self.draft.close()
 
     def __enter__(self) -> Engine:
         return self

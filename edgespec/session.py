@@ -51,7 +51,7 @@ class Session:
 
     def close(self) -> None:
         """Give the KV cache's memory back to the engine. The session cannot be used any more."""
-        del self.cache
+        del self.cache, self.schedule
         self.released()
 
     def generate(

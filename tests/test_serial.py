@@ -1,0 +1,238 @@
+"""The serial schedule: what it asks of drafter and controller, and what goes with what by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec.acceptance import Outcome, make_acceptance
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.controller import Adaptive, Cycle, Fixed
+from edgespec.drafters.base import Context, Root, TreeBudget
+from edgespec.drafters.choose import check_acceptance, choose_drafters
+from edgespec.drafters.combined import Combined
+from edgespec.drafters.handover import speedup, without_drafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.ngram import NGram
+from edgespec.errors import BudgetError, OptionError, TokenizerError
+from edgespec.schedules.serial import Plain, Serial
+from edgespec.tree import TokenTree
+from tests.test_session import prompt_of, write_model
+
+
+class Recorder:
+    """A drafter that drafts a chain of the root's successors, and notes what it was told."""
+
+    steps = range(1, 9)
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+        self.fails = False
+
+    def prefill(self, context: Context) -> None:
+        self.calls.append(("prefill", list(context.tokens)))
+
+    def start(self, roots: Sequence[Root], budget: TreeBudget) -> Recorder:
+        self.calls.append(("start", roots[0].path, budget))
+        self.chain = [roots[0].token]
+        self.left = min(budget.steps, budget.depth)
+        return self
+
+    def step(self) -> bool:
+        if self.fails:
+            raise KeyboardInterrupt
+        self.left -= 1
+        if self.left >= 0:
+            self.chain.append(self.chain[-1] + 1)
+        return self.left >= 0
+
+    def tree(self, root: int = 0) -> TokenTree:
+        return TokenTree.chain(self.chain)
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+
+    def commit(self, root: int, outcome: Outcome) -> None:
+        self.calls.append(("commit", root, outcome.tokens))
+
+
+class Notes(Fixed):
+    """A controller that keeps what it is told."""
+
+    def __init__(self, budget: TreeBudget) -> None:
+        super().__init__(budget)
+        self.cycles: list[Cycle] = []
+
+    def record(self, cycle: Cycle) -> None:
+        self.cycles.append(cycle)
+
+
+def test_a_cycle() -> None:
+    drafter, controller = Recorder(), Notes(TreeBudget(6, 9, 3))
+    times = iter([10.0, 12.0, 17.0])
+    schedule = Serial(drafter, controller, 64, clock=lambda: next(times))
+    schedule.begin(Context([1, 2, 3]), 100)
+    tree = schedule.next_tree(50)
+    assert tree.tokens.tolist() == [50, 51, 52, 53]
+    outcome = Outcome(np.array([0, 1]), (51, 99), 3)
+    schedule.settle(outcome)
+    assert drafter.calls == [
+        ("prefill", [1, 2, 3]),
+        ("start", (50,), TreeBudget(6, 9, 3)),
+        ("commit", 50, (51, 99)),
+    ]
+    (cycle,) = controller.cycles
+    assert (cycle.steps, cycle.draft_seconds, cycle.verify_seconds) == (3, 2.0, 5.0)
+    assert cycle.tree is tree
+    assert cycle.outcome is outcome
+
+
+def test_the_rest_of_the_reply_bounds_the_depth() -> None:
+    drafter = Recorder()
+    schedule = Serial(drafter, Fixed(TreeBudget(64, 40, 40)), 64)
+    schedule.begin(Context([1]), 8)  # the first token comes from the prompt's pass: 7 are left
+    assert len(schedule.next_tree(50)) == 7  # 6 drafted tokens and the bonus
+    schedule.settle(Outcome(np.arange(4), (51, 52, 53, 9)))
+    assert len(schedule.next_tree(9)) == 3
+    schedule.settle(Outcome(np.arange(2), (10, 4)))
+    assert len(schedule.next_tree(4)) == 1
+
+
+def test_an_interrupted_draft_is_cancelled() -> None:
+    drafter = Recorder()
+    schedule = Serial(drafter, Fixed(TreeBudget(6, 3, 3)), 64)
+    schedule.begin(Context([1]), 50)
+    drafter.fails = True
+    with pytest.raises(KeyboardInterrupt):
+        schedule.next_tree(5)
+    assert drafter.calls[-1] == "cancel"
+
+
+def test_a_plain_cycle_asks_no_drafter() -> None:
+    drafter = Recorder()
+    schedule = Serial(drafter, Adaptive(), 64)
+    schedule.begin(Context([1]), 50)
+    assert len(schedule.next_tree(5)) == 1  # the first cycles measure plain decoding
+    schedule.settle(Outcome(np.array([0]), (6,)))
+    assert drafter.calls[1:] == [("commit", 5, (6,))]
+
+
+def test_names() -> None:
+    assert choose_drafters("none", None, "serial") == ()
+    assert choose_drafters("auto", None, "serial") == ("ngram",)
+    assert choose_drafters("auto", "m", "serial") == ("ngram", "model")
+    assert choose_drafters("model", "m", "serial") == ("model",)
+    assert choose_drafters("ngram+model", "m", "serial") == ("ngram", "model")
+    with pytest.raises(OptionError, match=r"'eagle' is unknown; choose from none, auto, ngram, model"):
+        choose_drafters("eagle", None, "serial")
+    with pytest.raises(OptionError, match="unknown"):
+        choose_drafters("ngram+ngram", None, "serial")
+    with pytest.raises(OptionError, match="--draft-model"):
+        choose_drafters("model", None, "serial")
+    with pytest.raises(OptionError, match="does not use the draft model"):
+        choose_drafters("ngram", "m", "serial")
+    with pytest.raises(OptionError, match=r"schedule 'ssd' is unknown; choose from serial"):
+        choose_drafters("auto", None, "ssd")
+
+
+def test_ratio_needs_drawn_drafts() -> None:
+    ratio = make_acceptance("ratio", GenerationOptions(temperature=1.0))
+    check_acceptance(ratio, ("model",))
+    check_acceptance(ratio, ())
+    with pytest.raises(OptionError, match="--drafter model"):
+        check_acceptance(ratio, ("ngram", "model"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("serial") / "m")
+
+
+def test_bad_options_fail_before_anything_is_read(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="unknown"):
+        edgespec.load(model, drafter="medusa")
+    with pytest.raises(OptionError, match=r"tree_nodes is 65.*at most 64"):
+        edgespec.load(model, tree_nodes=65)
+    with pytest.raises(OptionError, match="tree_nodes is 0"):
+        EngineOptions(tree_nodes=0)
+    other = write_model(tmp_path / "other")
+    text = (other / "tokenizer.json").read_text().replace('"!":', '"!!":')
+    (other / "tokenizer.json").write_text(text)
+    with pytest.raises(TokenizerError, match="another tokenizer"):
+        edgespec.load(model, memory="2GB", draft_model=other)
+
+
+def test_acceptance_is_checked_before_work(model: Path) -> None:
+    with edgespec.load(model, memory="2GB", context=100) as engine:
+        session = engine.new_session()
+        with pytest.raises(OptionError, match="unknown"):
+            session.generate([1], GenerationOptions(acceptance="hopeful"))
+        with pytest.raises(OptionError, match="n-gram drafts are copied"):
+            session.generate([1], GenerationOptions(acceptance="ratio", temperature=1.0))
+        with pytest.raises(OptionError, match="temperature"):
+            session.generate([1], GenerationOptions(acceptance="greedy", temperature=1.0))
+
+
+def test_engines_make_the_schedule_that_was_asked_for(model: Path) -> None:
+    with edgespec.load(model, memory="2GB", context=100, drafter="none") as engine:
+        assert type(engine.new_session().schedule) is Plain
+    with edgespec.load(model, memory="2GB", context=100, tree_nodes=1) as engine:
+        assert type(engine.new_session().schedule) is Plain
+    with edgespec.load(model, memory="2GB", context=100) as engine:
+        schedule = engine.new_session().schedule
+        assert isinstance(schedule, Serial)
+        assert isinstance(schedule.drafter, NGram)
+    with edgespec.load(model, memory="2GB", context=100, draft_model=model, tree_nodes=20) as engine:
+        schedule = engine.new_session().schedule
+        assert isinstance(schedule, Serial)
+        assert schedule.nodes == 20
+        assert isinstance(schedule.drafter, Combined)
+        assert [type(m) for m in schedule.drafter.members] == [NGram, ModelDrafter]
+
+
+def test_a_draft_model_is_in_the_ledger(model: Path) -> None:
+    with edgespec.load(model, memory="2GB", context=100, draft_model=model) as engine:
+        assert engine.plan.owners["drafter"] > engine.plan.table.nbytes
+        baseline = engine.plan.owners["interpreter and libraries"]
+    with pytest.raises(BudgetError, match="drafter") as refused:
+        edgespec.load(model, memory=baseline, context=100, draft_model=model)
+    assert refused.value.owners["drafter"] > 0
+
+
+def test_a_losing_draft_model_makes_room_for_layers(model: Path) -> None:
+    """Between cycles, in the middle of a reply, without a trace in the text."""
+    options = GenerationOptions(max_tokens=60)
+    with edgespec.load(model, memory="2GB", context=200, drafter="none") as engine:
+        engine.eos = frozenset()
+        expected = edgespec.generate(engine, prompt_of(20), options).tokens
+    with edgespec.load(model, memory="2GB", context=200, draft_model=model) as engine:
+        engine.eos = frozenset()
+        # As if the dial had left no room for the layers behind the first.
+        kept = frozenset(c.index for c in engine.plan.table.chunks if c.layer < 1)
+        dropped = [c for c in engine.plan.table.chunks if c.index not in kept]
+        engine.target.weights.ring_bytes = 3 * max(c.read_bytes for c in dropped)
+        engine.target.weights.unpin(dropped)
+        plan = engine.plan.__class__(**{**engine.plan.__dict__, "pinned": kept})
+        after = without_drafter(plan)
+        assert after is not None
+        assert after.pinned > kept
+        assert "drafter" not in after.owners
+        assert after.ledger.used <= plan.ledger.used
+        assert speedup(plan, after) >= 1
+        engine.plan, engine._without_draft = plan, after
+        session = engine.new_session()
+        schedule = session.schedule
+        assert isinstance(schedule, Serial)
+        schedule.loses = lambda speedup: len(session.tokens) > 40  # type: ignore[method-assign]
+        tokens = [r.token for r in session.generate(prompt_of(20), options)]
+        assert tokens == expected
+        assert engine.draft is None
+        assert engine.plan is after
+        assert set(engine.target.weights.pinned) >= after.pinned
+        assert isinstance(schedule.drafter, Combined)
+        assert [type(m) for m in schedule.drafter.members] == [NGram]
+        assert [r.token for r in session.generate(prompt_of(20), options)] == expected
