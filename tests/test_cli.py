@@ -22,6 +22,7 @@ from edgespec.config import EngineOptions
 from edgespec.errors import BudgetError, CorruptFileError
 from edgespec.progress import Progress
 from tests.fake_engine import FakeEngine, long_story
+from tests.test_progress import Screen
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ["edgespec", "apps", "runtimes", "offload", "devices", "kernels", "benchmarks"]
@@ -434,68 +435,3 @@ def test_bench_reads_fresh_prompts(edgespec: Edgespec, engine: FakeEngine) -> No
     edgespec("bench", "m", "-p", "16", "-n", "0", "-r", "3")
     prompts = [tuple(p) for p in engine.sessions[0].prompts if len(p) == 16]
     assert len(set(prompts)) == 3
-
-
-# progress
-
-
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_drawn_in_place_with_rates() -> None:
-    from edgespec.apps.progress import ProgressLine
-
-    now = [0.0]
-    screen = Screen()
-    line = ProgressLine(screen, clock=lambda: now[0])
-    for second in range(4):
-        now[0] = float(second)
-        line(Progress("load", second * 2 * 10**9, 20 * 10**9, "bytes"))
-    shown = screen.getvalue()
-    assert "loading 0 B of 20 GB" in shown, "there is something to see at once"
-    assert "loading 6 GB of 20 GB · 2 GB/s · 7 s left" in shown
-    assert "\n" not in shown
-    line.clear()
-    assert screen.getvalue().endswith("\r\x1b[K")
-
-
-def test_progress_shows_the_layers_of_a_slow_pass_only() -> None:
-    from edgespec.apps.progress import ProgressLine
-
-    now, read = [0.0], [0]
-    screen = Screen()
-    line = ProgressLine(screen, bytes_read=lambda: read[0], clock=lambda: now[0])
-    for layer in range(1, 33):
-        now[0] += 0.001
-        line(Progress("layers", layer, 32, "layers"))
-    assert screen.getvalue() == ""
-    for layer in range(1, 13):
-        now[0] += 0.5
-        read[0] += 10**9
-        line(Progress("layers", layer, 32, "layers"))
-    assert "layer 12/32 · 2 GB/s" in screen.getvalue()
-
-
-def test_progress_goes_below_an_unfinished_line() -> None:
-    from edgespec.apps.progress import ProgressLine
-
-    screen = Screen()
-    line = ProgressLine(screen)
-    line.column = 10
-    line.say("layer 1/2")
-    assert "\r\x1b[K" not in screen.getvalue().replace("\r\n\x1b[K", ""), "the reply must not be overwritten"
-    line.clear()
-    assert screen.getvalue().endswith("\x1b[J")
-
-
-def test_progress_is_silent_without_a_terminal() -> None:
-    from edgespec.apps.progress import ProgressLine
-
-    stream = io.StringIO()
-    line = ProgressLine(stream)
-    line.say("starting")
-    line(Progress("load", 1, 2, "bytes"))
-    line.clear()
-    assert stream.getvalue() == ""
