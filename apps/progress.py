@@ -135,7 +135,9 @@ class ProgressLine:
 
 
 def format_seconds(seconds: float) -> str:
-    """75 -> "1 min 15 s"."""
+    """0.34 -> "0.34 s", 75 -> "1 min 15 s"."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

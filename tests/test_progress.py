@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from edgespec.apps.progress import ProgressLine
+from edgespec.apps.progress import ProgressLine, format_seconds
 from edgespec.progress import Progress
 
 
@@ -60,3 +60,8 @@ def test_progress_is_silent_without_a_terminal() -> None:
     line(Progress("load", 1, 2, "bytes"))
     line.clear()
     assert stream.getvalue() == ""
+
+
+def test_seconds() -> None:
+    shown = [format_seconds(s) for s in (0.034, 7.2, 59.4, 75, 7300)]
+    assert shown == ["0.034 s", "7.2 s", "59 s", "1 min 15 s", "2 h 1 min"]
