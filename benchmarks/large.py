@@ -53,7 +53,17 @@ def ensure_large(name: str, distinct: int) -> Path:
 def generate(model: Path, dial: int, tokens: int) -> Row:
     drop_caches([model])
     command = edgespec_command(
-        "generate", model, "-p", PROMPT, "--memory", dial, "--max-tokens", tokens, "--json"
+        "generate",
+        model,
+        "-p",
+        PROMPT,
+        "--memory",
+        dial,
+        "--drafter",
+        "none",
+        "--max-tokens",
+        tokens,
+        "--json",
     )
     usage = run(command, memory=dial, watch=[model], env=environment())
     row: Row = {

@@ -72,7 +72,17 @@ class Arms:
     def command(self, name: str, dial: int) -> tuple[list[str], Path]:
         """(command line, what it reads) of one arm."""
         if name == "edgespec":
-            options = ("-p", PROMPT, "--memory", dial, "--max-tokens", self.tokens, "--json")
+            options = (
+                "-p",
+                PROMPT,
+                "--memory",
+                dial,
+                "--drafter",
+                "none",
+                "--max-tokens",
+                self.tokens,
+                "--json",
+            )
             return edgespec_command("generate", self.model, *options), self.model
         if name == "llama.cpp F16, mmap in place":
             return self.peer("run_llama_cpp.py", self.gguf), self.gguf

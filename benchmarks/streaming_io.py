@@ -31,28 +31,24 @@ class RawReads:
 
 
 def streamed(model: Path, dial: int, tokens: int, blocks: int, raw: RawReads) -> Row:
-    """Blocks of cycles between raw reads."""
+    """Blocks of cycles, each compared with the raw reads just before and just after it."""
     with Worker(model, dial) as worker:
         plan = worker.loaded["plan"]
+        if not plan["bytes_per_pass"]:
+            raise SystemExit(f"{model.name} streams nothing at {format_bytes(dial)}: choose a smaller dial")
         worker.reply(2)
         replies, rates = [], [raw.rate()]
         for _ in range(blocks):
             replies.append(worker.reply(tokens))
             rates.append(raw.rate())
-    timed = [cycles(reply) for reply in replies]
+    around = [(before + after) / 2 for before, after in itertools.pairwise(rates)]
+    passes = sum(reply["cycles"] for reply in replies)
     return {
         "plan": plan,
+        "blocks": [{**cycles(reply), "raw_rate": rate} for reply, rate in zip(replies, around, strict=True)],
+        "bytes_per_pass": sum(reply["streamed"] for reply in replies) / passes,
+        "disk_per_pass": sum(reply["disk"] for reply in replies) / passes,
         "replies": replies,
-        "raw_rates": rates,
-        "cycle_seconds": statistics.median(row["cycle_seconds"] for row in timed),
-        "read_rate": statistics.median(row["read_rate"] for row in timed),
-        "efficiency": statistics.median(
-            row["read_rate"] / ((before + after) / 2)
-            for row, before, after in zip(timed, rates, rates[1:], strict=False)
-        ),
-        "raw_rate": statistics.median(rates),
-        "bytes_per_pass": sum(r["streamed"] for r in replies) / sum(r["cycles"] for r in replies),
-        "disk_per_pass": sum(r["disk"] for r in replies) / sum(r["cycles"] for r in replies),
     }
 
 
@@ -70,8 +66,8 @@ def main() -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--model", type=Path, help="default: the 7b shape")
     parser.add_argument("--dials", type=sizes, default=sizes("2GB,4GB,8GB"))
-    parser.add_argument("--tokens", type=int, default=6, help="of each timed reply")
-    parser.add_argument("--blocks", type=int, default=3, help="timed replies a round and dial")
+    parser.add_argument("--tokens", type=int, default=5, help="of each timed reply")
+    parser.add_argument("--blocks", type=int, default=4, help="timed replies a round and dial")
     parser.add_argument("--raw", type=parse_bytes, default="4GB", help="bytes of each raw read")
     parser.add_argument("--resident-memory", type=parse_bytes, default="18GB", help="dial of the compute arm")
     args = parser.parse_args()
@@ -84,7 +80,7 @@ def main() -> None:
     compute = [row["cycle_seconds"] for row in results["compute"]]
 
     report = Report(
-        f"Streaming: {model.name}, plain decoding, median (range) of {args.rounds} rounds",
+        f"Streaming: {model.name}, plain decoding, {args.rounds} × {args.blocks} blocks, median (range)",
         [
             "dial",
             "read a pass",
@@ -95,25 +91,35 @@ def main() -> None:
             "I/O, s",
             "compute, s",
             "cycle / max",
+            "cycles timed",
         ],
         raw={**results, "raw_read_threads": raw.threads},
     )
     for dial in args.dials:
         rows = results[str(dial)]
-        planned = rows[0]["plan"]["bytes_per_pass"]
-        io = [row["bytes_per_pass"] / row["raw_rate"] for row in rows]
-        cycle = [row["cycle_seconds"] for row in rows]
         read = statistics.median(row["bytes_per_pass"] for row in rows)
+        off = [
+            row["bytes_per_pass"] / row["plan"]["bytes_per_pass"] - 1 for row in rows
+        ]  # plans differ a little
+        blocks = [
+            {**block, "io": row["bytes_per_pass"] / block["raw_rate"], "compute": seconds}
+            for row, seconds in zip(rows, compute, strict=True)
+            for block in row["blocks"]
+        ]
+        cycle = [block["cycle_seconds"] for block in blocks]
+        bound = [max(block["io"], block["compute"]) for block in blocks]
+        raw_rates = [block["raw_rate"] for block in blocks]
         report.add(
             format_bytes(dial),
             format_bytes(read),
-            f"{read / planned - 1:+.2%}" if planned else "resident",
-            spread([row["read_rate"] / 1e9 for row in rows]),
-            f"{statistics.median(row['efficiency'] for row in rows):.1%}",
+            f"{max(off, key=abs):+.2%}",
+            spread([block["read_rate"] / 1e9 for block in blocks]),
+            f"{median_ratio([block['read_rate'] for block in blocks], raw_rates):.1%}",
             spread(cycle),
-            spread(io),
+            spread([block["io"] for block in blocks]),
             spread(compute, 3),
-            f"{median_ratio(cycle, [max(pair) for pair in zip(io, compute, strict=True)]):.3f}",
+            f"{median_ratio(cycle, bound):.3f}",
+            str(sum(block["cycles"] for block in blocks)),
         )
     disk = max(
         abs(row["disk_per_pass"] / row["bytes_per_pass"] - 1) for d in args.dials for row in results[str(d)]

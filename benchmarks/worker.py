@@ -24,10 +24,17 @@ SETTLED_SECONDS = 0.3
 class Worker:
     """The parent's side."""
 
-    def __init__(self, model: Path, memory: int, resident_layers: int | None = None) -> None:
-        command = [sys.executable, __file__, str(model), "--memory", str(memory)]
-        if resident_layers is not None:
-            command += ["--resident-layers", str(resident_layers)]
+    def __init__(self, model: Path, memory: int, drafter: str = "none", *options: str) -> None:
+        command = [
+            sys.executable,
+            __file__,
+            str(model),
+            "--memory",
+            str(memory),
+            "--drafter",
+            drafter,
+            *options,
+        ]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
         )
@@ -63,13 +70,14 @@ class Worker:
 
 
 def cycles(reply: Row, skip: int = 1) -> Row:
-    """Seconds a cycle and bytes a second over a reply's cycles, the first `skip` left out as warm-up."""
-    stamps, read = reply["stamps"][skip:], reply["bytes"][skip:]
-    seconds = stamps[-1] - stamps[0]
+    """Per cycle and per second figures over a reply, its first `skip` tokens left out as warm-up."""
+    stamps, read, passes = reply["stamps"][skip:], reply["bytes"][skip:], reply["passes"][skip:]
+    seconds, count = stamps[-1] - stamps[0], passes[-1] - passes[0]
     return {
-        "cycle_seconds": seconds / (len(stamps) - 1),
+        "cycle_seconds": seconds / count,
         "read_rate": (read[-1] - read[0]) / seconds,
-        "cycles": len(stamps) - 1,
+        "tokens_per_cycle": (len(stamps) - 1) / count,
+        "cycles": count,
     }
 
 
@@ -80,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("model")
     parser.add_argument("--memory", type=int, required=True)
+    parser.add_argument("--drafter", default="none")
     parser.add_argument("--resident-layers", type=int)
     args = parser.parse_args()
     answers, sys.stdout = sys.stdout, sys.stderr
@@ -102,16 +111,19 @@ def main() -> None:
         cpu = time.process_time()
         stamps: list[float] = []
         read: list[int] = []
+        passes: list[int] = []
         stats = None
         for response in edgespec.stream_generate(engine, PROMPT, max_tokens=tokens, temperature=0):
             stats = response.stats
             if response.token is not None:
                 stamps.append(time.perf_counter())
                 read.append(engine.bytes_read)
+                passes.append(stats.cycles)
         assert stats is not None
         return {
             "stamps": stamps,
             "bytes": read,
+            "passes": passes,
             "cycles": stats.cycles,
             "streamed": settle(engine) - settled,  # by the passes of this reply, exactly
             "disk": process_io("self")[0] - disk,  # the kernel's count of the same
@@ -120,7 +132,9 @@ def main() -> None:
         }
 
     began = time.perf_counter()
-    engine = edgespec.load(args.model, memory=args.memory, resident_layers=args.resident_layers)
+    engine = edgespec.load(
+        args.model, memory=args.memory, resident_layers=args.resident_layers, drafter=args.drafter
+    )
     answer({"plan": engine.plan.to_dict(), "load_seconds": time.perf_counter() - began})
     for line in sys.stdin:
         answer(reply(engine, json.loads(line)["tokens"]))
