@@ -20,8 +20,8 @@ from pathlib import Path
 from page_cache import files_under
 
 REQUEST = 4 * 2**20  # bytes of one direct read or write
-# Memory that requests rotate through. Weights land in memory, so the reference does, too: into 8 MB, which stay
-# in the processor's cache, the same virtual disk gives 3.0-3.3 GB/s where 64 MB and more get 2.2-2.3.
+# Memory that requests rotate through. Weights land in memory, so the reference does, too: into 8 MB, which
+# stay in the processor's cache, the same virtual disk gives 3.0-3.3 GB/s where 64 MB and more get 2.2-2.3.
 FOOTPRINT = 256 * 2**20
 
 

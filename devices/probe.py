@@ -53,9 +53,10 @@ def _peak_rss() -> int:
     if sys.platform == "linux":  # getrusage would include what this process was before exec
         found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
         return int(found[1]) * 1024 if found else 0
-    import resource
+    else:
+        import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
 
 
 def unified_memory() -> bool:
@@ -73,7 +74,8 @@ def cpu_count() -> int:
     """Logical processors this process may run on."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    else:
+        return os.cpu_count() or 1
 
 
 @functools.cache

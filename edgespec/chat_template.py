@@ -73,9 +73,7 @@ class ChatTemplate:
         }
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
-            raise ModelError(
-                f"the model has chat templates {sorted(self._sources)}, none of them 'default'"
-            )
+            raise ModelError(f"the model has chat templates {sorted(self._sources)}, none of them 'default'")
         token = METER.set(Meter((size[0], size[1])))
         try:
             if name not in self._compiled:

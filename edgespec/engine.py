@@ -98,7 +98,8 @@ class Engine:
 
         target = open_target(files, plan, disk.settings if disk else None, advance, device)
         try:
-            return Engine(files, tokenizer, plan, options, target, draft and DraftModel(draft))
+            drafting = None if draft is None else DraftModel(draft)
+            return Engine(files, tokenizer, plan, options, target, drafting)
         except BaseException:
             target.weights.close()
             raise
@@ -151,9 +152,10 @@ class Engine:
         """Token ids of text, of chat messages (by the model's template), or of ids as they are."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if prompt and isinstance(prompt[0], dict):
-            return self.tokenizer.apply_chat(prompt)
-        return [int(t) for t in prompt]
+        messages = [m for m in prompt if isinstance(m, dict)]
+        if messages:
+            return self.tokenizer.apply_chat(messages)
+        return [t for t in prompt if isinstance(t, int)]
 
     @property
     def bytes_read(self) -> int:

@@ -1,4 +1,4 @@
-"""Packing a model by its name: resolve, read headers, write a packed directory with its tokenizer beside it."""
+"""Packing a model by its name: resolve, read headers, write a directory with its tokenizer beside it."""
 
 from __future__ import annotations
 

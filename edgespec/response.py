@@ -1,4 +1,4 @@
-"""What generation yields. The command line, the server and the benchmarks all consume this. Needs no torch."""
+"""What generation yields, for the command line, the server and the benchmarks. Needs no torch."""
 
 from __future__ import annotations
 

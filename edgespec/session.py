@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -114,7 +115,9 @@ class Session:
             stats.reused_tokens = self._reuse(prompt)
             fresh = prompt[stats.reused_tokens :]
             noise, sampler = Noise(options.seed), Sampler(options)
-            drawn = (sampler, noise) if acceptance.name == "ratio" else (None, None)
+            context = Context(prompt, check=watch.check)
+            if acceptance.name == "ratio":
+                context = replace(context, sampler=sampler, noise=noise)
 
             def advance(done: int) -> None:
                 self.tokens = prompt[: stats.reused_tokens + done]
@@ -124,7 +127,7 @@ class Session:
             with suppress(Cancelled):
                 logits = prefill(engine.target, self.cache, fresh, watch, advance)
                 root = sampler.pick(logits, noise, len(prompt))
-                self.schedule.begin(Context(prompt, *drawn, check=watch.check), limit)
+                self.schedule.begin(context, limit)
                 clock.first_token()
                 yield from writer.write([root], drafted=0)
                 outcomes = decode(engine.target, self.cache, root, acceptance, noise, watch)

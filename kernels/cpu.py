@@ -57,6 +57,7 @@ def matmul_dtype(dtype: torch.dtype) -> torch.dtype:
     """
     if dtype == torch.float32:
         return dtype
-    known = getattr(torch.cpu, "get_capabilities", dict)()  # torch before 2.11 cannot tell: then fp32
+    # torch before 2.11 cannot tell: then fp32
+    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     narrow = known.get("architecture") == "x86_64" and "AVX512" not in torch.backends.cpu.get_cpu_capability()
     return dtype if not narrow and any(known.get(f) for f in NATIVE[dtype]) else torch.float32

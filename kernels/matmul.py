@@ -91,10 +91,10 @@ def _rows_apart(x: Tensor, weight: Tensor) -> Tensor:
     """A matmul within one row class: padded below it, in blocks above it."""
     if x.device.type != "cpu":
         return F.linear(x, weight)
-    rows = row_class(*weight.shape, weight.dtype)
+    rows = row_class(weight.shape[0], weight.shape[1], weight.dtype)
     n = len(x)
     if n < rows.pad:
         return multiply(F.pad(x, (0, 0, 0, rows.pad - n)), weight)[:n]
     if n <= rows.block:
         return multiply(x, weight)
-    return torch.cat([_rows_apart(part, weight) for part in x.split(rows.block)])
+    return torch.cat([_rows_apart(part, weight) for part in torch.split(x, rows.block)])

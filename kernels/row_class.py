@@ -16,7 +16,32 @@ from torch.nn import functional as F
 
 from edgespec.kernels.cpu import multiply
 
-COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 20, 24, 28, 31, 32, 33, 36, 40, 48, 56, 63, 64)
+COUNTS: tuple[int, ...] = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    9,
+    12,
+    15,
+    16,
+    17,
+    20,
+    24,
+    28,
+    31,
+    32,
+    33,
+    36,
+    40,
+    48,
+    56,
+    63,
+    64,
+)
 COUNTS += (65, 80, 96, 100, 127, 128, 160, 192, 255, 256)
 ENOUGH = 32  # a block this large is worth stopping at: beyond it AMX gains little, padding costs more
 

@@ -133,13 +133,13 @@ class _Tree:
             mask = self.masks[key]
         out, lse = attend(
             rows.expand(kv_heads, blocks, n * group, e),
-            k[:, start:end].unflatten(1, (blocks, BLOCK)),
-            v[:, start:end].unflatten(1, (blocks, BLOCK)),
+            k[:, start:end].view(kv_heads, blocks, BLOCK, e),
+            v[:, start:end].view(kv_heads, blocks, BLOCK, e),
             mask,
             e**-0.5,
         )  # [h, blocks, n * g, e], [h, blocks, n * g]
-        out = out.unflatten(2, (n, group)).permute(1, 2, 0, 3, 4)
-        return out, lse.unflatten(2, (n, group)).permute(1, 2, 0, 3)
+        out = out.reshape(kv_heads, blocks, n, group, e).permute(1, 2, 0, 3, 4)
+        return out, lse.reshape(kv_heads, blocks, n, group).permute(1, 2, 0, 3)
 
     def _apart(
         self, k: Tensor, v: Tensor, q: Tensor, part: slice, window: int | None
@@ -163,8 +163,10 @@ class _Tree:
             self.masks[key],
             e**-0.5,
         )  # [h, count * blocks, g, e], [h, count * blocks, g]
-        out = out.unflatten(1, (count, blocks)).permute(2, 1, 0, 3, 4)  # [blocks, count, h, g, e]
-        return out, lse.unflatten(1, (count, blocks)).permute(2, 1, 0, 3)
+        out = out.reshape(kv_heads, count, blocks, group, e).permute(
+            2, 1, 0, 3, 4
+        )  # [blocks, count, h, g, e]
+        return out, lse.reshape(kv_heads, count, blocks, group).permute(2, 1, 0, 3)
 
 
 class _Merge:

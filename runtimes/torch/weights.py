@@ -185,4 +185,5 @@ def _block(data: Tensor, piece: Piece, scale: Piece | None) -> Block:
         return data[p.offset : p.offset + p.nbytes]
 
     scales = None if scale is None else typed(part(scale), scale.encoding, scale.shape)
-    return Block.of_bytes(piece.encoding, part(piece), *piece.shape, scales)
+    rows, inner = piece.shape
+    return Block.of_bytes(piece.encoding, part(piece), rows, inner, scales)
