@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from edgespec.config import EngineOptions, GenerationOptions, parse_bytes
-from edgespec.devices.probe import memory_available, process_memory
+from edgespec.devices.probe import memory_available, memory_total, process_memory
 from edgespec.devices.rates import ReadRate, memory_rate, read_rate
 from edgespec.drafters.choose import choose_drafters
 from edgespec.drafters.combined import Combined
@@ -21,6 +21,7 @@ from edgespec.drafters.handover import speedup, without_drafter
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.errors import BudgetError, DeviceError, OptionError
 from edgespec.hub import resolve_model
+from edgespec.offload.ledger import gigabytes
 from edgespec.offload.plan import Plan, Rates
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.response import Response
@@ -187,7 +188,7 @@ def choose_device(options: EngineOptions) -> torch.device:
     Raises DeviceError when it is missing, OptionError for device memory without a discrete accelerator.
     """
     available = torch.cuda.is_available()
-    name = options.device if options.device != "auto" else ("cuda" if available else "cpu")
+    name = "cpu" if options.device == "auto" else options.device  # CUDA only when asked: docs/architecture.md
     if name not in ("cpu", "cuda"):
         raise DeviceError(f"device {options.device!r} is unknown; choose auto, cpu or cuda")
     if name == "cuda" and not available:
@@ -217,6 +218,10 @@ def plan_engine(
 ) -> Plan:
     """The plan for these options on this machine as it is now; reads no weights."""
     dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
+    if dial > memory_total():
+        raise OptionError(
+            f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(memory_total())}; lower --memory"
+        )
     rates = Rates(read=disk.gbps if disk else None, compute=memory_rate())
     return plan_model(
         files,

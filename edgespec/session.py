@@ -47,13 +47,15 @@ class Session:
         return self.cache.capacity
 
     def cancel(self) -> None:
-        """End the running reply within one chunk; what it said so far stays in the session."""
+        """End the running reply: while streaming within one chunk, else within one layer. What it said so far
+        stays in the session."""
         self._cancelled.set()
 
     def close(self) -> None:
         """Give the KV cache's memory back to the engine. The session cannot be used any more."""
-        del self.cache, self.schedule
-        self.released()
+        if self.released.alive:
+            del self.cache, self.schedule
+            self.released()
 
     def generate(
         self,
@@ -74,9 +76,13 @@ class Session:
         limit = self._check(prompt, options)
         acceptance = make_acceptance(options.acceptance, options)
         check_acceptance(acceptance, self.engine.drafters)
+        self._refuse_second()
+        self._cancelled.clear()
+        return self._reply(prompt, options, acceptance, limit, progress)
+
+    def _refuse_second(self) -> None:
         if self._busy:
             raise OptionError("this session is already replying; open another with engine.new_session()")
-        return self._reply(prompt, options, acceptance, limit, progress)
 
     def _check(self, prompt: list[int], options: GenerationOptions) -> int:
         """The most tokens the reply may have."""
@@ -104,8 +110,8 @@ class Session:
         progress: ProgressCallback | None,
     ) -> Iterator[Response]:
         engine = self.engine
+        self._refuse_second()
         self._busy = True
-        self._cancelled.clear()
         watch = _Watch(self._cancelled, self.schedule, engine.config.layers, progress)
         stats = Stats(prompt_tokens=len(prompt), dial=engine.plan.dial)
         stats.acceptance, stats.lossless = acceptance.name, acceptance.lossless
@@ -142,7 +148,18 @@ class Session:
                 clock.measure()
                 yield writer.cancelled()
         finally:
+            # A tree may have been accepted beyond the reply's end. Plain decoding never computes that, and
+            # the next prompt must find the same prefix either way.
+            self._keep(len(prompt) + max(0, stats.reply_tokens - 1))
             self._busy = False
+
+    def _keep(self, length: int) -> None:
+        """Forget what lies behind `length` positions."""
+        if not self.released.alive:
+            return  # closed in the middle of a reply
+        length = min(length, len(self.tokens), self.cache.length)
+        self.cache.truncate(length)
+        self.tokens = self.tokens[:length]
 
     def _reuse(self, prompt: list[int]) -> int:
         """Truncate the cache to what it shares with the prompt, leaving at least one token to compute."""
@@ -151,8 +168,7 @@ class Session:
             if ours != theirs:
                 break
             shared += 1
-        self.cache.truncate(shared)
-        self.tokens = self.tokens[:shared]
+        self._keep(shared)
         return shared
 
 

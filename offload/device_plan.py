@@ -52,7 +52,7 @@ def make_device_plan(
             "driver context": device_baseline,
             "headroom": max(MIN_HEADROOM, device_dial // HEADROOM_PART),
             "activations": needs.activations,
-            f"KV cache ({positions} positions)": needs.kv(positions),
+            f"KV cache and attention ({positions} positions)": needs.kv(positions),
             "norms and biases": needs.small,
             "device buffers": slots * largest,
             "pinned weights": pinned,
@@ -66,6 +66,8 @@ def make_device_plan(
             "ring": ring,
             "pinned weights": pinned,
         }
+        if needs.drafter is not None:  # a draft model computes on the host
+            owners["drafter"] = needs.drafter(positions)
         return Ledger(dial, owners)
 
     def fits_whole(positions: int) -> bool:

@@ -175,7 +175,8 @@ def _check_space(work: Path, journal: Journal, nbytes: int) -> None:
     if needed <= free:
         return
     if not journal.digests:  # leave nothing behind
-        journal.path.unlink()
+        for path in sorted(work.iterdir(), key=lambda path: path == journal.path):  # the journal last
+            path.unlink()
         work.rmdir()
     raise StorageError(
         f"packing needs {gigabytes(needed)} on the disk of {work.parent}, which has {gigabytes(free)} free; "

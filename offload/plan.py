@@ -150,7 +150,7 @@ def make_plan(
             "interpreter and libraries": needs.baseline,
             "headroom": max(MIN_HEADROOM, dial // HEADROOM_PART),
             "activations": needs.activations,
-            f"KV cache ({positions} positions)": needs.kv(positions),
+            f"KV cache and attention ({positions} positions)": needs.kv(positions),
             "norms and biases": needs.small,
             "ring": ring,
             "pinned weights": pinned,
@@ -164,6 +164,10 @@ def make_plan(
         return ledger(pages(table.chunks), 0, positions).free >= 0
 
     positions = context or default_context(dial, needs, fits_whole, reasons)
+    least = min(MIN_CONTEXT, needs.max_context)
+    if context is None and ledger(0, MIN_RING_CHUNKS * largest, positions).free < 0 and positions > least:
+        positions = least
+        reasons[-1] = f"context {positions} positions: the dial has no room for more"
 
     # What to pin.
     pin_embedding = False
@@ -171,11 +175,13 @@ def make_plan(
         pinned = [c for c in table.chunks if c.layer < resident_layers]
         reasons.append(f"{resident_layers} layers pinned, as asked")
         ring = RING_CHUNKS * largest if len(pinned) < len(table.chunks) else 0
-        least = ledger(pages(pinned), min(ring, MIN_RING_CHUNKS * largest), positions)
+        smallest = ledger(pages(pinned), min(ring, MIN_RING_CHUNKS * largest), positions)
         while ledger(pages(pinned), ring, positions).free < 0 and ring > MIN_RING_CHUNKS * largest:
             ring -= largest
         book = ledger(pages(pinned), ring, positions)
-        book.require(smallest_dial(least), f" with {resident_layers} layers pinned and context {positions}.")
+        book.require(
+            smallest_dial(smallest), f" with {resident_layers} layers pinned and context {positions}."
+        )
     elif (book := ledger(pages(table.chunks), 0, positions)).free >= 0:
         pinned, ring = list(table.chunks), 0
         reasons.append("the whole model fits: nothing is streamed")

@@ -5,6 +5,7 @@ Adding an architecture that is a variation on Llama is one row of `ARCHITECTURES
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -176,7 +177,7 @@ def from_hf(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None)
         head_dim=head_dim,
         vocab_size=_count(raw, "vocab_size"),
         max_context=context,
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        norm_eps=_positive(raw.get("rms_norm_eps", 1e-6), "rms_norm_eps"),
         rope=_rope(raw, context),
         tied_head=bool(raw.get("tie_word_embeddings", False)),
         dtype=_dtype(raw),
@@ -199,6 +200,13 @@ def _count(raw: Mapping[str, Any], key: str, default: int | None = None, limit: 
     return value
 
 
+def _positive(value: Any, key: str) -> float:
+    number = float(value)
+    if not 0 < number < math.inf:
+        raise CorruptFileError(f"config.json: {key} is {value!r}; expected a positive number")
+    return number
+
+
 def _dtype(raw: Mapping[str, Any]) -> str:
     name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
     if name not in ("float32", "float16", "bfloat16"):
@@ -211,21 +219,18 @@ def _dtype(raw: Mapping[str, Any]) -> str:
 def _rope(raw: Mapping[str, Any], context: int) -> Rope:
     # transformers >= 5 writes rope_parameters (theta inside); before, rope_scaling beside rope_theta.
     scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    theta = float(scaling.get("rope_theta", raw.get("rope_theta", 10000.0)))
+    theta = _positive(scaling.get("rope_theta", raw.get("rope_theta", 10000.0)), "rope_theta")
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if kind == "default":
         return Rope(theta)
     if kind == "linear":
-        return Rope(theta, "linear", float(scaling["factor"]))
+        return Rope(theta, "linear", _positive(scaling["factor"], "rope factor"))
     if kind == "llama3":
-        return Rope(
-            theta,
-            "llama3",
-            float(scaling["factor"]),
-            float(scaling["low_freq_factor"]),
-            float(scaling["high_freq_factor"]),
-            int(scaling.get("original_max_position_embeddings", context)),
-        )
+        low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+        if not 0 < low < high < math.inf:
+            raise CorruptFileError(f"config.json: rope scaling from {low} to {high}; expected 0 < low < high")
+        original = int(scaling.get("original_max_position_embeddings", context))
+        return Rope(theta, "llama3", _positive(scaling["factor"], "rope factor"), low, high, original)
     raise UnsupportedModelError(f"rope scaling {kind!r} is not supported (default, linear, llama3)")
 
 
@@ -240,6 +245,8 @@ def _windows(raw: Mapping[str, Any], arch: Architecture, layers: int) -> tuple[i
     size = _count(raw, "sliding_window", limit=2**31)
     kinds = raw.get("layer_types")
     if kinds:
+        if len(kinds) != layers:
+            raise CorruptFileError(f"config.json: {len(kinds)} layer_types for {layers} layers")
         return tuple(size if kind == "sliding_attention" else None for kind in kinds)
     first = raw.get("max_window_layers", layers)
     return tuple(size if layer >= first else None for layer in range(layers))

@@ -225,6 +225,27 @@ def test_streaming_does_not_change_it_either(target: Path, plain: dict[str, list
         assert reply(drafting_session(engine, "often right", adversary), GREEDY)[0] == plain["greedy"]
 
 
+def test_the_turn_after_an_early_end_finds_what_plain_decoding_left(
+    target: Path, plain: dict[str, list[int]]
+) -> None:
+    """A tree accepted past EOS must not leave keys that plain decoding never computed."""
+    lengths, texts = [], []
+    follow = [*PROMPT, *plain["greedy"][:40], *PROMPT[:9]]
+    for drafter in (None, "often right"):
+        with edgespec.load(target, memory="2GB", context=400, drafter="none") as engine:
+            engine.eos = frozenset({plain["greedy"][30]})
+            if drafter is None:
+                session = engine.new_session()
+            else:
+                adversary = adversaries(PROMPT + plain["greedy"])[drafter]
+                session = drafting_session(engine, drafter, adversary)
+            reply(session, GREEDY)
+            lengths.append(session.cache.length)
+            texts.append(reply(session, GREEDY, follow)[0])
+    assert lengths[0] == lengths[1]
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize("where", ["draft", "verify"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_interrupted_reply_leaves_the_session_usable(

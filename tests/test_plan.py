@@ -72,7 +72,13 @@ def test_a_dial_too_small_names_owners_shortfall_and_the_smallest_that_works() -
     with pytest.raises(BudgetError) as caught:
         plan(120 * MB, context=512)
     error = caught.value
-    for text in ("120.0 MB", "short", "interpreter and libraries", "KV cache (512 positions)", "ring"):
+    for text in (
+        "120.0 MB",
+        "short",
+        "interpreter and libraries",
+        "KV cache and attention (512 positions)",
+        "ring",
+    ):
         assert text in str(error)
     assert sum(error.owners.values()) > 120 * MB
     assert plan(error.smallest, context=512).ledger.free >= 0
@@ -95,6 +101,15 @@ def test_context_defaults_to_its_share_and_is_said() -> None:
     assert any(f"context {small.context}" in reason for reason in small.reasons)
     with pytest.raises(OptionError, match="4096 is more than the model's 2048"):
         plan(300 * MB, context=4096)
+
+
+def test_the_suggested_dial_works_when_the_context_is_automatic_too() -> None:
+    many = needs(per_position=20_000, max_context=100_000)
+    with pytest.raises(BudgetError) as caught:
+        make_plan(table(), 120 * MB, many, Rates(2.0, 10.0))
+    made = make_plan(table(), caught.value.smallest, many, Rates(2.0, 10.0))
+    assert made.context == 512
+    assert made.ledger.free >= 0
 
 
 def test_prediction_is_the_slower_of_reading_and_computing() -> None:

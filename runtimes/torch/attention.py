@@ -62,12 +62,12 @@ class _Prefill:
             if window is not None:
                 visible &= keys > self.positions[:, None] - window
             self.masks[window] = visible[None]
-        group = q.shape[1] // k.shape[0]
-        keys, values = k[:, start : self.end], v[:, start : self.end]
-        if group > 1:
-            keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
         out = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None], keys[None], values[None], attn_mask=self.masks[window][None]
+            q.transpose(0, 1)[None],
+            k[None, :, start : self.end],
+            v[None, :, start : self.end],
+            attn_mask=self.masks[window][None],
+            enable_gqa=q.shape[1] > k.shape[0],
         )
         return out[0].transpose(0, 1)  # [n, heads, head_dim]
 

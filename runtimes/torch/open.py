@@ -23,7 +23,7 @@ from edgespec.offload.plan import MIN_HEADROOM, Needs, Plan, Rates, make_plan
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.checkpoint import read_checkpoint
 from edgespec.runtimes.torch.gguf import read_gguf
-from edgespec.runtimes.torch.kv_cache import cache_bytes
+from edgespec.runtimes.torch.kv_cache import BLOCK, cache_bytes
 from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.packed import open_packed
 from edgespec.runtimes.torch.placement import DEVICE_SLOTS
@@ -68,8 +68,10 @@ def describe_model(path: Path, precision: str | None = None) -> ModelFiles:
     else:
         checkpoint = read_gguf(path) if path.is_file() else read_checkpoint(path)
         table = in_place(checkpoint.order, str(path))
-        files = ModelFiles(path, checkpoint.config, table, checkpoint.digest)
-    if precision is not None and precision != files.table.precision:
+        config = checkpoint.config
+        files = ModelFiles(path, config, table, checkpoint.digest)
+    own = {"bfloat16": "bf16"}.get(config.dtype) if files.table.precision == "source" else None
+    if precision is not None and precision not in (files.table.precision, own):
         raise OptionError(
             f"{path} holds {files.table.precision} weights, not {precision}; make them with "
             f"`edgespec pack {path} -o DIR --precision {precision}` and use DIR"
@@ -99,7 +101,7 @@ def plan_model(
         baseline=process_memory().current + PROGRAM_CACHE,
         small=sum(t.nbytes for t in files.table.small),
         activations=activation_bytes(config, dtype),
-        kv=lambda positions: cache_bytes(config, positions, TREE_ROWS, dtype),
+        kv=lambda positions: context_bytes(config, positions, dtype),
         max_context=config.max_context,
         drafter=drafter,
     )
@@ -118,6 +120,16 @@ def plan_model(
         context,
         resident_layers,
     )
+
+
+def context_bytes(config: ModelConfig, positions: int, dtype: torch.dtype) -> int:
+    """What grows with the context: a KV cache, and attention's temporaries over that many keys: each block's
+    outputs and mask for a tree's rows, and the mask of a prompt's block."""
+    blocks, e = -(-positions // BLOCK) + 2, dtype.itemsize
+    outputs = TREE_ROWS * blocks * (config.q_size * e + config.heads * 8)
+    tree_mask = TREE_ROWS * (config.heads // config.kv_heads) * positions * (1 + e)
+    prompt_mask = PASS_ROWS * positions * (1 + e)
+    return cache_bytes(config, positions, TREE_ROWS, dtype) + max(outputs + tree_mask, prompt_mask)
 
 
 def activation_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
