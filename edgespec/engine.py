@@ -218,7 +218,7 @@ def plan_engine(
 ) -> Plan:
     """The plan for these options on this machine as it is now; reads no weights."""
     dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
-    if dial > memory_total():
+    if dial > memory_total() + 2**20:  # a cgroup's limit is cut to whole pages
         raise OptionError(
             f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(memory_total())}; lower --memory"
         )
