@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -63,6 +64,7 @@ class Engine:
         keeps = draft is None or options.resident_layers is not None
         self._without_draft = None if keeps else without_drafter(plan)
         self.eos = frozenset(files.config.eos) | frozenset(tokenizer.eos)
+        self.one_pass = threading.Lock()  # sessions may reply in threads of their own; passes take turns
         self._positions_held = self._sessions = 0
         self._finalizer = weakref.finalize(self, target.weights.close)
 

@@ -124,6 +124,18 @@ def _resolve_hub(model: HubModel, progress: ProgressCallback | None) -> Path:
     return folder / model.file if model.file else folder
 
 
+def _parts(model: HubModel, files: dict[str, int]) -> list[str]:
+    """The named GGUF file, with the other parts when it is split (name-00001-of-00003.gguf)."""
+    assert model.file is not None
+    split = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", model.file)
+    if split is None:
+        return [model.file]
+    parts = [f"{split[1]}-{i:05d}-of-{split[2]}.gguf" for i in range(1, int(split[2]) + 1)]
+    if absent := [part for part in parts if part not in files]:
+        raise ModelError(f"{model.repo} lacks {', '.join(absent[:3])}, a part of {model.file}")
+    return parts
+
+
 def _wanted(model: HubModel, files: dict[str, int], commit: str | None) -> list[str]:
     """The files of the repository to download."""
     import huggingface_hub as hub
@@ -133,7 +145,7 @@ def _wanted(model: HubModel, files: dict[str, int], commit: str | None) -> list[
         if model.file not in files:
             listed = ", ".join(ggufs[:20]) or "none"
             raise ModelError(f"{model.repo} has no file {model.file}; its GGUF files: {listed}")
-        return [model.file]
+        return _parts(model, files)
     extra = re.compile(r"additional_chat_templates/[^/]+\.jinja")
     beside = [name for name in files if name in BESIDE or extra.fullmatch(name)]
     if "config.json" in files and INDEX in files:

@@ -131,14 +131,16 @@ class Session:
                     progress(Progress("prefill", done, len(fresh), "tokens"))
 
             with suppress(Cancelled):
-                logits = prefill(engine.target, self.cache, fresh, watch, advance)
+                with engine.one_pass:
+                    logits = prefill(engine.target, self.cache, fresh, watch, advance)
                 root = sampler.pick(logits, noise, len(prompt))
                 self.schedule.begin(context, limit)
                 clock.first_token()
                 yield from writer.write([root], drafted=0)
                 outcomes = decode(engine.target, self.cache, root, acceptance, noise, watch)
                 while not writer.finished:
-                    outcome = next(outcomes)
+                    with engine.one_pass:
+                        outcome = next(outcomes)
                     self.tokens += [root, *outcome.tokens[:-1]]
                     root = outcome.tokens[-1]
                     clock.cycle(outcome)

@@ -37,6 +37,8 @@ REPOS = {
         "additional_chat_templates/tool_use.jinja": b"x",
     },
     "org/gguf": {"config.json": b"{}", "tiny-q8_0.gguf": b"GGUF....", "tiny-f16.gguf": b"GGUF...."},
+    "org/split": {f"big-{i:05d}-of-00003.gguf": b"GGUF...." for i in (1, 2, 3)},
+    "org/half": {f"big-{i:05d}-of-00003.gguf": b"GGUF...." for i in (1, 3)},
     "org/bin": {"config.json": b"{}", "pytorch_model.bin": b"x"},
     "org/torn": {"config.json": b"{}", "model.safetensors.index.json": json.dumps(INDEX).encode()},
     "org/bad": {"config.json": b"{}", "model.safetensors.index.json": b'{"weight_map": [1]}'},
@@ -273,7 +275,14 @@ def test_the_disk_is_checked_first(client, server):
     assert server.fetched == ["model.safetensors.index.json"]
 
 
+def test_a_split_gguf_comes_with_all_its_parts(client):
+    found = client.resolve("org/split/big-00001-of-00003.gguf")
+    assert Path(found["path"]).name == "big-00001-of-00003.gguf"
+    assert files_of(str(Path(found["path"]).parent)) == [f"big-{i:05d}-of-00003.gguf" for i in (1, 2, 3)]
+
+
 REFUSED = {
+    "org/half/big-00001-of-00003.gguf": "lacks big-00002-of-00003.gguf, a part of",
     "org/gguf": "choose one, for example org/gguf/tiny-f16.gguf",
     "org/gguf/other.gguf": "tiny-f16.gguf, tiny-q8_0.gguf",
     "org/bin": "no config.json with model.safetensors",

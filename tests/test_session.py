@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -194,6 +195,19 @@ def test_sessions_of_one_engine_do_not_disturb_each_other(engine: Engine) -> Non
     assert [list(column) for column in zip(*turns, strict=True)] == expected
     for session in sessions:
         session.close()
+
+
+def test_sessions_may_reply_in_threads_of_their_own(model: Path) -> None:
+    prompts = [prompt_of(20, seed=7), prompt_of(50, seed=8)]
+    with edgespec.load(model, memory="2GB", context=400, resident_layers=1) as engine:
+        expected = [tokens_of(engine, prompt) for prompt in prompts]
+        sessions = [engine.new_session(100), engine.new_session(100)]
+
+        def run(session: edgespec.Session, prompt: list[int]) -> list[int | None]:
+            return [response.token for response in session.generate(prompt, GREEDY)]
+
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(run, sessions, prompts)) == expected
 
 
 def test_several_sessions_verify_in_one_pass(engine: Engine) -> None:
