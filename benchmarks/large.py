@@ -32,7 +32,7 @@ from common import (
 from make_model import ensure_model
 from measure import run
 from page_cache import drop_caches
-from raw_rates import direct_read_rate
+from raw_rates import best_read_threads, direct_read_rate
 from repeat_layers import repeat_layers
 from shapes import get_shape, models_dir
 
@@ -87,7 +87,7 @@ def main() -> None:
     args = parser.parse_args()
     model = ensure_large(args.shape, args.distinct)
 
-    raw = partial(direct_read_rate, [model], args.raw)
+    raw = partial(direct_read_rate, [model], args.raw, best_read_threads([model]))
     arms: dict[str, Callable[[], Row]] = {
         "raw before": lambda: {"rate": raw()},
         "edgespec": partial(generate, model, args.memory, args.tokens),

@@ -26,7 +26,7 @@ from common import (
 from make_model import ensure_model
 from measure import run
 from page_cache import drop_caches, files_under
-from raw_rates import direct_read_rate, direct_write_rate
+from raw_rates import best_read_threads, direct_read_rate, direct_write_rate
 
 LIMIT = 10**9
 
@@ -53,8 +53,8 @@ def pack(model: Path, precision: str, limit: int | None) -> Row:
     }
 
 
-def raw(model: Path, nbytes: int) -> Row:
-    read = direct_read_rate([model], nbytes)
+def raw(model: Path, nbytes: int, threads: int) -> Row:
+    read = direct_read_rate([model], nbytes, threads)
     write = direct_write_rate(model.parent, nbytes)
     return {"read": read, "write": write, "slower": min(read, write)}
 
@@ -68,7 +68,8 @@ def main() -> None:
     model = args.model or ensure_model("7b")
 
     arms = {p: partial(pack, model, p, LIMIT) for p in args.precisions.split(",")}
-    arms["raw"] = partial(raw, model, args.raw)
+    threads = best_read_threads([model])
+    arms["raw"] = partial(raw, model, args.raw, threads)
     try:
         results = interleave(arms, args.rounds)
     except CgroupUnavailable as error:
@@ -105,7 +106,7 @@ def main() -> None:
         )
     report.notes.append(
         f"Disk by itself: read {spread([r['read'] / 1e9 for r in results['raw']])} GB/s, "
-        f"write {spread([r['write'] / 1e9 for r in results['raw']])} GB/s (O_DIRECT, 4 MiB, 2 threads)."
+        f"write {spread([r['write'] / 1e9 for r in results['raw']])} GB/s (O_DIRECT, 4 MiB, {threads} and 2 threads)."
     )
     report.finish(args.json)
 

@@ -138,6 +138,17 @@ NAMES = [
 ]
 
 
+def versions(python: str) -> dict[str, str]:
+    """Of the peers' packages, as their own environment has them."""
+    names = ["llama_cpp_python", "accelerate", "transformers", "airllm", "torch"]
+    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names}}}))"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{python} lacks a peer: {tail(done.stderr)}")
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
 def measured(arms: Arms, name: str, dial: int, timeout: float) -> Row:
     """One run from cold weights in a cgroup of `dial` bytes."""
     command, weights = arms.command(name, dial)
@@ -166,7 +177,7 @@ def add_rows(report: Report, dial: int, results: dict[str, list[Row]]) -> None:
             report.add(format_bytes(dial), name, "–", "–", "–", "–", met, tail(failures[0]))
             continue
         speeds = [row["stats"]["tokens_per_second"] for row in rows]
-        same = "" if "Q4" in name or rows[0]["tokens"] == reference else "other tokens"
+        same = "" if "Q4" in name or rows[0]["tokens"] == reference else "its tokens differ"
         report.add(
             format_bytes(dial),
             name,
@@ -198,6 +209,8 @@ def main() -> None:
         f"Plain decoding, {model.name}, median (range) of {args.rounds} runs, each in a cgroup of the dial",
         ["dial", "runtime", "tokens/s", "EdgeSpec is ×", "GB read a token", "peak", "limit", "remarks"],
     )
+    report.raw["peer_versions"] = peers = versions(args.peer_python)
+    report.notes.append("Peers: " + ", ".join(f"{name} {version}" for name, version in peers.items()) + ".")
     for dial in args.dials:
         turns: dict[str, Callable[[], Row]] = {
             name: partial(measured, arms, name, dial, args.timeout) for name in names

@@ -19,6 +19,7 @@ RING_CHUNKS = 8  # of the largest size: the reader works ahead while a pass comp
 MIN_RING_CHUNKS = 3  # one in use, two being read
 MIN_CONTEXT = 512
 MAX_DEFAULT_CONTEXT = 4096
+LAYER_SECONDS = 0.8e-3  # of a pass of one row, beside the weights: attention, norms, Python (measured)
 MIN_HEADROOM = 32 * 10**6  # bytes; allocator slack, thread stacks, kernels' scratch
 HEADROOM_PART = 50  # one part in so many of the dial
 KV_SHARE = 1 / 8  # of the dial, unless --context says otherwise
@@ -88,7 +89,7 @@ class Plan:
     @property
     def predicted_cycle_seconds(self) -> float | None:
         """max(I/O, compute) of a pass of one row; None when the disk's rate is unknown."""
-        compute = self.table.nbytes / (self.rates.compute * 1e9)
+        compute = self.table.nbytes / (self.rates.compute * 1e9) + self.table.layers * LAYER_SECONDS
         if not self.bytes_per_pass:
             return compute
         if self.rates.read is None:
