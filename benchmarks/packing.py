@@ -1,7 +1,8 @@
 """How fast does `edgespec pack` write a store, and with how much memory?
 
 The rate is bytes of the store over the whole command's time, compared with the slower of the disk's direct
-reads and writes measured beside it, and with a raw copy, which is all that one disk can do. It runs in a cgroup of 1 GB, page cache included.
+reads and writes measured beside it, and with a raw copy, which is all that one disk can do. It runs in a
+cgroup of 1 GB, page cache included.
 """
 
 from __future__ import annotations
@@ -110,8 +111,8 @@ def main() -> None:
         )
     report.notes.append(
         f"Disk by itself: read {spread([r['read'] / 1e9 for r in results['raw']])} GB/s, "
-        f"write {spread([r['write'] / 1e9 for r in results['raw']])} GB/s, both at once, as packing must, "
-        f"{spread([r['copy'] / 1e9 for r in results['raw']])} GB/s (O_DIRECT, 4 MiB; threads: {threads}, 2, 4)."
+        f"write {spread([r['write'] / 1e9 for r in results['raw']])} GB/s, both at once, as packing must: "
+        f"{spread([r['copy'] / 1e9 for r in results['raw']])} GB/s (O_DIRECT; {threads}, 2, 4 threads)."
     )
     report.finish(args.json)
 
