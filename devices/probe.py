@@ -44,10 +44,11 @@ def process_memory() -> ProcessMemory:
     current = psutil.Process().memory_info().rss
     groups = memory_cgroups()
     cgroup = groups[0] if groups and groups[0].limit is not None else None
-    return ProcessMemory(current, max(current, _peak_rss()), cgroup)
+    return ProcessMemory(current, max(current, peak_rss()), cgroup)
 
 
-def _peak_rss() -> int:
+def peak_rss() -> int:
+    """Most bytes this process has had resident; one small file, so it may be asked every cycle."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     if sys.platform == "linux":  # getrusage would include what this process was before exec

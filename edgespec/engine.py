@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from edgespec.config import EngineOptions, GenerationOptions, parse_bytes
-from edgespec.devices.probe import memory_available, memory_total, process_memory
+from edgespec.devices.probe import memory_available, memory_total, peak_rss, process_memory
 from edgespec.devices.rates import ReadRate, memory_rate, read_rate
 from edgespec.drafters.choose import choose_drafters
 from edgespec.drafters.combined import Combined
@@ -167,7 +167,7 @@ class Engine:
 
     def peak_memory(self) -> int:
         """Bytes this process has used at most: what the dial caps."""
-        return process_memory().peak
+        return peak_rss()
 
     def close(self) -> None:
         """Stop reading and free the weights. Sessions of this engine cannot be used any more."""

@@ -68,9 +68,8 @@ def describe_model(path: Path, precision: str | None = None) -> ModelFiles:
     else:
         checkpoint = read_gguf(path) if path.is_file() else read_checkpoint(path)
         table = in_place(checkpoint.order, str(path))
-        config = checkpoint.config
-        files = ModelFiles(path, config, table, checkpoint.digest)
-    own = {"bfloat16": "bf16"}.get(config.dtype) if files.table.precision == "source" else None
+        files = ModelFiles(path, checkpoint.config, table, checkpoint.digest)
+    own = {"bfloat16": "bf16"}.get(files.config.dtype) if files.table.precision == "source" else None
     if precision is not None and precision not in (files.table.precision, own):
         raise OptionError(
             f"{path} holds {files.table.precision} weights, not {precision}; make them with "
