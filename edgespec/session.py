@@ -75,7 +75,7 @@ class Session:
         prompt = [int(t) for t in prompt]
         limit = self._check(prompt, options)
         acceptance = make_acceptance(options.acceptance, options)
-        check_acceptance(acceptance, self.engine.drafters)
+        check_acceptance(acceptance, self.engine.options.drafter, self.engine.drafters)
         self._refuse_second()
         self._cancelled.clear()
         return self._reply(prompt, options, acceptance, limit, progress)

@@ -339,8 +339,18 @@ def test_typical_says_that_it_is_lossy_and_ratio_draws(target: Path, draft: Path
         assert (stats.acceptance, stats.lossless) == ("ratio", True)
         assert stats.drafted == pytest.approx(5 * (stats.cycles - 1), abs=15)
         assert reply(session, options)[0] == tokens
+        drawn = tokens
         lossy = GenerationOptions(max_tokens=10, temperature=0.9, acceptance="typical")
         assert not reply(session, lossy)[1].lossless
+    # `auto` has n-grams too; they stay silent where drafts must be drawn, and are back in the next reply.
+    with edgespec.load(target, memory="2GB", context=400, draft_model=draft) as engine:
+        engine.eos = frozenset()
+        session = engine.new_session()
+        session.schedule.controller = Fixed(TreeBudget(6, 5, 5))  # type: ignore[attr-defined]
+        assert reply(session, options)[0] == drawn
+        session.schedule.controller = Fixed(TreeBudget(24, 5, 0))  # type: ignore[attr-defined]
+        assert reply(session, options)[1].drafted == 0
+        assert reply(session, GREEDY)[1].drafted > 0  # the n-grams'
 
 
 # Five thousand tokens and more: minutes.

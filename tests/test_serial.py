@@ -141,10 +141,13 @@ def test_names() -> None:
 
 def test_ratio_needs_drawn_drafts() -> None:
     ratio = make_acceptance("ratio", GenerationOptions(temperature=1.0))
-    check_acceptance(ratio, ("model",))
-    check_acceptance(ratio, ())
-    with pytest.raises(OptionError, match="--drafter model"):
-        check_acceptance(ratio, ("ngram", "model"))
+    check_acceptance(ratio, "model", ("model",))
+    check_acceptance(ratio, "none", ())
+    check_acceptance(ratio, "auto", ("ngram", "model"))  # n-grams stay silent
+    with pytest.raises(OptionError, match="--drafter auto, model or none"):
+        check_acceptance(ratio, "ngram+model", ("ngram", "model"))
+    with pytest.raises(OptionError, match="--drafter auto has only n-grams"):
+        check_acceptance(ratio, "auto", ("ngram",))
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +174,7 @@ def test_acceptance_is_checked_before_work(model: Path) -> None:
         session = engine.new_session()
         with pytest.raises(OptionError, match="unknown"):
             session.generate([1], GenerationOptions(acceptance="hopeful"))
-        with pytest.raises(OptionError, match="n-gram drafts are copied"):
+        with pytest.raises(OptionError, match="only n-grams, which are copied"):
             session.generate([1], GenerationOptions(acceptance="ratio", temperature=1.0))
         with pytest.raises(OptionError, match="temperature"):
             session.generate([1], GenerationOptions(acceptance="greedy", temperature=1.0))

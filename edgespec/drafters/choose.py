@@ -34,10 +34,20 @@ def choose_drafters(drafter: str, draft_model: str | None, schedule: str) -> tup
     return members
 
 
-def check_acceptance(acceptance: Acceptance, members: tuple[str, ...]) -> None:
-    """Raises OptionError when the acceptance cannot judge these drafters' trees."""
-    if acceptance.name == "ratio" and "ngram" in members:
+def check_acceptance(acceptance: Acceptance, drafter: str, members: tuple[str, ...]) -> None:
+    """Raises OptionError when the acceptance cannot judge the trees of these `members` of `drafter`.
+
+    Under `auto`, n-grams simply stay silent where drafts must be drawn, as long as somebody else drafts.
+    """
+    if acceptance.name != "ratio" or "ngram" not in members:
+        return
+    if drafter != "auto":
         raise OptionError(
             "ratio acceptance needs drafts that are drawn at random, and n-gram drafts are copied; use "
-            "--drafter model or none, or --acceptance sample"
+            "--drafter auto, model or none, or --acceptance sample"
+        )
+    if members == ("ngram",):
+        raise OptionError(
+            "ratio acceptance needs drafts that are drawn at random, and without a draft model --drafter "
+            "auto has only n-grams, which are copied; name one with --draft-model, or use --acceptance sample"
         )

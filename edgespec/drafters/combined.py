@@ -25,7 +25,10 @@ class Combined:
             member.prefill(context)
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> CombinedDrafting:
-        return CombinedDrafting([member.start(roots, budget) for member in self.members], budget)
+        started = [member.start(roots, budget) for member in self.members]
+        # Where drafts are drawn (`ratio`), trees cannot be merged: the first member that draws is all.
+        drawing = [drafting for drafting in started if drafting.tree().drafts is not None]
+        return CombinedDrafting(drawing[:1] or started, budget)
 
     def commit(self, root: int, outcome: Outcome) -> None:
         for member in self.members:
@@ -43,7 +46,8 @@ class CombinedDrafting:
         return any(worked)
 
     def tree(self, root: int = 0) -> TokenTree:
-        return merge([member.tree(root) for member in self.members]).best(self.budget.nodes)
+        trees = [member.tree(root) for member in self.members]
+        return trees[0] if len(trees) == 1 else merge(trees).best(self.budget.nodes)
 
     def cancel(self) -> None:
         for member in self.members:

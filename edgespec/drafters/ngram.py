@@ -33,6 +33,7 @@ class NGram:
     def __init__(self) -> None:
         self._hits = np.zeros(LONGEST + 1)  # by length of the longest match: predictions that came true,
         self._trials = np.zeros(LONGEST + 1)  # of so many
+        self._silent = False
         self._clear()
 
     def _clear(self) -> None:
@@ -43,6 +44,7 @@ class NGram:
         self._whole = True  # no update of the index was interrupted
 
     def prefill(self, context: Context) -> None:
+        self._silent = context.sampler is not None  # copies were not drawn from any distribution
         if not self._whole:
             self._clear()
         self._whole = False
@@ -72,9 +74,9 @@ class NGram:
     def draft(self, path: Sequence[int], budget: TreeBudget) -> TokenTree:
         """The tree behind the committed tokens and `path`, whose last token is the root."""
         text = self.tokens + list(path)
-        matches = self._matches(text)[:BRANCHES]
-        depth = min(budget.depth, budget.nodes - 1)
-        if not matches or depth < 1:
+        depth = 0 if self._silent else min(budget.depth, budget.nodes - 1)
+        matches = self._matches(text)[:BRANCHES] if depth > 0 else []
+        if not matches:
             return TokenTree.root(path[-1])
         copies = [_copy(text, place + 1, depth) for place, _ in matches]
         tokens, parents, logprobs, scores = [path[-1]], [-1], [0.0], [0.0]
