@@ -103,8 +103,11 @@ def train(
     every: float = 180.0,
     compiled: bool = False,
     stop_after: int = 0,
+    shape: Callable[[Tokenizer], llama.LlamaConfig] = model_config,
 ) -> llama.Llama:
     """Trains to `steps` (or `stop_after` steps, for tests), checkpointing each `every` seconds.
+
+    `shape` is the model's, given its tokenizer.
 
     Raises EdgeSpecError when the loss is not finite; the last checkpoint stays.
     """
@@ -115,7 +118,7 @@ def train(
         tokenizer = demo_tokenizer.train(seed)
         demo_tokenizer.save(tokenizer, out)
     torch.manual_seed(seed)
-    model = llama.Llama(model_config(tokenizer)).to(torch.bfloat16)
+    model = llama.Llama(shape(tokenizer)).to(torch.bfloat16)
     optimizer = Optimizer(dict(model.named_parameters()))
     start, spent = load_checkpoint(out, optimizer, seed)
     rewind_log(out / "loss.jsonl", start)
