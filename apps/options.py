@@ -181,7 +181,7 @@ def check_together(engine: EngineOptions, generation: GenerationOptions) -> None
     from edgespec.drafters.choose import check_acceptance, choose_drafters
 
     members = choose_drafters(engine.drafter, engine.draft_model, engine.schedule)
-    check_acceptance(make_acceptance(generation.acceptance, generation), members)
+    check_acceptance(make_acceptance(generation.acceptance, generation), engine.drafter, members)
 
 
 def _size(name: str, text: str) -> int:
