@@ -10,6 +10,7 @@
     ├── ContextError            prompt and reply would pass the context
     ├── StorageError            disk full, a read or a write failed
     ├── DeviceError             no such device, or it cannot do what is asked
+    ├── TrainingError           a training run cannot go on
     ├── MissingExtraError       an optional dependency is not installed
     └── Cancelled               the caller stopped a pass
 
@@ -70,6 +71,10 @@ class StorageError(EdgeSpecError):
 
 class DeviceError(EdgeSpecError):
     """The device is missing or cannot do what is asked."""
+
+
+class TrainingError(EdgeSpecError):
+    """A training run cannot go on: its loss is not finite. The last good checkpoint is kept."""
 
 
 class MissingExtraError(EdgeSpecError):
