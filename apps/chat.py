@@ -137,31 +137,47 @@ class Chat:
                 self.terminal.error(f"{error}, or /clear to start afresh")
             except EdgeSpecError as error:
                 self.terminal.error(error)
+            except KeyboardInterrupt:  # between two replies, or once more while one was ending
+                self.terminal.note("[stopped]")
 
-    def ask(self, message: str) -> None:
-        """Reply to one message. A message that cannot be answered is not kept."""
+    def ask(self, message: str, earlier: Conversation | None = None) -> None:
+        """Reply to one message. What a reply said before Ctrl-C or an error is kept; a message without any
+        reply is not. `earlier`: the conversation to go back to unless the new reply is a whole one."""
         self.conversation.ask(message)
+        reply = Reply()
+        prompt: list[int] = []
         try:
             prompt = self.conversation.prompt()
             options = self.conversation.options(self.options)
-            reply = reply_to(prompt, self.session, options, self.terminal)
+            reply_to(prompt, self.session, options, self.terminal, reply=reply)
         except BaseException:
-            self.conversation.take_back()
+            kept = self._keep(reply, prompt, earlier)
+            if reply.tokens or earlier:
+                self.terminal.note(f"[the reply broke off; {kept}]")
             raise
+        kept = self._keep(reply, prompt, earlier)
         self.interrupted = reply.interrupted
-        if reply.interrupted and not reply.tokens:
-            self.conversation.take_back()
-            self.terminal.note("[stopped before the reply began; the message is taken back]")
-            return
-        self.terminal.end_reply()
-        self.conversation.answer(reply, prompt, self.engine.eos)
-        self.last_stats = reply.stats
         if reply.interrupted:
-            self.terminal.note("[stopped; the reply so far is kept]")
+            self.terminal.note(f"[stopped; {kept}]")
         elif reply.finish_reason == "length":
             self.terminal.note(self._why_cut(reply))
-        if self.show_stats:
-            self.terminal.note(stats_line(reply.stats))
+        if reply.tokens:
+            self.last_stats = reply.stats
+            if self.show_stats:
+                self.terminal.note(stats_line(reply.stats))
+
+    def _keep(self, reply: Reply, prompt: list[int], earlier: Conversation | None) -> str:
+        """Put the reply into the conversation, or undo what was asked; says which."""
+        if reply.tokens:
+            self.terminal.end_reply()
+        if earlier and reply.interrupted:
+            self.conversation = earlier
+            return "the earlier reply stays"
+        if not reply.tokens:
+            self.conversation.take_back()
+            return "the message is taken back"
+        self.conversation.answer(reply, prompt, self.engine.eos)
+        return "the reply so far is kept"
 
     def _why_cut(self, reply: Reply) -> str:
         if len(reply.tokens) == self.options.max_tokens:

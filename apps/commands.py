@@ -147,12 +147,13 @@ def _regen(chat: Chat, argument: str) -> None:
     _takes_nothing("regen", argument)
     if not chat.options.temperature:
         raise OptionError("at temperature 0 the reply would be the same; /set temperature 0.7 first")
+    earlier = chat.conversation.copy()
     question = chat.conversation.take_back()
     if question is None:
         raise OptionError("there is no reply to make again")
     # The noise depends on the seed and the position only, so the same seed would give the same reply.
     chat.options = replace(chat.options, seed=chat.options.seed + 1)
-    chat.ask(question)
+    chat.ask(question, earlier)
 
 
 def _exit(chat: Chat, argument: str) -> None:

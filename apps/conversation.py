@@ -60,6 +60,10 @@ class Conversation:
         """Forget everything but the system prompt."""
         self.messages = [m for m in self.messages if m.role == "system"]
 
+    def copy(self) -> Conversation:
+        """As it is now; what is said later changes one of the two only."""
+        return replace(self, messages=[*self.messages])
+
     def ask(self, text: str) -> None:
         self.messages.append(Message("user", text))
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Reply:
     text: str = ""
     tokens: list[int] = field(default_factory=list)  # EOS included
-    finish_reason: str = "cancelled"  # "stop", "length" or "cancelled"
+    finish_reason: str = "cancelled"  # "stop", "length" or "cancelled"; after an error, this last one
     stats: Stats = field(default_factory=Stats)
 
     @property
@@ -30,10 +30,18 @@ class Reply:
 
 
 def reply_to(
-    prompt: Sequence[int], session: Session, options: GenerationOptions, terminal: Terminal, show: bool = True
+    prompt: Sequence[int],
+    session: Session,
+    options: GenerationOptions,
+    terminal: Terminal,
+    show: bool = True,
+    reply: Reply | None = None,
 ) -> Reply:
-    """Generate the reply, writing it as it comes if `show`. Ctrl-C ends it and leaves the session usable."""
-    reply = Reply()
+    """Generate the reply, writing it as it comes if `show`. Ctrl-C ends it and leaves the session usable.
+
+    Give an empty `reply` to have what was said before an error, too.
+    """
+    reply = reply or Reply()
     terminal.busy(f"prompt {len(prompt)} tokens")
     with stop_on_interrupt(session.cancel):
         try:

@@ -9,15 +9,17 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgespec.apps import common, main
 from edgespec.apps.conversation import MAX_FILE_BYTES, load
 from edgespec.errors import EdgeSpecError, StorageError
-from tests.fake_engine import FakeEngine, FakeTokenizer, long_story
+from edgespec.response import Response
+from tests.fake_engine import FakeEngine, FakeSession, FakeTokenizer, long_story
 
 Chat = Callable[..., "tuple[int, str, str]"]
 
@@ -187,11 +189,35 @@ def test_a_message_too_long_for_the_context_is_refused_and_not_kept(chat: Chat, 
     assert prompts(engine) == ["<user>short<assistant>"]
 
 
-def test_an_error_in_a_reply_leaves_the_chat_usable(chat: Chat, engine: FakeEngine) -> None:
-    _, out, err = chat("wrong\nright\n")
-    assert out.splitlines()[-1] == "reply 1"
+def test_an_error_in_a_reply_keeps_what_was_said_and_the_chat(chat: Chat, engine: FakeEngine) -> None:
+    _, out, err = chat("wrong\nright\n/show chat\n")
+    assert out.splitlines() == ["re", "reply 2"]
+    assert "[the reply broke off; the reply so far is kept]" in err
     assert "error: model.safetensors: a read failed: Input/output error" in err
-    assert prompts(engine)[1] == "<user>right<assistant>"
+    assert prompts(engine)[1] == "<user>wrong<assistant>re<user>right<assistant>"
+    assert "assistant (stopped): re\n" in err
+
+
+def test_an_error_in_a_one_shot_chat_is_code_1(chat: Chat, engine: FakeEngine) -> None:
+    code, out, err = chat("", "-p", "wrong")
+    assert (code, out) == (1, "re\n")
+    assert "a read failed" in err
+
+
+def test_ctrl_c_between_replies_keeps_the_chat(
+    chat: Chat, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = engine.tokenizer.encode
+
+    def interrupted_once(text: str, *args: bool, **kwargs: bool) -> list[int]:
+        monkeypatch.setattr(engine.tokenizer, "encode", encode)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.tokenizer, "encode", interrupted_once)
+    code, out, err = chat("lost\nhi\n")
+    assert (code, out) == (0, "reply 1\n")
+    assert "[stopped]" in err
+    assert prompts(engine) == ["<user>hi<assistant>"]
 
 
 # Commands
@@ -252,6 +278,38 @@ def test_regen_asks_again_with_another_seed(chat: Chat, engine: FakeEngine) -> N
     assert [o.seed for o in engine.sessions[0].options] == [0, 1, 1]
     assert prompts(engine)[0] == prompts(engine)[1] == "<user>hi<assistant>"
     assert prompts(engine)[2] == "<user>hi<assistant>reply 1<user>next<assistant>"
+
+
+def test_a_reply_stays_until_there_is_another(
+    chat: Chat, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regenerating fails half-way, then is stopped, then is stopped before it begins."""
+    engine.script = long_story
+    generate, calls = FakeSession._reply, []
+
+    def sometimes(self: FakeSession, prompt: list[int], *rest: Any) -> Iterator[Response]:
+        calls.append(prompt)
+        for place, response in enumerate(generate(self, prompt, *rest)):
+            if place == 4 and len(calls) == 2:
+                raise StorageError("a read failed")
+            if place == (4 if len(calls) == 3 else 0) and len(calls) in (3, 4):
+                raise KeyboardInterrupt
+            yield response
+
+    monkeypatch.setattr(FakeSession, "_reply", sometimes)
+    _, out, err = chat("/set temperature 1\nhi\n/regen\n/regen\n/regen\n/show chat\nnext\n")
+    told = [line for line in err.splitlines() if line.startswith(("[", "error"))]
+    assert told == [
+        "[the reply broke off; the earlier reply stays]",
+        "error: a read failed",
+        "[stopped; the earlier reply stays]",
+        "[stopped; the earlier reply stays]",
+    ]
+    assert out.splitlines()[1:3] == ["once", "once"], "what the new replies said is on the screen"
+    assert f"assistant: {long_story('')}\n" in err
+    assert prompts(engine)[-1] == f"<user>hi<assistant>{long_story('')}<user>next<assistant>"
+    first, last = engine.sessions[0].prompts[0], engine.sessions[0].prompts[-1]
+    assert last[: len(first)] == first, "with its own tokens"
 
 
 def test_stats_and_show(chat: Chat) -> None:
