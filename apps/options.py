@@ -78,7 +78,8 @@ Drafter = Annotated[
         "--drafter",
         panel=_DRAFTING,
         metavar="NAME",
-        help="none, auto, ngram, model or ngram+model. Default: auto, what makes replies faster.",
+        help="none, auto, ngram, model, substitute, ngram+model or ngram+substitute. "
+        "Default: auto, what makes replies faster.",
     ),
 ]
 DraftModel = Annotated[
@@ -87,7 +88,8 @@ DraftModel = Annotated[
         "--draft-model",
         panel=_DRAFTING,
         metavar="MODEL",
-        help="A small model with the same tokenizer, for drafter model.",
+        help="A small model with the same tokenizer (drafter model), or a low-bit packed copy of MODEL "
+        "(drafter substitute; not needed when it was packed with MODEL).",
     ),
 ]
 Schedule = Annotated[

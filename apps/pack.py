@@ -32,6 +32,16 @@ def pack(
             show_default=False,
         ),
     ] = None,
+    substitute: Annotated[
+        str | None,
+        typer.Option(
+            "--substitute",
+            metavar="NAME",
+            help="int8 or int4: also write a low-bit copy to draft with. "
+            "If DIR holds MODEL already, only that is added.",
+            show_default=False,
+        ),
+    ] = None,
     verify: Annotated[
         Path | None,
         typer.Option("--verify", metavar="DIR", help="Check a packed model's bytes.", show_default=False),
@@ -39,31 +49,31 @@ def pack(
 ) -> None:
     """Pack MODEL into DIR. Interrupted, the same command goes on where it stopped."""
     if verify is not None:
-        if model is not None or out is not None or precision is not None:
-            raise OptionError("--verify DIR stands alone: MODEL, --out and --precision do not apply to it")
+        if any(o is not None for o in (model, out, precision, substitute)):
+            raise OptionError("--verify DIR stands alone: no other option applies to it")
         _verify(verify)
         return
     if model is None or out is None:
         raise OptionError("pack needs MODEL and --out DIR (or --verify DIR)")
-    chosen = options.engine_options({"precision": precision}).precision or "source"
-    _pack(model, out, chosen)
+    _pack(model, out, options.engine_options({"precision": precision}).precision, substitute)
 
 
-def _pack(model: str, out: Path, precision: str) -> None:
+def _pack(model: str, out: Path, precision: str | None, substitute: str | None) -> None:
     with Terminal() as terminal:
         terminal.busy("starting")
         from edgespec.packing import pack_model
 
         watch = _Watch("pack", terminal)
         try:
-            pack_model(model, out, precision, watch, terminal.note)
+            pack_model(model, out, precision, substitute, watch, terminal.note)
         except KeyboardInterrupt:
             terminal.note(f"stopped at {watch.where()}; the same command goes on from there")
             raise typer.Exit(130) from None
+        what = f"precision {precision or 'source'}" + (f", substitute {substitute}" if substitute else "")
         if watch.total:
-            done = f"packed {format_bytes(watch.total)} at precision {precision} {watch.speed()}"
+            done = f"packed {format_bytes(watch.total)} at {what} {watch.speed()}"
         else:
-            done = f"packed already at precision {precision}"
+            done = f"packed already at {what}"
         terminal.result(f"{out}: {done}")
 
 

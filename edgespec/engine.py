@@ -17,9 +17,10 @@ from edgespec.devices.probe import memory_available, memory_total, peak_rss, pro
 from edgespec.devices.rates import ReadRate, memory_rate, read_rate
 from edgespec.drafters.choose import choose_drafters
 from edgespec.drafters.combined import Combined
-from edgespec.drafters.draft_model import DraftFiles, DraftModel
 from edgespec.drafters.handover import speedup, without_drafter
-from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
+from edgespec.drafters.model import DRAFT_ROWS
+from edgespec.drafters.ngram import NGram
+from edgespec.drafters.resident import Resident, ResidentFiles, find_resident
 from edgespec.errors import BudgetError, DeviceError, OptionError
 from edgespec.hub import resolve_model
 from edgespec.offload.ledger import gigabytes
@@ -29,6 +30,8 @@ from edgespec.response import Response
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model, open_target, plan_model
+from edgespec.runtimes.torch.substitute import LowBitCopy
+from edgespec.runtimes.torch.weights import Weights
 from edgespec.schedules.make import make_schedule
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
@@ -50,19 +53,20 @@ class Engine:
         tokenizer: Tokenizer,
         plan: Plan,
         options: EngineOptions,
-        target: TorchTarget,
-        draft: DraftModel | None = None,
+        target: TorchTarget[Weights],
+        resident: Sequence[Resident] = (),
     ) -> None:
         self.files = files
         self.tokenizer = tokenizer
         self.plan = plan
         self.options = options
         self.target = target
-        self.draft = draft
-        self.drafters = choose_drafters(options.drafter, options.draft_model, options.schedule)
-        # Where the draft model's memory would go; not with layers pinned as the user said.
-        keeps = draft is None or options.resident_layers is not None
-        self._without_draft = None if keeps else without_drafter(plan)
+        self.resident = list(resident)  # drafters
+        wanted = choose_drafters(options.drafter, options.draft_model, options.schedule)
+        self.drafters = tuple(m for m in wanted if m == "ngram" or m in [r.name for r in resident])
+        # Where the drafters' memory would go; not with layers pinned as the user said.
+        keeps = not resident or options.resident_layers is not None
+        self._without_drafter = None if keeps else without_drafter(plan)
         self.eos = frozenset(files.config.eos) | frozenset(tokenizer.eos)
         self.one_pass = threading.Lock()  # sessions may reply in threads of their own; passes take turns
         self._positions_held = self._sessions = 0
@@ -89,20 +93,23 @@ class Engine:
         path = resolve_model(str(model), progress)
         files = describe_model(path, options.precision)
         tokenizer = load_tokenizer(files, path)
-        draft = None
-        if options.draft_model is not None:
-            draft = DraftFiles(resolve_model(options.draft_model, progress), tokenizer)
+        members = choose_drafters(options.drafter, options.draft_model, options.schedule)
+        named = resolve_model(options.draft_model, progress) if options.draft_model else None
+        drafting = find_resident(options.drafter, members, files, named, tokenizer)
         disk = read_rate(next(files.table.files()))
-        plan = plan_engine(files, options, disk, device, draft)
+        plan = plan_engine(files, options, disk, device, drafting)
+        extra, done = drafting.nbytes(plan), 0
 
-        def advance(done: int, total: int) -> None:
+        def advance(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
             if progress is not None:
-                progress(Progress("load", done, total, "bytes"))
+                progress(Progress("load", done, plan.pinned_bytes + extra, "bytes"))
 
         target = open_target(files, plan, disk.settings if disk else None, advance, device)
         try:
-            drafting = None if draft is None else DraftModel(draft)
-            return Engine(files, tokenizer, plan, options, target, drafting)
+            resident = drafting.open(files, plan, target, advance)
+            return Engine(files, tokenizer, plan, options, target, resident)
         except BaseException:
             target.weights.close()
             raise
@@ -124,8 +131,10 @@ class Engine:
                 self.plan.dial,
             )
         # Every session needs room for a pass's uncommitted rows; the plan counts those of one.
-        held = wanted + ((DRAFT_ROWS if self.draft else TREE_ROWS) if self._positions_held else 0)
-        session = Session(self, self.target.new_cache(wanted), make_schedule(self, wanted))
+        rows = DRAFT_ROWS if "model" in self.drafters else TREE_ROWS
+        held = wanted + (rows if self._positions_held else 0)
+        cache = self.target.new_cache(wanted)
+        session = Session(self, cache, make_schedule(self, cache))
         self._positions_held += held
         self._sessions += 1
         session.released = weakref.finalize(session, self._release, held)
@@ -136,20 +145,21 @@ class Engine:
         self._sessions -= 1
 
     def reconsider(self, session: Session) -> None:
-        """Between two cycles: when drafting with the draft model loses for good, and no other session needs
-        it, give its memory to pinned layers."""
-        after, schedule = self._without_draft, session.schedule
-        if after is None or self.draft is None or self._sessions > 1 or not isinstance(schedule, Serial):
+        """Between two cycles: when drafting with what takes memory loses for good, and no other session needs
+        it, give that memory to pinned layers."""
+        after, schedule = self._without_drafter, session.schedule
+        if after is None or not self.resident or self._sessions > 1 or not isinstance(schedule, Serial):
             return
         if not schedule.loses(speedup(self.plan, after)):
             return
         members = schedule.drafter.members if isinstance(schedule.drafter, Combined) else ()
-        schedule.drafter = Combined([m for m in members if not isinstance(m, ModelDrafter)])
-        self.draft.close()
-        self.draft, self.plan = None, after
+        schedule.drafter = Combined([m for m in members if isinstance(m, NGram)])
+        for resident in self.resident:
+            resident.close()
+        self.resident, self.plan = [], after
         weights = self.target.weights
-        resident = weights.pinned.keys() | weights.on_device.keys()
-        weights.pin(c for c in after.table.chunks if c.index in after.pinned - resident)
+        held = weights.pinned.keys() | weights.on_device.keys()
+        weights.pin(c for c in after.table.chunks if c.index in after.pinned - held)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of text, of chat messages (by the model's template), or of ids as they are."""
@@ -172,8 +182,8 @@ class Engine:
     def close(self) -> None:
         """Stop reading and free the weights. Sessions of this engine cannot be used any more."""
         self._finalizer()
-        if self.draft is not None:
-            self.draft.close()
+        for resident in self.resident:
+            resident.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -216,25 +226,44 @@ def plan_engine(
     options: EngineOptions,
     disk: ReadRate | None,
     device: torch.device,
-    draft: DraftFiles | None = None,
+    drafting: ResidentFiles | None = None,
 ) -> Plan:
-    """The plan for these options on this machine as it is now; reads no weights."""
+    """The plan for these options on this machine as it is now; reads no weights.
+
+    Under drafter `auto` a low-bit copy that does not fit is left out.
+    """
     dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
     if dial > memory_total() + 2**20:  # a cgroup's limit is cut to whole pages
         raise OptionError(
             f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(memory_total())}; lower --memory"
         )
     rates = Rates(read=disk.gbps if disk else None, compute=memory_rate())
-    return plan_model(
-        files,
-        dial,
-        rates,
-        options.context,
-        options.resident_layers,
-        device,
-        options.device_memory,
-        draft.nbytes if draft else None,
-    )
+    drafting = drafting or ResidentFiles()
+    if drafting.copy is not None and device.type != "cpu":
+        if options.drafter != "auto":
+            raise OptionError("a substitute drafts on the CPU only, so far; use --device cpu")
+        drafting = replace(drafting, copy=None)
+
+    def plan(copy: LowBitCopy | None) -> Plan:
+        return plan_model(
+            files,
+            dial,
+            rates,
+            options.context,
+            options.resident_layers,
+            device,
+            options.device_memory,
+            drafting.model.nbytes if drafting.model else None,
+            copy.nbytes if copy else None,
+        )
+
+    try:
+        return plan(drafting.copy)
+    except BudgetError:
+        if drafting.copy is None or options.drafter != "auto":
+            raise
+    found = plan(None)
+    return replace(found, reasons=[*found.reasons, "no room to draft with the low-bit copy"])
 
 
 def load(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edgespec.errors import OptionError
 from edgespec.hub import resolve_model
-from edgespec.offload.chunk_store import is_store
-from edgespec.offload.pack import pack, verify
+from edgespec.offload.chunk_store import is_store, open_store
+from edgespec.offload.layout import LOW_BIT, lay_out
+from edgespec.offload.ledger import gigabytes
+from edgespec.offload.manifest import SUBSTITUTE
+from edgespec.offload.pack import check_precision, pack, verify
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.torch.checkpoint import read_checkpoint
 from edgespec.runtimes.torch.gguf import read_gguf
@@ -17,40 +20,80 @@ from edgespec.runtimes.torch.gguf import read_gguf
 def pack_model(
     model: str,
     out: Path,
-    precision: str = "source",
+    precision: str | None = None,
+    substitute: str | None = None,
     progress: ProgressCallback | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> None:
-    """Write a packed copy of `model` (directory, hub id or GGUF file) at `precision` to the directory `out`.
+    """Write a packed copy of `model` (directory, hub id or GGUF file) to the directory `out`.
+
+    precision: default "source". `substitute` ("int8" or "int4") also writes a low-bit copy to draft with,
+    into `out/substitute`; when `out` holds the same model already, nothing but that.
 
     Streaming (at most 1 GB of memory), atomic, and resumable by the same call.
 
-    Raises OptionError (unknown precision, `model` is packed already, `out` is not empty), ModelError,
-    StorageError (too little space, named before anything is written).
+    Raises OptionError (unknown precision, `model` is packed already, `out` is not empty, or holds another
+    model or precision), ModelError, StorageError (too little space, named before anything is written).
     """
     path = resolve_model(model, progress)
     if is_store(path):
         raise OptionError(f"{path} is packed already; pack the checkpoint or GGUF file it was made from")
     checkpoint = read_gguf(path) if path.is_file() else read_checkpoint(path)
-    pack(
-        checkpoint.order,
-        out,
-        precision=precision,
-        config=checkpoint.config.to_dict(),
-        source=str(path),
-        source_digest=checkpoint.digest,
-        beside=checkpoint.companions(),
-        progress=_stage("pack", progress),
-        notify=notify,
-    )
+
+    def write(directory: Path, precision: str, beside: Mapping[str, bytes], also: int = 0) -> None:
+        pack(
+            checkpoint.order,
+            directory,
+            precision=precision,
+            config=checkpoint.config.to_dict(),
+            source=str(path),
+            source_digest=checkpoint.digest,
+            beside=beside,
+            progress=_stage("pack", progress),
+            notify=notify,
+            also=also,
+        )
+
+    if substitute is None:
+        write(out, precision or "source", checkpoint.companions())
+        return
+    if substitute not in LOW_BIT:
+        raise OptionError(
+            f"a substitute of precision {substitute!r} is unknown; choose from {', '.join(LOW_BIT)}"
+        )
+    check_precision(precision or "source")
+    copy = lay_out(checkpoint.order, substitute)
+    if copy.nbytes >= (own := lay_out(checkpoint.order, precision or "source").nbytes):
+        raise OptionError(
+            f"an {substitute} substitute has {gigabytes(copy.nbytes)}, and the model's own weights have "
+            f"{gigabytes(own)}: it cannot stand in for them; leave --substitute out, or try int4"
+        )
+    if is_store(out):
+        _check_same(out, checkpoint.digest, precision)
+    else:
+        write(out, precision or "source", checkpoint.companions(), also=copy.nbytes)
+    write(out / SUBSTITUTE, substitute, {})
+
+
+def _check_same(out: Path, digest: str, precision: str | None) -> None:
+    """Raises OptionError when the packed directory holds another model or precision."""
+    there = open_store(out)
+    if there.source_digest != digest:
+        raise OptionError(f"{out} holds another model ({there.source}); choose another directory")
+    if precision not in (None, there.table.precision):
+        raise OptionError(
+            f"{out} holds {there.table.precision} weights, not {precision}; leave --precision out"
+        )
 
 
 def verify_store(directory: Path, progress: ProgressCallback | None = None) -> None:
-    """Read a packed directory again and compare every checksum.
+    """Read a packed directory again, and the substitute in it, and compare every checksum.
 
     Raises CorruptFileError, naming the file and the chunk, at the first that differs.
     """
     verify(directory, _stage("verify", progress))
+    if is_store(directory / SUBSTITUTE):
+        verify(directory / SUBSTITUTE, _stage("verify", progress))
 
 
 def _stage(name: str, progress: ProgressCallback | None) -> Callable[[int, int], None] | None:

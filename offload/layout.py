@@ -33,7 +33,7 @@ from edgespec.offload.safetensors_header import HeaderEntry, build_header
 
 FILE_BYTES = 32 * 2**30  # a span that would pass this begins a new weight file
 _ALIGN = 64  # bytes; pieces of a chunk begin at cache lines
-_LOW_BIT = {"int8": "I8", "int4": "U8"}
+LOW_BIT = {"int8": "I8", "int4": "U8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ def lay_out(order: StreamOrder, precision: str, name: str = TARGET, file_bytes: 
     by one, is bf16. At source and bf16 a tied head is the embedding's own bytes, so its chunks need not
     begin on pages; in low bits both are stored.
     """
-    matrices = _LOW_BIT.get(precision) or ("BF16" if precision == "bf16" else None)
-    shared = order.tied and precision not in _LOW_BIT
+    matrices = LOW_BIT.get(precision) or ("BF16" if precision == "bf16" else None)
+    shared = order.tied and precision not in LOW_BIT
     embedding = order.embedding.encoding if precision == "source" else "BF16"
     tensor = order.head if shared else order.embedding  # the same bytes; chunks carry the head's name
     table = [[part] for part in _parts(tensor, embedding)]

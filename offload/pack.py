@@ -48,6 +48,7 @@ def pack(
     progress: Callable[[int, int], None] | None = None,
     notify: Callable[[str], None] | None = None,
     file_bytes: int = FILE_BYTES,
+    also: int = 0,
 ) -> None:
     """Write `order` at `precision` to the new directory `out_dir`, or go on with an unfinished one.
 
@@ -57,13 +58,13 @@ def pack(
         beside: small files to put into the directory, by name.
         progress: called with (bytes done, bytes in all).
         notify: called with a sentence for the user.
+        also: bytes that the disk must have room for beside this copy, for what is packed next.
 
     Raises OptionError (unknown precision, `out_dir` is not empty), StorageError (too little space, named
     before anything is read; a disk that fails or fills), CorruptFileError (a source file is truncated),
     ModelError (a weight that cannot be quantised).
     """
-    if precision not in PRECISIONS:
-        raise OptionError(f"precision {precision!r} is unknown; choose from {', '.join(PRECISIONS)}")
+    check_precision(precision)
     out_dir = Path(out_dir).absolute()
     beside = dict(beside or {})
     layout = lay_out(order, precision, file_bytes=file_bytes)
@@ -77,7 +78,7 @@ def pack(
         work.mkdir(parents=True, exist_ok=True)
         with _locked(work):
             journal = _resume(work, _key(layout, source_digest), layout, notify or (lambda _: None))
-            _check_space(work, journal, layout.nbytes + sum(map(len, beside.values())))
+            _check_space(work, journal, layout.nbytes + sum(map(len, beside.values())) + also)
             write_units(layout, work, journal, progress or (lambda done, total: None))
             weights = layout.weight_set(journal.digests)
             manifest = Manifest(
@@ -107,6 +108,12 @@ def pack(
         raise StorageError(
             f"packing to {work} failed: {error}; the same command goes on from here"
         ) from error
+
+
+def check_precision(precision: str) -> None:
+    """Raises OptionError for an unknown one."""
+    if precision not in PRECISIONS:
+        raise OptionError(f"precision {precision!r} is unknown; choose from {', '.join(PRECISIONS)}")
 
 
 def _is_finished(out_dir: Path) -> bool:

@@ -8,7 +8,7 @@ pinned evenly through the depth, not from the front: the reader then always has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from edgespec.errors import OptionError
@@ -35,6 +35,7 @@ class Needs:
     kv: Callable[[int], int]  # of a cache for so many positions
     max_context: int
     drafter: Callable[[int], int] | None = None  # of a resident drafter that follows so many positions
+    substitute: Callable[[Chunk], int] | None = None  # of the low-bit rows that stand for a streamed chunk
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,10 @@ def make_plan(
     check_request(table, needs, context, resident_layers)
     largest = max(c.read_bytes for c in table.chunks)
 
-    def ledger(pinned: int, ring: int, positions: int, embedding: int = 0) -> Ledger:
+    low_bit = {c.index: needs.substitute(c) for c in table.chunks} if needs.substitute else {}
+
+    def ledger(pinned: Iterable[Chunk], ring: int, positions: int, embedding: int = 0) -> Ledger:
+        pinned = list(pinned)
         owners = {
             "interpreter and libraries": needs.baseline,
             "headroom": max(MIN_HEADROOM, dial // HEADROOM_PART),
@@ -154,19 +158,20 @@ def make_plan(
             f"KV cache and attention ({positions} positions)": needs.kv(positions),
             "norms and biases": needs.small,
             "ring": ring,
-            "pinned weights": pinned,
+            "pinned weights": pages(pinned),
             "embedding": embedding,
+            "substitute": sum(low_bit.values()) - sum(low_bit.get(c.index, 0) for c in pinned),
         }
         if needs.drafter is not None:
             owners["drafter"] = needs.drafter(positions)
         return Ledger(dial, owners)
 
     def fits_whole(positions: int) -> bool:
-        return ledger(pages(table.chunks), 0, positions).free >= 0
+        return ledger(table.chunks, 0, positions).free >= 0
 
     positions = context or default_context(dial, needs, fits_whole, reasons)
     least = min(MIN_CONTEXT, needs.max_context)
-    if context is None and ledger(0, MIN_RING_CHUNKS * largest, positions).free < 0 and positions > least:
+    if context is None and ledger((), MIN_RING_CHUNKS * largest, positions).free < 0 and positions > least:
         positions = least
         reasons[-1] = f"context {positions} positions: the dial has no room for more"
 
@@ -176,28 +181,28 @@ def make_plan(
         pinned = [c for c in table.chunks if c.layer < resident_layers]
         reasons.append(f"{resident_layers} layers pinned, as asked")
         ring = RING_CHUNKS * largest if len(pinned) < len(table.chunks) else 0
-        smallest = ledger(pages(pinned), min(ring, MIN_RING_CHUNKS * largest), positions)
-        while ledger(pages(pinned), ring, positions).free < 0 and ring > MIN_RING_CHUNKS * largest:
+        smallest = ledger(pinned, min(ring, MIN_RING_CHUNKS * largest), positions)
+        while ledger(pinned, ring, positions).free < 0 and ring > MIN_RING_CHUNKS * largest:
             ring -= largest
-        book = ledger(pages(pinned), ring, positions)
+        book = ledger(pinned, ring, positions)
         book.require(
             smallest_dial(smallest), f" with {resident_layers} layers pinned and context {positions}."
         )
-    elif (book := ledger(pages(table.chunks), 0, positions)).free >= 0:
+    elif (book := ledger(table.chunks, 0, positions)).free >= 0:
         pinned, ring = list(table.chunks), 0
         reasons.append("the whole model fits: nothing is streamed")
         if not table.tied and book.free >= table.embedding.nbytes:
-            book = ledger(pages(table.chunks), 0, positions, table.embedding.nbytes)
+            book = ledger(table.chunks, 0, positions, table.embedding.nbytes)
             pin_embedding = True
     else:
         ring = RING_CHUNKS * largest
-        while ledger(0, ring, positions).free < 2 * largest and ring > MIN_RING_CHUNKS * largest:
+        while ledger((), ring, positions).free < 2 * largest and ring > MIN_RING_CHUNKS * largest:
             ring -= largest
-        book = ledger(0, ring, positions)
+        book = ledger((), ring, positions)
         smaller = "" if positions <= MIN_CONTEXT else f"; --context {MIN_CONTEXT} would need less"
         book.require(smallest_dial(book), f" with context {positions}{smaller}.")
-        pinned = choose_pinned(table, book.free)
-        book = ledger(pages(pinned), ring, positions)
+        pinned = choose_pinned(table, book.free, low_bit)
+        book = ledger(pinned, ring, positions)
         share = sum(c.nbytes for c in pinned) / table.nbytes
         reasons.append(f"{share:.0%} of the weights pinned, spread evenly; the rest streams through the ring")
     chosen = frozenset(c.index for c in pinned)
@@ -237,29 +242,34 @@ def smallest_dial(book: Ledger) -> int:
     return max(others + MIN_HEADROOM, -(-others * HEADROOM_PART // (HEADROOM_PART - 1)))
 
 
-def choose_pinned(table: ChunkTable, budget: int) -> list[Chunk]:
-    """Chunks to pin within `budget` bytes: the head if it fits, then chunks evenly through the layers."""
+def choose_pinned(table: ChunkTable, budget: int, low_bit: Mapping[int, int] | None = None) -> list[Chunk]:
+    """Chunks to pin within `budget` bytes: the head if it fits, then chunks evenly through the layers.
+
+    `low_bit`: by chunk index, the bytes of a stand-in that a pinned chunk makes superfluous.
+    """
+    saved = low_bit or {}
+    cost = {c.index: c.read_bytes - saved.get(c.index, 0) for c in table.chunks}
     head = [c for c in table.chunks if c.layer == table.layers]
     chosen: list[Chunk] = []
-    if sum(c.read_bytes for c in head) <= budget:
+    if sum(cost[c.index] for c in head) <= budget:
         chosen += head
-        budget -= sum(c.read_bytes for c in head)
+        budget -= sum(cost[c.index] for c in head)
     candidates = [c for c in table.chunks if c not in chosen]
-    total = sum(c.read_bytes for c in candidates)
+    total = sum(cost[c.index] for c in candidates)
     if not total:
         return chosen
     share, credit = budget / total, 0.0
     left = []
     for chunk in candidates:  # error diffusion: each chunk adds its share, and is pinned when that covers it
-        credit += share * chunk.read_bytes
-        if credit >= chunk.read_bytes / 2 and chunk.read_bytes <= budget:
+        credit += share * cost[chunk.index]
+        if credit >= cost[chunk.index] / 2 and cost[chunk.index] <= budget:
             chosen.append(chunk)
-            credit -= chunk.read_bytes
-            budget -= chunk.read_bytes
+            credit -= cost[chunk.index]
+            budget -= cost[chunk.index]
         else:
             left.append(chunk)
     for chunk in left:  # what remains of the budget takes whatever still fits
-        if chunk.read_bytes <= budget:
+        if cost[chunk.index] <= budget:
             chosen.append(chunk)
-            budget -= chunk.read_bytes
+            budget -= cost[chunk.index]
     return chosen

@@ -338,11 +338,12 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     def pack_model(
         model: str,
         out: Path,
-        precision: str,
+        precision: str | None,
+        substitute: str | None,
         progress: Callable[[Progress], None],
         notify: Callable[[str], None],
     ) -> None:
-        module.calls.append((model, out, precision))  # type: ignore[attr-defined]
+        module.calls.append((model, out, precision, substitute))  # type: ignore[attr-defined]
         if model == "packed":
             return
         notify("going on")
@@ -366,7 +367,7 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_pack_says_what_it_wrote_and_where_it_went_on(edgespec: Edgespec, packing: ModuleType) -> None:
     result = edgespec("pack", "m", "-o", "out", "--precision", "int8")
     assert result.code == 0
-    assert packing.calls == [("m", Path("out"), "int8")]
+    assert packing.calls == [("m", Path("out"), "int8", None)]
     assert result.out.startswith("out: packed 10 GB at precision int8 in ")
     assert result.err == "going on\n"
     assert edgespec("pack", "packed", "-o", "out").out == "out: packed already at precision source\n"

@@ -262,8 +262,8 @@ def test_an_interrupted_reply_leaves_the_session_usable(
         engine.eos = frozenset()
         session = engine.new_session()
         session.schedule.controller = Fixed(TreeBudget(24, 6, 4))  # type: ignore[attr-defined]
-        assert engine.draft is not None
-        model = engine.draft.model if where == "draft" else engine.target
+        (draft,) = engine.resident
+        model = draft.model if where == "draft" else engine.target
         for passes in (3, 18):
             count, run = 0, model.run
 

@@ -13,7 +13,8 @@ from edgespec.config import GenerationOptions
 from edgespec.drafters.base import Context, Root, TreeBudget
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.draft_model import DraftFiles, check_vocabulary
-from edgespec.drafters.model import BRANCH, LONG_TAIL, ModelDrafter, likeliest
+from edgespec.drafters.growth import BRANCH, likeliest
+from edgespec.drafters.model import LONG_TAIL, ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import Cancelled, TokenizerError
 from edgespec.runtimes.torch.model import TorchTarget

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,3 +127,21 @@ def test_description_has_every_owner() -> None:
     for owner, nbytes in plan(200 * MB).owners.items():
         assert (owner in text) == (nbytes > 0)
     assert "tokens/s" in text
+
+
+def test_a_pinned_chunk_needs_no_low_bit_stand_in() -> None:
+    """Low-bit rows are counted for what streams, and pinning fills the dial that they leave."""
+    model = table()
+    quarter = {c.index: c.nbytes // 4 for c in model.chunks}
+    with_copy = replace(needs(), substitute=lambda chunk: quarter[chunk.index])
+    plain = make_plan(model, 300 * MB, needs(), Rates(2.0, 10.0))
+    made = make_plan(model, 300 * MB, with_copy, Rates(2.0, 10.0))
+    assert made.owners["substitute"] == sum(quarter[c.index] for c in made.streamed) > 0
+    assert 0 < made.pinned_bytes < plain.pinned_bytes
+    largest = max(c.read_bytes for c in model.chunks)
+    assert 0 <= made.ledger.free < largest
+    whole = make_plan(model, 10**10, with_copy, Rates(2.0, 10.0))
+    assert not whole.streamed
+    assert whole.owners["substitute"] == 0
+    with pytest.raises(BudgetError, match="substitute"):
+        make_plan(model, plain.ledger.used - plain.pinned_bytes + MB, with_copy, Rates(2.0, 10.0))

@@ -123,8 +123,9 @@ def test_a_plain_cycle_asks_no_drafter() -> None:
 
 def test_names() -> None:
     assert choose_drafters("none", None, "serial") == ()
-    assert choose_drafters("auto", None, "serial") == ("ngram",)
-    assert choose_drafters("auto", "m", "serial") == ("ngram", "model")
+    assert choose_drafters("auto", None, "serial") == ("ngram", "substitute")
+    assert choose_drafters("auto", "m", "serial") == ("ngram", "model", "substitute")
+    assert choose_drafters("ngram+substitute", None, "serial") == ("ngram", "substitute")
     assert choose_drafters("model", "m", "serial") == ("model",)
     assert choose_drafters("ngram+model", "m", "serial") == ("ngram", "model")
     with pytest.raises(OptionError, match=r"'eagle' is unknown; choose from none, auto, ngram, model"):
@@ -226,14 +227,14 @@ def test_a_losing_draft_model_makes_room_for_layers(model: Path) -> None:
         assert "drafter" not in after.owners
         assert after.ledger.used <= plan.ledger.used
         assert speedup(plan, after) >= 1
-        engine.plan, engine._without_draft = plan, after
+        engine.plan, engine._without_drafter = plan, after
         session = engine.new_session()
         schedule = session.schedule
         assert isinstance(schedule, Serial)
         schedule.loses = lambda speedup: len(session.tokens) > 40  # type: ignore[method-assign]
         tokens = [r.token for r in session.generate(prompt_of(20), options)]
         assert tokens == expected
-        assert engine.draft is None
+        assert engine.resident == []
         assert engine.plan is after
         assert set(engine.target.weights.pinned) >= after.pinned
         assert isinstance(schedule.drafter, Combined)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from edgespec.drafters.model import DRAFT_ROWS
+from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.errors import TokenizerError
-from edgespec.runtimes.torch.kv_cache import cache_bytes
+from edgespec.runtimes.torch.kv_cache import TorchKVCache, cache_bytes
 from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import ModelFiles, activation_bytes, describe_model
 from edgespec.runtimes.torch.warm_up import warm_up
@@ -42,7 +42,7 @@ class DraftFiles:
         kv = cache_bytes(config, min(context, config.max_context), DRAFT_ROWS, dtype)
         return weights + kv + activation_bytes(config, dtype)
 
-    def open(self, progress: Callable[[int], None] | None = None) -> TorchTarget:
+    def open(self, progress: Callable[[int], None] | None = None) -> TorchTarget[Weights]:
         """Read all its weights. Raises StorageError and CorruptFileError; `progress` gets bytes read."""
         warm_up(self.files.table, self.files.dtype)
         weights = Weights(self.files.table, 0, self.files.dtype)
@@ -57,15 +57,19 @@ class DraftFiles:
 
 
 class DraftModel:
-    """An open draft model, shared by an engine's sessions."""
+    """An open draft model; see `drafters.resident.Resident`."""
 
-    def __init__(self, files: DraftFiles) -> None:
+    name = "model"
+
+    def __init__(self, files: DraftFiles, progress: Callable[[int], None] | None = None) -> None:
         """Reads all its weights; raises as `DraftFiles.open`."""
-        self.model = files.open()
-        self.nbytes = files.files.table.nbytes  # that one step of drafting reads from memory
+        self.model = files.open(progress)
+        self.nbytes = files.files.table.nbytes
+
+    def drafter(self, cache: TorchKVCache, vocabulary: int) -> ModelDrafter:
+        return ModelDrafter(self.model, cache.capacity, vocabulary)
 
     def close(self) -> None:
-        """Free its weights; sessions must not draft with it any more."""
         self.model.weights.close()
 
 

@@ -1,4 +1,4 @@
-"""What a draft model's memory could do for the target instead. Needs no torch."""
+"""What a drafter's memory could do for the target instead. Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgespec.offload.plan import Plan, choose_pinned
 def without_drafter(plan: Plan) -> Plan | None:
     """The plan with layers pinned in the drafter's place; None when that would pin nothing more."""
     owners = plan.owners
-    freed = owners.pop("drafter", 0)
+    freed = owners.pop("drafter", 0) + owners.pop("substitute", 0)
     left = tuple(c for c in plan.table.chunks if c.index not in plan.pinned | plan.on_device)
     more = choose_pinned(replace(plan.table, chunks=left), freed) if freed and left else []
     if not more:
@@ -21,7 +21,7 @@ def without_drafter(plan: Plan) -> Plan | None:
         plan,
         ledger=Ledger(plan.dial, owners),
         pinned=plan.pinned | {c.index for c in more},
-        reasons=[*plan.reasons, f"drafting lost: {len(more)} chunks pinned in the draft model's place"],
+        reasons=[*plan.reasons, f"drafting lost: {len(more)} chunks pinned in the drafter's place"],
     )
 
 

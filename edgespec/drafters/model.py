@@ -9,22 +9,16 @@ forest; the rest becomes the *tail* and is run again, together with the next roo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from edgespec.acceptance import Outcome
 from edgespec.decode import prefill
 from edgespec.drafters.base import Context, Drafting, Root, TreeBudget, committed, shared_prefix
+from edgespec.drafters.growth import MAX_STEPS, grow, root_nodes
 from edgespec.runtimes.base import Rows, Target
-from edgespec.sampling import DRAFT_DRAW, Distribution, FloatArray, IntArray, Noise, Sampler
-from edgespec.tree import TokenTree, TreeBuilder
 
-WIDTH = 8  # nodes expanded in one pass
-BRANCH = 8  # children proposed for a node
-MAX_STEPS = 16
 LONG_TAIL = 16  # a tail beyond this is followed by prefill passes, not beside the root
 DRAFT_ROWS = 256  # slots beside the context: a tail, the roots, and `MAX_STEPS` x `WIDTH` nodes
 
@@ -56,12 +50,10 @@ class ModelDrafter:
         self.follow()
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
-        self.drop(self.cache.length)
+        self.forget()
         room = self.cache.capacity - len(self.tokens) - len(self.tail) - max(len(r.path) for r in roots)
         budget = TreeBudget(budget.nodes, max(0, min(budget.depth, room)), budget.steps)
-        if self.context.sampler is not None and self.context.noise is not None:
-            return DrawnChain(self, roots, budget, self.context.sampler, self.context.noise)
-        return BestFirst(self, roots, budget)
+        return grow(self, self.context, roots, budget)
 
     def commit(self, root: int, outcome: Outcome) -> None:
         fresh = self.tail + committed(root, outcome)
@@ -104,125 +96,23 @@ class ModelDrafter:
         """
         if len(self.tail) > LONG_TAIL:
             self.follow()
-        nodes: list[tuple[int, int]] = []
-        ends = []
-        known: dict[tuple[int, int], int] = {}
-        for root in roots:
-            slot = -1
-            for token in (*self.tail, *root.path):
-                if (slot, token) not in known:
-                    known[slot, token] = len(nodes)  # slots of an empty forest count from 0
-                    nodes.append((slot, token))
-                slot = known[slot, token]
-            ends.append(slot)
+        nodes, ends = root_nodes([(*self.tail, *root.path) for root in roots])
         _, logits = self.extend(nodes)
         return ends, logits[ends]
 
     @property
+    def position(self) -> int:
+        return len(self.tokens) + len(self.tail)
+
+    @property
     def free_rows(self) -> int:
         return DRAFT_ROWS - len(self.cache.parents)
+
+    def forget(self) -> None:
+        self.drop(self.cache.length)
 
     def drop(self, length: int) -> None:
         """Forget the forest, and committed positions from `length` on."""
         self.forest.clear()
         self.cache.truncate(length)
         del self.tokens[length:]
-
-
-class BestFirst:
-    """A tree for each root, the likeliest nodes of all expanded first; see `drafters.base.Drafting`."""
-
-    def __init__(self, drafter: ModelDrafter, roots: Sequence[Root], budget: TreeBudget) -> None:
-        self.drafter, self.roots = drafter, roots
-        self.left = budget.steps if budget.nodes > 1 and budget.depth > 0 else 0
-        self.builders = [TreeBuilder(root.token, budget.nodes, budget.depth) for root in roots]
-        self.slots: list[dict[int, int]] = [{} for _ in roots]  # expanded node -> slot
-
-    def step(self) -> bool:
-        if self.left <= 0:
-            return False
-        self.left -= 1
-        if not self.slots[0]:
-            slots, logits = self.drafter.extend_roots(self.roots)
-            work = [(builder, np.array([0])) for builder in self.builders]
-        else:
-            share = max(1, WIDTH // len(self.roots))
-            work = [(builder, builder.frontier(share)) for builder in self.builders]
-            if not 0 < sum(len(nodes) for _, nodes in work) <= self.drafter.free_rows:
-                self.left = 0
-                return False
-            slots, logits = self.drafter.extend(
-                [
-                    (known[int(builder.parents[node])], int(builder.tokens[node]))
-                    for (builder, nodes), known in zip(work, self.slots, strict=True)
-                    for node in nodes
-                ]
-            )
-        tokens, logprobs = likeliest(logits, BRANCH)
-        done = 0
-        for (builder, nodes), known in zip(work, self.slots, strict=True):
-            part = slice(done, done + len(nodes))
-            known.update(zip(nodes.tolist(), slots[part], strict=True))
-            if len(nodes):
-                builder.expand(nodes, tokens[part], logprobs[part])
-            done += len(nodes)
-        return True
-
-    def tree(self, root: int = 0) -> TokenTree:
-        return self.builders[root].tree()
-
-    def cancel(self) -> None:
-        self.left = 0
-        self.drafter.drop(self.drafter.cache.length)
-
-
-class DrawnChain:
-    """One branch a root, *drawn* from the draft model's distribution, which `ratio` acceptance needs."""
-
-    def __init__(
-        self,
-        drafter: ModelDrafter,
-        roots: Sequence[Root],
-        budget: TreeBudget,
-        sampler: Sampler,
-        noise: Noise,
-    ) -> None:
-        self.drafter, self.roots, self.sampler, self.noise = drafter, roots, sampler, noise
-        self.left = min(budget.steps, budget.depth, budget.nodes - 1)
-        self.position = len(drafter.tokens) + len(drafter.tail)
-        self.slots: list[int] = []
-        self.chains = [[root.token] for root in roots]
-        self.drafts: list[list[Distribution]] = [[] for _ in roots]
-
-    def step(self) -> bool:
-        if self.left <= 0 or (self.slots and len(self.roots) > self.drafter.free_rows):
-            return False
-        self.left -= 1
-        if not self.slots:
-            self.slots, logits = self.drafter.extend_roots(self.roots)
-        else:
-            ends = [(slot, chain[-1]) for slot, chain in zip(self.slots, self.chains, strict=True)]
-            self.slots, logits = self.drafter.extend(ends)
-        for root, chain, drafts, row in zip(self.roots, self.chains, self.drafts, logits, strict=True):
-            drafts.append(self.sampler.distribution(row))
-            position = self.position + len(root.path) + len(chain) - 1
-            chain.append(drafts[-1].pick(self.noise.uniform(position, DRAFT_DRAW)))
-        return True
-
-    def tree(self, root: int = 0) -> TokenTree:
-        chain, drafts = self.chains[root], self.drafts[root]
-        drawn = [np.log(draft.of(token)) for draft, token in zip(drafts, chain[1:], strict=True)]
-        return TokenTree.chain(chain, [0.0, *drawn], drafts)
-
-    def cancel(self) -> None:
-        self.left = 0
-        self.drafter.drop(self.drafter.cache.length)
-
-
-def likeliest(logits: NDArray[np.float32], count: int) -> tuple[IntArray, FloatArray]:
-    """[n, V] -> the `count` likeliest tokens of each row and their log-probabilities, [n, count] each."""
-    rows = torch.from_numpy(logits)
-    top = rows.topk(min(count, rows.shape[1]), dim=1)
-    logprobs = top.values.double() - rows.double().logsumexp(1, keepdim=True)
-    logprobs = torch.nan_to_num(logprobs, nan=-inf)  # a damaged draft model proposes nothing
-    return top.indices.numpy(), logprobs.numpy()

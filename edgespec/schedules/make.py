@@ -7,22 +7,19 @@ from typing import TYPE_CHECKING
 from edgespec.controller import Adaptive
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.combined import Combined
-from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.estimates import Prior
 from edgespec.schedules.serial import Plain, Serial
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
+    from edgespec.runtimes.torch.kv_cache import TorchKVCache
 
 
-def make_schedule(engine: Engine, context: int) -> Plain:
-    """For a conversation of `context` positions."""
-    members: list[Drafter] = []
-    if "ngram" in engine.drafters:
-        members.append(NGram())
-    if "model" in engine.drafters and engine.draft is not None:
-        members.append(ModelDrafter(engine.draft.model, context, engine.config.vocab_size))
+def make_schedule(engine: Engine, cache: TorchKVCache) -> Plain:
+    """For the conversation whose cache this is."""
+    members: list[Drafter] = [NGram()] if "ngram" in engine.drafters else []
+    members += [resident.drafter(cache, engine.config.vocab_size) for resident in engine.resident]
     if not members or engine.options.tree_nodes == 1:
         return Plain()
     drafter = members[0] if len(members) == 1 else Combined(members)
@@ -36,5 +33,5 @@ def _prior(engine: Engine) -> Prior:
     return Prior(
         io=plan.bytes_per_pass / (plan.rates.read * 1e9) if plan.rates.read else 0.0,
         compute=plan.table.nbytes / compute,
-        step=engine.draft.nbytes / compute if engine.draft is not None else 0.0,
+        step=sum(resident.nbytes for resident in engine.resident) / compute,
     )

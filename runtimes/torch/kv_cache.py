@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 import torch
@@ -73,6 +74,13 @@ class TorchKVCache:
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
         """K, V of the committed prefix [kv_heads, length, head_dim], K after RoPE."""
         return self.k[layer, :, : self.length], self.v[layer, :, : self.length]
+
+    def fork(self) -> TorchKVCache:
+        """The same prefix and memory with no slots: for drafts behind the prefix, to be forgotten before this
+        cache has slots of its own."""
+        other = copy(self)
+        other.parents = self.parents[:0]
+        return other
 
     def commit(self, path: Sequence[int] | IntArray) -> None:
         """Move the path's slots (root first) behind the prefix; drop all other slots."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,14 +14,33 @@ from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.attention import AttentionPlan
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.rope import RopeTable
-from edgespec.runtimes.torch.weights import Weights
 
 
-class TorchTarget:
+class Matrices(Protocol):
+    """Weights by canonical name, wherever their bytes are."""
+
+    dtype: torch.dtype  # of activations
+    device: torch.device  # where matmuls run
+    small: dict[str, Tensor]  # norms and biases
+
+    def linear(self, name: str, x: Tensor, exact: bool, on_wait: Callable[[], bool] | None = None) -> Tensor:
+        """x [n, in] @ W^T (+ bias) -> [n, out] for the matrix called `name` (without ".weight")."""
+
+    def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
+        """Rows of the embedding, [n] -> [n, d]."""
+
+    def release(self) -> None:
+        """A pass has ended, or was given up."""
+
+
+W = TypeVar("W", bound=Matrices)
+
+
+class TorchTarget(Generic[W]):
     """See `runtimes.base.Target`. `slots` is the most uncommitted rows (tree nodes, or a prefill block) that
     a cache has room for beside its context."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, slots: int) -> None:
+    def __init__(self, config: ModelConfig, weights: W, slots: int) -> None:
         self.config = config
         self.weights = weights
         self.slots = slots

@@ -17,7 +17,7 @@ from edgespec.devices.probe import process_memory
 from edgespec.errors import OptionError
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.offload.chunk_store import in_place, is_store
-from edgespec.offload.chunks import ChunkTable
+from edgespec.offload.chunks import Chunk, ChunkTable
 from edgespec.offload.device_plan import make_device_plan
 from edgespec.offload.plan import MIN_HEADROOM, Needs, Plan, Rates, make_plan
 from edgespec.runtimes.config import ModelConfig
@@ -45,6 +45,7 @@ class ModelFiles:
     config: ModelConfig
     table: ChunkTable
     digest: str  # of the source's headers, config and a sample of its values
+    source: str  # what it was packed from; else the path itself
 
     @property
     def dtype(self) -> torch.dtype:
@@ -64,11 +65,11 @@ def describe_model(path: Path, precision: str | None = None) -> ModelFiles:
     """
     if is_store(path):
         config, store = open_packed(path)
-        files = ModelFiles(path, config, store.table, store.source_digest)
+        files = ModelFiles(path, config, store.table, store.source_digest, store.source)
     else:
         checkpoint = read_gguf(path) if path.is_file() else read_checkpoint(path)
         table = in_place(checkpoint.order, str(path))
-        files = ModelFiles(path, checkpoint.config, table, checkpoint.digest)
+        files = ModelFiles(path, checkpoint.config, table, checkpoint.digest, str(path))
     own = {"bfloat16": "bf16"}.get(files.config.dtype) if files.table.precision == "source" else None
     if precision is not None and precision not in (files.table.precision, own):
         raise OptionError(
@@ -87,11 +88,13 @@ def plan_model(
     device: torch.device = CPU,
     device_dial: int | None = None,
     drafter: Callable[[int], int] | None = None,
+    substitute: Callable[[Chunk], int] | None = None,
 ) -> Plan:
     """Where every byte goes; raises BudgetError or OptionError before any weight is read.
 
     `device_dial` is the second dial, of a discrete accelerator (default: all it has). `drafter` gives the
-    bytes in host memory of a resident drafter that follows so many positions.
+    bytes in host memory of a resident drafter that follows so many positions, `substitute` those of the
+    low-bit rows that stand for a streamed chunk.
     """
     config, dtype = files.config, files.dtype
     if device.type == "cpu":
@@ -103,6 +106,7 @@ def plan_model(
         kv=lambda positions: context_bytes(config, positions, dtype),
         max_context=config.max_context,
         drafter=drafter,
+        substitute=substitute,
     )
     if device.type == "cpu" or torch.cuda.get_device_properties(device).is_integrated:
         return make_plan(files.table, dial, needs, rates, context, resident_layers)
@@ -148,24 +152,16 @@ def open_target(
     files: ModelFiles,
     plan: Plan,
     settings: ReadSettings | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
     device: torch.device = CPU,
-) -> TorchTarget:
-    """Read what the plan pins and start the stream of the rest. `progress` gets (bytes pinned, of all)."""
+) -> TorchTarget[Weights]:
+    """Read what the plan pins and start the stream of the rest; `progress` gets bytes pinned."""
     weights = Weights(files.table, plan.ring_bytes, files.dtype, settings, device)
-    done = 0
-
-    def advance(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        if progress is not None:
-            progress(done, plan.pinned_bytes)
-
     try:
         chunks = files.table.chunks
         if plan.on_device:
-            weights.pin((c for c in chunks if c.index in plan.on_device), on_device=True, progress=advance)
-        weights.pin((c for c in chunks if c.index in plan.pinned), progress=advance)
+            weights.pin((c for c in chunks if c.index in plan.on_device), on_device=True, progress=progress)
+        weights.pin((c for c in chunks if c.index in plan.pinned), progress=progress)
         if plan.pin_embedding:
             weights.embedding.pin()
     except BaseException:

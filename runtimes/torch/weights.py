@@ -102,7 +102,7 @@ class Weights:
         resident = self.pinned.keys() | self.on_device.keys()
         streamed = [c for c in self.table.chunks if c.index not in resident]
         self.resident = {
-            (piece.tensor, piece.row): _block(data, piece, scale)
+            (piece.tensor, piece.row): as_block(data, piece, scale)
             for blocks in self.blocks.values()
             for chunk, piece, scale in blocks
             if (data := self._resident_bytes(chunk)) is not None
@@ -125,7 +125,7 @@ class Weights:
         for chunk, piece, scale in self.blocks[name + ".weight"]:
             block = self.resident.get((piece.tensor, piece.row))
             if block is None:
-                block = _block(self._bytes(chunk, on_wait), piece, scale)
+                block = as_block(self._bytes(chunk, on_wait), piece, scale)
             parts.append(linear(x, block, exact))
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         bias = self.small.get(name + ".bias")
@@ -178,7 +178,7 @@ class Weights:
         self.resident.clear()
 
 
-def _block(data: Tensor, piece: Piece, scale: Piece | None) -> Block:
+def as_block(data: Tensor, piece: Piece, scale: Piece | None) -> Block:
     """A matmul's operand from a chunk's bytes, uint8 [nbytes]."""
 
     def part(p: Piece) -> Tensor:

@@ -1,0 +1,79 @@
+"""Drafters that take memory from the target: which of them an engine can have, and opening them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from edgespec.drafters.base import Drafter
+from edgespec.drafters.draft_model import DraftFiles, DraftModel
+from edgespec.drafters.substitute import Substitute, find_copy, how_to
+from edgespec.errors import OptionError
+from edgespec.offload.plan import Plan
+from edgespec.runtimes.torch.kv_cache import TorchKVCache
+from edgespec.runtimes.torch.model import TorchTarget
+from edgespec.runtimes.torch.open import ModelFiles
+from edgespec.runtimes.torch.substitute import LowBitCopy
+from edgespec.runtimes.torch.weights import Weights
+from edgespec.tokenizer import Tokenizer
+
+
+class Resident(Protocol):
+    """An open drafter, shared by an engine's sessions."""
+
+    name: str  # as in --drafter
+    nbytes: int  # that one step of drafting reads from memory
+
+    def drafter(self, cache: TorchKVCache, vocabulary: int) -> Drafter:
+        """For the conversation whose cache this is, of the target."""
+
+    def close(self) -> None:
+        """Free its memory; sessions must not draft with it any more."""
+
+
+@dataclass(frozen=True)
+class ResidentFiles:
+    """What there is to draft with, known by headers."""
+
+    model: DraftFiles | None = None
+    copy: LowBitCopy | None = None
+
+    def nbytes(self, plan: Plan) -> int:
+        """That `open` reads."""
+        model = self.model.files.table.nbytes if self.model else 0
+        return model + plan.owners.get("substitute", 0)
+
+    def open(
+        self, files: ModelFiles, plan: Plan, target: TorchTarget[Weights], progress: Callable[[int], None]
+    ) -> list[Resident]:
+        """Read their weights; `progress` gets bytes. Raises CorruptFileError and StorageError."""
+        opened: list[Resident] = []
+        if self.model is not None:
+            opened.append(DraftModel(self.model, progress))
+        if self.copy is not None and plan.streamed:
+            opened.append(Substitute(files, self.copy, target.weights, progress))
+        return opened
+
+
+def find_resident(
+    drafter: str, members: tuple[str, ...], files: ModelFiles, named: Path | None, tokenizer: Tokenizer
+) -> ResidentFiles:
+    """What `members` of the option `drafter` can use; `named` is --draft-model, a small model or a copy.
+
+    Under `auto`, a named model or copy is all; without one, the copy that was packed with the model.
+
+    Raises OptionError for a substitute that is asked for and not there, ModelError and TokenizerError for
+    files that will not do.
+    """
+    copy = find_copy(files, named) if "substitute" in members else None
+    if named is None or copy is not None:
+        if "substitute" in members and copy is None and drafter != "auto":
+            raise OptionError(f"{files.path} has no low-bit copy to draft with; {how_to(files)}")
+        return ResidentFiles(copy=copy)
+    if "model" not in members:
+        raise OptionError(f"{named} is not a packed low-bit copy of {files.path}; {how_to(files)}")
+    if drafter != "auto" and "substitute" in members:
+        copy = find_copy(files)
+    return ResidentFiles(DraftFiles(named, tokenizer), copy)

@@ -1,0 +1,122 @@
+"""The target itself as its drafter: what is pinned as it is, and a low-bit copy of what would be streamed.
+
+SubSpec (arXiv 2509.18344). It needs no KV cache: behind the committed prefix, whose keys and values are the
+target's own, it writes those of its drafts where the target will write its own when it verifies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.acceptance import Outcome
+from edgespec.drafters.base import Context, Drafting, Root, TreeBudget
+from edgespec.drafters.growth import MAX_STEPS, grow, root_nodes
+from edgespec.errors import OptionError
+from edgespec.offload.chunk_store import is_store
+from edgespec.offload.manifest import SUBSTITUTE
+from edgespec.runtimes.base import Rows
+from edgespec.runtimes.torch.kv_cache import TorchKVCache
+from edgespec.runtimes.torch.model import TorchTarget
+from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model
+from edgespec.runtimes.torch.substitute import LowBitCopy, SubstituteWeights
+from edgespec.runtimes.torch.weights import Weights
+
+
+def find_copy(files: ModelFiles, named: Path | None = None) -> LowBitCopy | None:
+    """The low-bit copy of a model: the directory `named`, if it is one, else what was packed with the model.
+
+    Raises ModelError and OptionError for a copy that is damaged or of no use.
+    """
+    path = files.path / SUBSTITUTE if named is None and is_store(files.path) else named
+    if path is None or not is_store(path):
+        return None
+    copy = describe_model(path)
+    if copy.digest != files.digest:
+        if named is not None:
+            return None  # another model
+        raise OptionError(f"{path} was not packed from the same checkpoint as {files.path}; {how_to(files)}")
+    return LowBitCopy(copy.table, files.table)
+
+
+def how_to(files: ModelFiles) -> str:
+    """What to do when there is no low-bit copy."""
+    if is_store(files.path):
+        command = f"edgespec pack {files.source} -o {files.path} --substitute int4"
+        return f"`{command}` adds one and leaves the other weights as they are"
+    return (
+        f"make one with `edgespec pack {files.path} -o DIR --precision int4` and name it with "
+        "--draft-model DIR"
+    )
+
+
+class Substitute:
+    """An open low-bit copy; see `drafters.resident.Resident`."""
+
+    name = "substitute"
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        copy: LowBitCopy,
+        target: Weights,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Reads what stands for the target's streamed chunks. Raises CorruptFileError and StorageError."""
+        self.weights = SubstituteWeights(target, copy, progress)
+        self.model = TorchTarget(files.config, self.weights, TREE_ROWS)
+        self.nbytes = self.weights.nbytes
+
+    def drafter(self, cache: TorchKVCache, vocabulary: int) -> SubstituteDrafter:
+        return SubstituteDrafter(self.model, cache)
+
+    def close(self) -> None:
+        self.weights.close()
+
+
+class SubstituteDrafter:
+    """See `drafters.base.Drafter`. `cache` is the conversation's own, the target's."""
+
+    steps = range(1, MAX_STEPS + 1)
+
+    def __init__(self, model: TorchTarget[SubstituteWeights], cache: TorchKVCache) -> None:
+        self.model = model
+        self.owner = self.cache = cache
+        self.context = Context([])
+
+    def prefill(self, context: Context) -> None:
+        self.context = context
+
+    def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
+        self.forget()
+        return grow(self, self.context, roots, budget)
+
+    def commit(self, root: int, outcome: Outcome) -> None:
+        """The target has committed its own keys and values."""
+
+    @property
+    def position(self) -> int:
+        return self.cache.length
+
+    @property
+    def free_rows(self) -> int:
+        return TREE_ROWS - len(self.cache.parents)
+
+    def extend(self, nodes: Sequence[tuple[int, int]]) -> tuple[list[int], NDArray[np.float32]]:
+        """One pass over new nodes (parent slot, token): their slots, and what follows them [n, V]."""
+        rows = Rows.append(self.cache, [parent for parent, _ in nodes])
+        hidden = self.model.embed([token for _, token in nodes])
+        hidden = self.model.run(hidden, rows, range(self.model.config.layers))
+        return rows.slots.tolist(), self.model.logits(hidden).cpu().numpy()
+
+    def extend_roots(self, roots: Sequence[Root]) -> tuple[list[int], NDArray[np.float32]]:
+        """The roots' paths in one pass: the roots' slots, and what follows them [r, V]."""
+        nodes, ends = root_nodes([root.path for root in roots])
+        _, logits = self.extend(nodes)
+        return ends, logits[ends]
+
+    def forget(self) -> None:
+        self.cache = self.owner.fork()

@@ -1,0 +1,148 @@
+"""A low-bit stand-in for the rows of weights that are not in memory, so that the whole model can draft.
+
+SubSpec (arXiv 2509.18344): what is pinned serves the drafter as it is, and a low-bit copy takes the place of
+what would have to be streamed. The copy is a packed directory of the same model at int8 or int4; of its
+matrices only the rows that stand for the target's streamed chunks are loaded.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from edgespec.errors import OptionError
+from edgespec.kernels.matmul import Block, linear
+from edgespec.offload.chunks import Chunk, ChunkTable, Piece
+from edgespec.offload.digest import mismatch
+from edgespec.offload.manifest import SCALE
+from edgespec.offload.reader import DirectFile
+from edgespec.runtimes.base import IntArray
+from edgespec.runtimes.torch.weights import OnWait, Weights, as_block
+
+
+class LowBitCopy:
+    """The low-bit table of a model, and what its rows cost.
+
+    Raises OptionError when its matrices are not the target's, or not smaller.
+    """
+
+    def __init__(self, table: ChunkTable, target: ChunkTable) -> None:
+        self.table = table
+        self.blocks: dict[str, list[tuple[Chunk, Piece, Piece | None]]] = defaultdict(list)
+        for chunk in table.chunks:
+            pieces = {(p.tensor, p.row): p for p in chunk.pieces}
+            for (name, row), piece in pieces.items():
+                if not name.endswith(SCALE):
+                    self.blocks[name].append((chunk, piece, pieces.get((name + SCALE, row))))
+        ours = {name: sum(p.shape[0] for _, p, _ in blocks) for name, blocks in self.blocks.items()}
+        theirs: dict[str, int] = defaultdict(int)
+        for piece in _matrices(target.chunks):
+            theirs[piece.tensor] += piece.shape[0]
+        if ours != theirs:
+            raise OptionError(f"{table.source} does not hold the matrices of {target.source}")
+        if table.nbytes >= target.nbytes:
+            raise OptionError(
+                f"{table.source} ({table.precision}) is not smaller than {target.source} "
+                f"({target.precision}), so it cannot stand in for it; pack it as int4"
+            )
+
+    def nbytes(self, chunk: Chunk) -> int:
+        """Bytes of the rows that stand for one of the target's chunks."""
+        return sum(
+            (stop - start) * _row_bytes(piece, scale)
+            for part in _matrices([chunk])
+            for _, piece, scale, start, stop in self._overlap(part)
+        )
+
+    def load(self, target: Weights, progress: Callable[[int], None] | None = None) -> dict[str, list[Block]]:
+        """By tensor, its rows in order: the target's own where it keeps them in memory, else low-bit ones.
+
+        `progress` gets the bytes kept. Raises CorruptFileError and StorageError.
+        """
+        wanted: dict[int, list[tuple[str, int, Piece, Piece | None, int, int]]] = defaultdict(list)
+        ordered: dict[str, dict[int, Block]] = defaultdict(dict)  # by tensor and first row
+        for name, blocks in target.blocks.items():
+            for _, part, _ in blocks:
+                block = target.resident.get((name, part.row))
+                if block is not None:
+                    ordered[name][part.row] = block
+                    continue
+                for chunk, piece, scale, start, stop in self._overlap(part):
+                    wanted[chunk.index].append((name, piece.row + start, piece, scale, start, stop))
+        files = {path: DirectFile(path) for path in self.table.files()}
+        try:
+            for index, slices in wanted.items():
+                chunk = self.table.chunks[index]
+                buffer = files[chunk.file].read(chunk.offset, chunk.nbytes)
+                if error := mismatch(chunk, buffer):
+                    raise error
+                data = torch.frombuffer(buffer, dtype=torch.uint8)
+                for name, row, piece, scale, start, stop in slices:
+                    ordered[name][row] = _copy_rows(as_block(data, piece, scale), start, stop)
+                    if progress is not None:
+                        progress((stop - start) * _row_bytes(piece, scale))
+        finally:
+            for file in files.values():
+                file.close()
+        return {name: [found[row] for row in sorted(found)] for name, found in ordered.items()}
+
+    def _overlap(self, part: Piece) -> Iterable[tuple[Chunk, Piece, Piece | None, int, int]]:
+        """Which rows [start, stop) of which low-bit pieces, counted from the piece's first, `part` has."""
+        for chunk, piece, scale in self.blocks[part.tensor]:
+            start = max(part.row - piece.row, 0)
+            stop = min(part.row + part.shape[0] - piece.row, piece.shape[0])
+            if start < stop:
+                yield chunk, piece, scale, start, stop
+
+
+class SubstituteWeights:
+    """The target's weights for drafting: see `runtimes.torch.model.Matrices`. Nothing is ever streamed."""
+
+    def __init__(
+        self, target: Weights, copy: LowBitCopy, progress: Callable[[int], None] | None = None
+    ) -> None:
+        """Loads the low-bit rows; raises as `LowBitCopy.load`."""
+        self.target = target
+        self.dtype, self.device, self.small = target.dtype, target.device, target.small
+        self.blocks = copy.load(target, progress)
+
+    @property
+    def nbytes(self) -> int:
+        """That drafting one step reads from memory."""
+        tensors = (t for blocks in self.blocks.values() for b in blocks for t in (b.data, b.scale))
+        return sum(t.nbytes for t in tensors if t is not None)
+
+    def linear(self, name: str, x: Tensor, exact: bool, on_wait: OnWait | None = None) -> Tensor:
+        """x [n, in] @ W^T (+ bias) -> [n, out]. Drafts need no exact bits, so low-bit rows take the fastest
+        kernel, and the target's own the one that reads memory fastest, which is the exact one."""
+        parts = [linear(x, block, exact=block.scale is None) for block in self.blocks[name + ".weight"]]
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        bias = self.small.get(name + ".bias")
+        return out if bias is None else out + bias
+
+    def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
+        return self.target.embed(tokens)
+
+    def release(self) -> None:
+        """Nothing is held."""
+
+    def close(self) -> None:
+        """Free the low-bit rows."""
+        self.blocks.clear()
+
+
+def _matrices(chunks: Iterable[Chunk]) -> Iterable[Piece]:
+    return (p for c in chunks for p in c.pieces if not p.tensor.endswith(SCALE))
+
+
+def _copy_rows(block: Block, start: int, stop: int) -> Block:
+    """Rows [start, stop), in memory of their own: the chunk they came in is let go."""
+    scale = None if block.scale is None else block.scale[start:stop].clone()
+    return Block(block.encoding, block.data[start:stop].clone(), scale, stop - start, block.inner)
+
+
+def _row_bytes(piece: Piece, scale: Piece | None) -> int:
+    return (piece.nbytes + (scale.nbytes if scale else 0)) // piece.shape[0]
