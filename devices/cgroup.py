@@ -18,8 +18,13 @@ class MemoryCgroup:
     limit: int | None  # None = none of its own
     usage: int
     reclaimable: int  # part of usage: page cache not in use lately
-    peak: int | None  # None on kernels before 5.19, version 2
     limit_hits: int  # times an allocation met the limit (failcnt; "max" in memory.events)
+    peak_file: Path
+
+    @property
+    def peak(self) -> int | None:
+        """The highest usage so far; None on kernels before 5.19, version 2."""
+        return _number(self.peak_file)
 
     @property
     def available(self) -> int | None:
@@ -72,8 +77,8 @@ def _read_v1(folder: Path) -> MemoryCgroup | None:
         limit=None if limit is None or limit >= _UNLIMITED else limit,
         usage=usage,
         reclaimable=_field(folder / "memory.stat", "total_inactive_file"),
-        peak=_number(folder / "memory.max_usage_in_bytes"),
         limit_hits=_number(folder / "memory.failcnt") or 0,
+        peak_file=folder / "memory.max_usage_in_bytes",
     )
 
 
@@ -86,8 +91,8 @@ def _read_v2(folder: Path) -> MemoryCgroup | None:
         limit=_number(folder / "memory.max"),
         usage=usage,
         reclaimable=_field(folder / "memory.stat", "inactive_file"),
-        peak=_number(folder / "memory.peak"),
         limit_hits=_field(folder / "memory.events", "max"),
+        peak_file=folder / "memory.peak",
     )
 
 

@@ -32,23 +32,34 @@ def memory_available() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Resident bytes of this process, and its cgroup's account when that has a limit of its own."""
+    """Bytes of this process."""
 
-    current: int
-    peak: int
-    cgroup: MemoryCgroup | None
+    current: int  # resident
+    peak: int  # see `peak_memory`
 
 
 def process_memory() -> ProcessMemory:
-    """Memory of this process now and at its highest. Page cache is in the cgroup's account only."""
-    current = psutil.Process().memory_info().rss
-    groups = memory_cgroups()
-    cgroup = groups[0] if groups and groups[0].limit is not None else None
-    return ProcessMemory(current, max(current, peak_rss()), cgroup)
+    """Memory of this process now and at its highest."""
+    return ProcessMemory(psutil.Process().memory_info().rss, peak_memory())
 
 
-def peak_rss() -> int:
-    """Most bytes this process has had resident; one small file, so it may be asked every cycle."""
+def peak_memory() -> int:
+    """Most bytes this process has taken: its resident set; or, where it is alone in a memory cgroup with a
+    limit, that cgroup's peak, because the limit counts page cache too. Cheap enough for every cycle."""
+    own = _own_cgroup()
+    return max(_peak_resident(), (own and own.peak) or 0)
+
+
+@functools.cache
+def _own_cgroup() -> MemoryCgroup | None:
+    """The limited cgroup that holds this process alone. Looked up once, before it starts others."""
+    group = next(iter(memory_cgroups()), None)
+    if group is None or group.limit is None:
+        return None
+    return group if _text(group.path / "cgroup.procs").split() == [str(os.getpid())] else None
+
+
+def _peak_resident() -> int:
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
     if sys.platform == "linux":  # getrusage would include what this process was before exec

@@ -21,7 +21,7 @@ class Stats:
     decode_seconds: float = 0.0
     bytes_read: int = 0  # from flash, prefill and decode
     decode_bytes_read: int = 0
-    peak_memory: int = 0  # of the process, as the ledger counts it
+    peak_memory: int = 0  # of the process since its start: `devices.probe.peak_memory`
     dial: int | None = None
 
     @property

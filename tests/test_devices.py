@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -75,9 +76,16 @@ def v2(tmp_path: Path) -> Path:
 def test_version_1_groups_from_the_inside_out(v1: Path) -> None:
     groups = memory_cgroups(v1 / "proc")
     assert [g.limit for g in groups] == [3 * GB, 4 * GB, None]
+    inner = v1 / "sys/me mory/user/job"
     assert groups[0] == MemoryCgroup(
-        v1 / "sys/me mory/user/job", 3 * GB, GB, reclaimable=250_000_000, peak=2 * GB, limit_hits=7
+        inner := v1 / "sys/me mory/user/job",
+        3 * GB,
+        GB,
+        reclaimable=250_000_000,
+        limit_hits=7,
+        peak_file=inner / "memory.max_usage_in_bytes",
     )
+    assert groups[0].peak == 2 * GB
     assert [g.available for g in groups] == [2 * GB + 250_000_000, 2 * GB, None]
 
 
@@ -105,12 +113,45 @@ def test_memory_is_the_least_of_machine_and_cgroups(v1: Path, monkeypatch: pytes
     monkeypatch.setattr(probe, "memory_cgroups", lambda: groups)
     assert probe.memory_total() == min(MACHINE, 3 * GB)
     assert probe.memory_available() <= 2 * GB  # the outer group is nearer its limit
-    assert probe.process_memory().cgroup == groups[0]
     monkeypatch.setattr(probe, "memory_cgroups", lambda: groups[2:])
     assert probe.memory_total() == MACHINE
-    assert probe.process_memory().cgroup is None
-    monkeypatch.setattr(probe, "memory_cgroups", lambda: [MemoryCgroup(v1, GB, 2 * GB, 0, None, 0)])
+    monkeypatch.setattr(probe, "memory_cgroups", lambda: [MemoryCgroup(v1, GB, 2 * GB, 0, 0, v1)])
     assert probe.memory_available() == 0  # over its limit, never negative
+
+
+@pytest.fixture
+def look_again() -> Iterator[None]:
+    """Forget which cgroup this process is in, before and after."""
+    probe._own_cgroup.cache_clear()
+    yield
+    probe._own_cgroup.cache_clear()
+
+
+@pytest.mark.usefixtures("look_again")
+@pytest.mark.parametrize(
+    ("processes", "limit", "counts"),
+    [("{me}", 3 * GB, True), ("{me}\n1", 3 * GB, False), ("{me}", "max", False)],
+)
+def test_the_peak_is_that_of_a_limited_cgroup_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: str, limit: object, counts: bool
+) -> None:
+    write(
+        tmp_path,
+        memory__max=limit,
+        memory__current=GB,
+        memory__peak=900 * GB,
+        cgroup__procs=processes.format(me=os.getpid()),
+    )
+    group = cgroup._read_v2(tmp_path)
+    assert group is not None
+    monkeypatch.setattr(probe, "memory_cgroups", lambda: [group])
+    assert (probe.peak_memory() == 900 * GB) is counts
+    assert counts or 0 < probe.peak_memory() < MACHINE
+    if counts:  # read anew each time, and never less than the process alone
+        (tmp_path / "memory.peak").write_text("950000000000")
+        assert probe.peak_memory() == 950 * GB
+        (tmp_path / "memory.peak").write_text("5")
+        assert 5 < probe.peak_memory() < MACHINE
 
 
 def test_peak_memory_outlives_the_memory() -> None:
