@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from edgespec.config import EngineOptions, GenerationOptions, parse_bytes
-from edgespec.devices.probe import memory_available, memory_total, peak_rss, process_memory
+from edgespec.devices.probe import memory_available, memory_total, peak_memory, process_memory
 from edgespec.devices.rates import ReadRate, memory_rate, read_rate
 from edgespec.drafters.choose import choose_drafters
 from edgespec.drafters.combined import Combined
@@ -176,8 +176,8 @@ class Engine:
         return self.target.weights.bytes_read
 
     def peak_memory(self) -> int:
-        """Bytes this process has used at most: what the dial caps."""
-        return peak_rss()
+        """Bytes this process has used at most: what the dial caps (`devices.probe.peak_memory`)."""
+        return peak_memory()
 
     def close(self) -> None:
         """Stop reading and free the weights. Sessions of this engine cannot be used any more."""
