@@ -100,12 +100,12 @@ class FlushedFile:
         self.file.close()
 
 
-def shards(shape: Shape) -> list[dict[str, tuple[int, ...]]]:
-    """Tensors of each shard file, at most SHARD_BYTES each, in the layers' order."""
+def shards(shape: Shape, width: int = 2) -> list[dict[str, tuple[int, ...]]]:
+    """Tensors of each shard file, at most SHARD_BYTES each, in the layers' order; `width` bytes a number."""
     parts: list[dict[str, tuple[int, ...]]] = [{}]
     size = 0
     for name, dims in shape.matrices():
-        nbytes = 2 * int(np.prod(dims))
+        nbytes = width * int(np.prod(dims))
         if parts[-1] and size + nbytes > SHARD_BYTES:
             parts.append({})
             size = 0
@@ -114,12 +114,12 @@ def shards(shape: Shape) -> list[dict[str, tuple[int, ...]]]:
     return parts
 
 
-def safetensors_header(tensors: dict[str, tuple[int, ...]], encoding: str) -> bytes:
+def safetensors_header(tensors: dict[str, tuple[int, ...]], encoding: str, width: int = 2) -> bytes:
     """The 8-byte length and the JSON table, laid out as the safetensors library does (padded to 8 bytes)."""
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, dims in tensors.items():
-        stop = at + 2 * int(np.prod(dims))
+        stop = at + width * int(np.prod(dims))
         table[name] = {"dtype": encoding, "shape": list(dims), "data_offsets": [at, stop]}
         at = stop
     text = json.dumps(table, separators=(",", ":")).encode()
