@@ -47,8 +47,7 @@ class Session:
         return self.cache.capacity
 
     def cancel(self) -> None:
-        """End the running reply: while streaming within one chunk, else within one layer. What it said so far
-        stays in the session."""
+        """End the running reply, within one chunk. What it said so far stays in the session."""
         self._cancelled.set()
 
     def close(self) -> None:
@@ -175,7 +174,7 @@ class Session:
 
 
 class _Watch:
-    """Between a pass and the schedule: hears of cancellation at every layer and chunk, shows progress."""
+    """Between a pass and the schedule: hears of cancellation at every chunk, shows progress."""
 
     def __init__(
         self, cancelled: threading.Event, schedule: Schedule, layers: int, progress: ProgressCallback | None
@@ -192,8 +191,10 @@ class _Watch:
         if self.cancelled.is_set():
             raise Cancelled("the reply was cancelled")
 
-    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+    def on_chunk(self) -> None:
         self.check()
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
         if self.progress is not None:
             self.progress(Progress("layers", index + 1, self.layers, "layers"))
         self.schedule.on_layer(index, hidden, rows)

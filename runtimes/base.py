@@ -126,6 +126,9 @@ def slot_depths(parents: IntArray) -> IntArray:
 class PassObserver(Protocol):
     """What may happen while a pass is under way."""
 
+    def on_chunk(self) -> None:
+        """A chunk of weights comes next, from memory or from flash. May raise Cancelled."""
+
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
         """Layer `index` has produced `hidden` [n, d]. May raise Cancelled."""
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
+from torch import Tensor
 
 import edgespec
 from edgespec.acceptance import make_acceptance
@@ -16,8 +17,10 @@ from edgespec.config import GenerationOptions
 from edgespec.decode import PREFILL_ROWS, Verification, verify
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, Cancelled, ContextError, DeviceError, OptionError
+from edgespec.kernels.matmul import Block, linear
 from edgespec.progress import Progress
 from edgespec.runtimes.base import Rows
+from edgespec.runtimes.torch import weights
 from edgespec.sampling import Noise
 from edgespec.tree import TokenTree
 from tests.tiny import write_checkpoint
@@ -148,6 +151,29 @@ def test_cancel_keeps_the_session_usable(engine: Engine) -> None:
     again = [r.token for r in session.generate(prompt_of(25), GREEDY)]
     assert again == expected
     session.close()
+
+
+@pytest.mark.parametrize("resident", [None, 1])
+def test_cancel_is_heard_within_a_chunk(
+    model: Path, monkeypatch: pytest.MonkeyPatch, resident: int | None
+) -> None:
+    """In the middle of a layer, be it pinned or streamed, of a prompt's pass."""
+    with edgespec.load(model, memory="2GB", context=400, resident_layers=resident) as engine:
+        session, multiplied = engine.new_session(), 0
+
+        def counted(x: Tensor, block: Block, exact: bool) -> Tensor:
+            nonlocal multiplied
+            multiplied += 1
+            if multiplied == 10:  # q, k, v, o, gate, up, down of layer 0, and up to v of layer 1
+                session.cancel()
+            return linear(x, block, exact)
+
+        monkeypatch.setattr(weights, "linear", counted)
+        replies = list(session.generate(prompt_of(25), GREEDY))
+        assert [r.finish_reason for r in replies] == ["cancelled"]
+        assert multiplied == 10
+        monkeypatch.undo()
+        assert len([r for r in session.generate(prompt_of(25), GREEDY) if r.token is not None]) == 30
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Cancelled])

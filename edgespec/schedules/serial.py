@@ -28,6 +28,9 @@ class Plain:
     def settle(self, outcome: Outcome) -> None:
         pass
 
+    def on_chunk(self) -> None:
+        pass
+
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
         pass
 

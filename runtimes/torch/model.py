@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -23,7 +23,7 @@ class Matrices(Protocol):
     device: torch.device  # where matmuls run
     small: dict[str, Tensor]  # norms and biases
 
-    def linear(self, name: str, x: Tensor, exact: bool, on_wait: Callable[[], bool] | None = None) -> Tensor:
+    def linear(self, name: str, x: Tensor, exact: bool, observer: PassObserver | None = None) -> Tensor:
         """x [n, in] @ W^T (+ bias) -> [n, out] for the matrix called `name` (without ".weight")."""
 
     def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
@@ -73,7 +73,7 @@ class TorchTarget(Generic[W]):
     def logits(self, hidden: Tensor, observer: PassObserver | None = None) -> Tensor:
         normed = self._norm("model.norm", hidden)
         try:
-            return self.weights.linear("lm_head", normed, True, _on_wait(observer)).float()
+            return self.weights.linear("lm_head", normed, True, observer).float()
         finally:
             self.weights.release()
 
@@ -90,7 +90,7 @@ class TorchTarget(Generic[W]):
         c, name, n = self.config, f"model.layers.{index}.", len(hidden)
 
         def linear(matrix: str, x: Tensor) -> Tensor:
-            return self.weights.linear(name + matrix, x, not rows.prefill, _on_wait(observer))
+            return self.weights.linear(name + matrix, x, not rows.prefill, observer)
 
         x = self._norm(name + "input_layernorm", hidden)
         q = linear("self_attn.q_proj", x).view(n, c.heads, c.head_dim)
@@ -108,7 +108,3 @@ class TorchTarget(Generic[W]):
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return rms_norm(x, self.weights.small[name + ".weight"], self.config.norm_eps)
-
-
-def _on_wait(observer: PassObserver | None) -> Callable[[], bool] | None:
-    return None if observer is None else observer.on_wait

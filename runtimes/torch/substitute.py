@@ -19,8 +19,8 @@ from edgespec.offload.chunks import Chunk, ChunkTable, Piece
 from edgespec.offload.digest import mismatch
 from edgespec.offload.manifest import SCALE
 from edgespec.offload.reader import DirectFile
-from edgespec.runtimes.base import IntArray
-from edgespec.runtimes.torch.weights import OnWait, Weights, as_block
+from edgespec.runtimes.base import IntArray, PassObserver
+from edgespec.runtimes.torch.weights import Weights, as_block
 
 
 class LowBitCopy:
@@ -115,7 +115,7 @@ class SubstituteWeights:
         tensors = (t for blocks in self.blocks.values() for b in blocks for t in (b.data, b.scale))
         return sum(t.nbytes for t in tensors if t is not None)
 
-    def linear(self, name: str, x: Tensor, exact: bool, on_wait: OnWait | None = None) -> Tensor:
+    def linear(self, name: str, x: Tensor, exact: bool, observer: PassObserver | None = None) -> Tensor:
         """x [n, in] @ W^T (+ bias) -> [n, out]. Drafts need no exact bits, so low-bit rows take the fastest
         kernel, and the target's own the one that reads memory fastest, which is the exact one."""
         parts = [linear(x, block, exact=block.scale is None) for block in self.blocks[name + ".weight"]]

@@ -15,11 +15,10 @@ from edgespec.offload.chunks import Chunk, ChunkTable, Piece, TensorSource
 from edgespec.offload.digest import mismatch
 from edgespec.offload.reader import DirectFile
 from edgespec.offload.streamer import Streamer
-from edgespec.runtimes.base import IntArray
+from edgespec.runtimes.base import IntArray, PassObserver
 from edgespec.runtimes.torch.embedding import Embedding
 from edgespec.runtimes.torch.placement import placement_for
 
-OnWait = Callable[[], bool]
 CPU = torch.device("cpu")
 
 
@@ -119,13 +118,15 @@ class Weights:
         streamed = self.streamer.bytes_read if self.streamer else 0
         return streamed + sum(f.bytes_read for f in self.files.values())
 
-    def linear(self, name: str, x: Tensor, exact: bool, on_wait: OnWait | None = None) -> Tensor:
+    def linear(self, name: str, x: Tensor, exact: bool, observer: PassObserver | None = None) -> Tensor:
         """x [n, in] @ W^T (+ bias) -> [n, out] for the matrix called `name` (without ".weight")."""
         parts = []
         for chunk, piece, scale in self.blocks[name + ".weight"]:
+            if observer is not None:
+                observer.on_chunk()
             block = self.resident.get((piece.tensor, piece.row))
             if block is None:
-                block = as_block(self._bytes(chunk, on_wait), piece, scale)
+                block = as_block(self._bytes(chunk, observer), piece, scale)
             parts.append(linear(x, block, exact))
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         bias = self.small.get(name + ".bias")
@@ -135,14 +136,14 @@ class Weights:
         """Rows of the embedding, [n] -> [n, d]."""
         return self.embedding.rows(tokens, self.dtype).to(self.device)
 
-    def _bytes(self, chunk: Chunk, on_wait: OnWait | None) -> Tensor:
+    def _bytes(self, chunk: Chunk, observer: PassObserver | None) -> Tensor:
         """The chunk as uint8 [nbytes] where matmuls run."""
         if self._held is None or self._held[0] is not chunk:
             self.release()
             buffer = self.pinned.get(chunk.index)
             if buffer is None:
                 assert self.streamer is not None
-                buffer = self.streamer.acquire(chunk, on_wait)
+                buffer = self.streamer.acquire(chunk, observer.on_wait if observer else None)
             self._held = (chunk, self.placement.place(buffer))
         return self._held[1]
 
