@@ -375,7 +375,7 @@ def test_pack_says_what_it_wrote_and_where_it_went_on(edgespec: Edgespec, packin
 
 def test_pack_keeps_the_files_precision_by_default(edgespec: Edgespec, packing: ModuleType) -> None:
     edgespec("pack", "m", "-o", "out")
-    assert packing.calls == [("m", Path("out"), "source")]
+    assert packing.calls == [("m", Path("out"), None, None)]
 
 
 def test_pack_interrupted_says_how_to_go_on(edgespec: Edgespec, packing: ModuleType) -> None:
