@@ -17,6 +17,7 @@ from edgespec.apps.chat import chat
 from edgespec.apps.generate import generate
 from edgespec.apps.pack import pack
 from edgespec.apps.terminal import Terminal
+from edgespec.apps.train import train
 from edgespec.errors import EdgeSpecError, OptionError
 
 # The base of typer's usage errors: click's class, or, from typer 0.26 on, typer's own copy of it.
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 for command in (chat, generate, pack, bench):
     app.command()(command)
+app.add_typer(train)
 
 
 def _show_version(wanted: bool) -> None:

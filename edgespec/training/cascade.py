@@ -1,0 +1,302 @@
+"""Training a cascade's adapters: one behind the draft's layers, one behind each shallow verifier's.
+
+All adapters learn from the same passes of the target; none reaches another's parameters. See CATS
+(arXiv 2605.11186), section 4; what is shared with other drafters is in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.errors import OptionError
+from edgespec.progress import ProgressCallback
+from edgespec.runtimes.torch.adapter import Adapter, adapter_bytes
+from edgespec.runtimes.torch.adapter_files import Role, save_adapters
+from edgespec.runtimes.torch.open import ModelFiles
+from edgespec.tokenizer import Tokenizer
+from edgespec.training.corpus import Sample, corpus_digest, passages, prompts, text_files, text_samples
+from edgespec.training.data import Batches, Samples, Shards, padded, passes, split
+from edgespec.training.generate import generate_replies
+from edgespec.training.held_out import Agreement
+from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, RowsLoss, distill, make_loss
+from edgespec.training.target import FrozenTarget, open_beside, pass_bytes
+from edgespec.training.trainer import Loss, Report, Settings, Trainer
+from edgespec.training.workers import Workers
+
+DRAFT_SHARE, VERIFY_SHARE = 3 / 32, 15 / 32  # of the layers: the paper's choice for 32 of them
+RATE = 0.25  # of learning, times 1 / width: 6e-5 for a 7B (Kangaroo has 5e-5), 1e-3 for a width of 256
+OPENING = 32  # tokens of plain text that the target continues when it makes its own data
+HELD_OUT_SHARE, HELD_OUT_TOKENS = 0.05, 16_384
+EVALUATIONS = 10  # on the way
+
+
+@dataclass(frozen=True)
+class CascadeOptions:
+    """What a user may set. Depths of None follow from the target's number of layers."""
+
+    draft_layers: int | None = None
+    verify_layers: tuple[int, ...] = ()
+    steps: int = 2000
+    loss: str = "reduced"  # or "full"
+    top_k: int = 20  # of the target's tokens, for the reduced loss
+    generate: int = 0  # replies of the target itself to learn from, instead of the text as it is
+    temperature: float = 0.0  # of those replies
+    length: int = 1024  # tokens of a sequence
+    batch_tokens: int = 8192  # of a step
+    rate: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.loss not in ("reduced", "full"):
+            raise OptionError(f"loss {self.loss!r} is unknown; choose reduced or full")
+        lowest = {"steps": 1, "top_k": 1, "generate": 0, "length": 2, "batch_tokens": 1, "seed": 0}
+        for name, least in lowest.items():
+            if getattr(self, name) < least:
+                raise OptionError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.rate is not None and not 0 < self.rate <= 1:
+            raise OptionError(f"rate is {self.rate}; it must be above 0 and at most 1")
+
+
+def choose_depths(layers: int, options: CascadeOptions) -> list[tuple[Role, int]]:
+    """Role and depth of each adapter, the draft's first. Raises OptionError for depths that cannot be."""
+    if layers < 3:
+        raise OptionError(f"the target has {layers} layers; a cascade needs at least 3")
+    draft = options.draft_layers
+    if draft is None:
+        deepest = min(options.verify_layers, default=layers - 1) - 1
+        draft = max(1, min(round(layers * DRAFT_SHARE), deepest))
+    verify = sorted(set(options.verify_layers or (max(draft + 1, round(layers * VERIFY_SHARE)),)))
+    if draft < 1:
+        raise OptionError(f"draft layers are {draft}; the draft needs at least 1")
+    if draft >= verify[0]:
+        raise OptionError(
+            f"draft layers ({draft}) must be fewer than verify layers ({verify[0]}): the shallow verifier "
+            "goes on where the draft ends"
+        )
+    if verify[-1] >= layers:
+        raise OptionError(
+            f"verify layers ({verify[-1]}) must be fewer than the target's {layers}: the last layer's output "
+            "needs no adapter"
+        )
+    return [("draft", draft), *(("verify", depth) for depth in verify)]
+
+
+class Cascade(nn.Module):
+    """The adapters by name, "draft-3", "verify-15"."""
+
+    def __init__(self, adapters: Mapping[str, Adapter]) -> None:
+        super().__init__()
+        self.adapters = nn.ModuleDict(adapters)
+
+    def forward(self, hidden: Mapping[int, Tensor], supervised: Tensor) -> dict[str, Tensor]:
+        """Hidden states by depth, [b, t, d] each -> normed states at supervised positions, [n, d] each."""
+        return {name: adapter(hidden[adapter.depth])[supervised] for name, adapter in self.adapters.items()}
+
+
+class CascadeTraining:
+    """The loss and the evaluation that the trainer is given."""
+
+    def __init__(self, target: FrozenTarget, loss: RowsLoss, held_out: Sequence[Sequence[Sample]]) -> None:
+        """`held_out`: passes."""
+        self.target = target
+        self.rows_loss = loss
+        self.held_out = held_out
+
+    def loss(self, model: nn.Module, samples: Sequence[Sample]) -> Loss:
+        features = self.target(samples)
+        students = model(features.hidden, features.supervised)
+        sums, _ = distill(self.target.head, features.final, students, self.rows_loss)
+        return Loss(sums, len(features.final), sum(len(s.tokens) for s in samples))
+
+    def evaluate(self, model: nn.Module) -> dict[str, Any]:
+        results: dict[str, Agreement] = {}
+        for samples in self.held_out:
+            features = self.target(samples)
+            students = model(features.hidden, features.supervised)
+            sums, agree = distill(self.target.head, features.final, students, self.rows_loss)
+            counts = features.supervised.sum(1).cpu().numpy().cumsum()[:-1]
+            for name, hits in agree.items():
+                parts: list[Any] = np.split(hits.cpu().numpy(), counts)
+                results.setdefault(name, Agreement()).add(parts, float(sums[name]))
+        return {name: agreement.result() for name, agreement in results.items()}
+
+
+def train_cascade(
+    files: ModelFiles,
+    tokenizer: Tokenizer,
+    data: Path,
+    out: Path,
+    options: CascadeOptions,
+    engine: EngineOptions,
+    device: torch.device,
+    *,
+    held_out: Path | None = None,
+    report: Callable[[Report], None] = lambda report: None,
+    progress: ProgressCallback | None = None,
+    stop_after: int | None = None,
+) -> None:
+    """Train adapters for a target from the text in `data`, and keep them in `out`; resumes by itself.
+
+    out/data, out/held-out: token shards; out/run: checkpoint and log; out itself: the adapters, as
+    `adapter_files.describe_adapters` reads them, from the first evaluation on.
+
+    Raises OptionError for depths, data or options that cannot be, before any weight is read; BudgetError when
+    the dial is too small; TrainingError when the loss is not finite.
+    """
+    depths = choose_depths(files.config.layers, options)
+    workers = Workers()
+    make = _DataMaker(files, tokenizer, options, engine, device, progress)
+    if workers.first:
+        make(data, out / "data")
+        if held_out is not None:
+            make(held_out, out / "held-out")
+    workers.wait()
+    samples = Samples(Shards(out / "data"), files.config.vocab_size)
+    if held_out is None:
+        train, test = split(samples, HELD_OUT_SHARE, HELD_OUT_TOKENS)
+        tests = [samples[int(i)] for i in test]
+    else:
+        others = Samples(Shards(out / "held-out"), files.config.vocab_size)
+        train, tests = np.arange(len(samples)), list(_first_tokens(others, HELD_OUT_TOKENS))
+
+    def nbytes(rows: int) -> int:
+        return samples.nbytes + training_bytes(files, rows, len(depths))
+
+    longest = padded(int(np.diff(samples.ends, prepend=0).max()))
+    rows = max(longest, padded(options.batch_tokens // workers.count))
+    target, _, rows = open_beside(files, engine, device, rows, longest, nbytes, progress)
+    frozen = FrozenTarget(target, [depth for _, depth in depths])
+    try:
+        generator = torch.Generator().manual_seed(options.seed)
+        adapters = {f"{role}-{depth}": Adapter(files.config, depth, device=device) for role, depth in depths}
+        for adapter in adapters.values():
+            adapter.initialise(frozen.final_norm, generator)
+        model = Cascade(adapters)
+        training = CascadeTraining(frozen, make_loss(options.loss, options.top_k), passes(tests, rows))
+        trainer = Trainer(
+            model,
+            Batches(samples, train, options.batch_tokens, rows, options.seed, workers.rank, workers.count),
+            training.loss,
+            Settings(options.steps, options.rate or RATE / files.config.hidden_size),
+            out / "run",
+            evaluate=training.evaluate,
+            groups=[list(adapter.parameters()) for adapter in adapters.values()],
+            identity=_identity(files, options, depths) | {"workers": workers.count},
+            workers=workers,
+        )
+
+        def keep(line: Report) -> None:
+            if line.held_out is not None:
+                facts = {
+                    name: {"steps": line.step, "tokens": line.tokens, "held_out": dict(values)}
+                    | {k: v for k, v in asdict(options).items() if "layers" not in k}
+                    for name, values in line.held_out.items()
+                }
+                kept = [(role, adapters[name := f"{role}-{depth}"], facts[name]) for role, depth in depths]
+                save_adapters(out, files, kept, target.dtype)
+            report(line)
+
+        every = max(1, options.steps // EVALUATIONS)
+        trainer.run(keep if workers.first else lambda line: None, 300.0, every, stop_after)
+    finally:
+        frozen.close()
+        workers.close()
+
+
+class _DataMaker:
+    """Writes the token shards of one source of text, unless they are there."""
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        tokenizer: Tokenizer,
+        options: CascadeOptions,
+        engine: EngineOptions,
+        device: torch.device,
+        progress: ProgressCallback | None,
+    ) -> None:
+        self.files, self.tokenizer, self.options = files, tokenizer, options
+        self.engine, self.device, self.progress = engine, device, progress
+        self.length = min(options.length, files.config.max_context)
+
+    def __call__(self, path: Path, directory: Path) -> None:
+        found = text_files(path)
+        o = self.options
+        source = {"text": corpus_digest(found), "target": self.files.digest, "length": self.length}
+        if o.generate:
+            source |= {"generate": o.generate, "temperature": o.temperature, "seed": o.seed}
+        shards = Shards(directory)
+        if shards.begin(source):
+            return
+        if o.generate:
+            asked = list(self._prompts(found))
+            eos = frozenset(self.files.config.eos) | frozenset(self.tokenizer.eos)
+            sampling = GenerationOptions(temperature=o.temperature, seed=o.seed)
+            generate_replies(
+                self.files,
+                self.engine,
+                self.device,
+                eos,
+                asked,
+                shards,
+                self.length,
+                sampling,
+                self.progress,
+            )
+        else:
+            shards.clear()
+            shards.write_all(
+                sample for p in passages(found) for sample in text_samples(p, self.tokenizer, self.length)
+            )
+        if not shards.paths():
+            raise OptionError(f"{path} has no text to train on")
+        shards.finish(source)
+
+    def _prompts(self, found: list[Path]) -> Iterator[list[int]]:
+        """`generate` of the data's prompts, chosen at random, in the data's order."""
+        longest = max(1, self.length // 2)
+        every = [
+            prompt
+            for passage in passages(found)
+            for prompt in prompts(passage, self.tokenizer, longest, min(OPENING, longest))
+        ]
+        chosen = np.random.default_rng(self.options.seed).permutation(len(every))[: self.options.generate]
+        return (every[i] for i in sorted(chosen.tolist()))
+
+
+def training_bytes(files: ModelFiles, rows: int, adapters: int) -> int:
+    """Memory of training beside the open target, at its peak, for passes of so many (padded) rows."""
+    c, e = files.config, files.dtype.itemsize
+    parameters = adapter_bytes(c, torch.float32)
+    states = adapters * (4 * parameters + parameters // 2)  # masters, gradients, two moments; the cast copies
+    activations = adapters * rows * (64 * c.hidden_size + 8 * e * (c.q_size + 2 * c.kv_size))
+    logits = BLOCK_ROWS * c.vocab_size * BLOCK_BYTES
+    dense = 0 if files.table.precision in ("source", "bf16") else c.vocab_size * c.hidden_size * e
+    return states + activations + logits + dense + pass_bytes(files, rows, adapters)
+
+
+def _identity(
+    files: ModelFiles, options: CascadeOptions, depths: Sequence[tuple[Role, int]]
+) -> dict[str, Any]:
+    """What a resumed run must share with the one it goes on from."""
+    names = ("loss", "top_k", "generate", "temperature", "length", "batch_tokens", "seed")
+    return {name: getattr(options, name) for name in names} | {
+        "target": files.digest,
+        "adapters": [f"{role}-{depth}" for role, depth in depths],
+    }
+
+
+def _first_tokens(samples: Samples, most: int) -> Iterator[Sample]:
+    """At least one sequence, and then as many as hold `most` tokens."""
+    for i in range(len(samples)):
+        if i and samples.ends[i] > most:
+            return
+        yield samples[i]

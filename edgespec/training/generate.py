@@ -1,0 +1,159 @@
+"""The target's own replies as training data: many conversations in one pass, resumable.
+
+A streamed target reads its layers once a pass, so the passes carry as many conversations as the ledger has KV
+memory for, and new ones join as others end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.progress import Progress, ProgressCallback
+from edgespec.runtimes.base import Rows
+from edgespec.runtimes.torch.kv_cache import TorchKVCache, cache_bytes
+from edgespec.runtimes.torch.model import TorchTarget
+from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles
+from edgespec.runtimes.torch.weights import Weights
+from edgespec.sampling import Noise, Sampler
+from edgespec.training.corpus import Sample
+from edgespec.training.data import Shards, padded
+from edgespec.training.target import open_beside, pass_bytes
+
+MAX_SESSIONS = TREE_ROWS  # rows that the ledger has logits for
+PREFILL_ROWS = 1024  # of the prompts that join in one pass
+SAVE_SECONDS = 60.0
+
+
+@dataclass
+class _Session:
+    prompt: int  # its index
+    start: int  # its length
+    tokens: list[int]
+    cache: TorchKVCache
+    noise: Noise = field(repr=False)
+
+
+class Replies:
+    """Replies to many prompts at once: `done(prompt index, sample)` as each ends."""
+
+    def __init__(
+        self,
+        target: TorchTarget[Weights],
+        eos: frozenset[int],
+        sessions: int,
+        length: int,
+        options: GenerationOptions,
+    ) -> None:
+        """length: of prompt and reply together, in tokens; a reply ends there, or with a token of `eos`."""
+        self.target = target
+        self.eos = eos
+        self.sessions = sessions
+        self.length = length
+        self.sampler, self.seed = Sampler(options), options.seed
+
+    def run(self, prompts: Sequence[tuple[int, list[int]]], done: Callable[[int, Sample], None]) -> None:
+        """`prompts`: (index, tokens); each shorter than `length`."""
+        waiting = list(reversed(prompts))
+        active: list[_Session] = []
+        while waiting or active:
+            if waiting and (not active or (self.sessions - len(active)) * 4 >= self.sessions):
+                joined = self._join(waiting, self.sessions - len(active))
+                self._pass(joined, [s.tokens for s in joined], prefill=True)
+                active += joined
+            else:
+                self._pass(active, [s.tokens[-1:] for s in active], prefill=False)
+            for session in active:
+                if self._ended(session):
+                    done(session.prompt, Sample(session.tokens, session.start))
+            active = [s for s in active if not self._ended(s)]
+
+    def _ended(self, session: _Session) -> bool:
+        return session.tokens[-1] in self.eos or len(session.tokens) >= self.length
+
+    def _join(self, waiting: list[tuple[int, list[int]]], most: int) -> list[_Session]:
+        """The next prompts that one pass has room for."""
+        joined: list[_Session] = []
+        rows = 0
+        while waiting and len(joined) < most and (not joined or rows + len(waiting[-1][1]) <= PREFILL_ROWS):
+            index, tokens = waiting.pop()
+            rows += len(tokens)
+            target = self.target
+            cache = TorchKVCache(target.config, self.length, 1, target.dtype, target.device)
+            noise = Noise((self.seed + index) % 2**63)
+            joined.append(_Session(index, len(tokens), list(tokens), cache, noise))
+        return joined
+
+    def _pass(self, sessions: list[_Session], tokens: list[list[int]], prefill: bool) -> None:
+        """One more token for each of these sessions."""
+        target = self.target
+        rows = Rows.concat(
+            [
+                Rows.append(s.cache, np.arange(-1, len(new) - 1), prefill)
+                for s, new in zip(sessions, tokens, strict=True)
+            ]
+        )
+        hidden = target.run(target.embed(np.concatenate(tokens)), rows, range(target.config.layers))
+        ends = [segment.stop - 1 for segment in rows.segments]
+        logits: NDArray[np.float32] = target.logits(hidden[ends]).cpu().numpy()
+        for session, new, row in zip(sessions, tokens, logits, strict=True):
+            session.cache.commit(np.arange(len(new)))
+            session.tokens.append(self.sampler.pick(row, session.noise, len(session.tokens)))
+
+
+def generate_replies(
+    files: ModelFiles,
+    engine: EngineOptions,
+    device: torch.device,
+    eos: frozenset[int],
+    prompts: Sequence[list[int]],
+    shards: Shards,
+    length: int,
+    options: GenerationOptions,
+    progress: ProgressCallback | None = None,
+) -> None:
+    """Add to `shards` the replies to all prompts that it has none to yet, opening the target for it.
+
+    Raises as `open_beside`; an interruption loses at most `SAVE_SECONDS` of work.
+    """
+    finished = set(shards.column("prompts").tolist())
+    left = [(i, p) for i, p in enumerate(prompts) if i not in finished]
+    if not left:
+        return
+    longest = max(len(p) for _, p in left)
+
+    def nbytes(sessions: int) -> int:
+        kv = cache_bytes(files.config, length, 1, files.dtype)
+        return sessions * kv + pass_bytes(files, padded(max(PREFILL_ROWS, longest)), 0)
+
+    wanted = min(MAX_SESSIONS, len(left))
+    target, _, sessions = open_beside(files, engine, device, wanted, 1, nbytes, progress)
+    unsaved: list[tuple[int, Sample]] = []
+    saved = monotonic()
+
+    def save() -> None:
+        nonlocal saved
+        if unsaved:
+            shards.append([s for _, s in unsaved], prompts=[i for i, _ in unsaved])
+            unsaved.clear()
+        saved = monotonic()
+
+    def done(index: int, sample: Sample) -> None:
+        unsaved.append((index, sample))
+        finished.add(index)
+        if monotonic() - saved > SAVE_SECONDS:
+            save()
+        if progress is not None:
+            progress(Progress("generate", len(finished), len(prompts), "replies"))
+
+    try:
+        Replies(target, eos, sessions, length, options).run(left, done)
+    finally:
+        save()  # also what a Ctrl-C leaves
+        target.weights.close()

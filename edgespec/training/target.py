@@ -1,0 +1,202 @@
+"""The frozen target under the memory dial, beside what training needs, and its features on the fly.
+
+Nothing is dumped: each pass runs whole sequences through the target, resident or streamed, and keeps the
+hidden states that somebody trains on. A streamed pass costs the same flash reads however many sequences share
+it, so it takes as many as the ledger allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from edgespec.config import EngineOptions
+from edgespec.devices.probe import memory_available, memory_total, process_memory
+from edgespec.devices.rates import memory_rate, read_rate
+from edgespec.errors import BudgetError, OptionError
+from edgespec.kernels.cpu import matmul_dtype
+from edgespec.kernels.reference import rms_norm
+from edgespec.offload.ledger import gigabytes, smallest_dial_text
+from edgespec.offload.plan import Plan, Rates
+from edgespec.progress import Progress, ProgressCallback
+from edgespec.runtimes.base import Rows
+from edgespec.runtimes.torch.kv_cache import TorchKVCache
+from edgespec.runtimes.torch.model import TorchTarget
+from edgespec.runtimes.torch.open import ModelFiles, open_target, plan_model
+from edgespec.runtimes.torch.weights import Weights
+from edgespec.training.corpus import Sample
+from edgespec.training.data import padded
+
+FREE_SHARE = 0.9  # of the free memory belongs to the dial when the user names none
+STREAMED_SHARE = 4  # one part in so many of the dial goes to a pass's rows when the target streams
+
+
+def open_beside(
+    files: ModelFiles,
+    options: EngineOptions,
+    device: torch.device,
+    count: int,
+    least: int,
+    nbytes: Callable[[int], int],
+    progress: ProgressCallback | None = None,
+) -> tuple[TorchTarget[Weights], Plan, int]:
+    """Open the target beside `nbytes(count)` bytes of other memory: (target, plan, count).
+
+    `count` (rows or sessions a pass) is halved, down to `least`, until the whole target fits beside it, or,
+    if it cannot, until the rest takes no more than its share of the dial.
+
+    Raises BudgetError when `least` does not fit, or the LM head would have to be streamed.
+    """
+    dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
+    if dial > memory_total() + 2**20:
+        raise OptionError(
+            f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(memory_total())}; lower --memory"
+        )
+    disk = read_rate(next(files.table.files()))
+    rates = Rates(read=disk.gbps if disk else None, compute=memory_rate())
+
+    def plan_for(count: int) -> Plan:
+        return plan_model(
+            files, dial, rates, 1, None, device, options.device_memory, lambda positions: nbytes(count)
+        )
+
+    counts = [count]
+    while counts[-1] > least:
+        counts.append(max(least, counts[-1] // 2))
+    plan = plan_for(least)  # says what is missing when even this does not fit
+    chosen = least
+    for tried in counts:
+        try:
+            plan = plan_for(tried)
+        except BudgetError:
+            continue
+        chosen = tried
+        if not plan.streamed_bytes or nbytes(tried) * STREAMED_SHARE <= dial:
+            break
+    head = sum(c.read_bytes for c in plan.streamed if c.layer == files.config.layers)
+    if head:
+        smallest = dial + head
+        raise BudgetError(
+            f"the dial is {gigabytes(dial)}, and the target's LM head, which training uses at every step, "
+            f"does not fit beside the rest ({gigabytes(head)} short); use --memory "
+            f"{smallest_dial_text(smallest)}",
+            plan.owners,
+            dial,
+            smallest,
+        )
+
+    done = 0
+
+    def advance(read: int) -> None:
+        nonlocal done
+        done += read
+        if progress is not None:
+            progress(Progress("load", done, plan.pinned_bytes, "bytes"))
+
+    return open_target(files, plan, disk.settings if disk else None, advance, device), plan, chosen
+
+
+@dataclass(frozen=True)
+class Features:
+    """What one pass over b sequences of at most t tokens gives.
+
+    hidden: by depth, the residual stream after that many layers, [b, t, d], zero behind a sequence's end.
+    final: the target's normed last state at the n supervised positions, [n, d]: what its LM head multiplies.
+    supervised: [b, t] bool, where `final` belongs, row by row.
+    """
+
+    hidden: dict[int, Tensor]
+    final: Tensor
+    supervised: Tensor
+
+
+class FrozenTarget:
+    """Features of whole sequences, and the LM head as a differentiable function."""
+
+    def __init__(self, target: TorchTarget[Weights], depths: Sequence[int]) -> None:
+        """`depths`: layers below each hidden state that is wanted, 1 to layers."""
+        self.target = target
+        self.depths = frozenset(depths)
+        weights = target.weights
+        blocks = [
+            weights.resident.get((piece.tensor, piece.row))
+            for _, piece, _ in weights.blocks["lm_head.weight"]
+        ]
+        self._head = [block for block in blocks if block is not None]
+        assert len(self._head) == len(blocks), "open_beside keeps the head in memory"
+        dtype = target.dtype
+        self._head_dtype = matmul_dtype(dtype) if target.device.type == "cpu" else dtype
+
+    def head(self, normed: Tensor) -> Tensor:
+        """[m, d] -> logits [m, V]; gradients reach `normed` alone."""
+        x = normed.to(self._head_dtype)
+        parts = [F.linear(x, tile) for block in self._head for tile in block.tiles(self._head_dtype)]
+        return torch.cat(parts, dim=1)
+
+    @property
+    def final_norm(self) -> Tensor:
+        """[d]"""
+        return self.target.weights.small["model.norm.weight"]
+
+    def __call__(self, samples: Sequence[Sample]) -> Features:
+        """One pass over all of these sequences."""
+        target, lengths = self.target, [len(s.tokens) for s in samples]
+        rows = Rows.concat([self._rows(n) for n in lengths])
+        watch = _Depths(self.depths)
+        embedded = target.embed(np.concatenate([s.tokens for s in samples]))
+        last = target.run(embedded, rows, range(target.config.layers), watch)
+        supervised = torch.zeros(len(samples), max(lengths), dtype=torch.bool, device=target.device)
+        for i, sample in enumerate(samples):
+            supervised[i, sample.start - 1 : lengths[i]] = True
+        # clone(): tensors made in inference mode cannot take part in a gradient.
+        hidden = {
+            depth: pad_sequence(list(states.clone().split(lengths)), batch_first=True)
+            for depth, states in watch.states.items()
+        }
+        final = pad_sequence(list(last.clone().split(lengths)), batch_first=True)[supervised]
+        return Features(hidden, rms_norm(final, self.final_norm, target.config.norm_eps), supervised)
+
+    def _rows(self, n: int) -> Rows:
+        """A sequence in a cache of its own, in which all layers share one layer's memory: the sequence is
+        computed in one pass, so nobody reads a layer's keys after the layer."""
+        c, target = self.target.config, self.target
+        cache = TorchKVCache(replace(c, layers=1), n, 0, target.dtype, target.device)
+        cache.k, cache.v = (kv.expand(c.layers, -1, -1, -1) for kv in (cache.k, cache.v))
+        return Rows.append(cache, np.arange(-1, n - 1), prefill=True)
+
+    def close(self) -> None:
+        self._head.clear()
+        self.target.weights.close()
+
+
+def pass_bytes(files: ModelFiles, rows: int, depths: int) -> int:
+    """Memory of `FrozenTarget` for a pass of so many (padded) rows, at its peak."""
+    c, e = files.config, files.dtype.itemsize
+    kept = c.hidden_size * e * (4 + 2 * depths) + 2 * c.kv_size * e
+    mlp = c.intermediate_size * (3 * e + 8)
+    attention = c.q_size * (4 * e + 4) + c.kv_size * 4 * e
+    return rows * (kept + max(mlp, attention)) + padded(rows) // 64
+
+
+class _Depths:
+    """Keeps the hidden states after some layers; see `runtimes.base.PassObserver`."""
+
+    def __init__(self, depths: frozenset[int]) -> None:
+        self.depths = depths
+        self.states: dict[int, Tensor] = {}
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        if index + 1 in self.depths:
+            self.states[index + 1] = hidden
+
+    def on_chunk(self) -> None:
+        pass
+
+    def on_wait(self) -> bool:
+        return False

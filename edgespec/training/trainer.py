@@ -1,0 +1,304 @@
+"""Steps of AdamW with what a long run needs: accumulation, warm-up, clipping, checkpoints, exact resume.
+
+Knows nothing of what is trained: a model, an iterator of steps with an exact `state`, a loss function, and an
+evaluator come from the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from edgespec.errors import CorruptFileError, OptionError, StorageError, TrainingError
+from edgespec.training.workers import Workers
+
+CHECKPOINT = "checkpoint.safetensors"
+LOG = "log.jsonl"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how fast. All but `steps` must be the same when a run is resumed."""
+
+    steps: int
+    rate: float  # of learning, after warm-up
+    warmup: int = 100  # steps
+    decay: float = 0.2  # of the steps, the last part, in which the rate falls linearly to zero
+    clip: float = 1.0  # norm of each parameter group's gradient
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+
+    def factor(self, step: int) -> float:
+        """Of the rate at `step`, which counts from 0."""
+        return min(
+            1.0, (step + 1) / max(1, self.warmup), (self.steps - step) / max(1.0, self.decay * self.steps)
+        )
+
+
+class Steps(Protocol):
+    """An endless source of steps; each is a list of passes whose gradients are summed."""
+
+    state: dict[str, int]
+
+    def __next__(self) -> Sequence[Any]: ...
+
+    def restore(self, state: dict[str, int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Of one pass: sums over `count` positions, by name; the gradient is that of their total.
+
+    tokens: that went through the pass, for the throughput.
+    """
+
+    sums: Mapping[str, Tensor]
+    count: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """After a step, or after an evaluation (`held_out`)."""
+
+    step: int  # done
+    steps: int
+    losses: Mapping[str, float]  # means over positions
+    rate: float
+    tokens: int  # seen so far
+    seconds: float  # spent so far, all runs
+    tokens_per_second: float  # of this step
+    held_out: Mapping[str, Any] | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        return self.seconds / self.step * (self.steps - self.step) if self.step else math.inf
+
+
+class Trainer:
+    """One training run in a directory: `checkpoint.safetensors` and `log.jsonl`.
+
+    model: its parameters, in fp32, are trained and saved; `loss(model, batch)` calls it.
+    groups: parameters whose gradients are clipped together (default: all of them).
+    identity: what a run must share with the checkpoint that it resumes, beside the settings.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Steps,
+        loss: Callable[[nn.Module, Any], Loss],
+        settings: Settings,
+        directory: Path,
+        *,
+        evaluate: Callable[[nn.Module], Mapping[str, Any]] | None = None,
+        groups: Sequence[Iterable[nn.Parameter]] | None = None,
+        identity: Mapping[str, Any] | None = None,
+        workers: Workers | None = None,
+    ) -> None:
+        """Resumes from the directory's checkpoint, if it has one.
+
+        Raises OptionError when that belongs to other settings, CorruptFileError when it is damaged.
+        """
+        self.model = model
+        self.batches = batches
+        self.loss = loss
+        self.settings = settings
+        self.directory = directory
+        self.evaluate = evaluate
+        self.workers = workers or Workers()
+        self.groups = [list(g) for g in groups] if groups else [list(model.parameters())]
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), settings.rate, settings.betas, weight_decay=settings.weight_decay
+        )
+        self.identity = {k: v for k, v in asdict(settings).items() if k != "steps"} | dict(identity or {})
+        self.identity = json.loads(json.dumps(self.identity))
+        self.step = 0
+        self.tokens = 0
+        self.spent = 0.0  # seconds before this process, then up to the last checkpoint
+        directory.mkdir(parents=True, exist_ok=True)
+        self._resume()
+        self._called = self.workers.wrap(model)
+
+    def run(
+        self,
+        report: Callable[[Report], None],
+        checkpoint_seconds: float = 300.0,
+        evaluate_every: int = 0,
+        stop_after: int | None = None,
+    ) -> None:
+        """Train to the last step (or to `stop_after` steps in all), evaluating first, last, and on the way.
+
+        Raises TrainingError when loss or gradient is not finite; the last checkpoint stays as it was.
+        """
+        began = saved = perf_counter()
+        base = self.spent
+        last = min(self.settings.steps, stop_after or self.settings.steps)
+        if self.step == 0:
+            self._evaluate(report, 0.0)
+        while self.step < last:
+            started = perf_counter()
+            losses, tokens = self._step()
+            now = perf_counter()
+            self.spent = base + now - began
+            line = self._report(losses, tokens / (now - started))
+            self._log({"loss": losses, "rate": line.rate, "tokens_per_second": line.tokens_per_second})
+            report(line)
+            due = evaluate_every and self.step % evaluate_every == 0
+            if due or self.step == self.settings.steps:
+                self._evaluate(report, line.tokens_per_second, losses)
+                self.spent = base + perf_counter() - began
+            if perf_counter() - saved > checkpoint_seconds or self.step == last:
+                self.save()
+                saved = perf_counter()
+
+    def _step(self) -> tuple[dict[str, float], int]:
+        """One step of the optimizer: mean losses by name over all positions of all workers, and tokens."""
+        self.optimizer.zero_grad(set_to_none=True)
+        passes = next(self.batches)
+        sums: dict[str, float] = {}
+        count = tokens = 0
+        for i, batch in enumerate(passes):
+            with self.workers.apart(self._called, last=i + 1 == len(passes)):
+                loss = self.loss(self._called, batch)
+                torch.stack(list(loss.sums.values())).sum().backward()
+            for name, value in loss.sums.items():
+                sums[name] = sums.get(name, 0.0) + float(value.detach())
+            count, tokens = count + loss.count, tokens + loss.tokens
+        device = next(self.model.parameters()).device
+        everywhere = max(1.0, self.workers.sum(count, device))
+        means = {name: self.workers.sum(value, device) / everywhere for name, value in sums.items()}
+        for name, value in means.items():
+            self._require_finite(value, f"the loss of {name}")
+        for group in self.groups:
+            gradients = [p.grad for p in group if p.grad is not None]
+            for gradient in gradients:  # workers' sums were averaged; a mean over positions is wanted
+                gradient.mul_(self.workers.count / everywhere)
+            norm = nn.utils.clip_grad_norm_(group, self.settings.clip)
+            self._require_finite(float(norm), "the gradient's norm")
+        rate = self.settings.rate * self.settings.factor(self.step)
+        for options in self.optimizer.param_groups:
+            options["lr"] = rate
+        self.optimizer.step()
+        self.step += 1
+        tokens = round(self.workers.sum(tokens, device))
+        self.tokens += tokens
+        return means, tokens
+
+    def _require_finite(self, value: float, what: str) -> None:
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"{what} is {value} at step {self.step + 1}; the last good checkpoint is kept in "
+                f"{self.directory}. Start again with a lower --rate (it was {self.settings.rate:.3g}) and "
+                "another --out"
+            )
+
+    def _report(self, losses: Mapping[str, float], speed: float) -> Report:
+        rate = self.settings.rate * self.settings.factor(max(0, self.step - 1))
+        return Report(self.step, self.settings.steps, losses, rate, self.tokens, self.spent, speed)
+
+    def _evaluate(
+        self, report: Callable[[Report], None], speed: float, losses: Mapping[str, float] | None = None
+    ) -> None:
+        if self.evaluate is not None and self.workers.first:
+            with torch.no_grad():
+                held_out = self.evaluate(self.model)
+            self._log({"held_out": held_out})
+            line = self._report(losses or {}, speed)
+            report(Report(**{**vars(line), "held_out": held_out}))
+        self.workers.wait()
+
+    # --- on disk ------------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Written aside and renamed: a kill leaves the last good one. Raises StorageError."""
+        if not self.workers.first:
+            return
+        path = self.directory / CHECKPOINT
+        tensors = {f"model.{name}": p.detach().cpu() for name, p in self.model.named_parameters()}
+        for name, p in self.model.named_parameters():
+            state = self.optimizer.state[p]
+            tensors |= {f"{moment}.{name}": state[moment].cpu() for moment in _MOMENTS}
+        facts = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "seconds": self.spent,
+            "batches": self.batches.state,
+            "identity": self.identity,
+        }
+        temporary = path.with_suffix(".tmp")
+        try:
+            save_file(tensors, temporary, metadata={"facts": json.dumps(facts)})
+            os.replace(temporary, path)
+        except (OSError, SafetensorError) as error:
+            raise StorageError(f"{path} cannot be written: {error}; free some space, then resume") from None
+
+    def _resume(self) -> None:
+        path = self.directory / CHECKPOINT
+        if not path.is_file():
+            self._rewind_log()
+            return
+        try:
+            with safe_open(path, "pt") as file:
+                facts = json.loads((file.metadata() or {})["facts"])
+            different = sorted(k for k, v in self.identity.items() if facts["identity"].get(k) != v)
+            if different:
+                k = different[0]
+                raise OptionError(
+                    f"{self.directory} holds a run with {k} = {facts['identity'].get(k)}, not "
+                    f"{self.identity[k]}; give it the same options to resume it, or choose another --out"
+                )
+            tensors = load_file(path)
+            self.step, self.tokens, self.spent = facts["step"], facts["tokens"], facts["seconds"]
+            self.batches.restore(facts["batches"])
+            with torch.no_grad():
+                for name, p in self.model.named_parameters():
+                    p.copy_(tensors[f"model.{name}"])
+                    self.optimizer.state[p] = {
+                        "step": torch.tensor(float(self.step)),
+                        **{m: tensors[f"{m}.{name}"].to(p.device) for m in _MOMENTS},
+                    }
+        except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
+            raise CorruptFileError(
+                f"{path} is damaged ({error!r}); remove it to start this run from the beginning"
+            ) from None
+        self._rewind_log()
+
+    def _rewind_log(self) -> None:
+        """Drop what a killed run logged after its last checkpoint."""
+        path = self.directory / LOG
+        if self.workers.first and path.is_file():
+            kept = [line for line in read_log(path) if line["step"] <= self.step and self.step]
+            text = "".join(json.dumps(line) + "\n" for line in kept)
+            path.write_text(text, encoding="utf-8")
+
+    def _log(self, values: Mapping[str, Any]) -> None:
+        if self.workers.first:
+            line = {"step": self.step, "tokens": self.tokens, "seconds": round(self.spent, 3), **values}
+            with open(self.directory / LOG, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log; one that was cut off by a kill is left out."""
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
+    return lines
