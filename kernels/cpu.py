@@ -45,6 +45,7 @@ def multiply(x: Tensor, weight: Tensor) -> Tensor:
 NATIVE = {  # CPU features (torch.cpu.get_capabilities) that make a type's matmul fast
     torch.bfloat16: {"amx_bf16", "avx512_bf16", "bf16", "arm_bf16"},
     torch.float16: {"amx_fp16", "avx512_fp16", "fp16_arith", "arm_fp16_arith"},
+    torch.int8: {"amx_int8", "avx512_vnni"},
 }
 
 
@@ -55,9 +56,12 @@ def matmul_dtype(dtype: torch.dtype) -> torch.dtype:
     Without AMX or AVX-512 BF16 a bf16 matmul of a tree's rows is 4 times slower than fp32 (measured).
     Decided by CPU features, never by timing: the choice shows in the last bits of the output.
     """
-    if dtype == torch.float32:
-        return dtype
-    # torch before 2.11 cannot tell: then fp32
+    return dtype if dtype == torch.float32 or is_native(dtype) else torch.float32
+
+
+def is_native(dtype: torch.dtype) -> bool:
+    """Whether this CPU has fast matmuls of `dtype`."""
+    # torch before 2.11 cannot tell: then it has not
     known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     narrow = known.get("architecture") == "x86_64" and "AVX512" not in torch.backends.cpu.get_cpu_capability()
-    return dtype if not narrow and any(known.get(f) for f in NATIVE[dtype]) else torch.float32
+    return not narrow and any(known.get(feature) for feature in NATIVE[dtype])

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-GROUP = 64  # neighbouring columns that share one int4 scale
+GROUP = 64  # neighbouring columns that share one int4 multiplier
 
 
 def padded_columns(k: int) -> int:
     """Columns that an int4 row of k weights is stored with: the next multiple of GROUP."""
     return -(-k // GROUP) * GROUP
+
+
+def int4_row_bytes(k: int) -> int:
+    """Bytes of an int4 row of k weights: two to a byte, then one multiplier a group."""
+    columns = padded_columns(k)
+    return columns // 2 + columns // GROUP

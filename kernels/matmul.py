@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from edgespec.kernels import integer
 from edgespec.kernels.cpu import matmul_dtype, multiply
 from edgespec.kernels.gguf_blocks import dequantize_torch
-from edgespec.kernels.quantize import dequantize_int4, dequantize_int8
+from edgespec.kernels.quantize import dequantize_int4, dequantize_int8, unpack_int4
 from edgespec.kernels.row_class import row_class
 
 STORED = {  # every other encoding is raw bytes to torch
@@ -20,7 +21,8 @@ STORED = {  # every other encoding is raw bytes to torch
     "BF16": torch.bfloat16,
     "I8": torch.int8,
 }
-TILE_BYTES = 4 * 2**20  # an unpacked tile stays in cache between unpacking and use
+TILE_BYTES = 2 * 2**20  # unpacked at a time: stays in cache until it is used, and below what malloc maps
+FEW = 64  # above so many rows one bf16 matmul of unpacked weights is faster than three of integers
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Block:
     """Consecutive rows of one weight matrix, as stored.
 
     `encoding` "F32", "F16" or "BF16": `data` [rows, k] in that type. "I8": int8 [rows, k] with `scale`
-    [rows]. "U8" (int4): [rows, k / 2] with `scale` [rows, k / group]. GGUF block types: raw bytes
+    [rows]. "U8" (int4): bytes [rows, int4_row_bytes(k)] with `scale` [rows]. GGUF block types: raw bytes
     [rows, row_bytes].
     """
 
@@ -55,12 +57,17 @@ class Block:
             return dequantize_int8(data, self.scale[start:stop], dtype)
         return dequantize_int4(data, self.scale[start:stop], dtype, self.inner).contiguous()
 
+    def numbers(self, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) of a block with scales, without them: int8 [rows, k]."""
+        data = self.data[start:stop]
+        return data if self.encoding == "I8" else unpack_int4(data)[:, : self.inner]
+
     def tiles(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """The block as dense matrices of `dtype`, a view where it is stored so."""
         if self.data.dtype == dtype and self.scale is None:
             yield self.data
             return
-        for start, stop in tile_bounds(self.rows, self.inner, dtype):
+        for start, stop in tile_bounds(self.rows, self.inner * dtype.itemsize):
             yield self.dense(start, stop, dtype)
 
 
@@ -69,22 +76,42 @@ def typed(data: Tensor, encoding: str, shape: Sequence[int]) -> Tensor:
     return data.flatten().view(STORED.get(encoding, torch.uint8)).view(*shape)
 
 
-def tile_bounds(rows: int, inner: int, dtype: torch.dtype) -> list[tuple[int, int]]:
+def tile_bounds(rows: int, row_bytes: int) -> list[tuple[int, int]]:
     """How a block of another stored type is unpacked: (start, stop) rows of each tile."""
-    step = max(16, TILE_BYTES // (inner * dtype.itemsize) // 16 * 16)
+    step = max(16, TILE_BYTES // row_bytes // 16 * 16)
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def integers(encoding: str, inner: int) -> bool:
+    """Whether weights so stored are multiplied in integers on this CPU: then every row count is one class."""
+    return encoding in ("I8", "U8") and 1 < inner < integer.MOST_COLUMNS and integer.available()
 
 
 def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     """x [n, k] @ block^T -> [n, rows], in x's type.
 
-    With `exact` a row's bits do not depend on n (the matmuls stay within one row class); without it torch is
-    left to choose the fastest algorithm for n rows.
+    With `exact` a row's bits do not depend on n (the matmuls stay within one row class); without it the
+    fastest way for n rows is taken.
     """
-    dtype = matmul_dtype(x.dtype) if x.device.type == "cpu" else x.dtype
+    cpu = x.device.type == "cpu"
+    if cpu and (exact or len(x) <= FEW) and integers(block.encoding, block.inner):
+        return _in_integers(x, block)
+    dtype = matmul_dtype(x.dtype) if cpu else x.dtype
     inputs = x.to(dtype)
     parts = [_rows_apart(inputs, tile) if exact else F.linear(inputs, tile) for tile in block.tiles(dtype)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).to(x.dtype)
+
+
+def _in_integers(x: Tensor, block: Block) -> Tensor:
+    assert block.scale is not None
+    digits = integer.split(x)
+    # What a tile takes: its sums, and for int4 its unpacked numbers. The cut does not change any bits.
+    row_bytes = 12 * len(x) + (0 if block.encoding == "I8" else 2 * block.inner)
+    parts = [
+        integer.multiply(digits, block.numbers(start, stop), block.scale[start:stop], x.dtype)
+        for start, stop in tile_bounds(block.rows, row_bytes)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def _rows_apart(x: Tensor, weight: Tensor) -> Tensor:

@@ -1,20 +1,19 @@
-"""The low-bit weight formats: int8 (row-scaled) and int4 (group-scaled), both symmetric.
+"""The low-bit weight formats: int8 and int4. Both are int8 numbers times one scale a row.
 
 int8: q [n, k] int8 in -127..127 and scale [n] fp32; w ~ q * scale.
-int4: packed [n, K/2] uint8 and scale [n, K/64] bf16, where K is k rounded up to a multiple of `GROUP` = 64
-(the extra columns are zero); w ~ q * scale with q in -8..7, one scale for 64 neighbouring columns.
-Byte j of a row holds column j in its low nibble and column K/2 + j in its high nibble, both as two's
-complement: a whole row unpacks with one multiplication, one mask and no shuffle, because as int8
-`byte * 16` is 16 times the low number and `byte & 0xF0` 16 times the high one.
+int4: data [n, K/2 + K/64] uint8 and scale [n] fp32, where K is k rounded up to a multiple of `GROUP` = 64
+(the extra columns are zero); w ~ q * m * scale with q in -8..7 and, for 64 neighbouring columns, one
+multiplier m in -15..15, so that q * m is an int8 number again: after unpacking, one integer matmul serves
+both formats (`integer.py`). A row of data is its packed numbers, then its multipliers (int8). Byte j holds
+column j in its low nibble and column K/2 + j in its high nibble, both as two's complement: a whole row
+unpacks with shifts and no shuffle.
 
-Why 64: relative rms error on Gaussian weights is 0.081 for groups of 32 (4.5 bits a weight), 0.090 for 64
-(4.25) and 0.097 for 128 (4.125); Student-t(4): 0.112, 0.135, 0.159. Going from 64 to 32 leaves 0.81 of the
-squared error for a quarter of a bit, where a quarter of a bit spent on finer numbers would leave 0.71, and
-applying scales over runs of 32 is 2-4 times slower in torch. Taking the scale from the largest weight alone
-gives 0.108 for 64.
+Two levels of scales are QServe's idea (arXiv 2405.04532, section 4.1). Relative rms error on Gaussian weights
+is 0.092, where groups with a bf16 scale each have 0.090 and cost 4.25 instead of 4.13 bits a weight;
+Student-t(4): 0.140 against 0.134. Taking the multiplier from the largest weight alone gives 0.108.
 
-Scales are bf16 numbers in both formats (int8 stores them as fp32), so that `q * scale` rounded once to the
-output's type is the definition of the dequantised weight, and needs no fp32 pass for bf16.
+Scales are bf16 numbers, stored as fp32: `number * scale` is then exact in fp32, and rounded once to the
+output's type it is the definition of the dequantised weight.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edgespec.errors import ModelError
-from edgespec.kernels.low_bit import GROUP, padded_columns
+from edgespec.kernels.low_bit import GROUP, int4_row_bytes, padded_columns
+
+MULTIPLIER = 15  # largest of a group's multipliers: -8 * 15 is still an int8 number
 
 # Weights worked on at a time on a CPU: a block stays in a core's cache from one pass to the next.
 _BLOCK = 2**19
@@ -66,24 +67,30 @@ def dequantize_int8(
 
 
 def quantize_int4(w: Tensor) -> tuple[Tensor, Tensor]:
-    """[n, k] float -> (packed [n, K/2] uint8, scale [n, K/64] bf16), K = padded_columns(k).
+    """[n, k] float -> (data [n, K/2 + K/64] uint8, scale [n] fp32), K = padded_columns(k).
 
-    Each group's scale is the best of six for its squared error. Raises like `quantize_int8`.
+    Each group's step is the best of six for its squared error, rounded to a multiple of the row's scale.
+    Raises like `quantize_int8`.
     """
     n, k = w.shape
     columns = padded_columns(k)
-    packed = torch.empty((n, columns // 2), dtype=torch.uint8, device=w.device)
-    scale = torch.empty((n, columns // GROUP), dtype=torch.bfloat16, device=w.device)
+    half = columns // 2
+    data = torch.empty((n, int4_row_bytes(k)), dtype=torch.uint8, device=w.device)
+    scale = torch.empty(n, device=w.device)
     step = _rows_at_a_time(w, columns, _QUANTISED)
     for row in range(0, n, step):
-        x = F.pad(w[row : row + step].float(), (0, columns - k)).view(-1, GROUP)  # [groups, 64]
-        steps = _best_int4_step(x).bfloat16()
-        q = (x / _divisor(steps.float())).round_().clamp_(-8, 7).to(torch.int8).view(-1, columns)
-        low, high = q[:, : columns // 2], q[:, columns // 2 :]
+        rows = slice(row, row + step)
+        x = F.pad(w[rows].float(), (0, columns - k)).view(-1, columns // GROUP, GROUP)
+        steps = _best_int4_step(x.view(-1, GROUP)).view(-1, columns // GROUP, 1)  # [rows, groups, 1], signed
+        scale[rows] = steps.abs().amax((1, 2)).div(MULTIPLIER).bfloat16()
+        unit = _divisor(scale[rows])[:, None, None]
+        m = (steps / unit).round_().clamp_(-MULTIPLIER, MULTIPLIER)
+        m = torch.where(m == 0, 1.0, m)  # a step far below the row's largest
+        q = (x / (unit * m)).round_().clamp_(-8, 7).to(torch.int8).view(-1, columns)
         # int8 multiplication wraps, which keeps the low four bits
-        packed[row : row + step] = ((high * 16) | (low & 15)).view(torch.uint8)
-        scale[row : row + step] = steps.view(-1, columns // GROUP)
-    return packed, scale
+        data[rows, :half] = ((q[:, half:] * 16) | (q[:, :half] & 15)).view(torch.uint8)
+        data[rows, half:] = m.squeeze(2).to(torch.int8).view(torch.uint8)
+    return data, scale
 
 
 def _best_int4_step(x: Tensor) -> Tensor:
@@ -107,34 +114,38 @@ def _best_int4_step(x: Tensor) -> Tensor:
     return best
 
 
-def dequantize_int4(
-    packed: Tensor,
-    scale: Tensor,
-    out_dtype: torch.dtype = torch.bfloat16,
-    columns: int | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """(packed [n, K/2] uint8, scale [n, K/64] bf16) -> [n, columns] of `out_dtype`.
-
-    `columns` defaults to K; fewer give a view without the padding. `out`, when given, is [n, K].
-    """
-    n, half = packed.shape
-    k = 2 * half
+def unpack_int4(data: Tensor, out: Tensor | None = None) -> Tensor:
+    """data [n, K/2 + K/64] uint8 -> its numbers q * m, int8 [n, K]; written into `out` when it is given."""
+    columns = _columns(data)
+    half = columns // 2
     if out is None:
-        out = torch.empty((n, k), dtype=out_dtype, device=packed.device)
-    if out_dtype == torch.float16:
-        return out.copy_(dequantize_int4(packed, scale, torch.float32))[:, :columns]
-    pairs = packed.view(torch.int8)
-    sixteenth = scale.to(out_dtype).div(16).unsqueeze(2)  # [n, K/64, 1]; exact: a power of two
-    step = _rows_at_a_time(packed, k, _BLOCK)
-    numbers = torch.empty((min(step, n), k), dtype=torch.int8, device=packed.device)  # 16 q, in -128..112
-    for row in range(0, n, step):
-        rows = slice(row, min(row + step, n))
-        block = numbers[: rows.stop - row]
-        torch.mul(pairs[rows], 16, out=block[:, :half])
-        torch.bitwise_and(pairs[rows], -16, out=block[:, half:])
-        out[rows].copy_(block).view(-1, k // GROUP, GROUP).mul_(sixteenth[rows])
+        out = torch.empty((len(data), columns), dtype=torch.int8, device=data.device)
+    pairs, multipliers = data.view(torch.int8).split([half, columns // GROUP], dim=1)
+    torch.bitwise_left_shift(pairs, 4, out=out[:, :half]).bitwise_right_shift_(4)
+    torch.bitwise_right_shift(pairs, 4, out=out[:, half:])
+    out.view(-1, columns // GROUP, GROUP).mul_(multipliers[:, :, None])
+    return out
+
+
+def dequantize_int4(
+    data: Tensor, scale: Tensor, out_dtype: torch.dtype = torch.bfloat16, columns: int | None = None
+) -> Tensor:
+    """(data [n, K/2 + K/64] uint8, scale [n] fp32) -> [n, columns] of `out_dtype`.
+
+    `columns` defaults to K; fewer give a view without the padding.
+    """
+    k = _columns(data)
+    out = torch.empty((len(data), k), dtype=out_dtype, device=data.device)
+    step = _rows_at_a_time(data, k, _BLOCK)
+    for row in range(0, len(data), step):
+        rows = slice(row, row + step)
+        dequantize_int8(unpack_int4(data[rows]), scale[rows], out_dtype, out=out[rows])
     return out[:, :columns]
+
+
+def _columns(data: Tensor) -> int:
+    """K of int4 rows of so many bytes."""
+    return data.shape[1] // (GROUP // 2 + 1) * GROUP
 
 
 def _rows_at_a_time(rows: Tensor, k: int, weights: int) -> int:

@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 
 from edgespec.kernels.gguf_blocks import BLOCKS, row_bytes
-from edgespec.kernels.low_bit import padded_columns
+from edgespec.kernels.low_bit import int4_row_bytes
 
 CHUNK_BYTES = 32 * 2**20  # upper bound of a chunk; 16 ms at 2 GB/s
 PAGE = 4096  # O_DIRECT: offsets, lengths and addresses are multiples of this
@@ -144,7 +144,7 @@ def stored_bytes(encoding: str, shape: Sequence[int]) -> int:
     if encoding == "I8":
         return shape[0] * columns
     if encoding == "U8":
-        return shape[0] * (padded_columns(columns) // 2)
+        return shape[0] * int4_row_bytes(columns)
     if encoding not in BLOCKS:
         raise ValueError(f"encoding {encoding!r} is unknown")
     return shape[0] * row_bytes(encoding, columns)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from edgespec.kernels.low_bit import GROUP, padded_columns
 from edgespec.offload.chunk_store import row_blocks
 from edgespec.offload.chunks import CHUNK_BYTES, ELEMENT_BYTES, PAGE, StreamOrder, TensorSource, stored_bytes
 from edgespec.offload.manifest import (
@@ -60,19 +59,17 @@ class Part:
 
     @property
     def scale_shape(self) -> tuple[int, ...] | None:
-        """Of the scales behind a low-bit matrix: fp32 a row (int8), bf16 a group (int4)."""
-        groups = padded_columns(self.columns) // GROUP
-        return {"I8": (self.rows,), "U8": (self.rows, groups)}.get(self.encoding)
+        """Of the scales behind a low-bit matrix: one a row."""
+        return (self.rows,) if self.encoding in LOW_BIT.values() else None
 
     def pieces(self) -> Iterator[PieceRecord]:
         """The data, then its scales."""
         name, place = self.source.name, self.offset
         yield PieceRecord(name, self.encoding, list(self.shape), self.row, place, self.nbytes)
         if self.scale_shape is not None:
-            encoding = "F32" if self.encoding == "I8" else "BF16"
-            nbytes = stored_bytes(encoding, self.scale_shape)
+            nbytes = stored_bytes("F32", self.scale_shape)
             place = _round_up(place + self.nbytes, _ALIGN)
-            yield PieceRecord(name + SCALE, encoding, list(self.scale_shape), self.row, place, nbytes)
+            yield PieceRecord(name + SCALE, "F32", list(self.scale_shape), self.row, place, nbytes)
 
     @property
     def end(self) -> int:
@@ -181,7 +178,7 @@ def _parts(tensor: TensorSource, encoding: str) -> list[Part]:
     whole = Part(tensor, 0, tensor.shape[0], encoding)
     row_bytes, limit = replace(whole, rows=1).nbytes, CHUNK_BYTES
     if whole.scale_shape is not None:
-        row_bytes += {"I8": 4, "U8": 2 * whole.scale_shape[-1]}[encoding]
+        row_bytes += 4
         limit -= _ALIGN  # between numbers and scales
     return [Part(tensor, row, rows, encoding) for row, rows in row_blocks(whole.rows, row_bytes, limit)]
 

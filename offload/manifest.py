@@ -1,6 +1,6 @@
 """The `manifest.json` of a packed directory: what it says, and reading it as hostile input.
 
-    {"edgespec": 1, config, source, source_digest, beside, files, sets: {"target": {precision, chunks, ...}}}
+    {"edgespec": 2, config, source, source_digest, beside, files, sets: {"target": {precision, chunks, ...}}}
 
 A *set* is one copy of a model's weights; sets name weight files by their place in `files`, so a second copy
 in another precision can be added beside the first.
@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import msgspec
 
 from edgespec.errors import CorruptFileError, ModelError, UnsupportedModelError
-from edgespec.kernels.low_bit import GROUP, padded_columns
 from edgespec.offload.chunks import (
     CHUNK_BYTES,
     ELEMENT_BYTES,
@@ -28,7 +27,7 @@ from edgespec.offload.chunks import (
 from edgespec.offload.strict_json import is_file_name, read_bounded
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 TARGET = "target"  # the set that holds the model itself
 SUBSTITUTE = "substitute"  # folder in a packed directory: a low-bit copy of the same model, packed likewise
 SCALE = "_scale"  # suffix of a low-bit matrix's scales
@@ -267,8 +266,4 @@ def _check_order(chunks: Sequence[Chunk], layers: int) -> None:
 
 
 def _scale_of(piece: Piece) -> tuple[str, tuple[int, ...]] | None:
-    if piece.encoding == "I8":
-        return "F32", (piece.shape[0],)
-    if piece.encoding == "U8":
-        return "BF16", (piece.shape[0], padded_columns(piece.shape[1]) // GROUP)
-    return None
+    return ("F32", (piece.shape[0],)) if piece.encoding in ("I8", "U8") else None

@@ -272,7 +272,7 @@ def swap_chunks(manifest: Any) -> None:
 
 
 BAD_MANIFESTS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "version": (lambda m: m.update(edgespec=2), "has format 2, this EdgeSpec reads format 1"),
+    "version": (lambda m: m.update(edgespec=1), "has format 1, this EdgeSpec reads format 2"),
     "version kind": (lambda m: m.update(edgespec="1"), "not a sound manifest"),
     "unknown field": (lambda m: m.update(more=1), "unknown field"),
     "no config": (lambda m: m.pop("config"), "missing required field"),
@@ -327,9 +327,9 @@ def test_manifests_that_are_not_sound(packed: Path, tmp_path: Path, case: str) -
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"edgespec": 1, ', "not a sound manifest"),
-        (b'{"edgespec": 1, "config": ' + b"[" * 10**6, "not a sound manifest"),
-        (b'{"edgespec": 1, "source": "\xff"}', "not a sound manifest"),
+        (b'{"edgespec": 2, ', "not a sound manifest"),
+        (b'{"edgespec": 2, "config": ' + b"[" * 10**6, "not a sound manifest"),
+        (b'{"edgespec": 2, "source": "\xff"}', "not a sound manifest"),
     ],
 )
 def test_manifests_that_are_not_json(tmp_path: Path, content: bytes, message: str) -> None:

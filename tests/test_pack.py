@@ -144,9 +144,7 @@ def test_pieces_dequantise_by_themselves(tmp_path: Path, precision: str) -> None
     if precision == "int8":
         back = dequantize_int8(stored[0].view(torch.int8).view(172, 64), stored[1].view(torch.float32))
     else:
-        back = dequantize_int4(
-            stored[0].view(172, -1), stored[1].view(torch.bfloat16).view(*scale.shape), columns=64
-        )
+        back = dequantize_int4(stored[0].view(172, -1), stored[1].view(torch.float32), columns=64)
     bound = 0.01 if precision == "int8" else 0.1
     assert float((back.float() - weight).norm() / weight.norm()) < bound
 
@@ -582,7 +580,7 @@ def test_layout_of_a_70b_shape_needs_no_files() -> None:
         nbytes = stored_bytes("BF16", shape)
         tensors[name] = TensorSource(name, "BF16", shape, Path("m"), place, nbytes)
         place += nbytes
-    for precision, bits in (("source", 16.0), ("int8", 8.01), ("int4", 4.25)):
+    for precision, bits in (("source", 16.0), ("int8", 8.01), ("int4", 4.13)):
         layout = lay_out(stream_order(config, tensors), precision)
         matrices = [u for u in layout.units if u.layer is not None]
         assert max(u.nbytes for u in layout.units) <= CHUNK_BYTES

@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from edgespec.errors import ModelError
-from edgespec.kernels.low_bit import GROUP, padded_columns
-from edgespec.kernels.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
+from edgespec.kernels.low_bit import GROUP, int4_row_bytes, padded_columns
+from edgespec.kernels.quantize import (
+    dequantize_int4,
+    dequantize_int8,
+    quantize_int4,
+    quantize_int8,
+    unpack_int4,
+)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -41,28 +47,43 @@ def test_int8_dequantised_is_the_product_rounded_once(dtype: torch.dtype) -> Non
     assert torch.equal(dequantize_int8(q, scale, dtype), exact.to(dtype))
 
 
-def unpack(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The int4 format spelled out number by number. -> [n, K] float64"""
-    n, half = packed.shape
-    out = torch.zeros(n, 2 * half, dtype=torch.float64)
-    for row in range(n):
+def numbers(data: torch.Tensor, k: int) -> torch.Tensor:
+    """The int4 format spelled out number by number. -> [n, K] int8"""
+    columns = padded_columns(k)
+    half = columns // 2
+    out = torch.zeros(len(data), columns, dtype=torch.int8)
+    signed = data.view(torch.int8)
+    for row in range(len(data)):
         for j in range(half):
-            byte = int(packed[row, j])
+            byte = int(data[row, j])
             for column, nibble in ((j, byte & 15), (half + j, byte >> 4)):
                 number = nibble - 16 if nibble > 7 else nibble
-                out[row, column] = number * float(scale[row, column // GROUP])
+                out[row, column] = number * int(signed[row, half + column // GROUP])
     return out
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", [1, 64, 100, 172, 256])
 def test_int4_dequantised_follows_the_written_format(dtype: torch.dtype, k: int) -> None:
-    packed, scale = quantize_int4(gaussian(3, k))
-    assert packed.shape == (3, padded_columns(k) // 2)
-    assert scale.shape == (3, padded_columns(k) // GROUP)
-    back = dequantize_int4(packed, scale, dtype, columns=k)
-    assert torch.equal(back, unpack(packed, scale).to(dtype)[:, :k])
-    assert dequantize_int4(packed, scale, dtype).shape == (3, padded_columns(k))
+    data, scale = quantize_int4(gaussian(3, k))
+    assert data.shape == (3, int4_row_bytes(k))
+    assert scale.shape == (3,)
+    assert torch.equal(unpack_int4(data), numbers(data, k))
+    exact = numbers(data, k).double() * scale.double()[:, None]
+    assert torch.equal(dequantize_int4(data, scale, dtype, columns=k), exact.to(dtype)[:, :k])
+    assert dequantize_int4(data, scale, dtype).shape == (3, padded_columns(k))
+
+
+def test_int4_unpacks_every_byte_and_multiplier() -> None:
+    generator = torch.Generator().manual_seed(2)
+    data = torch.randint(0, 256, (16, int4_row_bytes(256)), dtype=torch.uint8, generator=generator)
+    multipliers = torch.randint(-15, 16, (16, 4), dtype=torch.int8, generator=generator)
+    data[:, 128:] = multipliers.view(torch.uint8)
+    data[:, :128] = torch.arange(2048).view(16, 128).to(torch.uint8)  # all 256 values
+    assert torch.equal(unpack_int4(data), numbers(data, 256))
+    out = torch.empty(16, 256, dtype=torch.int8)
+    assert unpack_int4(data, out=out) is out
+    assert torch.equal(out, numbers(data, 256))
 
 
 def test_int4_error_and_that_the_search_pays() -> None:
@@ -71,15 +92,26 @@ def test_int4_error_and_that_the_search_pays() -> None:
     groups = w.view(-1, GROUP)
     step = groups.abs().amax(1, keepdim=True) / 7
     naive = relative_error(groups, (groups / step).round() * step)
-    assert error < 0.092
-    assert error < 0.86 * naive
+    assert error < 0.094
+    assert error < 0.88 * naive
+
+
+def test_int4_groups_have_their_own_step() -> None:
+    """A row with one large group: the others keep about int8's resolution, where one step for the whole row
+    would leave nothing of them."""
+    w = gaussian(64, 1024)
+    w[:, :GROUP] *= 20
+    back = dequantize_int4(*quantize_int4(w), torch.float32)
+    small, small_back = w[:, GROUP:], back[:, GROUP:]
+    eight = dequantize_int8(*quantize_int8(w), torch.float32)[:, GROUP:]
+    assert relative_error(small, small_back) < 1.4 * relative_error(small, eight) < 0.3
 
 
 def test_int4_weight_on_the_grid_comes_back_exactly() -> None:
     generator = torch.Generator().manual_seed(1)
     q = torch.randint(-8, 8, (5, 192), generator=generator)
     q[:, ::GROUP] = -8  # every group uses the whole range
-    w = q.float() * torch.tensor([0.5, 2.0, -0.125]).repeat_interleave(GROUP)
+    w = q.float() * torch.tensor([15.0, 4.0, -1.0]).mul(0.25).repeat_interleave(GROUP)
     assert torch.equal(dequantize_int4(*quantize_int4(w), torch.float32), w)
 
 
@@ -134,9 +166,6 @@ def test_out_is_written_in_place() -> None:
     out = torch.full((10, 128), float("nan"), dtype=torch.bfloat16)
     assert dequantize_int8(*quantize_int8(w), out=out) is out
     assert torch.equal(out, dequantize_int8(*quantize_int8(w)))
-    view = dequantize_int4(*quantize_int4(w), columns=100, out=out)
-    assert view.data_ptr() == out.data_ptr()
-    assert torch.equal(view, dequantize_int4(*quantize_int4(w))[:, :100])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -10,7 +10,7 @@ from edgespec.devices.allocator import return_large_blocks
 from edgespec.devices.rates import recall, remember
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.dispatch import attend
-from edgespec.kernels.matmul import tile_bounds
+from edgespec.kernels.matmul import integers, tile_bounds
 from edgespec.kernels.row_class import COUNTS, KNOWN, RowClass, row_class
 from edgespec.offload.chunks import ChunkTable, Piece
 
@@ -48,13 +48,13 @@ def warm_up(table: ChunkTable, dtype: torch.dtype) -> None:
 
 
 def _matmuls(piece: Piece, arithmetic: torch.dtype) -> list[tuple[int, int]]:
-    """[out, in] of the matmuls that a piece of a matrix is used in."""
-    if piece.tensor.endswith("_scale"):
+    """[out, in] of the matmuls with row classes that a piece of a matrix is used in."""
+    if piece.tensor.endswith("_scale") or integers(piece.encoding, piece.shape[1]):
         return []
     rows, inner = piece.shape
     if STORED_AS.get(piece.encoding) == arithmetic:
         return [(rows, inner)]
-    return [(stop - start, inner) for start, stop in tile_bounds(rows, inner, arithmetic)]
+    return [(stop - start, inner) for start, stop in tile_bounds(rows, inner * arithmetic.itemsize)]
 
 
 def _as_class(value: Any) -> RowClass | None:
