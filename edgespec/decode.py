@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import pairwise
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,11 @@ from numpy.typing import NDArray
 from edgespec.acceptance import Acceptance, Outcome
 from edgespec.drafters.base import Context
 from edgespec.runtimes.base import KVCache, PassObserver, Rows, Target
-from edgespec.sampling import Noise
+from edgespec.sampling import IntArray, Noise
 from edgespec.tree import TokenTree
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PREFILL_ROWS = 256  # prompt tokens a pass; fixed, because a prompt's bits depend on how it is cut
 
@@ -65,10 +69,8 @@ def verify(
     committed length.
     """
     try:
-        rows = Rows.concat([Rows.append(p.cache, p.tree.parents) for p in parts])
-        hidden = target.embed(np.concatenate([p.tree.tokens for p in parts]))
-        hidden = target.run(hidden, rows, range(target.config.layers), observer)
-        logits = target.logits(hidden, observer).cpu().numpy()
+        rows = Rows.concat([_slots(p.cache, p.tree) for p in parts])
+        logits = _logits(target, rows, [p.tree for p in parts], observer)
         outcomes = [
             p.acceptance.walk(p.tree, logits[s.start : s.stop], p.noise, p.cache.length + 1)
             for p, s in zip(parts, rows.segments, strict=True)
@@ -80,6 +82,47 @@ def verify(
             p.cache.truncate(p.cache.length)
         raise
     return outcomes
+
+
+def _slots(cache: KVCache, tree: TokenTree) -> Rows:
+    """A row for each node; slot i of the cache is node i."""
+    if tree.computed is None:
+        return Rows.append(cache, tree.parents)
+    return Rows.of(cache, cache.adopt(tree.parents, tree.computed.slots, int(tree.starts.max())))
+
+
+def _logits(
+    target: Target, rows: Rows, trees: Sequence[TokenTree], observer: PassObserver | None
+) -> NDArray[np.float32]:
+    """What follows each row, [n, V]. A row enters the pass at the layer that its drafter has come to; each
+    layer is run once, for all rows that have entered."""
+    starts = np.concatenate([tree.starts for tree in trees])
+    hidden = _states(target, rows, trees, starts)
+    for first, stop in pairwise([*np.unique(starts).tolist(), target.config.layers]):
+        entered = np.flatnonzero(starts <= first)
+        if len(entered) == rows.n:
+            hidden = target.run(hidden, rows, range(first, stop), observer)
+        else:
+            hidden[entered] = target.run(hidden[entered], rows.take(entered), range(first, stop), observer)
+    logits: NDArray[np.float32] = target.logits(hidden, observer).cpu().numpy()
+    return logits
+
+
+def _states(target: Target, rows: Rows, trees: Sequence[TokenTree], starts: IntArray) -> Tensor:
+    """The hidden state with which each row enters, [n, d]."""
+    tokens, fresh = np.concatenate([tree.tokens for tree in trees]), np.flatnonzero(starts == 0)
+    if len(fresh) == rows.n:
+        return target.embed(tokens)
+    parts = [(segment, tree.computed) for segment, tree in zip(rows.segments, trees, strict=True)]
+    some = next(computed for _, computed in parts if computed is not None)
+    hidden = some.hidden.new_empty((rows.n, target.config.hidden_size))
+    if len(fresh):
+        hidden[fresh] = target.embed(tokens[fresh])
+    for segment, computed in parts:
+        if computed is not None:
+            known = np.flatnonzero(computed.slots >= 0)
+            hidden[segment.start + known] = computed.hidden[computed.slots[known]]
+    return hidden
 
 
 def prefill(

@@ -7,14 +7,37 @@ one node is plain decoding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.runtimes.base import slot_depths
 from edgespec.sampling import Distribution, FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """What a cascade, which drafts inside the target, has computed of the target itself.
+
+    slots: [n] where each node's keys and values lie behind the committed prefix of the session's own cache;
+        -1 = the node has been through no layer.
+    layers: [slots] how many of the target's first layers each slot has been through.
+    hidden: [slots, d] its hidden state after these.
+    """
+
+    slots: IntArray
+    layers: IntArray
+    hidden: Tensor
+
+    def of(self, nodes: IntArray) -> Computed:
+        """For a tree of these nodes; -1 = a node of somebody else's."""
+        return replace(self, slots=np.where(nodes >= 0, self.slots[nodes], -1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +49,14 @@ class TokenTree:
     logprobs: [n] the drafter's log-probability of the token given its parent's path; 0 for the root.
     drafts: [n] where nodes were *sampled*: the distribution that the node's children were drawn from,
         independently and in node order (None for a leaf). `ratio` acceptance needs it.
+    computed: where the drafter has run nodes through layers of the target; verification goes on from there.
     """
 
     tokens: IntArray
     parents: IntArray
     logprobs: FloatArray
     drafts: tuple[Distribution | None, ...] | None = None
+    computed: Computed | None = None
 
     @staticmethod
     def root(token: int) -> TokenTree:
@@ -64,6 +89,13 @@ class TokenTree:
     def depths(self) -> IntArray:
         """[n] 0 for the root."""
         return slot_depths(self.parents)
+
+    @property
+    def starts(self) -> IntArray:
+        """[n] how many of the target's layers each node has been through already."""
+        if self.computed is None:
+            return np.zeros(len(self), dtype=np.int64)
+        return np.where(self.computed.slots >= 0, self.computed.layers[self.computed.slots], 0)
 
     @cached_property
     def scores(self) -> FloatArray:
@@ -99,7 +131,8 @@ class TokenTree:
         parents = number[self.parents[nodes]]
         parents[0] = -1
         drafts = self.drafts and tuple(self.drafts[node] for node in nodes)
-        tree = TokenTree(self.tokens[nodes], parents, self.logprobs[nodes], drafts)
+        computed = self.computed and self.computed.of(nodes)
+        tree = TokenTree(self.tokens[nodes], parents, self.logprobs[nodes], drafts, computed)
         tree.validate()
         return tree
 
@@ -123,6 +156,8 @@ class TokenTree:
                 raise ValueError(f"{name} has shape {array.shape}; a tree of {n} nodes needs [{max(n, 1)}]")
         if self.drafts is not None and len(self.drafts) != n:
             raise ValueError(f"{len(self.drafts)} draft distributions for {n} nodes")
+        if self.computed is not None and self.computed.slots.shape != (n,):
+            raise ValueError(f"computed slots have shape {self.computed.slots.shape} for {n} nodes")
         _check(self.tokens, self.tokens >= 0, "token of node {} is {}, which is negative")
         if vocabulary is not None:
             known = self.tokens < vocabulary
@@ -153,12 +188,16 @@ def merge(trees: Sequence[TokenTree]) -> TokenTree:
     """One tree with the branches of all; equal children of one parent become one, with the higher
     log-probability.
 
-    Raises ValueError when the roots differ, or for sampled trees: merging their draws would bias `ratio`.
+    Raises ValueError when the roots differ, for sampled trees (merging their draws would bias `ratio`), and
+    when more than one tree was computed inside the target: they would lie in the same slots.
     """
     if not trees or len({int(tree.tokens[0]) for tree in trees}) != 1:
         raise ValueError(f"merging needs trees with one root, got {[int(tree.tokens[0]) for tree in trees]}")
     if any(tree.drafts is not None for tree in trees):
         raise ValueError("sampled trees cannot be merged")
+    if sum(tree.computed is not None for tree in trees) > 1:
+        raise ValueError("two trees that were computed inside the target cannot be merged")
+    computed = None
     known: dict[tuple[int, int], int] = {}  # (parent, token) -> node
     tokens, parents, logprobs = [int(trees[0].tokens[0])], [-1], [0.0]
     for tree in trees:
@@ -173,7 +212,15 @@ def merge(trees: Sequence[TokenTree]) -> TokenTree:
                 logprobs.append(logprob)
             number.append(known[key])
             logprobs[number[-1]] = max(logprobs[number[-1]], logprob)
-    return TokenTree(np.array(tokens), np.array(parents), np.array(logprobs))
+        if tree.computed is not None:
+            computed = tree.computed, number
+    merged = TokenTree(np.array(tokens), np.array(parents), np.array(logprobs))
+    if computed is None:
+        return merged
+    origin = np.full(len(merged), -1, dtype=np.int64)  # of each merged node, in the computed tree
+    for node, own in reversed(list(enumerate(computed[1]))):
+        origin[own] = node
+    return replace(merged, computed=computed[0].of(origin))
 
 
 class TreeBuilder:

@@ -47,6 +47,10 @@ class KVCache(Protocol):
         `parents` are slot numbers below the new slot's own, or -1 for the committed prefix.
         """
 
+    def adopt(self, parents: Sequence[int] | IntArray, written: IntArray, layers: int) -> IntArray:
+        """`append`, in an empty cache of slots, for nodes that a fork has run already: new slot i takes over
+        the keys and values of the first `layers` layers that lie at slot `written[i]` (-1 = nowhere)."""
+
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
         """K, V of the committed prefix, [kv_heads, length, head_dim] each, K after RoPE."""
 
@@ -91,6 +95,18 @@ class Rows:
             slots=slots,
             positions=cache.length + slot_depths(cache.parents)[slots],
             prefill=prefill,
+        )
+
+    def take(self, rows: IntArray) -> Rows:
+        """Some of the rows, ascending; caches that have none of them are left out."""
+        bounds = np.searchsorted(rows, [(s.start, s.stop) for s in self.segments])  # [caches, 2]
+        kept = [(c, range(*b)) for c, b in zip(self.caches, bounds.tolist(), strict=True) if b[0] < b[1]]
+        return Rows(
+            caches=tuple(cache for cache, _ in kept),
+            segments=tuple(segment for _, segment in kept),
+            slots=self.slots[rows],
+            positions=self.positions[rows],
+            prefill=self.prefill,
         )
 
     @staticmethod

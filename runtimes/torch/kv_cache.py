@@ -62,6 +62,18 @@ class TorchKVCache:
         self.parents = np.concatenate([self.parents, added])
         return slots
 
+    def adopt(self, parents: Sequence[int] | IntArray, written: IntArray, layers: int) -> IntArray:
+        """`append` for nodes that a fork has run through the first `layers` layers, at slots `written`."""
+        assert not len(self.parents), "what a fork wrote is adopted before there are other slots"
+        slots = self.append(parents)
+        moved = (written >= 0) & (written != slots)
+        if moved.any():
+            to, start = (torch.from_numpy(s[moved] + self.length) for s in (slots, written))
+            to, start = to.to(self.k.device), start.to(self.k.device)
+            for kv in (self.k, self.v):
+                kv[:layers, :, to] = kv[:layers, :, start]  # the right-hand side is a copy
+        return slots
+
     def write(self, layer: int, slots: IntArray, k: Tensor, v: Tensor) -> None:
         """Store k, v [n, kv_heads, head_dim] of one layer in these slots."""
         if len(slots) == slots[-1] - slots[0] + 1:  # a contiguous run: a plain copy
