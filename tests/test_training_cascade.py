@@ -1,0 +1,388 @@
+"""A cascade's training end to end, on a tiny random target: features, loss, replies, resume, refusals."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from edgespec.apps.main import run
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.engine import Engine, stream_generate
+from edgespec.errors import BudgetError, OptionError
+from edgespec.kernels.reference import rms_norm
+from edgespec.runtimes.base import Rows
+from edgespec.runtimes.torch.adapter_files import describe_adapters
+from edgespec.runtimes.torch.open import ModelFiles, describe_model
+from edgespec.tokenizer import Tokenizer, load_tokenizer
+from edgespec.training.cascade import CascadeOptions, choose_depths, train_cascade
+from edgespec.training.corpus import Sample
+from edgespec.training.data import Samples, Shards
+from edgespec.training.generate import Replies
+from edgespec.training.plots import CURVES
+from edgespec.training.target import FrozenTarget, open_beside
+from edgespec.training.trainer import CHECKPOINT, LOG, Report, read_log
+from tests.models import make_tokenizer
+from tests.tiny import open_tiny, write_checkpoint
+
+CPU = torch.device("cpu")
+LAYERS = 4
+OPTIONS = CascadeOptions(steps=6, length=64, batch_tokens=256, rate=3e-3)
+WORDS = [
+    "the",
+    "a",
+    "fox",
+    "dog",
+    "sees",
+    "hears",
+    "old",
+    "young",
+    "and",
+    "or",
+    "river",
+    "hill",
+    "quick",
+    "slow",
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny"
+    changes: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "num_hidden_layers": LAYERS}
+    write_checkpoint(path, vocab_size=320, **changes)
+    make_tokenizer(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    draw = random.Random(0)
+    path.write_text("".join(" ".join(draw.choices(WORDS, k=12)) + ".\n" for _ in range(60)))
+    return path
+
+
+def described(model: Path) -> tuple[ModelFiles, Tokenizer]:
+    files = describe_model(model)
+    return files, load_tokenizer(files, model)
+
+
+def train(model: Path, text: Path, out: Path, options: CascadeOptions = OPTIONS, **more: Any) -> list[Report]:
+    reports: list[Report] = []
+    files, tokenizer = described(model)
+    engine = more.pop("engine", EngineOptions())
+    train_cascade(files, tokenizer, text, out, options, engine, CPU, report=reports.append, **more)
+    return reports
+
+
+# --- features ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_features_are_the_targets_own_states(model: Path, streamed: bool) -> None:
+    head = LAYERS  # its chunks' layer; training needs it in memory
+    target = open_tiny(model, (lambda c: c.layer == head) if streamed else (lambda c: True))
+    frozen = FrozenTarget(target, [1, 3])
+    samples = [Sample([1, 9, 30, 40, 50, 60, 70, 80, 90], start=4), Sample([1, 200, 7])]
+    features = frozen(samples)
+    assert features.supervised.tolist() == [
+        [False, False, False, True, True, True, True, True, True],
+        [True, True, True] + [False] * 6,
+    ]
+    expected_final, logits = [], []
+    for i, sample in enumerate(samples):
+        n = len(sample.tokens)
+        cache = target.new_cache(64)  # an ordinary one, with memory for each layer
+        rows = Rows.append(cache, np.arange(-1, n - 1), prefill=True)
+        states = {0: target.embed(sample.tokens)}
+        for layer in range(LAYERS):
+            states[layer + 1] = target.run(states[layer], rows, range(layer, layer + 1))
+        for depth in (1, 3):
+            assert torch.allclose(features.hidden[depth][i, :n], states[depth], atol=1e-5)
+            assert not features.hidden[depth][i, n:].any()
+        norm = target.weights.small["model.norm.weight"]
+        expected_final.append(rms_norm(states[LAYERS], norm, 1e-5)[sample.start - 1 :])
+        logits.append(target.logits(states[LAYERS])[sample.start - 1 :])
+    assert torch.allclose(features.final, torch.cat(expected_final), atol=1e-4)
+    assert torch.allclose(frozen.head(features.final), torch.cat(logits), atol=1e-3)
+    x = features.hidden[1].clone().requires_grad_()
+    frozen.head(x[0]).sum().backward()
+    assert x.grad is not None
+    frozen.close()
+
+
+def test_the_dial_decides_how_much_a_pass_holds(model: Path) -> None:
+    files, _ = described(model)
+    opened: list[int] = []
+
+    def beside(dial: int) -> None:
+        target, plan, rows = open_beside(
+            files, EngineOptions(memory=dial), CPU, 4096, 64, lambda n: n * 10**5
+        )
+        opened.append(rows)
+        assert plan.dial == dial
+        target.weights.close()
+
+    with pytest.raises(BudgetError) as refused:
+        beside(10**6)
+    smallest = refused.value.smallest + 5 * 10**6  # the process grows a little between two measurements
+    beside(smallest)
+    beside(smallest + 200 * 10**6)
+    assert opened[0] < opened[1] <= 4096
+
+
+# --- replies ----------------------------------------------------------------------------------------------
+
+
+def test_replies_of_many_sessions_are_those_of_one(model: Path) -> None:
+    prompts = [(i, [1, 10 + 7 * i, 20 + i, 5][: 2 + i % 3]) for i in range(9)]
+    target = open_tiny(model)
+    found: dict[int, Sample] = {}
+    replies = Replies(target, frozenset([2]), sessions=4, length=24, options=GenerationOptions())
+    replies.run(prompts, found.__setitem__)
+    target.weights.close()
+    assert sorted(found) == list(range(9))
+    with Engine.load(model, EngineOptions(drafter="none")) as engine:
+        for index, prompt in prompts:
+            limit = 24 - len(prompt)
+            told = [r.token for r in stream_generate(engine, prompt, max_tokens=limit)]
+            assert found[index] == Sample(prompt + [t for t in told if t is not None], len(prompt))
+
+
+def test_interrupted_replies_are_kept_and_not_made_again(model: Path, text: Path, tmp_path: Path) -> None:
+    options = CascadeOptions(steps=1, length=32, batch_tokens=64, generate=7)
+    count = 0
+
+    def interrupt(report: Any) -> None:
+        nonlocal count
+        count += report.stage == "generate"
+        if report.stage == "generate" and report.done >= 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(model, text, tmp_path, options, progress=interrupt)
+    kept = Samples(Shards(tmp_path / "data"), 320)
+    assert len(kept) >= 3
+    seen: list[int] = []
+    train(
+        model,
+        text,
+        tmp_path,
+        options,
+        progress=lambda r: seen.append(r.done) if r.stage == "generate" else None,
+    )
+    assert seen[0] == len(kept) + 1
+    whole = Samples(Shards(tmp_path / "data"), 320)
+    assert len(whole) == 7
+    assert sorted(Shards(tmp_path / "data").column("prompts").tolist()) == list(range(7))
+    assert all(
+        1 < s.start < len(s.tokens) <= 32 and s.tokens[0] == 1 for s in map(whole.__getitem__, range(7))
+    )
+
+
+# --- a run ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["reduced", "full"])
+def test_loss_falls_and_held_out_agreement_rises(model: Path, text: Path, tmp_path: Path, loss: str) -> None:
+    options = CascadeOptions(
+        steps=40, length=64, batch_tokens=256, rate=3e-3, loss=loss, verify_layers=(2, 3)
+    )
+    reports = train(model, text, tmp_path, options)
+    steps = [r for r in reports if r.held_out is None]
+    tests = [r.held_out for r in reports if r.held_out is not None]
+    assert tests[0].keys() == {"draft-1", "verify-2", "verify-3"}
+    for name in tests[0]:
+        assert steps[-1].losses[name] < steps[0].losses[name]
+        assert tests[-1][name]["agreement"] > tests[0][name]["agreement"]
+        assert len(tests[-1][name]["positions"]) == 5
+    # What was saved is what was measured last.
+    files, _ = described(model)
+    found = describe_adapters(tmp_path, files)
+    assert [(a.role, a.depth) for a in found] == [("draft", 1), ("verify", 2), ("verify", 3)]
+    assert found[0].training["held_out"] == tests[-1]["draft-1"]
+    trained = load_file(tmp_path / "run" / CHECKPOINT)
+    for entry in found:
+        adapter = entry.open(files.config, torch.float32)
+        for name, parameter in adapter.named_parameters():
+            assert torch.equal(parameter, trained[f"model.adapters.{entry.role}-{entry.depth}.{name}"])
+
+
+def test_a_run_in_two_parts_equals_one_bit_for_bit(model: Path, text: Path, tmp_path: Path) -> None:
+    train(model, text, tmp_path / "one")
+    train(model, text, tmp_path / "two", stop_after=3)
+    assert json.loads(read_log_text(tmp_path / "two").splitlines()[-1])["step"] == 3
+    train(model, text, tmp_path / "two")
+    a, b = (load_file(tmp_path / name / "run" / CHECKPOINT) for name in ("one", "two"))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    losses = [
+        [(x["step"], x["loss"]) for x in read_log(tmp_path / n / "run" / LOG) if "loss" in x]
+        for n in ("one", "two")
+    ]
+    assert losses[0] == losses[1]
+
+
+def read_log_text(out: Path) -> str:
+    return (out / "run" / LOG).read_text()
+
+
+def test_a_streamed_target_trains_as_a_resident_one(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(model, text, tmp_path / "resident", stop_after=2)
+    from edgespec.training import target as module
+
+    plain = module.plan_model
+
+    def plan_less(*args: Any, **more: Any) -> Any:
+        """As on a dial with room for the head alone."""
+        from dataclasses import replace
+
+        plan = plain(*args, **more)
+        head = frozenset(c.index for c in plan.table.chunks if c.layer == LAYERS)
+        ring = 3 * max(c.read_bytes for c in plan.table.chunks)
+        return replace(plan, pinned=head, ring_bytes=ring)
+
+    monkeypatch.setattr(module, "plan_model", plan_less)
+    train(model, text, tmp_path / "streamed", stop_after=2)
+    a, b = (load_file(tmp_path / name / "run" / CHECKPOINT) for name in ("resident", "streamed"))
+    assert all(torch.allclose(a[name], b[name], atol=1e-5) for name in a)
+
+
+def test_other_held_out_text_can_be_named(model: Path, text: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.txt"
+    other.write_text("Something else entirely, of seven words or so.\n" * 5)
+    reports = train(model, text, tmp_path / "out", held_out=other, stop_after=1)
+    assert reports[0].held_out is not None
+    assert len(Samples(Shards(tmp_path / "out" / "held-out"), 320)) > 0
+    with pytest.raises(OptionError, match="another text"):
+        train(model, other, tmp_path / "out", held_out=other)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------
+
+
+def test_depths_follow_the_paper_and_the_layers() -> None:
+    plain = CascadeOptions()
+    assert choose_depths(32, plain) == [("draft", 3), ("verify", 15)]
+    assert choose_depths(10, plain) == [("draft", 1), ("verify", 5)]
+    assert choose_depths(3, plain) == [("draft", 1), ("verify", 2)]
+    assert choose_depths(32, CascadeOptions(verify_layers=(20, 9))) == [
+        ("draft", 3),
+        ("verify", 9),
+        ("verify", 20),
+    ]
+    assert choose_depths(80, CascadeOptions(verify_layers=(2,))) == [("draft", 1), ("verify", 2)]
+
+
+@pytest.mark.parametrize(
+    ("draft", "verify", "match"),
+    [
+        (5, (5,), "must be fewer than verify layers"),
+        (6, (5, 7), "must be fewer than verify layers"),
+        (1, (10,), "must be fewer than the target's 10"),
+        (0, (3,), "at least 1"),
+        (None, (1,), "must be fewer than verify layers"),
+        (9, (), "must be fewer than the target's 10"),
+    ],
+)
+def test_depths_that_cannot_be_are_refused(draft: int | None, verify: tuple[int, ...], match: str) -> None:
+    with pytest.raises(OptionError, match=match):
+        choose_depths(10, CascadeOptions(draft_layers=draft, verify_layers=verify))
+
+
+@pytest.mark.parametrize(
+    "change", [{"loss": "other"}, {"steps": 0}, {"top_k": 0}, {"rate": 2.0}, {"length": 1}, {"generate": -1}]
+)
+def test_options_that_cannot_be_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        CascadeOptions(**change)
+
+
+def test_empty_data_is_refused_before_weights_are_read(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(OptionError, match=r"empty\.txt has no text"):
+        train(model, tmp_path / "empty.txt", tmp_path / "out")
+    (tmp_path / "short.txt").write_text("Hi.")
+    with pytest.raises(OptionError, match="makes 1 sequences"):
+        train(model, tmp_path / "short.txt", tmp_path / "out2")
+
+
+# --- the command ------------------------------------------------------------------------------------------
+
+
+def command(model: Path, text: Path, out: Path, *more: str) -> int:
+    base = ["train", "cascade", str(model), "--data", str(text), "--out", str(out)]
+    return run([*base, "--steps", "2", "--length", "64", "--batch-tokens", "128", *more])
+
+
+def test_the_command_trains_plots_and_resumes(
+    model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    assert command(model, text, tmp_path, "--verify-layers", "2,3") == 0
+    out, err = capsys.readouterr()
+    assert "2 steps" in out
+    assert "tokens/s" in out
+    assert "verify after layer 3" in err
+    assert "held-out loss" in err
+    assert (tmp_path / CURVES).read_bytes().startswith(b"\x89PNG")
+    before = (tmp_path / "run" / CHECKPOINT).read_bytes()
+    assert command(model, text, tmp_path, "--verify-layers", "2,3") == 0
+    assert (tmp_path / "run" / CHECKPOINT).read_bytes() == before
+    capsys.readouterr()
+    assert command(model, text, tmp_path, "--verify-layers", "3") == 2
+    assert "another --out" in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_command_says_so_and_succeeds(
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plain: Callable[..., Any] = builtins.__import__
+
+    def missing(name: str, *more: Any, **others: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return plain(name, *more, **others)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    assert command(model, text, tmp_path) == 0
+    assert "pip install 'edgespec[plot]'" in capsys.readouterr().err
+    assert not (tmp_path / CURVES).exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--draft-layers", "2", "--verify-layers", "2"], "must be fewer than verify layers"),
+        (["--verify-layers", "a,b"], "not a list of numbers"),
+        (["--loss", "other"], "choose reduced or full"),
+        (["--memory", "1MB"], "smallest dial"),
+        (["--memory", "many"], "--memory"),
+    ],
+)
+def test_wrong_flags_end_the_command(
+    model: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    message: str,
+) -> None:
+    assert command(model, text, tmp_path / "out", *flags) in (1, 2)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "run").exists()

@@ -1,0 +1,137 @@
+"""Text and conversations become sequences with BOS and an aligned mask; bad input is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.errors import OptionError
+from edgespec.tokenizer import Tokenizer
+from edgespec.training import corpus
+from edgespec.training.corpus import corpus_digest, passages, prompts, text_files, text_samples
+from tests.models import make_tokenizer
+
+BOS = 1
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    path = tmp_path_factory.mktemp("tokenizer")
+    make_tokenizer(path)
+    return Tokenizer.from_directory(path)
+
+
+def jsonl(path: Path, entries: Sequence[Any]) -> Path:
+    path.write_text("".join(json.dumps(e) + "\n" for e in entries), encoding="utf-8")
+    return path
+
+
+TALK = [
+    {"role": "user", "content": "How are you?"},
+    {"role": "assistant", "content": "Well."},
+    {"role": "user", "content": "Good."},
+    {"role": "assistant", "content": "Yes."},
+]
+
+
+def test_every_sequence_of_a_text_begins_with_bos_and_none_is_lost(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    text = "The quick brown fox.\nJumps over, naïvely.\n" * 9
+    (tmp_path / "a.txt").write_text(text, encoding="utf-8")
+    samples = [s for p in passages(text_files(tmp_path)) for s in text_samples(p, tokenizer, 32)]
+    assert len(samples) > 3
+    assert all(s.tokens[0] == BOS and s.start == 1 and len(s.tokens) <= 32 for s in samples)
+    assert tokenizer.decode([t for s in samples for t in s.tokens[1:]]) == text
+
+
+def test_long_files_are_read_in_pieces_cut_at_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "TEXT_BYTES", 20)
+    (tmp_path / "a.txt").write_text("one line\nanother line\nthird\n")
+    found = [p.text for p in passages([tmp_path / "a.txt"])]
+    assert found == ["one line\nanother line\n", "third\n"]
+
+
+def test_of_a_conversation_what_follows_the_first_replys_beginning_counts(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    (found,) = passages([jsonl(tmp_path / "a.jsonl", [{"messages": TALK}])])
+    (sample,) = text_samples(found, tokenizer, 1000)
+    opening = tokenizer.apply_chat(TALK[:1])
+    # The template puts "assistant:" behind each part, so the prompt is a prefix of the conversation.
+    shared = [a == b for a, b in zip(opening, sample.tokens, strict=False)]
+    assert sample.start == (shared.index(False) if False in shared else len(opening))
+    assert list(text_samples(found, tokenizer, sample.start)) == []  # nothing left that counts
+
+
+def test_prompts_of_each_kind(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = jsonl(tmp_path / "a.jsonl", [{"messages": TALK}, {"prompt": "Why?"}, {"text": "x" * 50}])
+    talk, question, text = [list(prompts(p, tokenizer, 40, 8)) for p in passages([path])]
+    assert talk == [tokenizer.apply_chat(TALK[:3])[-40:]]
+    assert question == [tokenizer.apply_chat([{"role": "user", "content": "Why?"}])]
+    assert len(text) == 2
+    assert all(len(p) == 8 and p[0] == BOS for p in text)
+
+
+def test_a_question_alone_is_nothing_to_learn_from(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (question,) = passages([jsonl(tmp_path / "a.jsonl", [{"prompt": "Why?"}])])
+    with pytest.raises(OptionError, match="--generate"):
+        list(text_samples(question, tokenizer, 100))
+
+
+def test_files_are_found_by_name_and_told_apart_by_their_bytes(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for name in ("c.txt", "b/a.jsonl", "skipped.pdf"):
+        (tmp_path / name).write_text("{}")
+    found = text_files(tmp_path)
+    assert [str(p.relative_to(tmp_path)) for p in found] == ["b/a.jsonl", "c.txt"]
+    before = corpus_digest(found)
+    (tmp_path / "c.txt").write_text("{ }")
+    assert corpus_digest(found) != before
+
+
+def test_what_is_not_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="neither a file nor a directory"):
+        text_files(tmp_path / "missing")
+    with pytest.raises(OptionError, match=r"no \.txt or \.jsonl"):
+        text_files(tmp_path)
+    (tmp_path / "a.pdf").write_text("x")
+    with pytest.raises(OptionError, match=r"neither \.txt nor \.jsonl"):
+        text_files(tmp_path / "a.pdf")
+
+
+def test_undecodable_text_is_refused_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"fine\nbad \xe9\n")
+    with pytest.raises(OptionError, match=r"a\.txt: line 2 is not UTF-8 \(byte 0xe9 at its place 4\)"):
+        list(passages([tmp_path / "a.txt"]))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[" * 100_000,
+        "3",
+        "{}",
+        '{"text": 3}',
+        '{"text": "a", "prompt": "b"}',
+        '{"messages": []}',
+        '{"messages": [3]}',
+        '{"messages": [{"role": "user"}]}',
+    ],
+)
+def test_a_line_of_another_format_is_refused_with_its_number(tmp_path: Path, line: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "ok"}\n\n' + line + "\n")
+    with pytest.raises(OptionError, match=r"a\.jsonl: line 3: "):
+        list(passages([tmp_path / "a.jsonl"]))
+
+
+def test_a_line_beyond_all_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(corpus, "LINE_BYTES", 100)
+    (tmp_path / "a.txt").write_text("x" * 101)
+    with pytest.raises(OptionError, match="line 1 is longer than 100 bytes"):
+        list(passages([tmp_path / "a.txt"]))
