@@ -117,9 +117,6 @@ class ChunkTable:
     source: str  # what a user would call it: the path it came from
     precision: str  # "source", "bf16", "int8" or "int4"
 
-    def of_layer(self, layer: int) -> Sequence[Chunk]:
-        return [c for c in self.chunks if c.layer == layer]
-
     def files(self) -> Iterator[Path]:
         seen = dict.fromkeys(c.file for c in self.chunks)
         seen.update(dict.fromkeys(t.file for t in self.small))

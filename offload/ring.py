@@ -72,6 +72,11 @@ class Ring:
         while self._spans and self._spans[-1].released:  # read ahead and dropped again
             self._spans.pop()
 
+    def clear(self) -> None:
+        """Give back every span, whatever its state."""
+        self._spans.clear()
+        self._at.clear()
+
     def view(self, offset: int, nbytes: int) -> memoryview:
         return self.buffer[offset : offset + nbytes]
 

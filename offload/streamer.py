@@ -36,8 +36,8 @@ class Streamer:
     """Streams `chunks` (of one table, each index once) in cyclic order through a ring of `ring_bytes`.
 
     One thread consumes: `acquire` and `release` chunk after chunk. Reading starts at once. A reader's
-    error reaches the consumer in `acquire`; the streamer can be used on after it. Lowers the process's
-    `sys.setswitchinterval` to 0.5 ms.
+    error reaches the consumer in `acquire`; the streamer can be used on after it, and after a
+    KeyboardInterrupt anywhere. Lowers the process's `sys.setswitchinterval` to 0.5 ms.
 
     Counters, only ever growing: `bytes_read` as moved by reads (whole pages), `wait_seconds` that
     `acquire` was blocked with no other work, `seeks`.
@@ -59,6 +59,7 @@ class Streamer:
         self._ahead: deque[_Slot] = deque()  # in the ring, not acquired yet; in cyclic order
         self._held: deque[_Slot] = deque()  # acquired, not released yet
         self._flying = 0  # requests being read now
+        self._torn = False  # the consumer is at work on the above, or was interrupted in it (Ctrl-C)
         self._closed = False
         self._lock = threading.Lock()  # guards everything above
         self._room = threading.Condition(self._lock)  # readers: there may be something to read
@@ -97,10 +98,13 @@ class Streamer:
         for path in {chunk.file for chunk in chunks} - self._files.keys():
             self._files[path] = DirectFile(path, self.settings.direct)
         with self._lock:
+            self._mend()
+            self._torn = True
             while self._ahead:
                 self._drop(self._ahead.popleft())
-            self._chunks, self._order, self._next = tuple(chunks), order, 0
+            self._next, self._order, self._chunks = 0, order, tuple(chunks)
             self._room.notify_all()
+            self._torn = False
 
     # The consumer's side.
 
@@ -114,6 +118,7 @@ class Streamer:
         """
         while True:
             with self._lock:
+                self._mend()
                 if self._closed:
                     raise Cancelled("the weight stream is closed")
                 self._seek(chunk)
@@ -133,15 +138,20 @@ class Streamer:
                 on_wait = None
 
     def release(self, chunk: Chunk) -> None:
-        """Give the chunk's room back to the ring; its memoryview must not be used any more."""
+        """Give the chunk's room back to the ring; its memoryview must not be used any more.
+
+        Does nothing when the chunk is not held: who was interrupted in `acquire` cannot know.
+        """
         with self._lock:
+            self._mend()
             for slot in self._held:
                 if slot.chunk.index == chunk.index:
+                    self._torn = True
                     self._held.remove(slot)
                     self._ring.release(slot.offset)
                     self._room.notify_all()
+                    self._torn = False
                     return
-        raise ValueError(f"chunk {chunk.index} is not held")
 
     def _seek(self, chunk: Chunk) -> None:
         """Make `chunk` the next in line: what was read for others is dropped, unless it comes after."""
@@ -154,21 +164,38 @@ class Streamer:
         elif self._next == place:
             return
         self.seeks += 1
+        self._torn = True
         while self._ahead and self._ahead[0].chunk.index != chunk.index:
             self._drop(self._ahead.popleft())
         if not self._ahead:
             self._next = place
         self._room.notify_all()
+        self._torn = False
 
     def _take(self, slot: _Slot) -> memoryview:
+        self._torn = True
         self._ahead.popleft()
+        if slot.error is None:
+            self._held.append(slot)
+        else:
+            self._drop(slot)  # asking again reads again
         if len(self._ahead) == len(self._chunks) - 1:
             self._room.notify_all()  # a whole pass was in the ring: readers may go on
+        self._torn = False
         if slot.error is not None:
-            self._drop(slot)  # asking again reads again
             raise slot.error
-        self._held.append(slot)
         return slot.weights
+
+    def _mend(self) -> None:
+        """After an interrupt between two steps nobody knows what is in use: empty the ring and read again."""
+        if self._torn:
+            self._ahead.clear()
+            self._held.clear()
+            while self._flying:
+                self._ready.wait(_TICK)
+            self._ring.clear()
+            self._room.notify_all()
+            self._torn = False
 
     def _drop(self, slot: _Slot) -> None:
         """Forget a slot; reads under way into it end first, harmlessly, as its room is still its own."""
@@ -199,7 +226,7 @@ class Streamer:
                 if slot.dropped and not slot.flying:
                     self._ring.release(slot.offset)
                     self._room.notify_all()
-                if slot.ready:
+                if slot.ready or not self._flying:
                     self._ready.notify_all()
 
     def _next_request(self) -> tuple[_Slot, int, int] | None:
@@ -220,7 +247,7 @@ class Streamer:
 
     def _open_slot(self) -> _Slot | None:
         """Ring space for the next chunk in order, unless the ring, or a whole pass ahead, is full."""
-        if len(self._ahead) >= len(self._chunks):
+        if self._torn or len(self._ahead) >= len(self._chunks):
             return None
         chunk = self._chunks[self._next]
         start, nbytes = aligned_span(chunk.offset, chunk.nbytes)

@@ -80,7 +80,7 @@ def test_in_place_covers_every_matrix_in_order_of_use(tmp_path: Path, tied: bool
         assert data.tobytes() == read_source(checkpoint.tensors[source]).tobytes()
     assert [c.index for c in table.chunks] == list(range(len(table.chunks)))
     assert {c.layer for c in table.chunks} == {0, 1, 2, 3}
-    assert all(p.tensor == HEAD for c in table.of_layer(3) for p in c.pieces)
+    assert all(p.tensor == HEAD for c in table.chunks if c.layer == 3 for p in c.pieces)
     assert table.layers == 3
     assert table.nbytes == sum(len(data) for data in found.values())
     assert len(table.small) == 7
@@ -125,16 +125,16 @@ def test_a_matrix_with_the_same_shape_is_cut_alike_in_every_layer() -> None:
 def test_only_contiguous_neighbours_in_order_of_use_share_a_chunk() -> None:
     config, order = imagined({})
     q, k, v, o, gate, up, down = order.layers[0]
-    assert [len(c.pieces) for c in in_place(order, "m").of_layer(0)] == [7]
+    assert [len(c.pieces) for c in in_place(order, "m").chunks if c.layer == 0] == [7]
     apart = replace(v, offset=v.offset + 2**30)  # somewhere else in the file
     other = replace(up, file=Path("other.safetensors"))
     layers = ((q, k, apart, o, gate, other, down), *order.layers[1:])
-    runs = in_place(replace(order, layers=layers), "m").of_layer(0)
+    runs = [c for c in in_place(replace(order, layers=layers), "m").chunks if c.layer == 0]
     assert [[p.tensor for p in c.pieces] for c in runs] == [
         [q.name, k.name], [v.name], [o.name, gate.name], [up.name], [down.name]
     ]  # fmt: skip
     backwards = in_place(replace(order, layers=((k, q, v, o, gate, up, down), *order.layers[1:])), "m")
-    assert [len(c.pieces) for c in backwards.of_layer(0)] == [1, 1, 5]
+    assert [len(c.pieces) for c in backwards.chunks if c.layer == 0] == [1, 1, 5]
     assert config.layers == 2
 
 
@@ -147,7 +147,7 @@ def test_layers_never_share_a_chunk() -> None:
 def test_a_tied_heads_chunks_are_the_embeddings_bytes() -> None:
     _, order = imagined(SHAPES["0.5b"])
     table = in_place(order, "m")
-    head = table.of_layer(2)
+    head = [c for c in table.chunks if c.layer == 2]
     assert len(head) > 1
     assert head[0].offset == order.embedding.offset
     assert sum(c.nbytes for c in head) == order.embedding.nbytes

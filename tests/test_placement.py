@@ -5,8 +5,10 @@ What it cannot show is speed, and CUDA itself: tests marked `gpu` do that where 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ import torch
 from edgespec.errors import BudgetError
 from edgespec.offload.device_plan import make_device_plan
 from edgespec.offload.plan import Rates
+from edgespec.offload.reader import DirectFile
 from edgespec.runtimes.torch.placement import DEVICE_SLOTS, OnDevice
 from tests.test_plan import MB, needs, table
+from tests.tiny import open_tiny, write_checkpoint
 
 
 class Mark:
@@ -145,6 +149,36 @@ def test_device_buffers_are_not_overwritten_while_in_use() -> None:
     assert results, "the fourth copy had to wait for the first matmul"
     cuda.compute.run()
     assert results == list(range(DEVICE_SLOTS + 2))
+
+
+def test_host_memory_on_the_way_to_the_device_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the device is: reading waits for it."""
+    weights = open_tiny(write_checkpoint(tmp_path), pinned=lambda chunk: False).weights
+    chunks = weights.table.chunks
+    started, taken, everything = 0, 0, threading.Event()
+    read = DirectFile.read
+
+    def counted(file: DirectFile, offset: int, nbytes: int) -> memoryview:
+        nonlocal started
+        started += 1
+        if started == len(chunks):
+            everything.set()
+        return read(file, offset, nbytes)
+
+    def slow(nbytes: int) -> None:
+        nonlocal taken
+        if taken == 0:
+            everything.wait(0.3)
+        taken += 1
+        assert started - taken < 2 * weights.settings.threads
+
+    monkeypatch.setattr(DirectFile, "read", counted)
+    weights.pin(chunks, on_device=True, progress=slow)
+    assert started == taken == len(chunks) > 8
+    assert weights.on_device.keys() == {c.index for c in chunks}
+    weights.close()
 
 
 def test_both_dials_are_filled() -> None:

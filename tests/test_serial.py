@@ -218,8 +218,11 @@ def test_a_losing_draft_model_makes_room_for_layers(model: Path) -> None:
         # As if the dial had left no room for the layers behind the first.
         kept = frozenset(c.index for c in engine.plan.table.chunks if c.layer < 1)
         dropped = [c for c in engine.plan.table.chunks if c.index not in kept]
-        engine.target.weights.ring_bytes = 3 * max(c.read_bytes for c in dropped)
-        engine.target.weights.unpin(dropped)
+        weights = engine.target.weights
+        weights.ring_bytes = 3 * max(c.read_bytes for c in dropped)
+        for chunk in dropped:
+            del weights.pinned[chunk.index]
+        weights.pin([])  # the others are streamed from now on
         plan = engine.plan.__class__(**{**engine.plan.__dict__, "pinned": kept})
         after = without_drafter(plan)
         assert after is not None

@@ -230,8 +230,7 @@ def test_an_exception_in_on_wait_leaves_a_valid_stream(store: Store, gate: Gate)
     with Streamer(store.chunks, 2 * store.ring, SMALL) as streamer:
         with pytest.raises(Cancelled, match="stop"):
             streamer.acquire(store.chunks[0], on_wait)
-        with pytest.raises(ValueError, match="not held"):
-            streamer.release(store.chunks[0])
+        streamer.release(store.chunks[0])  # which is not held
         gate.open()
         for chunk in store.chunks:
             store.check(streamer, chunk)

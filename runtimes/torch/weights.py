@@ -56,7 +56,7 @@ class Weights:
                     self.blocks[name].append((chunk, piece, pieces.get((name + "_scale", row))))
         self.resident: dict[tuple[str, int], Block] = {}  # by tensor and first row, where matmuls run
         self.streamer: Streamer | None = None
-        self._held: tuple[Chunk, Tensor] | None = None
+        self._held: tuple[Chunk, Tensor | None] | None = None  # None: being acquired, or given back
 
     def pin(
         self,
@@ -76,24 +76,23 @@ class Weights:
             return buffer
 
         wanted = list(chunks)
+        # What goes to the device must not pile up in host memory on its way.
+        step = 2 * self.settings.threads if on_device else max(1, len(wanted))
         pool = ThreadPoolExecutor(self.settings.threads)
         try:
-            for chunk, buffer in zip(wanted, pool.map(read, wanted), strict=True):
-                if on_device:
-                    self.on_device[chunk.index] = torch.frombuffer(buffer, dtype=torch.uint8).to(self.device)
-                else:
-                    self.placement.register(buffer)
-                    self.pinned[chunk.index] = buffer
-                if progress is not None:
-                    progress(chunk.nbytes)
+            for start in range(0, len(wanted), step):
+                part = wanted[start : start + step]
+                for chunk, buffer in zip(part, pool.map(read, part), strict=True):
+                    if on_device:
+                        data = torch.frombuffer(buffer, dtype=torch.uint8)
+                        self.on_device[chunk.index] = data.to(self.device, copy=True)
+                    else:
+                        self.placement.register(buffer)
+                        self.pinned[chunk.index] = buffer
+                    if progress is not None:
+                        progress(chunk.nbytes)
         finally:
             pool.shutdown(cancel_futures=True)  # an error, or Ctrl-C, need not wait for gigabytes
-        self._restream()
-
-    def unpin(self, chunks: Iterable[Chunk]) -> None:
-        """Let pinned chunks go; from the next pass on they are streamed."""
-        for chunk in chunks:
-            del self.pinned[chunk.index]
         self._restream()
 
     def _restream(self) -> None:
@@ -138,14 +137,17 @@ class Weights:
 
     def _bytes(self, chunk: Chunk, observer: PassObserver | None) -> Tensor:
         """The chunk as uint8 [nbytes] where matmuls run."""
-        if self._held is None or self._held[0] is not chunk:
-            self.release()
-            buffer = self.pinned.get(chunk.index)
-            if buffer is None:
-                assert self.streamer is not None
-                buffer = self.streamer.acquire(chunk, observer.on_wait if observer else None)
-            self._held = (chunk, self.placement.place(buffer))
-        return self._held[1]
+        if self._held is not None and self._held[0] is chunk and self._held[1] is not None:
+            return self._held[1]
+        self.release()
+        self._held = (chunk, None)  # Ctrl-C may come at any moment, and must not lose its room in the ring
+        buffer = self.pinned.get(chunk.index)
+        if buffer is None:
+            assert self.streamer is not None
+            buffer = self.streamer.acquire(chunk, observer.on_wait if observer else None)
+        placed = self.placement.place(buffer)
+        self._held = (chunk, placed)
+        return placed
 
     def _resident_bytes(self, chunk: Chunk) -> Tensor | None:
         """The chunk's bytes if they stay where matmuls run."""
@@ -157,9 +159,15 @@ class Weights:
         """The held chunk has been used: its room goes back to the ring. Called after a pass, too."""
         if self._held is None:
             return
-        chunk, self._held = self._held[0], None
+        chunk, placed = self._held
         streamer = None if chunk.index in self.pinned else self.streamer
-        self.placement.finish(lambda: streamer.release(chunk) if streamer else None)
+        give_back = (lambda: streamer.release(chunk)) if streamer else (lambda: None)
+        self._held = (chunk, None)
+        if placed is None:
+            give_back()
+        else:
+            self.placement.finish(give_back)
+        self._held = None
 
     def _vector(self, source: TensorSource) -> Tensor:
         data = torch.frombuffer(self.files[source.file].read(source.offset, source.nbytes), dtype=torch.uint8)
