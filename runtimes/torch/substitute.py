@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import OptionError
+from edgespec.kernels.low_bit import draft_bytes
 from edgespec.kernels.matmul import Block, linear
 from edgespec.offload.chunks import Chunk, ChunkTable, Piece
 from edgespec.offload.digest import mismatch
@@ -52,7 +53,7 @@ class LowBitCopy:
     def nbytes(self, chunk: Chunk) -> int:
         """Bytes of the rows that stand for one of the target's chunks."""
         return sum(
-            (stop - start) * _row_bytes(piece, scale)
+            _bytes(piece, scale, stop - start)
             for part in _matrices([chunk])
             for _, piece, scale, start, stop in self._overlap(part)
         )
@@ -83,7 +84,7 @@ class LowBitCopy:
                 for name, row, piece, scale, start, stop in slices:
                     ordered[name][row] = _copy_rows(as_block(data, piece, scale), start, stop)
                     if progress is not None:
-                        progress((stop - start) * _row_bytes(piece, scale))
+                        progress(_bytes(piece, scale, stop - start))
         finally:
             for file in files.values():
                 file.close()
@@ -141,8 +142,12 @@ def _matrices(chunks: Iterable[Chunk]) -> Iterable[Piece]:
 def _copy_rows(block: Block, start: int, stop: int) -> Block:
     """Rows [start, stop), in memory of their own: the chunk they came in is let go."""
     scale = None if block.scale is None else block.scale[start:stop].clone()
-    return Block(block.encoding, block.data[start:stop].clone(), scale, stop - start, block.inner)
+    rows = Block(block.encoding, block.data[start:stop].clone(), scale, stop - start, block.inner)
+    return rows.for_drafting()
 
 
-def _row_bytes(piece: Piece, scale: Piece | None) -> int:
-    return (piece.nbytes + (scale.nbytes if scale else 0)) // piece.shape[0]
+def _bytes(piece: Piece, scale: Piece | None, rows: int) -> int:
+    """Of so many rows, as they are kept in memory."""
+    if piece.encoding == "U8":
+        return draft_bytes(rows, piece.shape[1])
+    return rows * ((piece.nbytes + (scale.nbytes if scale else 0)) // piece.shape[0])
