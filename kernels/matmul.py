@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgespec.kernels import integer
+from edgespec.kernels import draft_block, integer
 from edgespec.kernels.cpu import matmul_dtype, multiply
 from edgespec.kernels.gguf_blocks import dequantize_torch
 from edgespec.kernels.quantize import dequantize_int4, dequantize_int8, unpack_int4
@@ -21,6 +21,7 @@ STORED = {  # every other encoding is raw bytes to torch
     "BF16": torch.bfloat16,
     "I8": torch.int8,
 }
+DRAFT = "int4 for drafting"  # an encoding in memory only, see `Block.for_drafting`
 TILE_BYTES = 2 * 2**20  # unpacked at a time: stays in cache until it is used, and below what malloc maps
 FEW = 64  # above so many rows one bf16 matmul of unpacked weights is faster than three of integers
 
@@ -62,6 +63,17 @@ class Block:
         data = self.data[start:stop]
         return data if self.encoding == "I8" else unpack_int4(data)[:, : self.inner]
 
+    def for_drafting(self) -> Block:
+        """The block in whatever form drafts (few rows, not exact) are fastest with.
+
+        int4 in host memory is arranged anew, 4.5 bits a weight; anything else stays as it is.
+        """
+        if self.encoding != "U8" or self.scale is None or self.data.device.type != "cpu":
+            return self
+        if not draft_block.available(self.rows):
+            return self
+        return Block(DRAFT, *draft_block.arrange(self.data, self.scale), self.rows, self.inner)
+
     def tiles(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """The block as dense matrices of `dtype`, a view where it is stored so."""
         if self.data.dtype == dtype and self.scale is None:
@@ -93,6 +105,9 @@ def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     With `exact` a row's bits do not depend on n (the matmuls stay within one row class); without it the
     fastest way for n rows is taken.
     """
+    if block.encoding == DRAFT:
+        assert block.scale is not None
+        return draft_block.multiply(x, block.data, block.scale)
     cpu = x.device.type == "cpu"
     if cpu and (exact or len(x) <= FEW) and integers(block.encoding, block.inner):
         return _in_integers(x, block)
