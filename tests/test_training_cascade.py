@@ -313,6 +313,11 @@ def test_empty_data_is_refused_before_weights_are_read(model: Path, tmp_path: Pa
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(OptionError, match=r"empty\.txt has no text"):
         train(model, tmp_path / "empty.txt", tmp_path / "out")
+    (tmp_path / "empty.txt").write_bytes(b"Much better. Or not? \xff\n")
+    with pytest.raises(OptionError, match="not UTF-8"):
+        train(model, tmp_path / "empty.txt", tmp_path / "out")
+    (tmp_path / "empty.txt").write_bytes(b"Much better now, and enough of it.\n" * 20)
+    train(model, tmp_path / "empty.txt", tmp_path / "out", stop_after=1)  # the same --out, once mended
     (tmp_path / "short.txt").write_text("Hi.")
     with pytest.raises(OptionError, match="makes 1 sequences"):
         train(model, tmp_path / "short.txt", tmp_path / "out2")

@@ -124,7 +124,7 @@ def _passage(entry: Any) -> Passage:
     if known[0] != "messages":
         if not isinstance(value, str):
             raise ValueError(f'"{known[0]}" is not a text')
-        return Passage(**{known[0]: value})
+        return Passage(text=value) if known[0] == "text" else Passage(prompt=value)
     if not isinstance(value, list) or not value:
         raise ValueError('"messages" is not a list of messages')
     for message in value:

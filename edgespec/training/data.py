@@ -39,11 +39,11 @@ class Shards:
     def begin(self, source: dict[str, Any]) -> bool:
         """Whether the shards are all there. If not, some may be, of an interrupted preparation.
 
-        source: what they are made from, as JSON. Raises OptionError when those in the directory were made
-        from something else.
+        source: what they are made from, as JSON. Raises OptionError when there are some that were made from
+        something else.
         """
         path = self.directory / MANIFEST
-        if not path.is_file():
+        if not path.is_file() or not self.paths():
             self.clear()
             _write_json(path, {"source": source, "complete": False})
             return False

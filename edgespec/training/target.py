@@ -155,11 +155,8 @@ class FrozenTarget:
         for i, sample in enumerate(samples):
             supervised[i, sample.start - 1 : lengths[i]] = True
         # clone(): tensors made in inference mode cannot take part in a gradient.
-        hidden = {
-            depth: pad_sequence(list(states.clone().split(lengths)), batch_first=True)
-            for depth, states in watch.states.items()
-        }
-        final = pad_sequence(list(last.clone().split(lengths)), batch_first=True)[supervised]
+        hidden = {depth: _padded(states.clone(), lengths) for depth, states in watch.states.items()}
+        final = _padded(last.clone(), lengths)[supervised]
         return Features(hidden, rms_norm(final, self.final_norm, target.config.norm_eps), supervised)
 
     def _rows(self, n: int) -> Rows:
@@ -182,6 +179,11 @@ def pass_bytes(files: ModelFiles, rows: int, depths: int) -> int:
     mlp = c.intermediate_size * (3 * e + 8)
     attention = c.q_size * (4 * e + 4) + c.kv_size * 4 * e
     return rows * (kept + max(mlp, attention)) + padded(rows) // 64
+
+
+def _padded(states: Tensor, lengths: list[int]) -> Tensor:
+    """[sum of lengths, d] -> [b, t, d], zero behind each sequence's end."""
+    return pad_sequence(list(torch.split(states, lengths)), batch_first=True)
 
 
 class _Depths:

@@ -30,7 +30,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how fast. All but `steps` must be the same when a run is resumed."""
+    """How long and how fast. All but the numbers of steps must be the same when a run is resumed."""
 
     steps: int
     rate: float  # of learning, after warm-up
@@ -123,8 +123,8 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             model.parameters(), settings.rate, settings.betas, weight_decay=settings.weight_decay
         )
-        self.identity = {k: v for k, v in asdict(settings).items() if k != "steps"} | dict(identity or {})
-        self.identity = json.loads(json.dumps(self.identity))
+        fixed = {k: v for k, v in asdict(settings).items() if k not in ("steps", "warmup")}
+        self.identity = json.loads(json.dumps(fixed | dict(identity or {})))
         self.step = 0
         self.tokens = 0
         self.spent = 0.0  # seconds before this process, then up to the last checkpoint
@@ -173,15 +173,15 @@ class Trainer:
         for i, batch in enumerate(passes):
             with self.workers.apart(self._called, last=i + 1 == len(passes)):
                 loss = self.loss(self._called, batch)
-                torch.stack(list(loss.sums.values())).sum().backward()
+                torch.autograd.backward(list(loss.sums.values()))
             for name, value in loss.sums.items():
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
             count, tokens = count + loss.count, tokens + loss.tokens
         device = next(self.model.parameters()).device
         everywhere = max(1.0, self.workers.sum(count, device))
         means = {name: self.workers.sum(value, device) / everywhere for name, value in sums.items()}
-        for name, value in means.items():
-            self._require_finite(value, f"the loss of {name}")
+        for name, mean in means.items():
+            self._require_finite(mean, f"the loss of {name}")
         for group in self.groups:
             gradients = [p.grad for p in group if p.grad is not None]
             for gradient in gradients:  # workers' sums were averaged; a mean over positions is wanted

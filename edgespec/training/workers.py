@@ -34,6 +34,13 @@ class Workers:
         """The one that writes, evaluates and reports."""
         return self.rank == 0
 
+    def device(self, device: torch.device) -> torch.device:
+        """This worker's own accelerator, when several share a machine."""
+        if self.count == 1 or device.type != "cuda":
+            return device
+        torch.cuda.set_device(self.local_rank)
+        return torch.device("cuda", self.local_rank)
+
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model as it is to be called, so that gradients are averaged over workers."""
         return model if self.count == 1 else DistributedDataParallel(model)

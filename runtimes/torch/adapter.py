@@ -89,7 +89,8 @@ class Adapter(nn.Module):
         angles = cos[:, None].to(hidden.dtype), sin[:, None].to(hidden.dtype)  # [n, 1, head_dim / 2]
 
         def project(weight: Tensor, x: Tensor) -> Tensor:
-            block = Block(_ENCODINGS[weight.dtype], weight, None, *weight.shape)
+            out, inner = weight.shape
+            block = Block(_ENCODINGS[weight.dtype], weight, scale=None, rows=out, inner=inner)
             return linear(x, block, not rows.prefill)
 
         x = rms_norm(hidden, self.input_norm, c.norm_eps)
