@@ -126,7 +126,7 @@ def test_the_dial_decides_how_much_a_pass_holds(model: Path) -> None:
 
     def beside(dial: int) -> None:
         target, plan, rows = open_beside(
-            files, EngineOptions(memory=dial), CPU, 4096, 64, lambda n: n * 10**5
+            files, EngineOptions(memory=dial), CPU, 4096, 64, lambda n: n * 10**5, lambda n: n
         )
         opened.append(rows)
         assert plan.dial == dial

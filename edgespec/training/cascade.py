@@ -177,7 +177,7 @@ def train_cascade(
 
     longest = padded(int(np.diff(samples.ends, prepend=0).max()))
     rows = max(longest, padded(options.batch_tokens // workers.count))
-    target, _, rows = open_beside(files, engine, device, rows, longest, nbytes, progress)
+    target, _, rows = open_beside(files, engine, device, rows, longest, nbytes, lambda rows: rows, progress)
     frozen = FrozenTarget(target, [depth for _, depth in depths])
     try:
         generator = torch.Generator().manual_seed(options.seed)

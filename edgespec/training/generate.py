@@ -126,14 +126,16 @@ def generate_replies(
     left = [(i, p) for i, p in enumerate(prompts) if i not in finished]
     if not left:
         return
-    longest = max(len(p) for _, p in left)
+    prefill_rows = max(PREFILL_ROWS, max(len(p) for _, p in left))
 
     def nbytes(sessions: int) -> int:
         kv = cache_bytes(files.config, length, 1, files.dtype)
-        return sessions * kv + pass_bytes(files, padded(max(PREFILL_ROWS, longest)), 0)
+        return sessions * kv + pass_bytes(files, padded(prefill_rows), 0)
 
     wanted = min(MAX_SESSIONS, len(left))
-    target, _, sessions = open_beside(files, engine, device, wanted, 1, nbytes, progress)
+    target, _, sessions = open_beside(
+        files, engine, device, wanted, 1, nbytes, lambda sessions: prefill_rows, progress
+    )
     unsaved: list[tuple[int, Sample]] = []
     saved = monotonic()
 

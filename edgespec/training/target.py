@@ -44,9 +44,11 @@ def open_beside(
     count: int,
     least: int,
     nbytes: Callable[[int], int],
+    pass_rows: Callable[[int], int],
     progress: ProgressCallback | None = None,
 ) -> tuple[TorchTarget[Weights], Plan, int]:
-    """Open the target beside `nbytes(count)` bytes of other memory: (target, plan, count).
+    """Open the target beside `nbytes(count)` bytes of other memory: (target, plan, count). It then takes
+    passes of up to `pass_rows(count)` rows, whose memory is among those bytes.
 
     `count` (rows or sessions a pass) is halved, down to `least`, until the whole target fits beside it, or,
     if it cannot, until the rest takes no more than its share of the dial.
@@ -99,7 +101,9 @@ def open_beside(
         if progress is not None:
             progress(Progress("load", done, plan.pinned_bytes, "bytes"))
 
-    return open_target(files, plan, disk.settings if disk else None, advance, device), plan, chosen
+    target = open_target(files, plan, disk.settings if disk else None, advance, device)
+    target.prefill_rows = pass_rows(chosen)
+    return target, plan, chosen
 
 
 @dataclass(frozen=True)
