@@ -14,20 +14,25 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from common import PROMPT, Row, environment
 from measure import process_io
 
 SETTLED_SECONDS = 0.3
 
+W = TypeVar("W", bound="Worker")
+
 
 class Worker:
     """The parent's side."""
 
+    script = __file__  # of the child's
+
     def __init__(self, model: Path, memory: int, drafter: str = "none", *options: str) -> None:
         command = [
             sys.executable,
-            __file__,
+            self.script,
             str(model),
             "--memory",
             str(memory),
@@ -42,8 +47,12 @@ class Worker:
 
     def reply(self, tokens: int) -> Row:
         """One greedy reply of `tokens` tokens; see `_reply` for what comes back."""
+        return self.ask({"tokens": tokens})
+
+    def ask(self, job: Row) -> Row:
+        """One line to the child, one line back."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"tokens": tokens}) + "\n")
+        self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()
         return self._answer()
 
@@ -60,7 +69,7 @@ class Worker:
         self.process.stdin.close()
         self.process.wait()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self: W) -> W:
         return self
 
     def __exit__(

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -19,7 +20,15 @@ import make_model  # noqa: E402
 import measure  # noqa: E402
 import repeat_layers  # noqa: E402
 import tokenizer  # noqa: E402
+from held_out import repetition  # noqa: E402
+from set_acceptance import SetAcceptance, Wrong  # noqa: E402
 from shapes import Shape, get_shape  # noqa: E402
+from speed_model import Costs, best_steps, expected_tokens  # noqa: E402
+from store import Store  # noqa: E402
+
+from edgespec.acceptance import Outcome  # noqa: E402
+from edgespec.drafters.base import Context, Drafting, Root, TreeBudget  # noqa: E402
+from edgespec.tree import TokenTree  # noqa: E402
 
 TINY = Shape(layers=3, hidden=64, ffn=160, heads=4, kv_heads=2, vocab=300, head_dim=16, context=128)
 
@@ -184,3 +193,118 @@ def test_repeated_layer_names() -> None:
         repeat_layers.renamed("model.layers.3.mlp.up_proj.weight", 8) == "model.layers.11.mlp.up_proj.weight"
     )
     assert repeat_layers.renamed("model.norm.weight", 8) == "model.norm.weight"
+
+
+class Steps:
+    """A drafter that counts the steps it is asked for."""
+
+    steps = range(1, 17)
+
+    def __init__(self) -> None:
+        self.context = Context([])
+        self.taken = 0
+
+    def prefill(self, context: Context) -> None:
+        self.context = context
+
+    def start(self, roots: list[Root], budget: TreeBudget) -> Drafting:
+        return self  # type: ignore[return-value]
+
+    def step(self) -> bool:
+        self.taken += 1
+        return True
+
+    def commit(self, root: int, outcome: Outcome) -> None:
+        pass
+
+
+REPLY = [(7 * i) % 50 for i in range(4000)]
+
+
+def follow(drafter: SetAcceptance, steps: int) -> list[int]:
+    """Accepted tokens of each cycle of a target that says REPLY."""
+    accepted = []
+    drafter.prefill(Context([1, 2]))
+    at = 0
+    while at + steps + 1 < len(REPLY):
+        drafting = drafter.start([Root((REPLY[at],))], TreeBudget(64, steps, steps))
+        while drafting.step():
+            pass
+        tree = drafting.tree()
+        assert tree.parents.tolist() == list(range(-1, steps))  # a chain
+        right = 0
+        while right < steps and tree.tokens[right + 1] == REPLY[at + right + 1]:
+            right += 1
+        accepted.append(right)
+        drafter.commit(REPLY[at], Outcome(np.arange(right + 1), tuple(REPLY[at + 1 : at + right + 2]), steps))
+        at += right + 1
+    return accepted
+
+
+@pytest.mark.parametrize("p", [0.5, 0.9])
+def test_set_acceptance(p: float) -> None:
+    inner = Steps()
+    accepted = follow(SetAcceptance(inner, REPLY, p, 0, 50), steps=6)
+    assert inner.taken == 6 * len(accepted)  # at the real drafter's cost
+    assert inner.context.sampler is not None  # and in its way of drafting chains
+    tokens = 1 + sum(accepted) / len(accepted)
+    spread = 4 * np.std(accepted) / len(accepted) ** 0.5
+    assert abs(tokens - expected_tokens(p, 6)) < spread
+    assert follow(SetAcceptance(Steps(), REPLY, p, 0, 50), steps=6) == accepted  # seeded
+    assert follow(SetAcceptance(Steps(), REPLY, p, 1, 50), steps=6) != accepted
+
+
+def test_set_acceptance_at_the_bounds() -> None:
+    assert set(follow(SetAcceptance(Steps(), REPLY, 0.0, 0, 50), steps=3)) == {0}
+    assert set(follow(SetAcceptance(Steps(), REPLY, 1.0, 0, 50), steps=3)) == {3}
+
+
+def test_set_acceptance_notices_another_text() -> None:
+    drafter = SetAcceptance(Steps(), REPLY, 0.9, 0, 50)
+    drafter.prefill(Context([1]))
+    with pytest.raises(ValueError, match="token 0 of the reply is 3; 0 was recorded"):
+        drafter.start([Root((3,))], TreeBudget(64, 4, 4))
+
+
+def test_wrong_trees_have_every_size() -> None:
+    drafter = Wrong(1000, seed=0)
+    for nodes in (1, 2, 64):
+        tree = drafter.start([Root((5,))], TreeBudget(nodes, 1, 0)).tree()
+        tree.validate(1000)
+        assert len(tree) == nodes
+        assert int(tree.depths.max()) == min(1, nodes - 1)
+    assert isinstance(tree, TokenTree)
+
+
+def test_speed_model() -> None:
+    assert expected_tokens(0.5, 2) == 1.75
+    cycles = [
+        {"steps": n, "nodes": n + 1, "draft": 0.1 + 0.2 * n, "verify": 3.0 + 0.01 * (n + 1)}
+        for n in (2, 4, 8)
+    ]
+    costs = Costs.fit([*cycles, {"steps": 0, "nodes": 1, "draft": 9.0, "verify": 9.0}])
+    assert costs.cycle(5) == pytest.approx(0.1 + 0.2 * 5 + 3.0 + 0.01 * 6)
+    assert best_steps(costs, 0.1) < best_steps(costs, 0.7) < best_steps(costs, 0.99) == 16
+    with pytest.raises(ValueError, match="two points"):
+        Costs.fit(cycles[:1])
+
+
+def test_measurements_survive(tmp_path: Path) -> None:
+    file = tmp_path / "results" / "x.json"
+
+    def fails() -> common.Row:
+        raise RuntimeError("the dial is too small")
+
+    store = Store(file)
+    assert store.get("a", lambda: {"seconds": 3}) == {"seconds": 3}
+    assert store.get("b", fails) == {"error": "the dial is too small"}
+    again = Store(file)
+    assert again.get("a", fails) == {"seconds": 3}  # not measured twice
+    assert again.get("b", lambda: {"seconds": 4}) == {"seconds": 4}  # but a failure is tried again
+    assert Store(file).rows == {"a": {"seconds": 3}, "b": {"seconds": 4}}
+
+
+def test_repetition() -> None:
+    assert repetition([1, 2, 3, 4, 5], [9, 8, 7, 6]) == 0
+    assert repetition([1, 2, 3, 4, 5], [1, 2, 3, 4, 5]) == 2 / 5  # the n-grams across the border are new
+    assert repetition([7], []) == 0

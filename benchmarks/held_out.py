@@ -1,0 +1,63 @@
+"""Prompts of the demo model's own domain that its training never saw, as token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import common  # noqa: F401 (puts this checkout on the path)
+from tokenizers import Tokenizer
+
+from edgespec.training.demo.dialogue import conversation
+from edgespec.training.demo.draw import Draw, Split
+from edgespec.training.demo.stories import story
+from edgespec.training.demo.tokenizer import ASSISTANT_ID, BOS_ID, encode
+
+UNSEEN = Split(unseen_arguments=True, unseen_phrasings=True)
+
+
+def prompts(model: Path, count: int) -> list[list[int]]:
+    """Conversations of the domain's own mixture, each up to the last question."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    out = []
+    for i in range(count):
+        ids, _ = encode(tokenizer, conversation(f"drafting {i}", UNSEEN))
+        last = len(ids) - 1 - ids[::-1].index(ASSISTANT_ID)
+        out.append(ids[: last + 1])
+    return out
+
+
+def stories(model: Path, count: int) -> list[list[int]]:
+    """Requests for stories: the longest replies there are."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    out = []
+    for i in range(count):
+        ids, _ = encode(tokenizer, story(Draw(f"drafting story {i}", UNSEEN))[:1])
+        out.append(ids[: ids.index(ASSISTANT_ID) + 1])
+    return out
+
+
+def noise(model: Path, count: int, length: int = 64) -> list[list[int]]:
+    """Random tokens of the tokenizer's vocabulary (which may be smaller than the model's head)."""
+    import numpy as np
+
+    size = min(
+        Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab_size(),
+        json.loads((model / "config.json").read_text())["vocab_size"],
+    )
+    chance = np.random.default_rng(0)
+    return [[BOS_ID, *chance.integers(8, size, length - 1).tolist()] for _ in range(count)]
+
+
+def repetition(prompt: Sequence[int], reply: Sequence[int], n: int = 4) -> float:
+    """Share of the reply's n-grams that occur before, in the prompt or the reply."""
+    text = [*prompt, *reply]
+    seen = {tuple(text[i : i + n]) for i in range(len(prompt) - n + 1)}
+    repeated = total = 0
+    for end in range(len(prompt) + 1, len(text) + 1):
+        gram = tuple(text[max(0, end - n) : end])
+        repeated += gram in seen
+        total += 1
+        seen.add(gram)
+    return repeated / total if total else 0.0
