@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from edgespec.kernels import draft_block, integer
 from edgespec.kernels.cpu import matmul_dtype, multiply
+from edgespec.kernels.dispatch import has_triton
 from edgespec.kernels.gguf_blocks import dequantize_torch
 from edgespec.kernels.quantize import dequantize_int4, dequantize_int8, unpack_int4
 from edgespec.kernels.row_class import row_class
@@ -23,7 +24,6 @@ STORED = {  # every other encoding is raw bytes to torch
 }
 DRAFT = "int4 for drafting"  # an encoding in memory only, see `Block.for_drafting`
 TILE_BYTES = 2 * 2**20  # unpacked at a time: stays in cache until it is used, and below what malloc maps
-FEW = 64  # above so many rows one bf16 matmul of unpacked weights is faster than three of integers
 
 
 @dataclass(frozen=True)
@@ -102,15 +102,20 @@ def integers(encoding: str, inner: int) -> bool:
 def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     """x [n, k] @ block^T -> [n, rows], in x's type.
 
-    With `exact` a row's bits do not depend on n (the matmuls stay within one row class); without it the
-    fastest way for n rows is taken.
+    With `exact` a row's bits do not depend on n (the matmuls stay within one row class); without it torch is
+    left to choose the fastest algorithm for n rows. Low-bit weights are exact either way on a CPU that
+    multiplies them in integers.
     """
     if block.encoding == DRAFT:
         assert block.scale is not None
         return draft_block.multiply(x, block.data, block.scale)
     cpu = x.device.type == "cpu"
-    if cpu and (exact or len(x) <= FEW) and integers(block.encoding, block.inner):
+    if cpu and integers(block.encoding, block.inner):
         return _in_integers(x, block)
+    if block.scale is not None and has_triton(x.device):
+        from edgespec.kernels.triton import low_bit
+
+        return low_bit.linear(x, block.data, block.scale, exact)
     dtype = matmul_dtype(x.dtype) if cpu else x.dtype
     inputs = x.to(dtype)
     parts = [_rows_apart(inputs, tile) if exact else F.linear(inputs, tile) for tile in block.tiles(dtype)]
