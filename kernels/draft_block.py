@@ -23,9 +23,9 @@ def available(rows: int) -> bool:
 
 
 def arrange(data: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """int4 (data [n, bytes of a row], scale [n]) -> (packed [n, K/2] uint8, scales and zeros [K/64, n, 2] bf16).
+    """int4 (data [n, bytes of a row], scale [n]) -> (packed [n, K/2] uint8, scales and zeros [K/64, n, 2]).
 
-    A group's scale is rounded to bf16: weights may be off by 2^-9.
+    The latter are bf16. A group's scale is rounded to bf16: weights may be off by 2^-9.
     """
     packed, multipliers = split_int4(data)
     n, half = packed.shape

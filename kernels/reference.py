@@ -32,7 +32,8 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     exponential, and which elements those are depends on how many rows share the call.
     """
     x = gate.float()
-    return (x / (torch.exp(-x) + 1)).to(gate.dtype) * up
+    denominator = torch.neg(x).exp_().add_(1)  # in place: a prompt's block has tens of megabytes here
+    return torch.div(x, denominator, out=denominator).to(gate.dtype).mul_(up)
 
 
 class Mask:
@@ -68,3 +69,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float) -> 
     out = torch.matmul(weights, v.float()) / total.clamp(min=torch.finfo(torch.float32).tiny)
     lse = top[..., 0] + torch.log(total[..., 0])
     return out.to(q.dtype), torch.where(total[..., 0] > 0, lse, -torch.inf)
+
+
+def linear(x: Tensor, numbers: Tensor, scale: Tensor) -> Tensor:
+    """x [n, k] @ (numbers [m, k] int8 * scale [m] fp32)^T -> [n, m] fp64: low-bit weights, unrounded."""
+    return (x.double() @ numbers.double().t()) * scale.double()
