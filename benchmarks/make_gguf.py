@@ -95,6 +95,8 @@ def make_gguf(directory: Path, out: Path, fp16: bool = False) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
     file_type = gguf.LlamaFileType.MOSTLY_BF16 if kind.name == "BF16" else gguf.LlamaFileType.MOSTLY_F16
     writer.add_file_type(file_type)

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from cgroup import CgroupUnavailable
 from common import (
@@ -46,6 +47,13 @@ def prompt_ids() -> str:
     text = PROMPT.replace(" ", "Ġ")
     pieces = text.replace("Ġt", "\0")
     return ",".join(map(str, [ids["<s>"], *(ids["Ġt" if c == "\0" else c] for c in pieces)]))
+
+
+class Commands(Protocol):
+    """Whatever knows the command lines of arms."""
+
+    def command(self, name: str, dial: int) -> tuple[list[str], Path]:
+        """(command line, what it reads) of one arm."""
 
 
 class Arms:
@@ -149,11 +157,11 @@ def versions(python: str) -> dict[str, str]:
     return found
 
 
-def measured(arms: Arms, name: str, dial: int, timeout: float) -> Row:
+def measured(arms: Commands, name: str, dial: int, timeout: float) -> Row:
     """One run from cold weights in a cgroup of `dial` bytes."""
     command, weights = arms.command(name, dial)
     drop_caches([weights])
-    env = environment() if name == "edgespec" else {**environment(), "PYTHONPATH": ""}
+    env = environment() if name.startswith("edgespec") else {**environment(), "PYTHONPATH": ""}
     usage = run(command, memory=dial, watch=[weights], env=env, timeout=timeout)
     row: Row = {
         "usage": usage.to_dict(),
