@@ -22,6 +22,7 @@ STORED = {  # every other encoding is raw bytes to torch
     "BF16": torch.bfloat16,
     "I8": torch.int8,
 }
+FEW = 128  # above so many rows one bf16 matmul with unpacked weights is faster than three of integers
 DRAFT = "int4 for drafting"  # an encoding in memory only, see `Block.for_drafting`
 TILE_BYTES = 2 * 2**20  # unpacked at a time: stays in cache until it is used, and below what malloc maps
 
@@ -103,14 +104,13 @@ def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     """x [n, k] @ block^T -> [n, rows], in x's type.
 
     With `exact` a row's bits do not depend on n (the matmuls stay within one row class); without it torch is
-    left to choose the fastest algorithm for n rows. Low-bit weights are exact either way on a CPU that
-    multiplies them in integers.
+    left to choose the fastest algorithm for n rows.
     """
     if block.encoding == DRAFT:
         assert block.scale is not None
         return draft_block.multiply(x, block.data, block.scale)
     cpu = x.device.type == "cpu"
-    if cpu and integers(block.encoding, block.inner):
+    if cpu and (exact or len(x) <= FEW) and integers(block.encoding, block.inner):
         return _in_integers(x, block)
     if block.scale is not None and has_triton(x.device):
         from edgespec.kernels.triton import low_bit

@@ -13,8 +13,9 @@ from edgespec.kernels.matmul import DRAFT, TILE_BYTES, Block, integers, linear
 from edgespec.kernels.quantize import quantize_int4, quantize_int8
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-# Of the result's norm: the output's rounding; in fp32, what sums (or digits) lose beside large elements.
-TOLERANCE = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2e-6}
+# Of the result's norm: the rounding of the output and, above FEW rows, of the weights; in fp32, what sums and
+# digits lose beside large elements.
+TOLERANCE = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2e-6}
 
 needs_integers = pytest.mark.skipif(not integer.available(), reason="this CPU has no int8 matmul (VNNI)")
 
@@ -63,7 +64,7 @@ def test_unpacked_tiles_equal_the_reference(encoding: str, monkeypatch: pytest.M
     for dtype in DTYPES:
         x = inputs(5, 130, dtype)
         for exact in (True, False):
-            assert error(linear(x, block, exact), expected(x, block)) < 2 * TOLERANCE[dtype]
+            assert error(linear(x, block, exact), expected(x, block)) < TOLERANCE[dtype]
 
 
 @needs_integers
@@ -75,7 +76,7 @@ def test_a_rows_bits_do_not_depend_on_the_others(m: int, k: int, encoding: str, 
     whole = linear(x, block, True)
     for n in (1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 48, 63, 64, 65, 100, 255):
         assert torch.equal(linear(x[:n], block, True), whole[:n])
-        assert torch.equal(linear(x[-n:], block, False), whole[-n:])
+        assert torch.equal(linear(x[-n:], block, True), whole[-n:])
 
 
 @needs_integers

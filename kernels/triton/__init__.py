@@ -7,6 +7,9 @@ import os
 import torch
 import triton.language as tl
 
+# Fused multiply-adds, which is the default; while unset, Triton 3.9 warns that it will not stay so.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 

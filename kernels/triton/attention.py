@@ -14,7 +14,8 @@ from torch import Tensor
 from edgespec.kernels.reference import Mask
 from edgespec.kernels.triton import operand_type
 
-ROWS, KEYS = 16, 64  # of a tile
+ROWS = 16  # of a tile
+KEYS = {2: 64, 4: 32}  # of a tile, by bytes of an element: what fits the shared memory of small GPUs
 
 
 @triton.jit
@@ -107,6 +108,6 @@ def _launch(
         q, k, v, mask, out, lse, m, k.shape[2], prefix, scale, h, group,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *mask.stride(),
         MASKED=visible is not None, WIDTH=e, PADDED=max(16, triton.next_power_of_2(e)),
-        TYPE=operand_type(q.dtype), ROWS=ROWS, KEYS=KEYS,
+        TYPE=operand_type(q.dtype), ROWS=ROWS, KEYS=KEYS[q.element_size()],
     )  # fmt: skip
     return out, lse
