@@ -24,7 +24,7 @@ from edgespec.runtimes.torch.weights import Weights
 from edgespec.sampling import Noise, Sampler
 from edgespec.training.corpus import Sample
 from edgespec.training.data import Shards, padded
-from edgespec.training.target import open_beside, pass_bytes
+from edgespec.training.target import KERNELS_BYTES, open_beside, pass_bytes
 
 MAX_SESSIONS = TREE_ROWS  # rows that the ledger has logits for
 PREFILL_ROWS = 1024  # of the prompts that join in one pass
@@ -130,7 +130,7 @@ def generate_replies(
 
     def nbytes(sessions: int) -> int:
         kv = cache_bytes(files.config, length, 1, files.dtype)
-        return sessions * kv + pass_bytes(files, padded(prefill_rows), 0)
+        return sessions * kv + pass_bytes(files, padded(prefill_rows), 0) + KERNELS_BYTES
 
     wanted = min(MAX_SESSIONS, len(left))
     target, _, sessions = open_beside(

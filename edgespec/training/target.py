@@ -7,6 +7,7 @@ it, so it takes as many as the ledger allows.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,6 +35,8 @@ from edgespec.training.corpus import Sample
 from edgespec.training.data import padded
 
 FREE_SHARE = 0.9  # of the free memory belongs to the dial when the user names none
+KERNELS = 32  # matmuls that oneDNN keeps compiled: one for each shape, and passes have ever new ones
+KERNELS_BYTES = 96 * 10**6  # of those, and of freed small blocks (measured)
 STREAMED_SHARE = 4  # one part in so many of the dial goes to a pass's rows when the target streams
 
 
@@ -55,6 +58,7 @@ def open_beside(
 
     Raises BudgetError when `least` does not fit, or the LM head would have to be streamed.
     """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS))  # read at the first matmul
     dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
     if dial > memory_total() + 2**20:
         raise OptionError(

@@ -21,11 +21,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from edgespec.errors import CorruptFileError, OptionError, StorageError, TrainingError
+from edgespec.training.adamw import AdamW
 from edgespec.training.workers import Workers
 
 CHECKPOINT = "checkpoint.safetensors"
 LOG = "log.jsonl"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,7 @@ class Trainer:
         self.evaluate = evaluate
         self.workers = workers or Workers()
         self.groups = [list(g) for g in groups] if groups else [list(model.parameters())]
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(), settings.rate, settings.betas, weight_decay=settings.weight_decay
-        )
+        self.optimizer = AdamW(dict(model.named_parameters()), settings.betas, settings.weight_decay)
         fixed = {k: v for k, v in asdict(settings).items() if k not in ("steps", "warmup")}
         self.identity = json.loads(json.dumps(fixed | dict(identity or {})))
         self.step = 0
@@ -166,7 +164,7 @@ class Trainer:
 
     def _step(self) -> tuple[dict[str, float], int]:
         """One step of the optimizer: mean losses by name over all positions of all workers, and tokens."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.clear()
         passes = next(self.batches)
         sums: dict[str, float] = {}
         count = tokens = 0
@@ -188,10 +186,7 @@ class Trainer:
                 gradient.mul_(self.workers.count / everywhere)
             norm = nn.utils.clip_grad_norm_(group, self.settings.clip)
             self._require_finite(float(norm), "the gradient's norm")
-        rate = self.settings.rate * self.settings.factor(self.step)
-        for options in self.optimizer.param_groups:
-            options["lr"] = rate
-        self.optimizer.step()
+        self.optimizer.step(self.settings.rate * self.settings.factor(self.step))
         self.step += 1
         tokens = round(self.workers.sum(tokens, device))
         self.tokens += tokens
@@ -227,10 +222,6 @@ class Trainer:
         if not self.workers.first:
             return
         path = self.directory / CHECKPOINT
-        tensors = {f"model.{name}": p.detach().cpu() for name, p in self.model.named_parameters()}
-        for name, p in self.model.named_parameters():
-            state = self.optimizer.state[p]
-            tensors |= {f"{moment}.{name}": state[moment].cpu() for moment in _MOMENTS}
         facts = {
             "step": self.step,
             "tokens": self.tokens,
@@ -240,7 +231,7 @@ class Trainer:
         }
         temporary = path.with_suffix(".tmp")
         try:
-            save_file(tensors, temporary, metadata={"facts": json.dumps(facts)})
+            save_file(self.optimizer.state(), temporary, metadata={"facts": json.dumps(facts)})
             os.replace(temporary, path)
         except (OSError, SafetensorError) as error:
             raise StorageError(f"{path} cannot be written: {error}; free some space, then resume") from None
@@ -263,13 +254,7 @@ class Trainer:
             tensors = load_file(path)
             self.step, self.tokens, self.spent = facts["step"], facts["tokens"], facts["seconds"]
             self.batches.restore(facts["batches"])
-            with torch.no_grad():
-                for name, p in self.model.named_parameters():
-                    p.copy_(tensors[f"model.{name}"])
-                    self.optimizer.state[p] = {
-                        "step": torch.tensor(float(self.step)),
-                        **{m: tensors[f"{m}.{name}"].to(p.device) for m in _MOMENTS},
-                    }
+            self.optimizer.restore(tensors, self.step)
         except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
             raise CorruptFileError(
                 f"{path} is damaged ({error!r}); remove it to start this run from the beginning"
