@@ -107,10 +107,13 @@ def _q6_k(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
 _NUMPY = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k, "Q6_K": _q6_k}
 
 
-def dequantize_torch(encoding: str, raw: Tensor, cols: int, dtype: torch.dtype) -> Tensor:
+def dequantize_torch(
+    encoding: str, raw: Tensor, cols: int, dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
     """[rows, row_bytes] uint8 -> [rows, cols] of `dtype`, on raw's device, without a full-size temporary.
 
-    The arithmetic is fp32; `dtype` only rounds the result. Raises ValueError when the sizes do not fit.
+    The arithmetic is fp32; `dtype` only rounds the result, which is written into `out`, if given.
+    Raises ValueError when the sizes do not fit.
     """
     import torch
 
@@ -120,10 +123,12 @@ def dequantize_torch(encoding: str, raw: Tensor, cols: int, dtype: torch.dtype) 
         raw = raw.contiguous()
         if raw.storage_offset() % blocks.nbytes:
             raw = raw.clone()  # a typed view must start on a multiple of its element size
-        return raw.view(plain).to(dtype)
+        plain_rows = raw.view(plain)
+        return plain_rows.to(dtype) if out is None else out.copy_(plain_rows)
     expand = {"Q8_0": _torch_q8_0, "Q4_0": _torch_q4_0, "Q4_K": _torch_q4_k, "Q6_K": _torch_q6_k}[encoding]
     rows = raw.shape[0]
-    out = torch.empty(rows, cols, dtype=dtype, device=raw.device)
+    if out is None:
+        out = torch.empty(rows, cols, dtype=dtype, device=raw.device)
     step = max(1, TILE // cols)
     for row in range(0, rows, step):
         tile = raw[row : row + step].reshape(-1, blocks.nbytes)  # [blocks, nbytes]

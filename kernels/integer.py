@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from edgespec.kernels.cpu import is_native
+from edgespec.kernels.scratch import scratch
 
 BITS = 22  # of the largest element, without its sign: the first digit stays within int8
 MOST_COLUMNS = 2**31 // (128 * 127)  # more could overflow int32
@@ -48,12 +49,14 @@ def split(x: Tensor) -> Digits:
 def multiply(x: Digits, numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """x [n, k] @ (numbers [m, k] int8 * scale [m] fp32)^T -> [n, m] of `dtype`."""
     n = len(x.step)
-    # The weights are the left operand, as in cpu.multiply.
-    sums = torch._int_mm(numbers, x.digits.t()).view(-1, 3, n).float()
-    high, middle, low = sums.unbind(1)
+    sums = scratch("sums", (len(numbers), 3 * n), torch.int32)
+    torch._int_mm(numbers, x.digits.t(), out=sums)  # the weights on the left, as in cpu.multiply
+    high, middle, low = (
+        scratch("fp32 sums", (len(numbers), 3, n), torch.float32).copy_(sums.view(-1, 3, n)).unbind(1)
+    )
     # Products with powers of two are exact, so a fused multiply-add gives the same bits as two operations.
-    out = torch.add(low, middle, alpha=256).add_(high, alpha=65536).mul_(scale[:, None])
-    return out.t().mul(x.step[:, None]).to(dtype).contiguous()
+    low.add_(middle, alpha=256).add_(high, alpha=65536).mul_(scale[:, None])
+    return torch.mul(low.t(), x.step[:, None]).to(dtype).contiguous()
 
 
 @lru_cache

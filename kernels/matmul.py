@@ -13,8 +13,10 @@ from edgespec.kernels import draft_block, integer
 from edgespec.kernels.cpu import matmul_dtype, multiply
 from edgespec.kernels.dispatch import has_triton
 from edgespec.kernels.gguf_blocks import dequantize_torch
+from edgespec.kernels.low_bit import padded_columns
 from edgespec.kernels.quantize import dequantize_int4, dequantize_int8, unpack_int4
 from edgespec.kernels.row_class import row_class
+from edgespec.kernels.scratch import scratch
 
 STORED = {  # every other encoding is raw bytes to torch
     "F32": torch.float32,
@@ -22,7 +24,7 @@ STORED = {  # every other encoding is raw bytes to torch
     "BF16": torch.bfloat16,
     "I8": torch.int8,
 }
-FEW = 128  # above so many rows one bf16 matmul with unpacked weights is faster than three of integers
+FEW = 256  # above so many rows one bf16 matmul with unpacked weights is faster than three of integers
 DRAFT = "int4 for drafting"  # an encoding in memory only, see `Block.for_drafting`
 TILE_BYTES = 2 * 2**20  # unpacked at a time: stays in cache until it is used, and below what malloc maps
 
@@ -48,21 +50,21 @@ class Block:
         columns = (inner,) if encoding in STORED else (-1,)
         return Block(encoding, typed(data, encoding, (rows, *columns)), scale, rows, inner)
 
-    def dense(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Rows [start, stop) as a dense [rows, k] matrix of `dtype`."""
+    def dense(self, start: int, stop: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+        """Rows [start, stop) as a dense [rows, k] matrix of `dtype`; in `out` [rows, padded k] if given."""
         data = self.data[start:stop]
-        if self.encoding in ("F32", "F16", "BF16"):
-            return data.to(dtype)
         if self.scale is None:
-            return dequantize_torch(self.encoding, data, self.inner, dtype)
+            if self.encoding in STORED:
+                return data.to(dtype) if out is None else out.copy_(data)
+            return dequantize_torch(self.encoding, data, self.inner, dtype, out)
         if self.encoding == "I8":
-            return dequantize_int8(data, self.scale[start:stop], dtype)
-        return dequantize_int4(data, self.scale[start:stop], dtype, self.inner).contiguous()
+            return dequantize_int8(data, self.scale[start:stop], dtype, out)
+        return dequantize_int4(data, self.scale[start:stop], dtype, self.inner, out).contiguous()
 
-    def numbers(self, start: int, stop: int) -> Tensor:
-        """Rows [start, stop) of a block with scales, without them: int8 [rows, k]."""
+    def numbers(self, start: int, stop: int, out: Tensor | None = None) -> Tensor:
+        """Rows [start, stop) of a block with scales, without them: int8 [rows, k]; those of int4 in `out`."""
         data = self.data[start:stop]
-        return data if self.encoding == "I8" else unpack_int4(data)[:, : self.inner]
+        return data if self.encoding == "I8" else unpack_int4(data, out)[:, : self.inner]
 
     def for_drafting(self) -> Block:
         """The block in whatever form drafts (few rows, not exact) are fastest with.
@@ -76,12 +78,16 @@ class Block:
         return Block(DRAFT, *draft_block.arrange(self.data, self.scale), self.rows, self.inner)
 
     def tiles(self, dtype: torch.dtype) -> Iterator[Tensor]:
-        """The block as dense matrices of `dtype`, a view where it is stored so."""
+        """The block as dense matrices of `dtype`, a view where it is stored so; valid until the next."""
         if self.data.dtype == dtype and self.scale is None:
             yield self.data
             return
         for start, stop in tile_bounds(self.rows, self.inner * dtype.itemsize):
-            yield self.dense(start, stop, dtype)
+            out = None
+            if self.data.device.type == "cpu":
+                columns = padded_columns(self.inner) if self.encoding == "U8" else self.inner
+                out = scratch("weights", (stop - start, columns), dtype)
+            yield self.dense(start, stop, dtype, out)
 
 
 def typed(data: Tensor, encoding: str, shape: Sequence[int]) -> Tensor:
@@ -126,11 +132,11 @@ def _in_integers(x: Tensor, block: Block) -> Tensor:
     assert block.scale is not None
     digits = integer.split(x)
     # What a tile takes: its sums, and for int4 its unpacked numbers. The cut does not change any bits.
-    row_bytes = 12 * len(x) + (0 if block.encoding == "I8" else 2 * block.inner)
-    parts = [
-        integer.multiply(digits, block.numbers(start, stop), block.scale[start:stop], x.dtype)
-        for start, stop in tile_bounds(block.rows, row_bytes)
-    ]
+    columns = 0 if block.encoding == "I8" else padded_columns(block.inner)
+    parts = []
+    for start, stop in tile_bounds(block.rows, 12 * len(x) + columns):
+        numbers = block.numbers(start, stop, scratch("weights", (stop - start, columns), torch.int8))
+        parts.append(integer.multiply(digits, numbers, block.scale[start:stop], x.dtype))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 

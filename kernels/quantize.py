@@ -140,14 +140,19 @@ def split_int4(data: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantize_int4(
-    data: Tensor, scale: Tensor, out_dtype: torch.dtype = torch.bfloat16, columns: int | None = None
+    data: Tensor,
+    scale: Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+    columns: int | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """(data [n, bytes of a row] uint8, scale [n] fp32) -> [n, columns] of `out_dtype`.
 
-    `columns` defaults to K; fewer give a view without the padding.
+    `columns` defaults to K; fewer give a view without the padding. `out`, when given, is [n, K].
     """
     k = 2 * split_int4(data)[0].shape[1]
-    out = torch.empty((len(data), k), dtype=out_dtype, device=data.device)
+    if out is None:
+        out = torch.empty((len(data), k), dtype=out_dtype, device=data.device)
     step = _rows_at_a_time(data, k, _BLOCK)
     for row in range(0, len(data), step):
         rows = slice(row, row + step)
