@@ -47,6 +47,7 @@ def bench(
     resident_layers: options.ResidentLayers = None,
     drafter: options.Drafter = None,
     draft_model: options.DraftModel = None,
+    adapters: options.Adapters = None,
     schedule: options.Schedule = None,
     tree_nodes: options.TreeNodes = None,
 ) -> None:

@@ -46,6 +46,7 @@ def generate(
     resident_layers: options.ResidentLayers = None,
     drafter: options.Drafter = None,
     draft_model: options.DraftModel = None,
+    adapters: options.Adapters = None,
     schedule: options.Schedule = None,
     tree_nodes: options.TreeNodes = None,
     acceptance: options.Acceptance = None,

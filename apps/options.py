@@ -78,7 +78,8 @@ Drafter = Annotated[
         "--drafter",
         panel=_DRAFTING,
         metavar="NAME",
-        help="none, auto, ngram, model, substitute, ngram+model or ngram+substitute. "
+        help="none, auto, ngram, model, substitute, cascade, ngram+model, ngram+substitute, ngram+cascade or "
+        "cascade+substitute. "
         "Default: auto, what makes replies faster.",
     ),
 ]
@@ -90,6 +91,15 @@ DraftModel = Annotated[
         metavar="MODEL",
         help="A small model with the same tokenizer (drafter model), or a low-bit packed copy of MODEL "
         "(drafter substitute; not needed when it was packed with MODEL).",
+    ),
+]
+Adapters = Annotated[
+    str | None,
+    _option(
+        "--adapters",
+        panel=_DRAFTING,
+        metavar="DIR",
+        help="What `edgespec train cascade` made for MODEL (drafter cascade).",
     ),
 ]
 Schedule = Annotated[
@@ -182,7 +192,7 @@ def check_together(engine: EngineOptions, generation: GenerationOptions) -> None
     from edgespec.acceptance import make_acceptance  # numpy: not for --help
     from edgespec.drafters.choose import check_acceptance, choose_drafters
 
-    members = choose_drafters(engine.drafter, engine.draft_model, engine.schedule)
+    members = choose_drafters(engine.drafter, engine.draft_model, engine.schedule, engine.adapters)
     check_acceptance(make_acceptance(generation.acceptance, generation), engine.drafter, members)
 
 

@@ -62,8 +62,9 @@ class EngineOptions:
     context: int | None = None  # positions a session may hold
     precision: str | None = None  # None = what the files hold
     resident_layers: int | None = None  # overrides the plan: pin exactly the first N layers
-    drafter: str = "auto"  # "none", "auto", or "ngram", "model", "substitute" joined by "+"
+    drafter: str = "auto"  # "none", "auto", or "ngram", "model", "substitute", "cascade" joined by "+"
     draft_model: str | None = None  # a small model with the same tokenizer, or a low-bit packed copy
+    adapters: str | None = None  # a directory that `edgespec train cascade` made
     schedule: str = "serial"
     tree_nodes: int = 64  # of the largest tree, its root included
 

@@ -13,24 +13,23 @@ from typing import Any
 import torch
 
 from edgespec.config import EngineOptions, GenerationOptions, parse_bytes
-from edgespec.devices.probe import memory_available, memory_total, peak_memory, process_memory
-from edgespec.devices.rates import ReadRate, memory_rate, read_rate
+from edgespec.devices.probe import peak_memory
+from edgespec.devices.rates import read_rate
 from edgespec.drafters.choose import choose_drafters
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.handover import speedup, without_drafter
 from edgespec.drafters.model import DRAFT_ROWS
 from edgespec.drafters.ngram import NGram
-from edgespec.drafters.resident import Resident, ResidentFiles, find_resident
+from edgespec.drafters.resident import Resident, find_resident
 from edgespec.errors import BudgetError, DeviceError, OptionError
 from edgespec.hub import resolve_model
-from edgespec.offload.ledger import gigabytes
-from edgespec.offload.plan import Plan, Rates
+from edgespec.offload.plan import Plan
+from edgespec.planning import plan_engine
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.response import Response
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.model import TorchTarget
-from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model, open_target, plan_model
-from edgespec.runtimes.torch.substitute import LowBitCopy
+from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model, open_target
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.schedules.make import make_schedule
 from edgespec.schedules.serial import Serial
@@ -38,7 +37,6 @@ from edgespec.session import Session
 from edgespec.tokenizer import Tokenizer, load_tokenizer
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]
-FREE_SHARE = 0.9  # of the free memory belongs to the dial when the user names none
 
 
 class Engine:
@@ -62,8 +60,8 @@ class Engine:
         self.options = options
         self.target = target
         self.resident = list(resident)  # drafters
-        wanted = choose_drafters(options.drafter, options.draft_model, options.schedule)
-        self.drafters = tuple(m for m in wanted if m == "ngram" or m in [r.name for r in resident])
+        opened = ["ngram", *(r.name for r in resident)]
+        self.drafters = tuple(member for member in _members(options) if member in opened)
         # Where the drafters' memory would go; not with layers pinned as the user said.
         keeps = not resident or options.resident_layers is not None
         self._without_drafter = None if keeps else without_drafter(plan)
@@ -93,9 +91,9 @@ class Engine:
         path = resolve_model(str(model), progress)
         files = describe_model(path, options.precision)
         tokenizer = load_tokenizer(files, path)
-        members = choose_drafters(options.drafter, options.draft_model, options.schedule)
         named = resolve_model(options.draft_model, progress) if options.draft_model else None
-        drafting = find_resident(options.drafter, members, files, named, tokenizer)
+        adapters = Path(options.adapters) if options.adapters else None
+        drafting = find_resident(options.drafter, _members(options), files, named, tokenizer, adapters)
         disk = read_rate(next(files.table.files()))
         plan = plan_engine(files, options, disk, device, drafting)
         extra, done = drafting.nbytes(plan), 0
@@ -211,59 +209,18 @@ def choose_device(options: EngineOptions) -> torch.device:
     return torch.device(name)
 
 
+def _members(options: EngineOptions) -> tuple[str, ...]:
+    return choose_drafters(options.drafter, options.draft_model, options.schedule, options.adapters)
+
+
 def check_drafting(options: EngineOptions) -> None:
     """Raises OptionError for drafters and schedules that are unknown, lack something, or do not fit."""
-    choose_drafters(options.drafter, options.draft_model, options.schedule)
+    _members(options)
     if options.tree_nodes > TREE_ROWS:
         raise OptionError(
             f"tree_nodes is {options.tree_nodes}, but the ledger gives every KV cache room for trees of at "
             f"most {TREE_ROWS} nodes"
         )
-
-
-def plan_engine(
-    files: ModelFiles,
-    options: EngineOptions,
-    disk: ReadRate | None,
-    device: torch.device,
-    drafting: ResidentFiles | None = None,
-) -> Plan:
-    """The plan for these options on this machine as it is now; reads no weights.
-
-    Under drafter `auto` a low-bit copy that does not fit is left out.
-    """
-    dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
-    if dial > memory_total() + 2**20:  # a cgroup's limit is cut to whole pages
-        raise OptionError(
-            f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(memory_total())}; lower --memory"
-        )
-    rates = Rates(read=disk.gbps if disk else None, compute=memory_rate())
-    drafting = drafting or ResidentFiles()
-    if drafting.copy is not None and device.type != "cpu":
-        if options.drafter != "auto":
-            raise OptionError("a substitute drafts on the CPU only, so far; use --device cpu")
-        drafting = replace(drafting, copy=None)
-
-    def plan(copy: LowBitCopy | None) -> Plan:
-        return plan_model(
-            files,
-            dial,
-            rates,
-            options.context,
-            options.resident_layers,
-            device,
-            options.device_memory,
-            drafting.model.nbytes if drafting.model else None,
-            copy.nbytes if copy else None,
-        )
-
-    try:
-        return plan(drafting.copy)
-    except BudgetError:
-        if drafting.copy is None or options.drafter != "auto":
-            raise
-    found = plan(None)
-    return replace(found, reasons=[*found.reasons, "no room to draft with the low-bit copy"])
 
 
 def load(
@@ -277,6 +234,7 @@ def load(
     resident_layers: int | None = None,
     drafter: str = "auto",
     draft_model: str | Path | None = None,
+    adapters: str | Path | None = None,
     schedule: str = "serial",
     tree_nodes: int = TREE_ROWS,
     progress: ProgressCallback | None = None,
@@ -291,6 +249,7 @@ def load(
         resident_layers=resident_layers,
         drafter=drafter,
         draft_model=None if draft_model is None else str(draft_model),
+        adapters=None if adapters is None else str(adapters),
         schedule=schedule,
         tree_nodes=tree_nodes,
     )

@@ -9,7 +9,7 @@ pinned evenly through the depth, not from the front: the reader then always has 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgespec.errors import OptionError
 from edgespec.offload.chunks import Chunk, ChunkTable
@@ -36,6 +36,7 @@ class Needs:
     max_context: int
     drafter: Callable[[int], int] | None = None  # of a resident drafter that follows so many positions
     substitute: Callable[[Chunk], int] | None = None  # of the low-bit rows that stand for a streamed chunk
+    depths: tuple[int, ...] = ()  # a cascade's: so many first layers, and the head, must be pinned; ascending
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Plan:
     on_device: frozenset[int] = frozenset()  # chunks pinned in a discrete accelerator's memory
     device_ledger: Ledger | None = None
     pin_embedding: bool = False
+    depth: int = 0  # first layers that are pinned for a cascade
 
     @property
     def dial(self) -> int:
@@ -171,15 +173,18 @@ def make_plan(
 
     positions = context or default_context(dial, needs, fits_whole, reasons)
     least = min(MIN_CONTEXT, needs.max_context)
-    if context is None and ledger((), MIN_RING_CHUNKS * largest, positions).free < 0 and positions > least:
+    must = first_layers(table, min(needs.depths, default=0))
+    if context is None and ledger(must, MIN_RING_CHUNKS * largest, positions).free < 0 and positions > least:
         positions = least
         reasons[-1] = f"context {positions} positions: the dial has no room for more"
 
     # What to pin.
     pin_embedding = False
+    depth = max(needs.depths, default=0)
     if resident_layers is not None:
-        pinned = [c for c in table.chunks if c.layer < resident_layers]
-        reasons.append(f"{resident_layers} layers pinned, as asked")
+        depth = max((d for d in needs.depths if d <= resident_layers), default=0)
+        pinned = [c for c in table.chunks if c.layer < resident_layers or (depth and c.layer == table.layers)]
+        reasons.append(f"{resident_layers} layers pinned, as asked" + (", and the LM head" if depth else ""))
         ring = RING_CHUNKS * largest if len(pinned) < len(table.chunks) else 0
         smallest = ledger(pinned, min(ring, MIN_RING_CHUNKS * largest), positions)
         while ledger(pinned, ring, positions).free < 0 and ring > MIN_RING_CHUNKS * largest:
@@ -195,18 +200,36 @@ def make_plan(
             book = ledger(table.chunks, 0, positions, table.embedding.nbytes)
             pin_embedding = True
     else:
+        least_ring = MIN_RING_CHUNKS * largest
+        fitting = [d for d in needs.depths if ledger(first_layers(table, d), least_ring, positions).free >= 0]
+        depth = max(fitting, default=min(needs.depths, default=0))
+        kept = first_layers(table, depth)
         ring = RING_CHUNKS * largest
-        while ledger((), ring, positions).free < 2 * largest and ring > MIN_RING_CHUNKS * largest:
+        while ledger(kept, ring, positions).free < 2 * largest and ring > least_ring:
             ring -= largest
-        book = ledger((), ring, positions)
+        book = ledger(kept, ring, positions)
         smaller = "" if positions <= MIN_CONTEXT else f"; --context {MIN_CONTEXT} would need less"
-        book.require(smallest_dial(book), f" with context {positions}{smaller}.")
-        pinned = choose_pinned(table, book.free, low_bit)
+        cascade = (
+            f", with {depth} layers and the head pinned for the cascade (others need less)" if depth else ""
+        )
+        book.require(smallest_dial(book), f" with context {positions}{cascade}{smaller}.")
+        held = {c.index for c in kept}
+        rest = replace(table, chunks=tuple(c for c in table.chunks if c.index not in held))
+        pinned = kept + choose_pinned(rest, book.free, low_bit)
         book = ledger(pinned, ring, positions)
         share = sum(c.nbytes for c in pinned) / table.nbytes
+        if depth:
+            reasons.append(f"the LM head and {depth} layers pinned, in which the cascade drafts")
         reasons.append(f"{share:.0%} of the weights pinned, spread evenly; the rest streams through the ring")
     chosen = frozenset(c.index for c in pinned)
-    return Plan(book, table, chosen, ring, positions, rates, reasons, pin_embedding=pin_embedding)
+    return Plan(
+        book, table, chosen, ring, positions, rates, reasons, pin_embedding=pin_embedding, depth=depth
+    )
+
+
+def first_layers(table: ChunkTable, depth: int) -> list[Chunk]:
+    """The chunks of the first `depth` layers and of the head; none of nothing."""
+    return [c for c in table.chunks if depth and (c.layer < depth or c.layer == table.layers)]
 
 
 def pages(chunks: Iterable[Chunk]) -> int:
@@ -220,6 +243,11 @@ def check_request(table: ChunkTable, needs: Needs, context: int | None, resident
         raise OptionError(f"context {context} is more than the model's {needs.max_context} positions")
     if resident_layers is not None and resident_layers > table.layers:
         raise OptionError(f"resident_layers is {resident_layers}, but the model has {table.layers} layers")
+    if resident_layers is not None and needs.depths and resident_layers < min(needs.depths):
+        raise OptionError(
+            f"resident_layers is {resident_layers}, but the cascade drafts in {min(needs.depths)} pinned "
+            "layers; pin at least so many, or leave the cascade out"
+        )
 
 
 def default_context(dial: int, needs: Needs, fits_whole: Callable[[int], bool], reasons: list[str]) -> int:

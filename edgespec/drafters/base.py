@@ -14,11 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from edgespec.acceptance import Outcome
 from edgespec.sampling import Noise, Sampler
 from edgespec.tree import TokenTree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edgespec.runtimes.base import Rows
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,14 @@ class Drafter(Protocol):
 
     def commit(self, root: int, outcome: Outcome) -> None:
         """`root` and the outcome's accepted tokens are committed; its bonus token is the next root."""
+
+
+@runtime_checkable
+class Watching(Protocol):
+    """A drafter that also learns from the target's own passes, its prompts' among them."""
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        """As of `runtimes.base.PassObserver`."""
 
 
 def committed(root: int, outcome: Outcome) -> list[int]:

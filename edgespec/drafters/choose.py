@@ -5,28 +5,51 @@ from __future__ import annotations
 from edgespec.acceptance import Acceptance
 from edgespec.errors import OptionError
 
-MEMBERS = ("ngram", "model", "substitute")  # each may be a branch of the tree
-DRAFTERS = ("none", "auto", *MEMBERS, "ngram+model", "ngram+substitute")
+# Each may be a branch of the tree; but a cascade's shallow verifier is the substitute where both are named.
+MEMBERS = ("ngram", "model", "substitute", "cascade")
+JOINED = ("ngram+model", "ngram+substitute", "ngram+cascade", "cascade+substitute")
+DRAFTERS = ("none", "auto", *MEMBERS, *JOINED)
 SCHEDULES = ("serial",)
 
 
-def choose_drafters(drafter: str, draft_model: str | None, schedule: str) -> tuple[str, ...]:
+def choose_drafters(
+    drafter: str, draft_model: str | None, schedule: str, adapters: str | None = None
+) -> tuple[str, ...]:
     """The members of the drafter called `drafter`, each drafting branches of one tree; () = none.
 
     `auto` is all that there may be: n-grams are free, what there is to draft with shows when the model is
     opened (`drafters.resident`), and the controller leaves out whatever does not pay.
 
-    Raises OptionError for unknown names, a missing draft model, and one that would not be used.
+    Raises OptionError for unknown names, a missing draft model or adapters, and any that would not be used.
     """
     if schedule not in SCHEDULES:
         raise OptionError(f"schedule {schedule!r} is unknown; choose from {', '.join(SCHEDULES)}")
     if drafter == "auto":
-        return MEMBERS if draft_model is not None else ("ngram", "substitute")
+        if adapters is not None and draft_model is not None:
+            raise OptionError(
+                "adapters and a draft model would both draft; leave --adapters or --draft-model out, or say "
+                "--drafter cascade+substitute when the draft model is a low-bit copy"
+            )
+        if adapters is not None:
+            return ("ngram", "cascade")
+        return MEMBERS[:3] if draft_model is not None else ("ngram", "substitute")
     members = () if drafter == "none" else tuple(drafter.split("+"))
     if not set(members) <= set(MEMBERS) or len(set(members)) < len(members):
         raise OptionError(f"drafter {drafter!r} is unknown; choose from {', '.join(DRAFTERS)}")
     if "model" in members and draft_model is None:
         raise OptionError(f"drafter {drafter} needs a small model to draft with; name it with --draft-model")
+    if "cascade" in members and "model" in members:
+        raise OptionError("a cascade and a draft model would both draft; choose one of them")
+    if "cascade" in members and adapters is None:
+        raise OptionError(
+            f"drafter {drafter} needs trained adapters; name their directory with --adapters "
+            "(`edgespec train cascade` makes one)"
+        )
+    if "cascade" not in members and adapters is not None:
+        raise OptionError(
+            f"drafter {drafter} does not use the adapters {adapters}; use --drafter cascade or auto, or "
+            "leave --adapters out"
+        )
     if not {"model", "substitute"} & set(members) and draft_model is not None:
         raise OptionError(
             f"drafter {drafter} does not use the draft model {draft_model}; use --drafter model or auto, or "

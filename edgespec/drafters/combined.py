@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from edgespec.acceptance import Outcome
-from edgespec.drafters.base import Context, Drafter, Drafting, Root, TreeBudget
+from edgespec.drafters.base import Context, Drafter, Drafting, Root, TreeBudget, Watching
 from edgespec.tree import TokenTree, merge
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from edgespec.runtimes.base import Rows
 
 
 class Combined:
@@ -33,6 +39,11 @@ class Combined:
     def commit(self, root: int, outcome: Outcome) -> None:
         for member in self.members:
             member.commit(root, outcome)
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        for member in self.members:
+            if isinstance(member, Watching):
+                member.on_layer(index, hidden, rows)
 
 
 class CombinedDrafting:

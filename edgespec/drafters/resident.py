@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edgespec.drafters.base import Drafter
+from edgespec.drafters.cascade_files import Cascade, CascadeFiles, find_cascade
 from edgespec.drafters.draft_model import DraftFiles, DraftModel
 from edgespec.drafters.substitute import Substitute, find_copy, how_to
 from edgespec.errors import OptionError
@@ -39,11 +40,17 @@ class ResidentFiles:
 
     model: DraftFiles | None = None
     copy: LowBitCopy | None = None
+    cascade: CascadeFiles | None = None
 
     def nbytes(self, plan: Plan) -> int:
         """That `open` reads."""
         model = self.model.files.table.nbytes if self.model else 0
-        return model + plan.owners.get("substitute", 0)
+        adapters = self.cascade.weight_bytes if self.cascade else 0
+        return model + adapters + plan.owners.get("substitute", 0)
+
+    def held(self, context: int) -> int:
+        """Bytes that stay in memory for conversations of `context` positions, the low-bit copy aside."""
+        return sum(found.nbytes(context) for found in (self.model, self.cascade) if found is not None)
 
     def open(
         self, files: ModelFiles, plan: Plan, target: TorchTarget[Weights], progress: Callable[[int], None]
@@ -52,26 +59,38 @@ class ResidentFiles:
         opened: list[Resident] = []
         if self.model is not None:
             opened.append(DraftModel(self.model, progress))
-        if self.copy is not None and plan.streamed:
+        if self.cascade is not None:
+            opened.append(Cascade(self.cascade, plan, target, progress))
+        elif self.copy is not None and plan.streamed:
             opened.append(Substitute(files, self.copy, target.weights, progress))
         return opened
 
 
 def find_resident(
-    drafter: str, members: tuple[str, ...], files: ModelFiles, named: Path | None, tokenizer: Tokenizer
+    drafter: str,
+    members: tuple[str, ...],
+    files: ModelFiles,
+    named: Path | None,
+    tokenizer: Tokenizer,
+    adapters: Path | None = None,
 ) -> ResidentFiles:
-    """What `members` of the option `drafter` can use; `named` is --draft-model, a small model or a copy.
+    """What `members` of the option `drafter` can use; `named` is --draft-model, a small model or a copy,
+    `adapters` a cascade's directory.
 
     Under `auto`, a named model or copy is all; without one, the copy that was packed with the model.
 
     Raises OptionError for a substitute that is asked for and not there, ModelError and TokenizerError for
     files that will not do.
     """
+    if "cascade" in members and "substitute" not in members:
+        assert adapters is not None
+        return ResidentFiles(cascade=find_cascade(adapters, files, None))
     copy = find_copy(files, named) if "substitute" in members else None
     if named is None or copy is not None:
         if "substitute" in members and copy is None and drafter != "auto":
             raise OptionError(f"{files.path} has no low-bit copy to draft with; {how_to(files)}")
-        return ResidentFiles(copy=copy)
+        found = find_cascade(adapters, files, copy) if "cascade" in members and adapters is not None else None
+        return ResidentFiles(copy=copy, cascade=found)
     if "model" not in members:
         raise OptionError(f"{named} is not a packed low-bit copy of {files.path}; {how_to(files)}")
     if drafter != "auto" and "substitute" in members:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.acceptance import Outcome
 from edgespec.controller import Adaptive, Controller, Cycle
-from edgespec.drafters.base import Context, Drafter, Root, TreeBudget
+from edgespec.drafters.base import Context, Drafter, Root, TreeBudget, Watching
 from edgespec.runtimes.base import Rows
 from edgespec.tree import TokenTree
 
@@ -66,6 +66,10 @@ class Serial(Plain):
         self.drafted = self.clock()
         self.draft_seconds = self.drafted - began
         return self.tree
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        if isinstance(self.drafter, Watching):
+            self.drafter.on_layer(index, hidden, rows)
 
     def loses(self, speedup: float) -> bool:
         """Whether plain decoding, so many times faster without the drafter in memory, would clearly win."""

@@ -89,12 +89,14 @@ def plan_model(
     device_dial: int | None = None,
     drafter: Callable[[int], int] | None = None,
     substitute: Callable[[Chunk], int] | None = None,
+    depths: tuple[int, ...] = (),
 ) -> Plan:
     """Where every byte goes; raises BudgetError or OptionError before any weight is read.
 
     `device_dial` is the second dial, of a discrete accelerator (default: all it has). `drafter` gives the
     bytes in host memory of a resident drafter that follows so many positions, `substitute` those of the
-    low-bit rows that stand for a streamed chunk.
+    low-bit rows that stand for a streamed chunk; `depths` are the numbers of first layers that a cascade can
+    do with, of which the deepest that fits is pinned.
     """
     config, dtype = files.config, files.dtype
     if device.type == "cpu":
@@ -107,6 +109,7 @@ def plan_model(
         max_context=config.max_context,
         drafter=drafter,
         substitute=substitute,
+        depths=depths,
     )
     if device.type == "cpu" or torch.cuda.get_device_properties(device).is_integrated:
         return make_plan(files.table, dial, needs, rates, context, resident_layers)

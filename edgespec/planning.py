@@ -1,0 +1,68 @@
+"""The plan of an engine: what its options ask for, on this machine as it is now."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from edgespec.config import EngineOptions
+from edgespec.devices.probe import memory_available, memory_total, process_memory
+from edgespec.devices.rates import ReadRate, memory_rate
+from edgespec.drafters.resident import ResidentFiles
+from edgespec.errors import BudgetError, OptionError
+from edgespec.offload.ledger import gigabytes
+from edgespec.offload.plan import Plan, Rates
+from edgespec.runtimes.torch.open import ModelFiles, plan_model
+
+FREE_SHARE = 0.9  # of the free memory belongs to the dial when the user names none
+
+
+def plan_engine(
+    files: ModelFiles,
+    options: EngineOptions,
+    disk: ReadRate | None,
+    device: torch.device,
+    drafting: ResidentFiles | None = None,
+) -> Plan:
+    """The plan for these options on this machine as it is now; reads no weights.
+
+    Under drafter `auto` a cascade or a low-bit copy that does not fit is left out.
+
+    Raises BudgetError and OptionError.
+    """
+    dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
+    if dial > memory_total() + 2**20:  # a cgroup's limit is cut to whole pages
+        raise OptionError(
+            f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(memory_total())}; lower --memory"
+        )
+    rates = Rates(read=disk.gbps if disk else None, compute=memory_rate())
+    drafting = drafting or ResidentFiles()
+    optional = drafting.copy is not None or drafting.cascade is not None
+    if optional and device.type != "cpu":
+        if options.drafter != "auto":
+            raise OptionError(f"drafter {options.drafter} runs on the CPU only, so far; use --device cpu")
+        drafting = replace(drafting, copy=None, cascade=None)
+
+    def plan(drafting: ResidentFiles) -> Plan:
+        return plan_model(
+            files,
+            dial,
+            rates,
+            options.context,
+            options.resident_layers,
+            device,
+            options.device_memory,
+            drafting.held if drafting.model or drafting.cascade else None,
+            drafting.copy.nbytes if drafting.copy else None,
+            drafting.cascade.depths if drafting.cascade else (),
+        )
+
+    try:
+        return plan(drafting)
+    except BudgetError:
+        if not optional or options.drafter != "auto":
+            raise
+    without = "the low-bit copy" if drafting.cascade is None else "the cascade"
+    found = plan(replace(drafting, copy=None, cascade=None))
+    return replace(found, reasons=[*found.reasons, f"no room to draft with {without}"])
