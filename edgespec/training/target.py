@@ -35,7 +35,7 @@ from edgespec.training.corpus import Sample
 from edgespec.training.data import padded
 
 FREE_SHARE = 0.9  # of the free memory belongs to the dial when the user names none
-KERNELS = 32  # matmuls that oneDNN keeps compiled: one for each shape, and passes have ever new ones
+KERNELS = 32  # matmuls that torch and oneDNN keep compiled: one for each shape, and passes have ever new ones
 KERNELS_BYTES = 96 * 10**6  # of those, and of freed small blocks (measured)
 STREAMED_SHARE = 4  # one part in so many of the dial goes to a pass's rows when the target streams
 
@@ -58,7 +58,8 @@ def open_beside(
 
     Raises BudgetError when `least` does not fit, or the LM head would have to be streamed.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS))  # read at the first matmul
+    for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # read at the first matmul
+        os.environ.setdefault(cache, str(KERNELS))
     dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
     if dial > memory_total() + 2**20:
         raise OptionError(
@@ -137,7 +138,8 @@ class FrozenTarget:
             for _, piece, _ in weights.blocks["lm_head.weight"]
         ]
         self._head = [block for block in blocks if block is not None]
-        assert len(self._head) == len(blocks), "open_beside keeps the head in memory"
+        if len(self._head) < len(blocks):  # on a discrete accelerator it may be pinned in host memory
+            raise OptionError("training needs the LM head on the device; use a larger --device-memory")
         dtype = target.dtype
         self._head_dtype = matmul_dtype(dtype) if target.device.type == "cpu" else dtype
 
