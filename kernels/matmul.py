@@ -24,7 +24,7 @@ STORED = {  # every other encoding is raw bytes to torch
     "BF16": torch.bfloat16,
     "I8": torch.int8,
 }
-FEW = 256  # above so many rows one bf16 matmul with unpacked weights is faster than three of integers
+FEW = 256  # above so many rows one bf16 matmul with unpacked weights is faster than three of digits
 DRAFT = "int4 for drafting"  # an encoding in memory only, see `Block.for_drafting`
 TILE_BYTES = 2 * 2**20  # unpacked at a time: stays in cache until it is used, and below what malloc maps
 

@@ -1,7 +1,7 @@
 """Memory that is used again by the next tile and the next call of the same thread.
 
-A fresh megabyte costs more than the arithmetic on it, because its pages have to be mapped and cleared first: on
-a virtual machine, unpacking int4 into new memory took up to ten times as long.
+The pages of a fresh megabyte have to be mapped and cleared first. On a busy virtual machine that took up to
+ten times as long as unpacking int4 into it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,11 @@ The interpreter knows no bf16 dot products and cuts instead of rounding, so ther
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +22,7 @@ from edgespec.kernels.quantize import quantize_int4, quantize_int8
 from edgespec.kernels.reference import Mask
 from edgespec.kernels.triton import attention, low_bit
 
+ROOT = Path(__file__).resolve().parents[1]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 TOLERANCE = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 2e-6}  # of the result's norm
@@ -194,3 +200,34 @@ def test_dispatch_takes_them_on_a_gpu() -> None:
     assert torch.equal(linear(x, block, True), low_bit.linear(x, block.data, block.scale, True))
     q = random(1, 2, 3, 64)
     assert torch.equal(attend(q, q, q, None, 0.1)[0], attention.attend(q, q, q, None, 0.1)[0])
+
+
+COMPILE = """
+import sys
+import triton, triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from edgespec.kernels.triton import attention, low_bit
+
+def compile(kernel, pointers, constants):
+    names = [name for name in kernel.arg_names if name not in constants]
+    signature = {name: pointers.get(name, "i32") for name in names} | dict.fromkeys(constants, "constexpr")
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    assert triton.compile(source, target=GPUTarget("cuda", int(sys.argv[1]), 32)).asm["cubin"]
+
+matrix = {"x": "*bf16", "data": "*u8", "scale": "*fp32", "out": "*bf16"}
+for int4 in (True, False):
+    compile(low_bit._gemm, matrix, {"INT4": int4, "ROWS": 64, "OUT": 64, "TYPE": tl.bfloat16})
+    compile(low_bit._gemv, matrix, {"INT4": int4, "OUT": 16})
+tree = {"q": "*bf16", "k": "*bf16", "v": "*bf16", "out": "*bf16", "visible": "*u8", "lse": "*fp32"}
+sizes = {"WIDTH": 128, "PADDED": 128, "ROWS": attention.ROWS, "KEYS": attention.KEYS[2]}
+compile(attention._attend, tree | {"scale": "fp32"}, {"MASKED": True, "TYPE": tl.bfloat16, **sizes})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_compile_without_a_gpu(capability: int) -> None:
+    """For Ampere and Hopper: the interpreter takes more than the compiler does."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    subprocess.run([sys.executable, "-c", COMPILE, str(capability)], env=env, cwd=ROOT, check=True)
