@@ -9,6 +9,7 @@ import torch
 from shapes import Shape
 from torch import Tensor
 
+from edgespec.kernels.low_bit import GROUP
 from edgespec.runtimes.config import ModelConfig
 
 # What an added row or column holds: zeros, filler, or (rows only) filler but zeros in real columns.
@@ -65,9 +66,11 @@ class Matrix:
         out[silent, self.real_columns] = 0
         real = (places >= 0).nonzero()[:, 0]
         if len(real):
-            own = self.weights[places[real]]  # [r, k]; a real row's filler are its own numbers
-            choice = torch.randint(own.shape[1], (len(real), width), generator=self.generator)
-            rows = own.gather(1, choice)
+            own = self.weights[places[real]]  # [r, k]
+            # Groups of the row's own numbers, so that it gets no scale that it would not have alone.
+            groups = torch.randint(POOL, (len(real), -(-width // GROUP)), generator=self.generator)
+            choice = (groups[:, :, None] * GROUP + torch.arange(GROUP)).flatten(1) % own.shape[1]
+            rows = own.gather(1, choice[:, :width])
             rows[:, self.real_columns] = own[:, self.columns.places[self.real_columns]]
             out[real] = rows
         out[:, self.zero_columns] = 0

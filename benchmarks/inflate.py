@@ -16,12 +16,12 @@ matrices wherever a zero is not needed:
     layers      The real ones lie evenly in the depth; all of v and `up` is 0 in the others.
     vocabulary  Added tokens have a probability of exactly 0: `enlarge.Guard`.
 
-Low-bit copies: the filler in a real row is that row's own numbers, so no row gets another largest weight, and
-real columns are neighbours. The int8 copy of the big model is therefore the small one's int8 copy. So is
-int4, where no group of 64 columns mixes real and added ones; in the demo's o_proj (32 real columns a head) a
-scale serves 32 real weights and 32 like them. Zeros stay zeros. A low-bit *substitute* of the inflated model
-is thus accepted as often as the small model's own low-bit copy: less often than a real 7B's, because rounding
-hurts small models more.
+Low-bit copies: real columns are neighbours, and the filler in a real row repeats that row's own groups of 64
+columns, so quantising finds the same scales in it. The int8 and int4 copies of the big model are therefore
+those of the small one, as long as no group mixes real and added columns. (In the demo's o_proj, with 32 real
+columns a head, groups hold 32 real numbers and 32 like them.) Zeros stay zeros. A low-bit *substitute* of the
+inflated model is thus accepted as often as the small model's own low-bit copy: less often than a real 7B's,
+because rounding hurts small models more.
 """
 
 from __future__ import annotations
