@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 
 from edgespec.acceptance import Acceptance, Outcome
 from edgespec.drafters.base import Context
-from edgespec.runtimes.base import KVCache, PassObserver, Rows, Target
+from edgespec.runtimes.base import PREFILL_ROWS, KVCache, PassObserver, Rows, Target
 from edgespec.sampling import IntArray, Noise
 from edgespec.tree import TokenTree
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-PREFILL_ROWS = 256  # prompt tokens a pass; fixed, because a prompt's bits depend on how it is cut
 
 
 class Schedule(PassObserver, Protocol):

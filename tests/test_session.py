@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
@@ -14,15 +16,16 @@ from torch import Tensor
 import edgespec
 from edgespec.acceptance import make_acceptance
 from edgespec.config import GenerationOptions
-from edgespec.decode import PREFILL_ROWS, Verification, verify
+from edgespec.decode import Verification, verify
 from edgespec.engine import Engine
-from edgespec.errors import BudgetError, Cancelled, ContextError, DeviceError, OptionError
+from edgespec.errors import BudgetError, Cancelled, ContextError, DeviceError, ModelError, OptionError
 from edgespec.kernels.matmul import Block, linear
 from edgespec.progress import Progress
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch import weights
 from edgespec.sampling import Noise
 from edgespec.tree import TokenTree
+from tests.packed import pack_checkpoint
 from tests.tiny import write_checkpoint
 
 GREEDY = GenerationOptions(max_tokens=30)
@@ -75,10 +78,11 @@ def test_resident_engine_reads_nothing(tmp_path: Path, tied: bool) -> None:
         assert engine.bytes_read == before
 
 
-def test_long_prompts_are_prefilled_in_blocks(engine: Engine) -> None:
+def test_long_prompts_are_prefilled_in_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.decode.PREFILL_ROWS", 100)
     session, seen = engine.new_session(), list[Progress]()
-    list(session.generate(prompt_of(PREFILL_ROWS + 40), GREEDY, seen.append))
-    assert [p.done for p in seen if p.stage == "prefill"] == [PREFILL_ROWS, PREFILL_ROWS + 40]
+    list(session.generate(prompt_of(240), GREEDY, seen.append))
+    assert [p.done for p in seen if p.stage == "prefill"] == [100, 200, 240]
     assert [p.done for p in seen if p.stage == "layers"][:3] == [1, 2, 3]
     session.close()
 
@@ -135,6 +139,16 @@ def test_sessions_share_the_context_budget(engine: Engine) -> None:
     assert third.context == 400
     del third  # forgotten sessions give their memory back, too
     assert engine.new_session().context == 400
+
+
+def test_kv_memory_that_the_system_refuses_is_a_typed_error(engine: Engine) -> None:
+    with pytest.raises(DeviceError, match=r"refused \d+ bytes for a KV cache of 1000000000000 positions"):
+        engine.target.new_cache(10**12)
+
+
+def test_kv_memory_that_the_system_refuses_is_a_typed_error(engine: Engine) -> None:
+    with pytest.raises(DeviceError, match=r"refused \d+ bytes for a KV cache of 1000000000000 positions"):
+        engine.target.new_cache(10**12)
 
 
 def test_cancel_keeps_the_session_usable(engine: Engine) -> None:
@@ -253,6 +267,55 @@ def test_several_sessions_verify_in_one_pass(engine: Engine) -> None:
             reply += outcome.tokens
             part.tree = TokenTree.root(outcome.tokens[-1])
     assert got == expected
+
+
+@pytest.mark.parametrize(("sizes", "prefill", "most"), [([40, 25], False, 64), ([300, 213], True, 512)])
+def test_a_pass_larger_than_the_plan_is_refused(
+    engine: Engine, sizes: list[int], prefill: bool, most: int
+) -> None:
+    """Rows of several conversations may share a pass, but its temporaries are in the ledger once."""
+    caches = [engine.target.new_cache(400) for _ in sizes]
+    parts = [Rows.append(c, np.arange(-1, n - 1), prefill) for c, n in zip(caches, sizes, strict=True)]
+    rows = Rows.concat(parts)
+    with pytest.raises(OptionError, match=f"pass of {sum(sizes)} rows is larger than the {most}"):
+        engine.target.run(engine.target.embed([5] * rows.n), rows, range(3))
+
+
+def test_trees_too_large_together_leave_their_caches_committed(engine: Engine) -> None:
+    greedy, trees = make_acceptance("greedy", GREEDY), []
+    for n in (40, 25):
+        cache = engine.target.new_cache(100)
+        tree = TokenTree(np.full(n, 5), np.arange(-1, n - 1), np.zeros(n))
+        trees.append(Verification(cache, tree, greedy, Noise(0)))
+    with pytest.raises(OptionError, match="65 rows"):
+        verify(engine.target, trees)
+    assert [len(t.cache.parents) for t in trees] == [0, 0]
+    assert len(verify(engine.target, trees[:1])) == 1
+
+
+def test_numbers_beyond_float16_are_an_error_and_bf16_is_the_remedy(tmp_path: Path) -> None:
+    """As in a bfloat16 model that somebody stored as F16: its weights fit, what it computes does not."""
+    path = write_model(tmp_path / "m", torch_dtype="float16")
+    tensors = load_file(path / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"] *= 20_000
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    assert all(bool(torch.isfinite(t).all()) for t in tensors.values())
+    with (
+        edgespec.load(path, memory="2GB", context=100) as engine,
+        pytest.raises(ModelError, match=r"range of float16.*--precision bf16"),
+    ):
+        tokens_of(engine, prompt_of(20))
+    packed = pack_checkpoint(path, tmp_path / "p", "bf16")
+    with edgespec.load(packed, memory="2GB", context=100) as engine:
+        assert len(tokens_of(engine, prompt_of(20))) == 30
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 3] = torch.nan
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    packed = pack_checkpoint(path, tmp_path / "damaged", "bf16")
+    with (
+        edgespec.load(packed, memory="2GB", context=100) as engine,
+        pytest.raises(ModelError, match="weights are damaged"),
+    ):
+        tokens_of(engine, prompt_of(20))
 
 
 def test_stop_strings_and_eos(engine: Engine) -> None:

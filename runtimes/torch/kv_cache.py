@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgespec.errors import ContextError
+from edgespec.errors import ContextError, DeviceError
 from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.config import ModelConfig
 
@@ -29,15 +29,22 @@ class TorchKVCache:
     """K and V [layers, kv_heads, positions, head_dim]; see `runtimes.base.KVCache`.
 
     Slots lie directly behind the committed prefix. The memory is touched at once: what the ledger counts is
-    really there, and a reply cannot run out of it half-way.
+    really there, and a reply cannot run out of it half-way. Raises DeviceError when the system refuses.
     """
 
     def __init__(
         self, config: ModelConfig, context: int, slots: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (config.layers, config.kv_heads, round_up(context + slots), config.head_dim)
-        self.k = torch.empty(shape, dtype=dtype, device=device).zero_()
-        self.v = torch.empty(shape, dtype=dtype, device=device).zero_()
+        try:
+            self.k = torch.empty(shape, dtype=dtype, device=device).zero_()
+            self.v = torch.empty(shape, dtype=dtype, device=device).zero_()
+        except RuntimeError:  # torch has no narrower type for it on a CPU
+            nbytes = cache_bytes(config, context, slots, dtype)
+            raise DeviceError(
+                f"the system refused {nbytes} bytes for a KV cache of {context} positions; load with a smaller "
+                "context"
+            ) from None
         self.capacity = context
         self.length = 0
         self.parents: IntArray = np.empty(0, dtype=np.int64)

@@ -8,8 +8,9 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from edgespec.errors import ModelError, OptionError
 from edgespec.kernels.reference import rms_norm, rotate, swiglu
-from edgespec.runtimes.base import IntArray, PassObserver, Rows
+from edgespec.runtimes.base import PREFILL_ROWS, IntArray, PassObserver, Rows
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.attention import AttentionPlan
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
@@ -37,13 +38,17 @@ W = TypeVar("W", bound=Matrices)
 
 
 class TorchTarget(Generic[W]):
-    """See `runtimes.base.Target`. `slots` is the most uncommitted rows (tree nodes, or a prefill block) that
-    a cache has room for beside its context."""
+    """See `runtimes.base.Target`. `slots` is the most uncommitted rows (tree nodes) that a cache has room for
+    beside its context, and the most rows of a pass that is no prompt's block.
+
+    `run` raises OptionError for a pass of more rows, `logits` ModelError for outputs that are not finite.
+    """
 
     def __init__(self, config: ModelConfig, weights: W, slots: int) -> None:
         self.config = config
         self.weights = weights
         self.slots = slots
+        self.prefill_rows = PREFILL_ROWS  # of the largest pass over prompts; training plans for more
         self.dtype = weights.dtype
         self.device = weights.device
         self.rope = RopeTable(config.rope, config.head_dim, self.device)
@@ -57,6 +62,11 @@ class TorchTarget(Generic[W]):
 
     @torch.inference_mode()
     def run(self, hidden: Tensor, rows: Rows, layers: range, observer: PassObserver | None = None) -> Tensor:
+        if rows.n > (most := self.prefill_rows if rows.prefill else self.slots):
+            raise OptionError(
+                f"a pass of {rows.n} rows is larger than the {most} that memory is planned for; take fewer "
+                "conversations, or smaller trees, at a time"
+            )
         attention = AttentionPlan(rows, self.device)
         cos, sin = self.rope(rows.positions)
         angles = cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)  # [n, 1, head_dim / 2]
@@ -72,6 +82,16 @@ class TorchTarget(Generic[W]):
     @torch.inference_mode()
     def logits(self, hidden: Tensor, observer: PassObserver | None = None) -> Tensor:
         normed = self._norm("model.norm", hidden)
+        if not bool(torch.isfinite(normed).all()):
+            raise ModelError(
+                "the layers' outputs are not finite numbers; "
+                + (
+                    "they passed the range of float16, so the model was made for bfloat16: pack it with "
+                    "`edgespec pack MODEL -o DIR --precision bf16` and use DIR"
+                    if self.dtype == torch.float16
+                    else "the weights are damaged: fetch or pack the model again"
+                )
+            )
         try:
             return self.weights.linear("lm_head", normed, True, observer).float()
         finally:

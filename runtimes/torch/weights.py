@@ -161,7 +161,11 @@ class Weights:
             return
         chunk, placed = self._held
         streamer = None if chunk.index in self.pinned else self.streamer
-        give_back = (lambda: streamer.release(chunk)) if streamer else (lambda: None)
+
+        def give_back() -> None:
+            if streamer is not None:
+                streamer.release(chunk)
+
         self._held = (chunk, None)
         if placed is None:
             give_back()
