@@ -94,6 +94,8 @@ class Engine:
         named = resolve_model(options.draft_model, progress) if options.draft_model else None
         adapters = Path(options.adapters) if options.adapters else None
         drafting = find_resident(options.drafter, _members(options), files, named, tokenizer, adapters)
+        if progress is not None:  # disk, memory and matmuls: seconds at the first start, then remembered
+            progress(Progress("probe", 0, 1, "steps"))
         disk = read_rate(next(files.table.files()))
         plan = plan_engine(files, options, disk, device, drafting)
         extra, done = drafting.nbytes(plan), 0
@@ -239,7 +241,12 @@ def load(
     tree_nodes: int = TREE_ROWS,
     progress: ProgressCallback | None = None,
 ) -> Engine:
-    """`Engine.load` with the options spelt out; sizes as "8GB" or bytes. Raises what that raises."""
+    """`Engine.load` with the options spelt out; sizes as "8GB" or bytes. Raises what that raises.
+
+    Two settings of the whole process change, and stay changed: threads hand over the interpreter every 0.5 ms
+    (`sys.setswitchinterval`) once weights are streamed, or busy Python would hold up the readers; and glibc
+    gives freed blocks above 4 MiB back at once (`mallopt`), or they would stay in the process uncounted.
+    """
     options = EngineOptions(
         memory=None if memory is None else parse_bytes(memory),
         device=device,
