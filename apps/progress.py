@@ -17,7 +17,7 @@ PASS_PATIENCE = 0.3  # a pass shows its layers only when it takes longer than th
 
 _VERBS = {
     "download": "downloading",
-    "probe": "measuring the disk",
+    "probe": "measuring this machine",
     "load": "loading",
     "pack": "packing",
     "verify": "checking",
@@ -65,7 +65,8 @@ class ProgressLine:
             return
         now = self._clock()
         again = report.done <= self._last if report.stage == "layers" else report.done < self._last
-        if report.stage != self._stage or again:
+        fresh = report.stage != self._stage or again
+        if fresh:
             self._stage, self._began, self._first = report.stage, now, self._counter(report)
         self._last = report.done
         if report.stage == "prefill":
@@ -73,7 +74,7 @@ class ProgressLine:
             self._prompt = f"prompt {report.done}/{report.total} tokens" if more else ""
             self._show(self._prompt, now) if more else self.clear()
         elif report.stage != "layers":
-            self._show(self._describe(report, now), now)
+            self._show(self._describe(report, now), now, force=fresh)
         elif now - self._began >= PASS_PATIENCE or self._prompt:
             self._show(" · ".join(filter(None, (self._prompt, self._describe(report, now)))), now)
 
@@ -108,6 +109,8 @@ class ProgressLine:
             text = f"layer {report.done}/{report.total}"
             return f"{text} · {format_bytes(rate)}/s" if rate and self.bytes_read else text
         verb = _VERBS.get(report.stage, report.stage)
+        if report.total == 1:
+            return verb
         if report.unit != "bytes":
             return f"{verb} {report.done}/{report.total}"
         text = f"{verb} {format_bytes(report.done)}" + (

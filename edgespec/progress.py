@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Progress:
     """`done` of `total` `unit`s of one stage.
 
-    Stages: "download" (bytes), "probe" (steps), "load" (bytes pinned), "prefill" (tokens),
+    Stages: "download" (bytes), "probe" (measuring the machine; 0 of 1), "load" (bytes), "prefill" (tokens),
     "layers" (of the running pass), "pack" and "verify" (bytes).
     """
 

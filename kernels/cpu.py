@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import lru_cache
 
 import torch
@@ -59,9 +60,17 @@ def matmul_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype == torch.float32 or is_native(dtype) else torch.float32
 
 
+@lru_cache
 def is_native(dtype: torch.dtype) -> bool:
     """Whether this CPU has fast matmuls of `dtype`."""
-    # torch before 2.11 cannot tell: then it has not
-    known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    if not hasattr(torch.cpu, "get_capabilities"):
+        warnings.warn(
+            f"torch {torch.__version__} cannot tell what this CPU computes fast, so weights are multiplied "
+            "in float32, which may take several times longer; torch 2.11 or later can",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return False
+    known: dict[str, object] = torch.cpu.get_capabilities()
     narrow = known.get("architecture") == "x86_64" and "AVX512" not in torch.backends.cpu.get_cpu_capability()
     return not narrow and any(known.get(feature) for feature in NATIVE[dtype])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from edgespec.kernels.cpu import is_native
 from edgespec.kernels.row_class import _Results, row_class
 from edgespec.runtimes.base import Rows
 from tests.tiny import fill, open_tiny, run_tree, write_checkpoint
@@ -52,6 +53,12 @@ def test_a_tree_node_has_the_bits_of_plain_decoding(tmp_path: Path, kind: str, d
                 cache.commit([0])
                 assert torch.equal(alone, in_tree[node]), f"prefix {length}, tree {n}, node {node}"
             cache.truncate(length)
+
+
+def test_a_torch_that_does_not_know_the_processor_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    with pytest.warns(RuntimeWarning, match=r"multiplied in float32.*torch 2\.11 or later"):
+        assert not is_native.__wrapped__(torch.bfloat16)
 
 
 def test_a_wrong_block_order_would_be_seen(tmp_path: Path) -> None:

@@ -17,10 +17,12 @@ def test_progress_is_drawn_in_place_with_rates() -> None:
     now = [0.0]
     screen = Screen()
     line = ProgressLine(screen, clock=lambda: now[0])
+    line(Progress("probe", 0, 1, "steps"))
     for second in range(4):
         now[0] = float(second)
         line(Progress("load", second * 2 * 10**9, 20 * 10**9, "bytes"))
     shown = screen.getvalue()
+    assert shown.startswith("\r\x1b[K\x1b[2mmeasuring this machine\x1b[0m")
     assert "loading 0 B of 20 GB" in shown, "there is something to see at once"
     assert "loading 6 GB of 20 GB · 2 GB/s · 7 s left" in shown
     assert "\n" not in shown

@@ -40,10 +40,9 @@ class TorchKVCache:
             self.k = torch.empty(shape, dtype=dtype, device=device).zero_()
             self.v = torch.empty(shape, dtype=dtype, device=device).zero_()
         except RuntimeError:  # torch has no narrower type for it on a CPU
-            nbytes = cache_bytes(config, context, slots, dtype)
             raise DeviceError(
-                f"the system refused {nbytes} bytes for a KV cache of {context} positions; load with a smaller "
-                "context"
+                f"the system refused {cache_bytes(config, context, slots, dtype)} bytes for a KV cache of "
+                f"{context} positions; load with a smaller context"
             ) from None
         self.capacity = context
         self.length = 0
