@@ -71,6 +71,6 @@ def is_native(dtype: torch.dtype) -> bool:
             stacklevel=2,
         )
         return False
-    known: dict[str, object] = torch.cpu.get_capabilities()
+    known = torch.cpu.get_capabilities()
     narrow = known.get("architecture") == "x86_64" and "AVX512" not in torch.backends.cpu.get_cpu_capability()
     return not narrow and any(known.get(feature) for feature in NATIVE[dtype])
