@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgespec.acceptance import Outcome
-from edgespec.decode import PREFILL_ROWS
 from edgespec.drafters.base import Context, Drafting, Root, TreeBudget, committed, shared_prefix
 from edgespec.drafters.cascade_exits import AdapterExit, Exit
 from edgespec.drafters.cascade_forest import Cancelling, Forest
 from edgespec.drafters.cascade_rounds import CascadeDrafting, Claim, DrawnInside
 from edgespec.drafters.cascade_tree import Calibration
 from edgespec.drafters.growth import MAX_STEPS
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.base import PREFILL_ROWS, Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
