@@ -14,13 +14,12 @@ from edgespec.offload.ledger import Ledger
 from edgespec.offload.plan import (
     HEADROOM_PART,
     MIN_HEADROOM,
-    MIN_RING_CHUNKS,
-    RING_CHUNKS,
     Needs,
     Plan,
     Rates,
     check_request,
     choose_pinned,
+    choose_ring,
     default_context,
     pages,
     smallest_dial,
@@ -99,9 +98,7 @@ def make_device_plan(
         reasons.append("what the device does not hold is in host memory: nothing is read from flash")
         pinned = list(rest.chunks)
     else:
-        ring = RING_CHUNKS * largest
-        while host(0, ring).free < 2 * largest and ring > MIN_RING_CHUNKS * largest:
-            ring -= largest
+        ring = choose_ring(largest, lambda ring: host(0, ring).free - 2 * largest)
         book = host(0, ring)
         book.require(smallest_dial(book), " of host memory.")
         pinned = choose_pinned(rest, book.free)

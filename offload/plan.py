@@ -187,8 +187,8 @@ def make_plan(
         reasons.append(f"{resident_layers} layers pinned, as asked" + (", and the LM head" if depth else ""))
         ring = RING_CHUNKS * largest if len(pinned) < len(table.chunks) else 0
         smallest = ledger(pinned, min(ring, MIN_RING_CHUNKS * largest), positions)
-        while ledger(pinned, ring, positions).free < 0 and ring > MIN_RING_CHUNKS * largest:
-            ring -= largest
+        if ring:
+            ring = choose_ring(largest, lambda ring: ledger(pinned, ring, positions).free)
         book = ledger(pinned, ring, positions)
         book.require(
             smallest_dial(smallest), f" with {resident_layers} layers pinned and context {positions}."
@@ -204,9 +204,7 @@ def make_plan(
         fitting = [d for d in needs.depths if ledger(first_layers(table, d), least_ring, positions).free >= 0]
         depth = max(fitting, default=min(needs.depths, default=0))
         kept = first_layers(table, depth)
-        ring = RING_CHUNKS * largest
-        while ledger(kept, ring, positions).free < 2 * largest and ring > least_ring:
-            ring -= largest
+        ring = choose_ring(largest, lambda ring: ledger(kept, ring, positions).free - 2 * largest)
         book = ledger(kept, ring, positions)
         smaller = "" if positions <= MIN_CONTEXT else f"; --context {MIN_CONTEXT} would need less"
         cascade = (
@@ -230,6 +228,12 @@ def make_plan(
 def first_layers(table: ChunkTable, depth: int) -> list[Chunk]:
     """The chunks of the first `depth` layers and of the head; none of nothing."""
     return [c for c in table.chunks if depth and (c.layer < depth or c.layer == table.layers)]
+
+
+def choose_ring(largest: int, left: Callable[[int], int]) -> int:
+    """Bytes of the largest ring, a whole number of `largest` chunks, with which `left` is not negative."""
+    sizes = range(RING_CHUNKS, MIN_RING_CHUNKS, -1)
+    return next((n * largest for n in sizes if left(n * largest) >= 0), MIN_RING_CHUNKS * largest)
 
 
 def pages(chunks: Iterable[Chunk]) -> int:
