@@ -144,7 +144,8 @@ def test_cancelling_leaves_it_usable(model: TorchTarget) -> None:
     assert np.array_equal(expected.tokens, again.tokens)
 
 
-def test_a_cancelled_prefill_keeps_its_blocks(model: TorchTarget) -> None:
+def test_a_cancelled_prefill_keeps_its_blocks(model: TorchTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.decode.PREFILL_ROWS", 256)
     drafter = ModelDrafter(model, 400, VOCABULARY)
     long = np.random.default_rng(3).integers(0, VOCABULARY, 300).tolist()
 

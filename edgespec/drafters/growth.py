@@ -14,13 +14,14 @@ from edgespec.drafters.base import Context, Drafting, Root, TreeBudget
 from edgespec.sampling import DRAFT_DRAW, Distribution, FloatArray, IntArray, Noise, Sampler
 from edgespec.tree import TokenTree, TreeBuilder
 
-WIDTH = 8  # nodes expanded in one pass
 BRANCH = 8  # children proposed for a node
 MAX_STEPS = 16
 
 
 class Forest(Protocol):
     """A model with uncommitted slots behind what is committed: the nodes that it has expanded."""
+
+    width: int  # nodes expanded in one pass
 
     @property
     def position(self) -> int:
@@ -83,7 +84,7 @@ class BestFirst:
             slots, logits = self.drafter.extend_roots(self.roots)
             work = [(builder, np.array([0])) for builder in self.builders]
         else:
-            share = max(1, WIDTH // len(self.roots))
+            share = max(1, self.drafter.width // len(self.roots))
             work = [(builder, builder.frontier(share)) for builder in self.builders]
             if not 0 < sum(len(nodes) for _, nodes in work) <= self.drafter.free_rows:
                 self.left = 0

@@ -20,7 +20,7 @@ from edgespec.drafters.growth import MAX_STEPS, grow, root_nodes
 from edgespec.runtimes.base import Rows, Target
 
 LONG_TAIL = 16  # a tail beyond this is followed by prefill passes, not beside the root
-DRAFT_ROWS = 256  # slots beside the context: a tail, the roots, and `MAX_STEPS` x `WIDTH` nodes
+DRAFT_ROWS = 256  # slots beside the context: a tail, the roots, and `MAX_STEPS` x `width` nodes
 
 
 class ModelDrafter:
@@ -32,6 +32,7 @@ class ModelDrafter:
     """
 
     steps = range(1, MAX_STEPS + 1)
+    width = 8
 
     def __init__(self, model: Target, context: int, vocabulary: int) -> None:
         self.model = model

@@ -81,6 +81,7 @@ class SubstituteDrafter:
     """See `drafters.base.Drafter`. `cache` is the conversation's own, the target's."""
 
     steps = range(1, MAX_STEPS + 1)
+    width = 1  # its kernel for int4 costs nearly as much again for every further row (benchmarks/kernels.py)
 
     def __init__(self, model: TorchTarget[SubstituteWeights], cache: TorchKVCache) -> None:
         self.model = model
