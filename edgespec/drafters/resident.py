@@ -45,7 +45,7 @@ class ResidentFiles:
     def nbytes(self, plan: Plan) -> int:
         """That `open` reads."""
         model = self.model.files.table.nbytes if self.model else 0
-        adapters = self.cascade.weight_bytes if self.cascade else 0
+        adapters = self.cascade.weight_bytes if self.cascade and plan.depth else 0
         return model + adapters + plan.owners.get("substitute", 0)
 
     def held(self, context: int) -> int:
@@ -55,13 +55,16 @@ class ResidentFiles:
     def open(
         self, files: ModelFiles, plan: Plan, target: TorchTarget[Weights], progress: Callable[[int], None]
     ) -> list[Resident]:
-        """Read their weights; `progress` gets bytes. Raises CorruptFileError and StorageError."""
+        """Read the weights of what the plan has room for; `progress` gets bytes.
+
+        Raises CorruptFileError and StorageError.
+        """
         opened: list[Resident] = []
         if self.model is not None:
             opened.append(DraftModel(self.model, progress))
-        if self.cascade is not None:
+        if self.cascade is not None and plan.depth:
             opened.append(Cascade(self.cascade, plan, target, progress))
-        elif self.copy is not None and plan.streamed:
+        elif self.copy is not None and plan.owners.get("substitute"):
             opened.append(Substitute(files, self.copy, target.weights, progress))
         return opened
 
