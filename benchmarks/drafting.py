@@ -96,7 +96,9 @@ def main() -> None:
         default=["substitute int4", "substitute int8", "model", "ngram"],
         help="comma-separated: substitute int4, substitute int8, model, ngram",
     )
-    parser.add_argument("--parts", type=lambda text: text.split(","), default=list(PARTS))
+    parser.add_argument(
+        "--parts", type=lambda text: text.split(","), default=list(PARTS), help="comma-separated; see above"
+    )
     parser.add_argument("--cycles", type=int, default=12, help="timed cycles a round and arm")
     parser.add_argument("--prompts", type=int, default=48, help="held-out prompts of part `tokens`")
     parser.add_argument("--replies", type=int, default=3, help="whole replies an arm")

@@ -43,11 +43,18 @@ def tokens(bench: Bench) -> Report:
     known = bench.store.rows.get("plain replies", {}).get("prompts", [])
     length = statistics.mean(len(r["reply"]) for r in known) if known else 0
     repeats = statistics.mean(r["repeats"] for r in known) if known else 0
+    measured = [
+        r for k, row in bench.store.rows.items() if k.startswith("tokens/") for r in row.get("replies", ())
+    ]
+    differing = sum(not same for _, _, same in measured)
     title = (
         f"Tokens per cycle, small models, {len(known)} held-out prompts, replies of {length:.0f} tokens on "
         f"average, {repeats:.0%} of their 4-grams seen before; trees of up to 64 nodes"
     )
     report = Report(title, ["drafter", *(f"{n} steps" for n in STEPS)])
+    report.notes.append(
+        f"{differing} of {len(measured)} replies differ from the plain ones, which another process made."
+    )
     for arm in bench.arms:
         tau = bench.tau(arm)
         if 0 in tau:
