@@ -71,8 +71,8 @@ def arms(args: argparse.Namespace) -> list[Arm]:
 
 
 def packed(model: Path, precision: str) -> Path:
-    """The low-bit copy beside the model's directory."""
-    out = models_dir() / f"{model.parent.name}-{model.name}-{precision}"
+    """The model's low-bit copy, among the benchmark models."""
+    out = models_dir() / f"{model.name}-{precision}"
     if not out.exists():
         command = edgespec_command("pack", model, "-o", out, "--precision", precision)
         done = subprocess.run(command, env=environment(), check=False)
