@@ -7,11 +7,12 @@ verify. It believes:
     what steps and passes cost      means by number of steps and of nodes, straight lines between; what was
                                     never tried is extrapolated as max(I/O, compute) would have it
     a node's chance of acceptance   the drafter's probability x a factor by depth and rank: accepted / claimed
-    what a number of steps gives    its own mean tokens, leaning on the chances by depth while it is young
+    what a number of steps gives    the mean of what its trees promised by these chances, leaning on all trees
 
-All this fades, so what was given up is tried again some day. Trying may cost: whatever the estimates say,
-a cycle that gives a single token may not bring what drafting has lost against plain decoding above
-`ALLOWANCE` of the time.
+All this fades, so what was given up is tried again some day. Trying may cost, and is paid from a *credit*: a
+share of the time and what drafting gained go in, what it lost against plain decoding comes out. Whatever is
+hoped for, a cycle that would overdraw the credit by giving a single token is not made. And drafts get longer
+by and by, so that a drafter much dearer than expected is found out by one step.
 
 No clock and no chance here: the same recorded cycles lead to the same decisions. Needs no torch.
 """
@@ -25,20 +26,18 @@ import numpy as np
 
 from edgespec.acceptance import Outcome
 from edgespec.drafters.base import TreeBudget
-from edgespec.estimates import DEPTHS, MEMORY, Chances, Curve, Prior
-from edgespec.sampling import FloatArray
+from edgespec.estimates import MEMORY, PAUSE, STEPS, Chances, Curve, Prior, Yield
 from edgespec.tree import TokenTree
 
-ALLOWANCE = 0.02  # of the time may be lost by drafting,
-GRACE = 2.0  # and so many plain cycles beyond that
-HORIZON = 0.998  # of that book-keeping: about the last 500 cycles
-FIRST = 2  # plain cycles that a conversation begins with
-STALE = 0.3  # weight of evidence on plain cycles below which one is measured again
-STEPS = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16])  # numbers of steps considered
-ARM_LEAN = 4.0  # cycles' worth of evidence of the chances by depth on what a number of steps gives
+ALLOWANCE = 0.015  # of the time may be lost by drafting
+GRACE = 2.0  # plain cycles' worth of credit to begin with,
+GROWTH = 3  # times as long as those of late may a draft be, and one step more
+SAVED = 6.0  # and at most: old gains do not pay for new losses
+HORIZON = 0.998  # what was reached of late: about the last 500 cycles
+FIRST = 1  # plain cycles that a conversation begins with
+STALE = 0.1  # weight of evidence on plain cycles below which one is measured again
 ENOUGH = 200  # cycles before a drafter may be called hopeless
 MARGIN = 1.05
-PAUSE = 2.0  # times its usual cost: what a cycle takes beyond that is not held against it
 
 
 @dataclass(frozen=True)
@@ -90,20 +89,21 @@ class Adaptive:
         self.verify = Curve(prior.verify)
         self.draft = Curve(prior.draft, start=0.0)
         self.chances = Chances()
+        self.gives = Yield()
         self.cycles = 0
-        self._arms = np.zeros(
-            (3, len(STEPS))
-        )  # by number of steps: cycles, their tokens, their nodes; fading
+        self.credit = GRACE  # plain cycles that drafting may still lose
+        self._longest = 0.0  # draft of late, in steps; fading
         self._rate = 0.0  # the highest expected tokens per second, as of the last `budget`
-        self._tokens = self._seconds = self._lost = 0.0  # of all cycles; fading by HORIZON
+        self._tokens = self._seconds = 0.0  # of all cycles; fading by HORIZON
 
     def budget(self, limit: TreeBudget, steps: range) -> TreeBudget | None:
         if limit.depth < 1 or limit.nodes < 2 or self.cycles < FIRST or self.verify.weight(1) < STALE:
             return None
-        tokens, seconds = self.expect()
-        # Steps beyond the depth that the reply has left are wasted; so is what may lose more than is allowed.
-        most = min(steps.stop - 1, max(limit.depth, steps.start))
-        sensible = (steps.start <= STEPS) & (most >= STEPS) & (seconds - 1 / self.plain_rate <= self.credit)
+        tokens, nodes = self.gives.expect(self.chances.by_depth)
+        seconds = np.maximum(self.verify.at(nodes) + self.draft.at(STEPS), 1e-9)
+        # Steps beyond the depth that the reply has left are wasted; many whose cost is a guess may be.
+        most = min(steps.stop - 1, max(min(limit.depth, 1 + GROWTH * self._longest), steps.start))
+        sensible = (steps.start <= STEPS) & (most >= STEPS) & (seconds * self.plain_rate - 1 <= self.credit)
         rates = np.where(sensible, tokens / seconds, 0.0)
         best = int(np.argmax(rates))
         self._rate = max(self.plain_rate, float(rates[best]))
@@ -125,45 +125,34 @@ class Adaptive:
         self.verify.fade()
         self.draft.fade()
         self.chances.fade()
-        self._arms *= MEMORY
+        self.gives.fade()
+        self._longest *= MEMORY
+        # A pause of the machine is nobody's fault.
+        usual = float(self.verify.at(nodes) + self.draft.at(cycle.steps or 0))
+        seconds = cycle.draft_seconds + cycle.verify_seconds
+        seconds = min(seconds, PAUSE * usual) if usual else seconds
         self.verify.add(nodes, cycle.verify_seconds)
         if cycle.steps is not None:
             self.draft.add(cycle.steps, cycle.draft_seconds)
-        # A pause of the machine is nobody's fault.
-        usual = float(self.verify.at(nodes) + self.draft.at(cycle.steps or 0))
-        seconds = min(cycle.draft_seconds + cycle.verify_seconds, PAUSE * usual)
+            self._longest = max(self._longest, cycle.steps)
         self._tokens = HORIZON * self._tokens + tokens
         self._seconds = HORIZON * self._seconds + seconds
-        self._lost *= HORIZON
-        if cycle.steps is None:
-            return
-        self.chances.add(cycle.tree, cycle.outcome.path)
-        self._arms[:, int(np.searchsorted(STEPS, cycle.steps))] += (1, tokens, nodes)
-        plain = 1 / self.plain_rate
-        # Of gains only a few cycles' worth is kept, so that old ones do not pay for new losses.
-        self._lost = max(self._lost + seconds - tokens * plain, -2 * GRACE * plain)
+        self.credit += ALLOWANCE * seconds * self.plain_rate
+        if cycle.steps is not None:
+            self.chances.add(cycle.tree, cycle.outcome.path)
+            scores = self.chances.scores(cycle.tree)
+            expected = self.gives.add(cycle.steps, cycle.tree, scores, cycle.outcome.accepted)
+            # Half of luck counts: bad luck alone should not end what pays, nor hope alone pay for it.
+            self.credit += (tokens + 1 + expected) / 2 - seconds * self.plain_rate
+        self.credit = min(self.credit, SAVED)
 
     @property
     def plain_rate(self) -> float:
         """Tokens per second without drafts."""
         return 1 / max(float(self.verify.at(1)), 1e-9)
 
-    @property
-    def credit(self) -> float:
-        """Seconds that drafting may still lose."""
-        return ALLOWANCE * self._seconds + GRACE / self.plain_rate - self._lost
-
     def loses(self, speedup: float) -> bool:
         """Whether plain decoding, `speedup` times as fast with the drafter's memory, would clearly beat what
         was reached of late: then the drafter should go for good."""
         reached = self._tokens / max(self._seconds, 1e-9)
         return self.cycles >= ENOUGH and speedup * self.plain_rate > MARGIN * reached
-
-    def expect(self) -> tuple[FloatArray, FloatArray]:
-        """Tokens and seconds [len(STEPS)] of a cycle with so many steps."""
-        cycles, tokens, nodes = self._arms
-        along = np.cumprod(self.chances.by_depth[1:])  # chance that the path gets to each depth
-        believed = 1 + np.cumsum(along)[np.clip(STEPS, 1, DEPTHS) - 1]
-        tokens = (tokens + ARM_LEAN * believed) / (cycles + ARM_LEAN)
-        nodes = (nodes + ARM_LEAN * (2 + 2 * STEPS)) / (cycles + ARM_LEAN)
-        return tokens, np.maximum(self.verify.at(nodes) + self.draft.at(STEPS), 1e-9)

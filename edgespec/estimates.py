@@ -20,8 +20,12 @@ MEMORY = 0.985
 HOPE = 0.7  # chance of acceptance before anything is known
 LEAN = 2.0  # observations' worth of evidence that a belief without measurements has
 CURVE_LEAN = 0.5  # likewise, of costs
+KEPT_LEAN = 10.0  # tokens' worth of evidence that what is expected comes true on the whole
+QUICK = 0.975  # as MEMORY, of that: another subject should show within some tens of cycles
+STEPS = np.array([0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32])  # numbers of steps considered
 DEPTHS = 32  # beyond this depth evidence is pooled
 RANKS = 4  # likewise
+PAUSE = 3.0  # times what is usual: beyond that, one timing alone is not believed
 LATEST = 9  # timings kept of a point: their median shrugs off pauses of the machine
 
 
@@ -54,7 +58,7 @@ class Curve:
         self.shape = shape
         self.start = start
         self._points: dict[int, _Point] = {}  # by bucket
-        self._line: tuple[FloatArray, FloatArray, float] | None = None
+        self._line: _Line | None = None
 
     def weight(self, count: int) -> float:
         """Cycles' worth of evidence for such counts."""
@@ -78,17 +82,16 @@ class Curve:
         wanted = np.asarray(counts, dtype=np.float64)
         if not self._points:
             return self.shape(wanted)
-        xs, ys, slope = self._line = self._line or self._fit()
-        last = float(xs[-1])
+        line = self._line = self._line or self._fit()
+        last = float(line.counts[-1])
         beyond = self.shape(np.maximum(wanted, last)) - self.shape(np.full_like(wanted, last))
-        beyond = np.minimum(np.maximum(beyond, 0.0), slope * np.maximum(wanted - last, 0.0))
-        return np.interp(wanted, xs, ys) + beyond
+        beyond = np.minimum(np.maximum(line.scale * beyond, 0.0), line.slope * np.maximum(wanted - last, 0.0))
+        return np.interp(wanted, line.counts, line.seconds) + beyond
 
-    def _fit(self) -> tuple[FloatArray, FloatArray, float]:
-        """Points' counts and seconds, ascending both, and the slope without the first point."""
+    def _fit(self) -> _Line:
         points = [self._points[bucket] for bucket in sorted(self._points)]
         xs = [sum(p.counts) / len(p.counts) for p in points]
-        medians = [sorted(p.seconds)[len(p.seconds) // 2] for p in points]
+        medians = [sorted(p.seconds)[(len(p.seconds) - 1) // 2] for p in points]  # of two, the quicker
         weights = [p.weight for p in points]
         if self.start is not None and xs[0] > 0:
             xs, medians, weights = [0.0, *xs], [self.start, *medians], [1e9, *weights]
@@ -96,6 +99,12 @@ class Curve:
         shape = self.shape(np.array(xs))
         lean = CURVE_LEAN if shape.any() else 0.0
         believed = (medians[0] + shape - shape[0]).tolist()
+        if lean:  # a single timing far above that may be a pause of the machine
+            single = [len(p.seconds) == 1 for p in points]
+            single = [False] * (len(xs) - len(points)) + single
+            medians = [
+                min(m, PAUSE * b) if s else m for m, b, s in zip(medians, believed, single, strict=True)
+            ]
         ys = [
             (w * m + lean * b) / max(w + lean, 1e-9)
             for w, m, b in zip(weights, medians, believed, strict=True)
@@ -104,7 +113,17 @@ class Curve:
         # The first row may be a case of its own, and two points are too few to tell.
         measured = rising(medians, weights)
         slope = (measured[-1] - measured[1]) / (xs[-1] - xs[1]) if len(xs) > 2 else 1e9
-        return np.array(xs), np.array(rising(ys, weights)), slope
+        # A line through a known start is known by one point.
+        scale = measured[-1] / float(shape[-1]) if self.start is not None and shape[-1] > 0 else 1.0
+        return _Line(np.array(xs), np.array(rising(ys, weights)), slope, scale)
+
+
+@dataclass(frozen=True)
+class _Line:
+    counts: FloatArray  # [points], ascending
+    seconds: FloatArray  # [points], ascending
+    slope: float  # of what was measured, without the first point
+    scale: float  # of the shape behind the last point
 
 
 class _Point:
@@ -175,11 +194,71 @@ class Chances:
 
     def scores(self, tree: TokenTree) -> FloatArray:
         """[n] log of each node's chance to be on the accepted path."""
-        factor = (self._accepted + LEAN) / (self._claimed + LEAN)
+        factor = np.ones_like(self._claimed)
+        for depth in range(1, DEPTHS + 1):  # each depth leans on the one before
+            factor[depth] = self._accepted[depth] + LEAN * factor[depth - 1]
+            factor[depth] /= self._claimed[depth] + LEAN
         cells = np.minimum(tree.depths, DEPTHS), np.minimum(ranks(tree), RANKS - 1)
         corrected = np.minimum(tree.logprobs + np.log(factor[cells]), np.log(0.99))
         corrected[0] = 0.0
         return replace(tree, logprobs=corrected).scores
+
+
+class Yield:
+    """What a number of steps gives: tokens, and nodes to verify.
+
+    Tokens are counted as they were to be *expected* of the trees, which scatters much less than what a few
+    cycles happened to accept; on the whole, expected is corrected by accepted. A number of steps is believed
+    by its own trees, and leans on what all trees gave at each depth.
+    """
+
+    def __init__(self) -> None:
+        self._own = np.zeros((3, len(STEPS)))  # trees of so many steps, their expected tokens, their nodes
+        self._trees = np.zeros(DEPTHS + 1)  # of at least so many steps (0: of none)
+        self._tokens = np.zeros(DEPTHS + 1)  # expected at that depth of them (the last step's: and deeper)
+        self._nodes = np.zeros(DEPTHS + 1)  # likewise
+        self._accepted = self._expected = 0.0  # of late
+
+    def fade(self) -> None:
+        for sums in (self._own, self._trees, self._tokens, self._nodes):
+            sums *= MEMORY
+        self._accepted *= QUICK
+        self._expected *= QUICK
+
+    def add(self, steps: int, tree: TokenTree, scores: FloatArray, accepted: int) -> float:
+        """A tree of `steps`, with the log-chances [n] of its nodes to be accepted, and how many were.
+
+        Returns how many of such trees are accepted on average.
+        """
+        tokens = np.exp(scores[1:])
+        depths = np.minimum(tree.depths[1:], min(steps, DEPTHS))
+        self._tokens += np.bincount(depths, tokens, minlength=DEPTHS + 1)
+        self._nodes += np.bincount(depths, minlength=DEPTHS + 1)
+        self._trees[1 if steps else 0 : steps + 1] += 1
+        self._own[:, int(np.searchsorted(STEPS, steps))] += (1, tokens.sum(), len(tree))
+        self._accepted += accepted
+        self._expected += tokens.sum()
+        return float(tokens.sum()) * self._kept
+
+    @property
+    def _kept(self) -> float:
+        return (self._accepted + KEPT_LEAN) / (self._expected + KEPT_LEAN)
+
+    def expect(self, by_depth: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Tokens, bonus token included, and nodes [len(STEPS)]; `by_depth` as `Chances` has it."""
+        gained = np.zeros(DEPTHS + 1)
+        chance = 1.0  # that the path gets to this depth
+        for depth in range(1, DEPTHS + 1):
+            believed = LEAN * chance * by_depth[depth]
+            chance = (self._tokens[depth] + believed) / (self._trees[depth] + LEAN)
+            gained[depth] = gained[depth - 1] + chance
+        gained[0] = (self._tokens[0] + LEAN * by_depth[1]) / (self._trees[0] + LEAN)
+        level = (self._nodes + 2 * LEAN) / (self._trees + LEAN)
+        size = np.append(1 + level[0], 1 + np.cumsum(level[1:]))
+        trees, tokens, nodes = self._own
+        tokens = (tokens + LEAN * gained[STEPS]) / (trees + LEAN)
+        nodes = (nodes + LEAN * size[STEPS]) / (trees + LEAN)
+        return 1 + tokens * self._kept, nodes
 
 
 def ranks(tree: TokenTree) -> IntArray:
