@@ -26,13 +26,15 @@ from edgespec.drafters.cascade_forest import Cancelling, Forest
 from edgespec.drafters.cascade_rounds import CascadeDrafting, Claim, DrawnInside
 from edgespec.drafters.cascade_tree import Calibration
 from edgespec.drafters.growth import MAX_STEPS
-from edgespec.runtimes.base import PREFILL_ROWS, Rows
+from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+AGAIN_ROWS = 64  # committed positions computed again at a time: their keys and values are copied meanwhile
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class CascadeDrafter:
             e.truncate(self.cache.length)
             e.flush()
         while self.exits and (start := min(e.length for e in self.exits)) < self.cache.length:
-            self._recompute(start, min(start + PREFILL_ROWS, self.cache.length))
+            self._recompute(start, min(start + AGAIN_ROWS, self.cache.length))
         self.watched = inf
 
     def _recompute(self, start: int, stop: int) -> None:

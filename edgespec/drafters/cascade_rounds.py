@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import TYPE_CHECKING
@@ -59,7 +59,7 @@ class CascadeDrafting:
         self.work.close()
         self.drafter.forget()
 
-    def _rounds(self, left: int) -> Iterator[bool]:
+    def _rounds(self, left: int) -> Generator[bool, None, None]:
         """Yields after each unit of work."""
         variant, verifies = self.drafter.variant, self.drafter.verify is not None
         rounds = ceil(left / variant.round) if verifies else min(left, 1)
@@ -147,6 +147,8 @@ class DrawnInside(DrawnChain):
 
 class _Draws:
     """See `drafters.growth.Forest`."""
+
+    width = 1
 
     def __init__(self, drafter: CascadeDrafter, forest: Forest) -> None:
         self.drafter, self.forest = drafter, forest
