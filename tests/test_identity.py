@@ -224,7 +224,7 @@ def smallest_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "RING_CHUNKS", plan.MIN_RING_CHUNKS)
 
 
-@pytest.mark.parametrize(("number", "kind"), enumerate(KINDS))
+@pytest.mark.parametrize(("number", "kind"), list(enumerate(KINDS)))
 def test_hundreds_of_tokens(tmp_path: Path, number: int, kind: str) -> None:
     """Every drafter has its turn, resident and streamed, fp32 and bf16; all of them in the slow test."""
     dtype = ("bfloat16", "float32")[number // 4]
