@@ -10,7 +10,7 @@ import pytest
 from edgespec.acceptance import ACCEPTANCES, Ratio, Sample, Typical, make_acceptance
 from edgespec.config import GenerationOptions
 from edgespec.errors import OptionError
-from edgespec.sampling import DRAFT_DRAW, Noise, Sampler
+from edgespec.sampling import DRAFT_DRAW, Distribution, Noise, Sampler
 from edgespec.tree import TokenTree
 
 VOCABULARY = 7
@@ -100,6 +100,7 @@ SAMPLED = [
     {"temperature": 0.7, "top_k": 3},
     {"temperature": 1.5, "top_p": 0.8},
     {"temperature": 1.2, "min_p": 0.1},
+    {"temperature": 1.3, "top_k": 4, "top_p": 0.9, "min_p": 0.02},
 ]
 
 
@@ -160,7 +161,6 @@ def exact_pairs(toy: Toy, sampler: Sampler, start: tuple[int, int]) -> np.ndarra
 @pytest.mark.parametrize("options", SAMPLED, ids=str)
 @pytest.mark.parametrize("kind", ["ratio chain", "ratio tree", "sample"])
 def test_text_has_the_target_distribution(kind, options):
-    stats = pytest.importorskip("scipy.stats")
     options = GenerationOptions(**options)
     target, drafter, sampler = Toy(2, 5), Toy(3, 5), Sampler(options)
     acceptance = make_acceptance(kind.split()[0], options)
@@ -172,14 +172,102 @@ def test_text_has_the_target_distribution(kind, options):
         (a, b), accepted = speculative(target, acceptance, noise, (0, 1), 2, draft)
         counts[a, b] += 1
         kept += accepted
-    assert (counts[joint == 0] == 0).all()  # top-k and the like forbid these
     assert kept > 0
-    seen = counts[joint > 0], joint[joint > 0] * counts.sum()
-    rare = seen[1] < 5  # chi-square wants at least 5 expected a cell
-    observed = np.append(seen[0][~rare], seen[0][rare].sum())
-    expected = np.append(seen[1][~rare], seen[1][rare].sum())
-    observed, expected = observed[expected > 0], expected[expected > 0]
-    assert stats.chisquare(observed, expected).pvalue > 1e-3
+    assert chi_square(counts, joint) > 1e-3
+
+
+def chi_square(counts: np.ndarray, joint: np.ndarray) -> float:
+    """The p-value of counts against probabilities; cells that should hardly occur are taken together."""
+    stats = pytest.importorskip("scipy.stats")
+    assert (counts[joint == 0] == 0).all()  # top-k and the like forbid these
+    observed, expected = counts[joint > 0], joint[joint > 0] * counts.sum()
+    rare = expected < 5  # chi-square wants at least 5 a cell
+    observed = np.append(observed[~rare], observed[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    return float(stats.chisquare(observed[expected > 0], expected[expected > 0]).pvalue)
+
+
+@pytest.mark.parametrize("options", [SAMPLED[4]], ids=str)
+@pytest.mark.parametrize("name", ["right", "random", "duplicates"])
+def test_sample_keeps_the_distribution_whatever_an_adversary_drafts(name, options):
+    """Even one that knows the noise: the token at a position is drawn before the tree is looked at."""
+    target, counts = Toy(2, 5), np.zeros((5, 5))
+    sampler = Sampler(GenerationOptions(**options))
+    for seed in range(1500):
+        noise = Noise(seed)
+        draft = drafters(target, sampler, noise, np.random.default_rng(seed))[name]
+        acceptance = make_acceptance("sample", GenerationOptions(**options))
+        (a, b), _ = speculative(target, acceptance, noise, (0, 1), 2, lambda t, d=draft: _modulo(d(t), 5))
+        counts[a, b] += 1
+    assert chi_square(counts, exact_pairs(target, sampler, (0, 1))) > 1e-3
+
+
+def _modulo(tree: TokenTree, vocabulary: int) -> TokenTree:
+    return TokenTree(tree.tokens % vocabulary, tree.parents, tree.logprobs)
+
+
+@pytest.mark.parametrize("options", [SAMPLED[4]], ids=str)
+def test_ratio_over_a_draft_models_chains_has_the_target_distribution(tmp_path, options):
+    """The real drafter with the real acceptance: draws that are shared or filtered otherwise would show."""
+    from edgespec.drafters.base import Context, Root, TreeBudget
+    from edgespec.drafters.model import ModelDrafter
+    from tests.tiny import fill, open_tiny, run_tree, write_checkpoint
+
+    shape = {"vocab_size": 5, "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32}
+    models = [open_tiny(write_checkpoint(tmp_path / str(s), seed=s, **shape)) for s in (1, 2)]
+    target, drafter = models[0], ModelDrafter(models[1], 40, 5)
+    prompt, root = [0, 3, 1], 2
+    cache = target.new_cache(40)
+    fill(target, cache, prompt)
+    # What the models say depends on the tokens alone, so every chain needs to be computed once.
+    known = {}
+
+    def rows(tree):
+        key = tuple(tree.tokens.tolist())
+        if key not in known:
+            known[key] = run_tree(target, cache, tree.tokens, tree.parents).numpy()
+            cache.truncate(len(prompt))
+        return known[key]
+
+    options = GenerationOptions(**options)
+    sampler, acceptance = Sampler(options), make_acceptance("ratio", options)
+    first = sampler.distribution(rows(TokenTree.root(root))[0])
+    joint = np.zeros((5, 5))
+    for a, chance in zip(first.ids.tolist(), first.probs, strict=True):
+        second = sampler.distribution(rows(TokenTree.chain([root, a]))[1])
+        joint[a, second.ids] = chance * second.probs
+    counts, kept, seeds = np.zeros((5, 5)), np.zeros(3), 700
+    for seed in range(seeds):
+        noise, said = Noise(seed), []
+        drafter.prefill(Context(prompt, sampler, noise))
+        while len(said) < 2:
+            path = (root, *said)
+            drafting = drafter.start([Root(path)], TreeBudget(8, 2 - len(said), 2))
+            while drafting.step():
+                pass
+            tree = drafting.tree()
+            whole = TokenTree.chain([*path[:-1], *tree.tokens])
+            logits = rows(whole)[len(path) - 1 :]
+            outcome = acceptance.walk(tree, logits, noise, len(prompt) + len(path))
+            kept[outcome.accepted] += 1
+            said += outcome.tokens
+        counts[said[0], said[1]] += 1
+    assert (kept > seeds / 20).all()  # all ways through the acceptance were gone
+    assert chi_square(counts, joint) > 1e-3
+
+
+def test_siblings_are_judged_by_draws_of_their_own():
+    """A child that is refused says that its u was large: the same u would refuse its siblings too often. With
+    these p and q that would move a twentieth of the text."""
+    p, q = np.array([0.14, 0.05, 0.09, 0.72]), Distribution(np.arange(4), np.array([0.22, 0.11, 0.01, 0.66]))
+    ratio, rows = Ratio(GenerationOptions(temperature=1)), np.tile(np.log(p), (4, 1)).astype(np.float32)
+    counts = np.zeros((1, 4))
+    for seed in range(4000):
+        noise = Noise(seed)
+        drawn = [q.pick(noise.uniform(1, DRAFT_DRAW + rank)) for rank in range(3)]
+        tree = TokenTree(np.array([0, *drawn]), np.array([-1, 0, 0, 0]), np.zeros(4), (q, None, None, None))
+        counts[0, ratio.walk(tree, rows, noise, 1).tokens[0]] += 1
+    assert chi_square(counts, p[None]) > 1e-3
 
 
 def test_ratio_accepts_as_often_as_theory_says():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,26 @@ def test_a_tree_is_the_models_own_best_first(model: TorchTarget) -> None:
     first = tree.tokens[tree.children(0)].tolist()
     best = np.argsort(-logprobs(model, [*PROMPT, 7]))[: len(first)].tolist()
     assert first == best
+
+
+def test_the_tree_is_the_best_of_all_trees(tmp_path: Path) -> None:
+    """Against every path of a small vocabulary; and when steps run out, nearly."""
+    small = open_tiny(write_checkpoint(tmp_path, vocab_size=6))
+    drafter = ModelDrafter(small, 60, 6)
+    prompt, root, depth = [1, 5, 2, 2], 3, 3
+    drafter.prefill(Context(prompt))
+    scores: dict[tuple[int, ...], float] = {(): 0.0}
+    for path in (p for d in range(depth) for p in itertools.product(range(6), repeat=d)):
+        following = logprobs(small, [*prompt, root, *path])
+        scores |= {(*path, token): scores[path] + following[token] for token in range(6)}
+    best = sorted(scores, key=scores.__getitem__, reverse=True)
+    for nodes in (5, 16, 40):
+        tree = draft(drafter, root, TreeBudget(nodes, depth, 16))
+        found = {tuple(tree.tokens[tree.path_to(node)[1:]].tolist()) for node in range(nodes)}
+        assert found == set(best[:nodes])
+        quick = draft(drafter, root, TreeBudget(nodes, depth, depth))  # a step a level, the least there is
+        optimum = sum(np.exp(scores[path]) for path in best[:nodes])
+        assert np.exp(quick.scores).sum() > 0.95 * optimum
 
 
 def test_steps_and_budget_hold(model: TorchTarget) -> None:

@@ -18,10 +18,10 @@ from edgespec.drafters.base import Context, Root, TreeBudget, committed, shared_
 from edgespec.tree import TokenTree
 
 ORDERS = (4, 2, 1)  # lengths of indexed n-grams, longest first
-LOOKED_AT = 24  # occurrences compared a draft, the latest of each order first
-BRANCHES = 8  # occurrences copied from, the longest matches first
+LOOKED_AT = 64  # occurrences compared a draft, the latest of each order first
+BRANCHES = 24  # occurrences copied from, the longest matches first
 LONGEST = 24  # a match is not measured beyond this length
-FAINT = log(0.01)  # paths less likely than this are not followed
+FAINT = log(0.003)  # paths less likely than this are not followed
 PRIOR = 4.0  # strength, in observations, of what is believed before measuring
 
 
