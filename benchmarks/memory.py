@@ -1,8 +1,8 @@
 """Is the memory dial a hard cap, and is it filled?
 
 Each dial is run twice from cold caches: without a limit, where the peak (page cache included) must be 90 to
-100 % of the dial, and in a cgroup limited to the dial, which the run must never meet. The prompt is as long as
-a pass may be at the smallest dial, because that is what the dial has to have room for.
+100 % of the dial, and in a cgroup limited to the dial, which the run must never meet. The prompt is as long
+as a pass may be at the smallest dial, because that is what the dial has to have room for.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from common import (
 from make_model import ensure_model
 from measure import Usage, run
 from page_cache import drop_caches
-
 
 LONG_PROMPT = (PROMPT * 500)[:500]  # at most 501 tokens of the made models' tokenizer
 
@@ -61,7 +60,7 @@ def main() -> None:
         raise SystemExit(f"skipped: {error}") from None
 
     report = Report(
-        f"Memory: {model.name}, a cold reply of {args.tokens} tokens to a prompt of 500, median of {args.rounds} runs",
+        f"Memory: {model.name}, {args.tokens} tokens in reply to 500, cold, median of {args.rounds} runs",
         [
             "dial",
             "peak, no limit",
