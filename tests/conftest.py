@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import torch
+
+# A shell's background job ignores Ctrl-C, and its children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tiny matrices gain nothing from threads, and on a busy machine every parallel region waits for the slowest.
 # Tests that are about threads set their own number.
