@@ -16,7 +16,7 @@ TABLE = 1024  # positions computed at a time
 def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
     """[head_dim / 2] fp32, with the config's long-context rescaling."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
-    inverse = 1.0 / rope.theta**exponents
+    inverse = 1.0 / (rope.theta ** exponents.double()).float()  # in fp64 because of what `RopeTable` says
     if rope.factors:  # GGUF stores Llama 3.x's rescaling as divisors
         return inverse / torch.tensor(rope.factors, dtype=torch.float32)
     if rope.kind == "linear":
@@ -37,7 +37,8 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 
 class RopeTable:
-    """cos and sin of every position, made once: a cosine's last bit depends on its place in a vector loop."""
+    """cos and sin of every position, made once and in fp64: the last bit of an fp32 cosine depends on its
+    place in a vector loop, and differed in 1 process of 20."""
 
     def __init__(self, rope: Rope, head_dim: int, device: torch.device) -> None:
         self.inverse = inverse_frequencies(rope, head_dim)
@@ -50,7 +51,7 @@ class RopeTable:
         while len(self.cos) <= positions.max():
             start = len(self.cos)
             angles = torch.arange(start, start + TABLE).float()[:, None] * self.inverse
-            self.cos = torch.cat([self.cos, angles.cos().to(self.device)])
-            self.sin = torch.cat([self.sin, angles.sin().to(self.device)])
+            self.cos = torch.cat([self.cos, angles.double().cos().float().to(self.device)])
+            self.sin = torch.cat([self.sin, angles.double().sin().float().to(self.device)])
         rows = torch.from_numpy(positions).to(self.device)
         return self.cos[rows], self.sin[rows]
