@@ -18,6 +18,7 @@ from edgespec.kernels.low_bit import int4_row_bytes
 
 CHUNK_BYTES = 32 * 2**20  # upper bound of a chunk; 16 ms at 2 GB/s
 PAGE = 4096  # O_DIRECT: offsets, lengths and addresses are multiples of this
+SCALE = "_scale"  # suffix of a low-bit matrix's scales
 ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # these must lie at multiples of their size
 
 
@@ -93,6 +94,16 @@ class Chunk:
         """Bytes that a direct read moves: the range widened to whole pages."""
         return aligned_span(self.offset, self.nbytes)[1]
 
+    def matrices(self) -> Iterator[tuple[Piece, Piece | None]]:
+        """Its rows of matrices, each with the scales of these rows where it is a low-bit one."""
+        pieces = {(p.tensor, p.row): p for p in self.pieces}
+        for (name, row), piece in pieces.items():
+            if not name.endswith(SCALE):
+                yield piece, pieces.get((name + SCALE, row))
+
+
+Blocks = dict[str, list[tuple[Chunk, Piece, Piece | None]]]  # by matrix: where its rows lie, and their scales
+
 
 def aligned_span(offset: int, nbytes: int) -> tuple[int, int]:
     """The page-aligned (offset, length) that covers `nbytes` bytes at `offset`."""
@@ -126,6 +137,14 @@ class ChunkTable:
     @property
     def nbytes(self) -> int:
         return sum(c.nbytes for c in self.chunks)
+
+    def blocks(self) -> Blocks:
+        """By matrix, in streaming order: where its rows lie, and their scales."""
+        found: Blocks = {}
+        for chunk in self.chunks:
+            for piece, scale in chunk.matrices():
+                found.setdefault(piece.tensor, []).append((chunk, piece, scale))
+        return found
 
     @property
     def tied(self) -> bool:

@@ -17,9 +17,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from edgespec.offload.chunk_store import row_blocks
-from edgespec.offload.chunks import CHUNK_BYTES, ELEMENT_BYTES, PAGE, StreamOrder, TensorSource, stored_bytes
-from edgespec.offload.manifest import (
+from edgespec.offload.chunks import (
+    CHUNK_BYTES,
+    ELEMENT_BYTES,
+    PAGE,
     SCALE,
+    StreamOrder,
+    TensorSource,
+    stored_bytes,
+)
+from edgespec.offload.manifest import (
     TARGET,
     BlockRecord,
     ChunkRecord,

@@ -18,6 +18,7 @@ from edgespec.errors import CorruptFileError, ModelError, UnsupportedModelError
 from edgespec.offload.chunks import (
     CHUNK_BYTES,
     ELEMENT_BYTES,
+    SCALE,
     Chunk,
     ChunkTable,
     Piece,
@@ -30,7 +31,6 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 TARGET = "target"  # the set that holds the model itself
 SUBSTITUTE = "substitute"  # folder in a packed directory: a low-bit copy of the same model, packed likewise
-SCALE = "_scale"  # suffix of a low-bit matrix's scales
 _LIMIT = 64 * 2**20  # bytes of a manifest; a 70B model's has 2 MB
 
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from edgespec.errors import CorruptFileError
 from edgespec.offload.chunk_store import Store, open_store
 from edgespec.offload.chunks import ChunkTable
-from edgespec.offload.manifest import SCALE, TARGET
+from edgespec.offload.manifest import TARGET
 from edgespec.runtimes.config import ARCHITECTURES, FINAL_NORM, HEAD, ModelConfig
 
 
@@ -75,10 +75,9 @@ def _check_table(config: ModelConfig, table: ChunkTable) -> None:
         raise ValueError(f"the weights have {table.layers} layers, the config {config.layers}")
     stored: dict[tuple[int, str], tuple[int, int]] = defaultdict(lambda: (0, 0))  # [rows, columns]
     for chunk in table.chunks:
-        for piece in chunk.pieces:
-            if not piece.tensor.endswith(SCALE):
-                key = chunk.layer, piece.tensor
-                stored[key] = (stored[key][0] + piece.shape[0], piece.shape[1])
+        for piece, _ in chunk.matrices():
+            key = chunk.layer, piece.tensor
+            stored[key] = (stored[key][0] + piece.shape[0], piece.shape[1])
     wanted = [((i, k), v) for i in range(config.layers) for k, v in config.matrix_shapes(i).items()]
     wanted.append(((config.layers, HEAD), (config.vocab_size, config.hidden_size)))
     if list(stored) != [key for key, _ in wanted]:

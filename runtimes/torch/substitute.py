@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,9 +17,8 @@ from torch import Tensor
 from edgespec.errors import OptionError
 from edgespec.kernels.low_bit import draft_bytes
 from edgespec.kernels.matmul import Block, linear
-from edgespec.offload.chunks import Chunk, ChunkTable, Piece
+from edgespec.offload.chunks import Blocks, Chunk, ChunkTable, Piece
 from edgespec.offload.digest import mismatch
-from edgespec.offload.manifest import SCALE
 from edgespec.offload.reader import DirectFile
 from edgespec.runtimes.base import IntArray, PassObserver
 from edgespec.runtimes.torch.weights import Weights, as_block
@@ -32,17 +32,8 @@ class LowBitCopy:
 
     def __init__(self, table: ChunkTable, target: ChunkTable) -> None:
         self.table = table
-        self.blocks: dict[str, list[tuple[Chunk, Piece, Piece | None]]] = defaultdict(list)
-        for chunk in table.chunks:
-            pieces = {(p.tensor, p.row): p for p in chunk.pieces}
-            for (name, row), piece in pieces.items():
-                if not name.endswith(SCALE):
-                    self.blocks[name].append((chunk, piece, pieces.get((name + SCALE, row))))
-        ours = {name: sum(p.shape[0] for _, p, _ in blocks) for name, blocks in self.blocks.items()}
-        theirs: dict[str, int] = defaultdict(int)
-        for piece in _matrices(target.chunks):
-            theirs[piece.tensor] += piece.shape[0]
-        if ours != theirs:
+        self.blocks = table.blocks()
+        if _rows(self.blocks) != _rows(target.blocks()):
             raise OptionError(f"{table.source} does not hold the matrices of {target.source}")
         if table.nbytes >= target.nbytes:
             raise OptionError(
@@ -54,7 +45,7 @@ class LowBitCopy:
         """Bytes of the rows that stand for one of the target's chunks."""
         return sum(
             _bytes(piece, scale, stop - start)
-            for part in _matrices([chunk])
+            for part, _ in chunk.matrices()
             for _, piece, scale, start, stop in self._overlap(part)
         )
 
@@ -135,15 +126,19 @@ class SubstituteWeights:
         self.blocks.clear()
 
 
-def _matrices(chunks: Iterable[Chunk]) -> Iterable[Piece]:
-    return (p for c in chunks for p in c.pieces if not p.tensor.endswith(SCALE))
+def _rows(blocks: Blocks) -> dict[str, int]:
+    """Of each matrix."""
+    return {name: sum(piece.shape[0] for _, piece, _ in found) for name, found in blocks.items()}
 
 
 def _copy_rows(block: Block, start: int, stop: int) -> Block:
     """Rows [start, stop), in memory of their own: the chunk they came in is let go."""
-    scale = None if block.scale is None else block.scale[start:stop].clone()
-    rows = Block(block.encoding, block.data[start:stop].clone(), scale, stop - start, block.inner)
-    return rows.for_drafting()
+    scale = None if block.scale is None else block.scale[start:stop]
+    rows = Block(block.encoding, block.data[start:stop], scale, stop - start, block.inner)
+    arranged = rows.for_drafting()
+    if arranged is not rows:
+        return arranged
+    return replace(rows, data=rows.data.clone(), scale=None if scale is None else scale.clone())
 
 
 def _bytes(piece: Piece, scale: Piece | None, rows: int) -> int:

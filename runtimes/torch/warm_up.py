@@ -25,7 +25,7 @@ def warm_up(table: ChunkTable, dtype: torch.dtype) -> None:
     """
     return_large_blocks()
     arithmetic = matmul_dtype(dtype)
-    shapes = sorted({s for c in table.chunks for p in c.pieces for s in _matmuls(p, arithmetic)})
+    shapes = sorted({s for c in table.chunks for p, _ in c.matrices() for s in _matmuls(p, arithmetic)})
     key = (
         f"row classes {torch.__version__} {torch.get_num_threads()} {torch.backends.cpu.get_cpu_capability()}"
     )
@@ -49,7 +49,7 @@ def warm_up(table: ChunkTable, dtype: torch.dtype) -> None:
 
 def _matmuls(piece: Piece, arithmetic: torch.dtype) -> list[tuple[int, int]]:
     """[out, in] of the matmuls with row classes that a piece of a matrix is used in."""
-    if piece.tensor.endswith("_scale") or integers(piece.encoding, piece.shape[1]):
+    if integers(piece.encoding, piece.shape[1]):
         return []
     rows, inner = piece.shape
     if STORED_AS.get(piece.encoding) == arithmetic:

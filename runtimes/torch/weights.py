@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -48,12 +47,7 @@ class Weights:
         self.pinned: dict[int, memoryview] = {}  # in host memory, by chunk index
         self.on_device: dict[int, Tensor] = {}  # uint8, by chunk index
         self.embedding = Embedding(table, self.files[table.embedding.file], self.pinned)
-        self.blocks: dict[str, list[tuple[Chunk, Piece, Piece | None]]] = defaultdict(list)
-        for chunk in table.chunks:
-            pieces = {(p.tensor, p.row): p for p in chunk.pieces}
-            for (name, row), piece in pieces.items():
-                if not name.endswith("_scale"):
-                    self.blocks[name].append((chunk, piece, pieces.get((name + "_scale", row))))
+        self.blocks = table.blocks()
         self.resident: dict[tuple[str, int], Block] = {}  # by tensor and first row, where matmuls run
         self.streamer: Streamer | None = None
         self._held: tuple[Chunk, Tensor | None] | None = None  # None: being acquired, or given back
