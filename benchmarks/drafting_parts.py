@@ -211,7 +211,7 @@ class Bench:
         if self.args.resident_draft:
             resident.append(("model", ("--draft-model", str(self.args.resident_draft))))
         places: list[tuple[str, Path, list[tuple[str, tuple[str, ...]]], int]] = [
-            ("streamed", self.args.target, streamed, 4 * self.args.cycles)
+            ("streamed", self.args.target, streamed, 20 * self.args.cycles)
         ]
         if self.args.resident_target:
             places.append(("resident", self.args.resident_target, resident, 40 * self.args.cycles))

@@ -33,11 +33,8 @@ ALLOWANCE = 0.015  # of the time may be lost by drafting
 GRACE = 2.0  # plain cycles' worth of credit to begin with,
 GROWTH = 3  # times as long as those of late may a draft be, and one step more
 SAVED = 6.0  # and at most: old gains do not pay for new losses
-HORIZON = 0.998  # what was reached of late: about the last 500 cycles
 FIRST = 1  # plain cycles that a conversation begins with
 STALE = 0.1  # weight of evidence on plain cycles below which one is measured again
-ENOUGH = 200  # cycles before a drafter may be called hopeless
-MARGIN = 1.05
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ class Adaptive:
         self.credit = GRACE  # plain cycles that drafting may still lose
         self._longest = 0.0  # draft of late, in steps; fading
         self._rate = 0.0  # the highest expected tokens per second, as of the last `budget`
-        self._tokens = self._seconds = 0.0  # of all cycles; fading by HORIZON
+        self.took = 1.0  # the latest cycle, in plain cycles
 
     def budget(self, limit: TreeBudget, steps: range) -> TreeBudget | None:
         if limit.depth < 1 or limit.nodes < 2 or self.cycles < FIRST or self.verify.weight(1) < STALE:
@@ -135,24 +132,17 @@ class Adaptive:
         if cycle.steps is not None:
             self.draft.add(cycle.steps, cycle.draft_seconds)
             self._longest = max(self._longest, cycle.steps)
-        self._tokens = HORIZON * self._tokens + tokens
-        self._seconds = HORIZON * self._seconds + seconds
-        self.credit += ALLOWANCE * seconds * self.plain_rate
+        self.took = seconds * self.plain_rate
+        self.credit += ALLOWANCE * self.took
         if cycle.steps is not None:
             self.chances.add(cycle.tree, cycle.outcome.path)
             scores = self.chances.scores(cycle.tree)
             expected = self.gives.add(cycle.steps, cycle.tree, scores, cycle.outcome.accepted)
             # Half of luck counts: bad luck alone should not end what pays, nor hope alone pay for it.
-            self.credit += (tokens + 1 + expected) / 2 - seconds * self.plain_rate
+            self.credit += (tokens + 1 + expected) / 2 - self.took
         self.credit = min(self.credit, SAVED)
 
     @property
     def plain_rate(self) -> float:
         """Tokens per second without drafts."""
         return 1 / max(float(self.verify.at(1)), 1e-9)
-
-    def loses(self, speedup: float) -> bool:
-        """Whether plain decoding, `speedup` times as fast with the drafter's memory, would clearly beat what
-        was reached of late: then the drafter should go for good."""
-        reached = self._tokens / max(self._seconds, 1e-9)
-        return self.cycles >= ENOUGH and speedup * self.plain_rate > MARGIN * reached

@@ -17,7 +17,7 @@ from edgespec.devices.probe import peak_memory
 from edgespec.devices.rates import read_rate
 from edgespec.drafters.choose import choose_drafters
 from edgespec.drafters.combined import Combined
-from edgespec.drafters.handover import speedup, without_drafter
+from edgespec.drafters.handover import HandOver, speedup, without_drafter
 from edgespec.drafters.model import DRAFT_ROWS
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.resident import Resident, find_resident
@@ -62,9 +62,10 @@ class Engine:
         self.resident = list(resident)  # drafters
         opened = ["ngram", *(r.name for r in resident)]
         self.drafters = tuple(member for member in _members(options) if member in opened)
-        # Where the drafters' memory would go; not with layers pinned as the user said.
+        # With layers pinned as the user said, drafters keep their memory.
         keeps = not resident or options.resident_layers is not None
-        self._without_drafter = None if keeps else without_drafter(plan)
+        self._without_drafter = after = None if keeps else without_drafter(plan)
+        self._handover = HandOver(speedup(plan, after) if after else 1.0)
         self.eos = frozenset(files.config.eos) | frozenset(tokenizer.eos)
         self.one_pass = threading.Lock()  # sessions may reply in threads of their own; passes take turns
         self._positions_held = self._sessions = 0
@@ -144,13 +145,13 @@ class Engine:
         self._positions_held -= positions
         self._sessions -= 1
 
-    def reconsider(self, session: Session) -> None:
-        """Between two cycles: when drafting with what takes memory loses for good, and no other session needs
-        it, give that memory to pinned layers."""
+    def reconsider(self, session: Session, tokens: int) -> None:
+        """After a cycle that gave `tokens`: when drafting with what takes memory loses for good, and no other
+        session needs it, give that memory to pinned layers."""
         after, schedule = self._without_drafter, session.schedule
-        if after is None or not self.resident or self._sessions > 1 or not isinstance(schedule, Serial):
+        if after is None or not self.resident or not isinstance(schedule, Serial) or schedule.took is None:
             return
-        if not schedule.loses(speedup(self.plan, after)):
+        if not self._handover.record(tokens, schedule.took) or self._sessions > 1:
             return
         members = schedule.drafter.members if isinstance(schedule.drafter, Combined) else ()
         schedule.drafter = Combined([m for m in members if isinstance(m, NGram)])

@@ -143,7 +143,7 @@ class Session:
                     self.tokens += [root, *outcome.tokens[:-1]]
                     root = outcome.tokens[-1]
                     clock.cycle(outcome)
-                    engine.reconsider(self)
+                    engine.reconsider(self, len(outcome.tokens))
                     yield from writer.write(outcome.tokens, drafted=outcome.accepted)
             if not writer.finished:
                 clock.measure()

@@ -10,13 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgespec.offload.chunks import Chunk, ChunkTable
-from edgespec.offload.ledger import Ledger
-from edgespec.offload.plan import (
+from edgespec.offload.fill import (
     HEADROOM_PART,
     MIN_HEADROOM,
-    Needs,
-    Plan,
-    Rates,
     check_request,
     choose_pinned,
     choose_ring,
@@ -24,6 +20,8 @@ from edgespec.offload.plan import (
     pages,
     smallest_dial,
 )
+from edgespec.offload.ledger import Ledger
+from edgespec.offload.plan import Needs, Plan, Rates
 
 
 def make_device_plan(

@@ -25,7 +25,8 @@ from edgespec.drafters.cascade_tree import Calibration, RankedTree
 from edgespec.drafters.handover import without_drafter
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, Cancelled, ModelError, OptionError
-from edgespec.offload.plan import Needs, Rates, make_plan
+from edgespec.offload.fill import make_plan
+from edgespec.offload.plan import Needs, Rates
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.adapter_files import MANIFEST
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
@@ -484,7 +485,7 @@ def test_a_losing_cascade_makes_room_for_layers(model: Path) -> None:
         assert isinstance(cascade, Cascade)
         session = engine.new_session()
         assert isinstance(session.schedule, Serial)
-        session.schedule.loses = lambda speedup: len(session.tokens) > 40  # type: ignore[method-assign]
+        engine._handover.record = lambda tokens, took: len(session.tokens) > 40  # type: ignore[method-assign]
         assert [r.token for r in session.generate(prompt_of(20), options)] == expected
         assert engine.resident == []
         assert cascade.draft.nbytes == 0

@@ -12,6 +12,7 @@ import pytest
 from edgespec.acceptance import Outcome
 from edgespec.controller import FIRST, Adaptive, Cycle, Fixed
 from edgespec.drafters.base import TreeBudget
+from edgespec.drafters.handover import PATIENCE, HandOver
 from edgespec.estimates import STEPS, Chances, Curve, Prior, Yield, ranks, rising
 from edgespec.tree import TokenTree, TreeBuilder
 
@@ -295,25 +296,39 @@ def test_pruning_keeps_what_pays_and_stays_connected() -> None:
     assert kept.scores.min() >= np.sort(whole.scores)[-len(kept) - 3]
 
 
-def test_a_drafter_is_given_up_for_its_memory() -> None:
-    prior = FLASH
-    controller = Adaptive(prior)
-    root = TokenTree.root(1)
-    for _ in range(250):
-        controller.record(Cycle(None, root, Outcome(np.array([0]), (1,)), 0.0, 1.0))
-    assert controller.loses(1.3)
-    assert not controller.loses(1.01)  # hardly any gain: not worth the trouble
-    good = Adaptive(prior)
-    rng = np.random.default_rng(0)
-    useful = REGIMES["flash-bound"][0]
-    for _ in range(250):
-        budget = good.budget(LIMIT, useful.paid)
+def given_up(world: World | None, speedup: float, cycles: int, seed: int = 0) -> int | None:
+    """The cycle after which a drafter's memory goes to pinned layers; `world` None drafts nothing useful."""
+    controller, handover, rng = Adaptive(FLASH), HandOver(speedup), np.random.default_rng(seed)
+    for cycle in range(cycles):
+        budget = controller.budget(LIMIT, world.paid) if world else None
+        tree = TokenTree.root(1)
+        if world and budget is not None:
+            tree = controller.prune(world.tree(budget.steps))
+        outcome = world.outcome(tree, rng) if world else Outcome(np.array([0]), (1,))
         steps = None if budget is None else budget.steps
-        tree = root if budget is None else good.prune(useful.tree(budget.steps))
         seconds = float(flash_bound(np.array([len(tree)]))[0])
-        good.record(Cycle(steps, tree, useful.outcome(tree, rng), (steps or 0) * 0.02, seconds))
-    assert not good.loses(1.3)
-    assert not Adaptive(prior).loses(10.0)  # too early to tell
+        controller.record(Cycle(steps, tree, outcome, (steps or 0) * 0.02, seconds))
+        if handover.record(len(outcome.tokens), controller.took):
+            return cycle + 1
+    return None
+
+
+def test_a_drafter_is_given_up_for_its_memory() -> None:
+    """The sooner the more its memory is worth, not for hardly any gain, and not while it helps."""
+    soon, later = given_up(None, 1.5, 300), given_up(None, 1.2, 300)
+    assert soon is not None
+    assert later is not None
+    assert PATIENCE < soon < later < 100
+    assert given_up(None, 1.01, 300) is None
+    useful = REGIMES["flash-bound"][0]
+    assert all(given_up(useful, 1.5, 300, seed) is None for seed in range(5))
+
+
+def test_old_gains_do_not_pay_for_a_drafter_that_loses_now() -> None:
+    handover = HandOver(1.5)
+    assert not any(handover.record(6, 2.0) for _ in range(500))
+    lost = [handover.record(1, 1.1) for _ in range(50)]
+    assert lost.index(True) < 20
 
 
 def test_fixed_is_fixed() -> None:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.drafters.handover import without_drafter
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.chunks import PAGE, Chunk, ChunkTable, Piece, TensorSource
-from edgespec.offload.plan import Needs, Plan, Rates, choose_pinned, make_plan
+from edgespec.offload.fill import choose_pinned, drafted_seconds, make_plan
+from edgespec.offload.plan import Needs, Plan, Rates
 
 MB = 10**6
 
@@ -135,8 +137,9 @@ def test_a_pinned_chunk_needs_no_low_bit_stand_in() -> None:
     quarter = {c.index: c.nbytes // 4 for c in model.chunks}
     with_copy = replace(needs(), substitute=lambda chunk: quarter[chunk.index])
     plain = make_plan(model, 300 * MB, needs(), Rates(2.0, 10.0))
-    made = make_plan(model, 300 * MB, with_copy, Rates(2.0, 10.0))
+    made = make_plan(model, 300 * MB, with_copy, Rates(2.0, 1000.0))
     assert made.owners["substitute"] == sum(quarter[c.index] for c in made.streamed) > 0
+    assert made.copied == {c.index for c in made.streamed}
     assert 0 < made.pinned_bytes < plain.pinned_bytes
     largest = max(c.read_bytes for c in model.chunks)
     assert 0 <= made.ledger.free < largest
@@ -145,3 +148,37 @@ def test_a_pinned_chunk_needs_no_low_bit_stand_in() -> None:
     assert whole.owners["substitute"] == 0
     with pytest.raises(BudgetError, match="substitute"):
         make_plan(model, plain.ledger.used - plain.pinned_bytes + MB, with_copy, Rates(2.0, 10.0))
+
+
+def test_the_copy_stands_for_pinned_chunks_where_memory_is_slow() -> None:
+    """Each step of drafting reads what it drafts with; a cycle's time decides."""
+    model = table()
+    with_copy = replace(needs(), substitute=lambda chunk: chunk.nbytes // 4)
+
+    def made(rates: Rates) -> Plan:
+        return make_plan(model, 300 * MB, with_copy, rates)
+
+    shared, whole = made(Rates(2.0, 1000.0)), made(Rates(2.0, 10.0))
+    assert whole.copied == {c.index for c in model.chunks}
+    assert whole.owners["substitute"] == sum(c.nbytes // 4 for c in model.chunks)
+    assert whole.pinned_bytes < shared.pinned_bytes
+    assert whole.ledger.free >= 0
+    seconds = drafted_seconds(whole), drafted_seconds(replace(shared, rates=Rates(2.0, 10.0)))
+    assert seconds[0] is not None
+    assert seconds[1] is not None
+    assert seconds[0] < seconds[1]
+    assert made(Rates(None, 10.0)).copied == shared.copied  # nothing is known of the disk
+    after = without_drafter(whole)
+    assert after is not None
+    assert after.copied == frozenset()
+    assert after.owners.get("substitute", 0) == 0
+    tight = next(mb for mb in range(60, 300) if fits(model, mb * MB, with_copy))
+    assert make_plan(model, tight * MB, with_copy, Rates(2.0, 10.0)).ledger.free >= 0
+
+
+def fits(model: ChunkTable, dial: int, wanted: Needs) -> bool:
+    try:
+        make_plan(model, dial, wanted, Rates(2.0, 10.0))
+    except BudgetError:
+        return False
+    return True

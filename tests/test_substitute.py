@@ -12,7 +12,7 @@ import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.controller import Fixed
 from edgespec.drafters.base import TreeBudget
-from edgespec.drafters.substitute import SubstituteDrafter
+from edgespec.drafters.substitute import Substitute, SubstituteDrafter
 from edgespec.engine import Engine
 from edgespec.errors import CorruptFileError, OptionError, StorageError
 from edgespec.kernels.quantize import dequantize_int4, quantize_int4
@@ -79,6 +79,33 @@ def test_ratio_takes_its_drawn_chains(packed: Path) -> None:
     assert stats.accepted > 0
 
 
+@pytest.fixture
+def unknown_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts then read pinned layers as they are."""
+    monkeypatch.setattr(edgespec.engine, "read_rate", lambda file: None)
+
+
+@pytest.fixture
+def slow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edgespec.planning, "memory_rate", lambda: 1e-3)
+
+
+@pytest.mark.usefixtures("slow_memory")
+def test_where_memory_is_slow_the_copy_stands_for_all(packed: Path) -> None:
+    with edgespec.load(packed, memory="2GB", context=300, drafter="substitute", resident_layers=1) as engine:
+        (substitute,) = engine.resident
+        assert isinstance(substitute, Substitute)
+        blocks = [b for found in substitute.weights.blocks.values() for b in found]
+        assert all(b.scale is not None for b in blocks)
+        low = sum(b.data.nbytes + b.scale.nbytes for b in blocks if b.scale is not None)
+        assert engine.plan.owners["substitute"] == low
+        assert "the low-bit copy alone" in engine.plan.reasons[-1]
+        tokens, stats = reply(engine, REPLY, TreeBudget(6, 5, 5))
+    assert tokens == plain(packed, REPLY)
+    assert stats.accepted > 0
+
+
+@pytest.mark.usefixtures("unknown_disk")
 def test_a_copy_of_the_streamed_rows_alone_is_in_memory(packed: Path) -> None:
     """What is pinned serves as it is; the rest is the stored low-bit rows; the ledger has their bytes."""
     with edgespec.load(packed, memory="2GB", context=300, drafter="substitute", resident_layers=1) as engine:
@@ -95,6 +122,7 @@ def test_a_copy_of_the_streamed_rows_alone_is_in_memory(packed: Path) -> None:
         assert any(name.startswith("model.layers.0.") for name in weights.blocks)
 
 
+@pytest.mark.usefixtures("unknown_disk")
 def test_its_numbers_are_the_quantised_weights(packed: Path, model: Path) -> None:
     from tests.models import read_tensors
 

@@ -32,7 +32,7 @@ def choose_drafters(
             )
         if adapters is not None:
             return ("ngram", "cascade")
-        return MEMBERS[:3] if draft_model is not None else ("ngram", "substitute")
+        return ("ngram", "substitute") if draft_model is None else ("ngram", "model", "substitute")
     members = () if drafter == "none" else tuple(drafter.split("+"))
     if not set(members) <= set(MEMBERS) or len(set(members)) < len(members):
         raise OptionError(f"drafter {drafter!r} is unknown; choose from {', '.join(DRAFTERS)}")

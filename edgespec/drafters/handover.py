@@ -1,11 +1,33 @@
-"""What a drafter's memory could do for the target instead. Needs no torch."""
+"""What a drafter's memory could do for the target instead, and when it should. Needs no torch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from edgespec.offload.fill import choose_pinned
 from edgespec.offload.ledger import Ledger
-from edgespec.offload.plan import Plan, choose_pinned
+from edgespec.offload.plan import Plan
+
+PATIENCE = 8.0  # tokens that drafting may fall behind, before it is given up for good
+MARGIN = 1.05  # that the plan's prediction may be off by
+
+
+class HandOver:
+    """Whether plain decoding, with more layers pinned in the drafter's place, would be ahead by now.
+
+    One for all conversations of an engine, as memory is. What drafting gained earlier does not count: a
+    conversation that goes on about something else should not lose what the last one won.
+    """
+
+    def __init__(self, speedup: float) -> None:
+        """`speedup` of plain decoding with the drafter's memory."""
+        self.speedup = speedup
+        self.behind = 0.0  # tokens, since drafting was last ahead
+
+    def record(self, tokens: int, plain_cycles: float) -> bool:
+        """A cycle gave `tokens` and took as long as `plain_cycles` plain ones: should the drafter go?"""
+        self.behind = max(0.0, self.behind + plain_cycles * self.speedup / MARGIN - tokens)
+        return self.behind > PATIENCE
 
 
 def without_drafter(plan: Plan) -> Plan | None:
@@ -21,6 +43,7 @@ def without_drafter(plan: Plan) -> Plan | None:
         plan,
         ledger=Ledger(plan.dial, owners),
         pinned=plan.pinned | {c.index for c in more},
+        copied=frozenset(),
         reasons=[*plan.reasons, f"drafting lost: {len(more)} chunks pinned in the drafter's place"],
     )
 

@@ -65,7 +65,7 @@ class ResidentFiles:
         if self.cascade is not None and plan.depth:
             opened.append(Cascade(self.cascade, plan, target, progress))
         elif self.copy is not None and plan.owners.get("substitute"):
-            opened.append(Substitute(files, self.copy, target.weights, progress))
+            opened.append(Substitute(files, self.copy, target.weights, plan.copied, progress))
         return opened
 
 

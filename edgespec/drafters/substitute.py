@@ -1,12 +1,13 @@
-"""The target itself as its drafter: what is pinned as it is, and a low-bit copy of what would be streamed.
+"""The target itself as its drafter: a low-bit copy of what would be streamed, and what is pinned as it is.
 
-SubSpec (arXiv 2509.18344). It needs no KV cache: behind the committed prefix, whose keys and values are the
-target's own, it writes those of its drafts where the target will write its own when it verifies them.
+SubSpec (arXiv 2509.18344). Where that is quicker the copy stands for pinned layers, too (`offload.fill`). It
+needs no KV cache: behind the committed prefix, whose keys and values are the target's own, it writes those of
+its drafts where the target will write its own when it verifies them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,10 +64,11 @@ class Substitute:
         files: ModelFiles,
         copy: LowBitCopy,
         target: Weights,
+        copied: Collection[int],
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Reads what stands for the target's streamed chunks. Raises CorruptFileError and StorageError."""
-        self.weights = SubstituteWeights(target, copy, progress)
+        """Reads what stands for the target's chunks `copied`. Raises CorruptFileError and StorageError."""
+        self.weights = SubstituteWeights(target, copy, copied, progress)
         self.model = TorchTarget(files.config, self.weights, TREE_ROWS)
         self.nbytes = self.weights.nbytes
 

@@ -71,9 +71,10 @@ class Serial(Plain):
         if isinstance(self.drafter, Watching):
             self.drafter.on_layer(index, hidden, rows)
 
-    def loses(self, speedup: float) -> bool:
-        """Whether plain decoding, so many times faster without the drafter in memory, would clearly win."""
-        return isinstance(self.controller, Adaptive) and self.controller.loses(speedup)
+    @property
+    def took(self) -> float | None:
+        """The latest cycle, in plain cycles; None when nobody measures."""
+        return self.controller.took if isinstance(self.controller, Adaptive) else None
 
     def _draft(self, root: int, budget: TreeBudget) -> TokenTree:
         drafting = self.drafter.start([Root((root,))], budget)

@@ -19,7 +19,8 @@ from edgespec.kernels.cpu import matmul_dtype
 from edgespec.offload.chunk_store import in_place, is_store
 from edgespec.offload.chunks import Chunk, ChunkTable
 from edgespec.offload.device_plan import make_device_plan
-from edgespec.offload.plan import MIN_HEADROOM, Needs, Plan, Rates, make_plan
+from edgespec.offload.fill import MIN_HEADROOM, make_plan
+from edgespec.offload.plan import Needs, Plan, Rates
 from edgespec.runtimes.base import PREFILL_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.checkpoint import read_checkpoint

@@ -1,14 +1,14 @@
-"""A low-bit stand-in for the rows of weights that are not in memory, so that the whole model can draft.
+"""A low-bit stand-in for rows of weights, so that the whole model can draft from memory.
 
 SubSpec (arXiv 2509.18344): what is pinned serves the drafter as it is, and a low-bit copy takes the place of
-what would have to be streamed. The copy is a packed directory of the same model at int8 or int4; of its
-matrices only the rows that stand for the target's streamed chunks are loaded.
+what would have to be streamed (or of all, as the plan has it). The copy is a packed directory of the same
+model at int8 or int4; of its matrices only the rows that stand for chunks of the target are loaded.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -49,18 +49,19 @@ class LowBitCopy:
             for _, piece, scale, start, stop in self._overlap(part)
         )
 
-    def load(self, target: Weights, progress: Callable[[int], None] | None = None) -> dict[str, list[Block]]:
-        """By tensor, its rows in order: the target's own where it keeps them in memory, else low-bit ones.
+    def load(
+        self, target: Weights, copied: Collection[int], progress: Callable[[int], None] | None = None
+    ) -> dict[str, list[Block]]:
+        """By tensor, its rows in order: low-bit ones for the chunks `copied`, else the target's own.
 
         `progress` gets the bytes kept. Raises CorruptFileError and StorageError.
         """
         wanted: dict[int, list[tuple[str, int, Piece, Piece | None, int, int]]] = defaultdict(list)
         ordered: dict[str, dict[int, Block]] = defaultdict(dict)  # by tensor and first row
         for name, blocks in target.blocks.items():
-            for _, part, _ in blocks:
-                block = target.resident.get((name, part.row))
-                if block is not None:
-                    ordered[name][part.row] = block
+            for held, part, _ in blocks:
+                if held.index not in copied:
+                    ordered[name][part.row] = target.resident[name, part.row]
                     continue
                 for chunk, piece, scale, start, stop in self._overlap(part):
                     wanted[chunk.index].append((name, piece.row + start, piece, scale, start, stop))
@@ -94,12 +95,16 @@ class SubstituteWeights:
     """The target's weights for drafting: see `runtimes.torch.model.Matrices`. Nothing is ever streamed."""
 
     def __init__(
-        self, target: Weights, copy: LowBitCopy, progress: Callable[[int], None] | None = None
+        self,
+        target: Weights,
+        copy: LowBitCopy,
+        copied: Collection[int],
+        progress: Callable[[int], None] | None = None,
     ) -> None:
         """Loads the low-bit rows; raises as `LowBitCopy.load`."""
         self.target = target
         self.dtype, self.device, self.small = target.dtype, target.device, target.small
-        self.blocks = copy.load(target, progress)
+        self.blocks = copy.load(target, copied, progress)
 
     @property
     def nbytes(self) -> int:
