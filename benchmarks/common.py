@@ -37,6 +37,7 @@ __all__ = [
     "edgespec_command",
     "environment",
     "format_bytes",
+    "generate_command",
     "interleave",
     "median_ratio",
     "parse_bytes",
@@ -53,6 +54,14 @@ Row = dict[str, Any]
 def edgespec_command(*args: str | Path | int) -> list[str]:
     """The command line of this checkout's `edgespec`."""
     return [sys.executable, "-c", "from edgespec.apps.main import main; main()", *map(str, args)]
+
+
+def generate_command(
+    model: Path, prompt: str, dial: int, tokens: int, drafter: str = "none", *more: str | Path | int
+) -> list[str]:
+    """One reply by this checkout, its tokens and stats as the last line of JSON."""
+    options = ["-p", prompt, "--memory", dial, "--drafter", drafter, "--max-tokens", tokens, "--json", *more]
+    return edgespec_command("generate", model, *options)
 
 
 def environment() -> dict[str, str]:

@@ -10,14 +10,12 @@ F16 GGUFs are made beside the models (as many bytes again).
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
-from cgroup import CgroupUnavailable
-from common import Report, arguments, edgespec_command, interleave, sizes
+from common import Report, arguments, generate_command, sizes
 from held_out import stories
 from make_gguf import ensure_gguf
-from peers import PEERS, add_rows, measured, versions
+from peers import PEERS, run_rounds, versions
 from tokenizers import Tokenizer
 
 NAMES = (
@@ -56,10 +54,9 @@ class DraftedArms:
         if name.startswith("edgespec"):
             drafter = name.partition(", ")[2] or "none"
             named = {"substitute": self.copy, "model": self.draft}.get(drafter)
-            options: list[str | Path | int] = ["-p", self.text, "--memory", dial, "--drafter", drafter]
-            options += ["--draft-model", named] if named else []
-            options += ["--max-tokens", self.tokens, "--json"]
-            return edgespec_command("generate", self.target, *options), self.target
+            options = ("--draft-model", named) if named else ()
+            command = generate_command(self.target, self.text, dial, self.tokens, drafter, *options)
+            return command, self.target
         weights = ensure_gguf(self.target, fp16=True)
         plain = name == "llama.cpp F16"
         script = PEERS / ("run_llama_cpp.py" if plain else "run_llama_cpp_drafted.py")
@@ -96,14 +93,7 @@ def main() -> None:
         ["dial", "runtime", "tokens/s", "plain EdgeSpec is ×", "GB a token", "peak", "limit", "remarks"],
     )
     report.raw["peer_versions"] = versions(args.peer_python)
-    for dial in args.dials:
-        turns = {name: partial(measured, arms, name, dial, args.timeout) for name in names}
-        try:
-            results = interleave(turns, args.rounds)
-        except CgroupUnavailable as error:
-            raise SystemExit(f"skipped: {error}") from None
-        add_rows(report, dial, results)
-        report.raw[str(dial)] = results
+    run_rounds(report, arms, names, args)
     report.finish(args.json)
 
 

@@ -23,6 +23,7 @@ from common import (
     edgespec_command,
     environment,
     format_bytes,
+    generate_command,
     interleave,
     median_ratio,
     parse_bytes,
@@ -52,19 +53,7 @@ def ensure_large(name: str, distinct: int) -> Path:
 
 def generate(model: Path, dial: int, tokens: int) -> Row:
     drop_caches([model])
-    command = edgespec_command(
-        "generate",
-        model,
-        "-p",
-        PROMPT,
-        "--memory",
-        dial,
-        "--drafter",
-        "none",
-        "--max-tokens",
-        tokens,
-        "--json",
-    )
+    command = generate_command(model, PROMPT, dial, tokens)
     usage = run(command, memory=dial, watch=[model], env=environment())
     row: Row = {
         "usage": usage.to_dict(),

@@ -19,9 +19,9 @@ from common import (
     Row,
     arguments,
     compile_checkout,
-    edgespec_command,
     environment,
     format_bytes,
+    generate_command,
     interleave,
     sizes,
 )
@@ -35,9 +35,7 @@ LONG_PROMPT = (PROMPT * 500)[:500]  # at most 501 tokens of the made models' tok
 def generate(model: Path, dial: int, tokens: int, limit: int | None) -> Row:
     """One cold reply, measured from outside."""
     drop_caches([model], everything=True)
-    command = edgespec_command(
-        "generate", model, "-p", LONG_PROMPT, "--memory", dial, "--max-tokens", tokens, "--json"
-    )
+    command = generate_command(model, LONG_PROMPT, dial, tokens, drafter="auto")
     return {"usage": run(command, memory=limit, watch=[model], env=environment())}
 
 

@@ -8,6 +8,7 @@ a process of its own, from cold weights, in a cgroup limited to the dial; a run 
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import statistics
@@ -24,9 +25,9 @@ from common import (
     Report,
     Row,
     arguments,
-    edgespec_command,
     environment,
     format_bytes,
+    generate_command,
     interleave,
     median_ratio,
     sizes,
@@ -80,18 +81,7 @@ class Arms:
     def command(self, name: str, dial: int) -> tuple[list[str], Path]:
         """(command line, what it reads) of one arm."""
         if name == "edgespec":
-            options = (
-                "-p",
-                PROMPT,
-                "--memory",
-                dial,
-                "--drafter",
-                "none",
-                "--max-tokens",
-                self.tokens,
-                "--json",
-            )
-            return edgespec_command("generate", self.model, *options), self.model
+            return generate_command(self.model, PROMPT, dial, self.tokens), self.model
         if name == "llama.cpp F16, mmap in place":
             return self.peer("run_llama_cpp.py", self.gguf), self.gguf
         if name == "llama.cpp F16, defaults":
@@ -174,6 +164,20 @@ def measured(arms: Commands, name: str, dial: int, timeout: float) -> Row:
     return row
 
 
+def run_rounds(report: Report, arms: Commands, names: list[str], args: argparse.Namespace) -> None:
+    """All arms at every dial, in turn."""
+    for dial in args.dials:
+        turns: dict[str, Callable[[], Row]] = {
+            name: partial(measured, arms, name, dial, args.timeout) for name in names
+        }
+        try:
+            results = interleave(turns, args.rounds)
+        except CgroupUnavailable as error:
+            raise SystemExit(f"skipped: {error}") from None
+        add_rows(report, dial, results)
+        report.raw[str(dial)] = results
+
+
 def add_rows(report: Report, dial: int, results: dict[str, list[Row]]) -> None:
     """One row an arm: its speed, and how many times faster EdgeSpec is."""
     ours = [row["stats"]["tokens_per_second"] if not row["failure"] else 0.0 for row in results["edgespec"]]
@@ -219,16 +223,7 @@ def main() -> None:
     )
     report.raw["peer_versions"] = peers = versions(args.peer_python)
     report.notes.append("Peers: " + ", ".join(f"{name} {version}" for name, version in peers.items()) + ".")
-    for dial in args.dials:
-        turns: dict[str, Callable[[], Row]] = {
-            name: partial(measured, arms, name, dial, args.timeout) for name in names
-        }
-        try:
-            results = interleave(turns, args.rounds)
-        except CgroupUnavailable as error:
-            raise SystemExit(f"skipped: {error}") from None
-        add_rows(report, dial, results)
-        report.raw[str(dial)] = results
+    run_rounds(report, arms, names, args)
     report.finish(args.json)
 
 

@@ -60,10 +60,7 @@ def direct_write_rate(directory: Path, nbytes: int, threads: int = 2) -> float:
             raise OSError(f"short write to {path}")
 
     try:
-        seconds = _parallel(write, requests, threads)
-        began = time.perf_counter()
-        os.fsync(handle)
-        return requests * REQUEST / (seconds + time.perf_counter() - began)
+        return _flushed_rate(write, requests, threads, handle)
     finally:
         os.close(handle)
         path.unlink()
@@ -84,10 +81,7 @@ def direct_copy_rate(paths: Sequence[Path], directory: Path, nbytes: int, thread
             raise OSError(f"short write to {path}")
 
     try:
-        seconds = _parallel(copy, requests, threads)
-        began = time.perf_counter()
-        os.fsync(writing)
-        return requests * REQUEST / (seconds + time.perf_counter() - began)
+        return _flushed_rate(copy, requests, threads, writing)
     finally:
         os.close(reading)
         os.close(writing)
@@ -104,6 +98,14 @@ def huge_buffer(nbytes: int) -> mmap.mmap:
     for page in range(0, nbytes, mmap.PAGESIZE):
         buffer[page] = 0  # really there before anything is timed
     return buffer
+
+
+def _flushed_rate(work: Callable[[int, memoryview], None], requests: int, threads: int, handle: int) -> float:
+    """Bytes a second of so many requests, until what they wrote to `handle` is on the disk."""
+    seconds = _parallel(work, requests, threads)
+    began = time.perf_counter()
+    os.fsync(handle)
+    return requests * REQUEST / (seconds + time.perf_counter() - began)
 
 
 def _parallel(work: Callable[[int, memoryview], None], count: int, threads: int) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,16 +25,13 @@ from edgespec.training.demo import train as demo
 
 def draft_shape(tokenizer: Tokenizer) -> llama.LlamaConfig:
     """3 layers, a quarter of the 0.5b shape's width."""
-    return llama.LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(),
+    return replace(
+        demo.model_config(tokenizer),
         hidden_size=224,
         intermediate_size=448,
         num_hidden_layers=3,
         num_attention_heads=4,
-        num_key_value_heads=2,
         head_dim=64,
-        bos_token_id=demo_tokenizer.BOS_ID,
-        eos_token_id=demo_tokenizer.END_ID,
     )
 
 
