@@ -205,8 +205,8 @@ class Bench:
 
     def adversarial(self, dial: int) -> None:
         """Text at a temperature that makes every token a surprise, after prompts of random tokens."""
-        streamed: list[tuple[str, tuple[str, ...]]] = [("ngram", ())]
-        streamed += [(arm.name, arm.big) for arm in self.arms if arm.drafter != "ngram"]
+        streamed = [(arm.name, arm.big) for arm in self.arms if arm.drafter != "ngram"]
+        streamed.append(("ngram", ()))
         resident: list[tuple[str, tuple[str, ...]]] = [("ngram", ())]
         if self.args.resident_draft:
             resident.append(("model", ("--draft-model", str(self.args.resident_draft))))
