@@ -149,21 +149,20 @@ class Inflation:
     def blocks(self, name: str, shape: tuple[int, ...]) -> Iterator[Tensor]:
         """The tensor in consecutive blocks of rows."""
         if len(shape) == 1:
-            yield self.norm(name)
+            yield self.norm(self.source.tensor(self.origin(name)[0]), name == FINAL_NORM)
             return
         matrix = self.matrix(name)
         rows = max(1, BLOCK_BYTES // (shape[1] * self.dtype.itemsize))
         for start in range(0, shape[0], rows):
             yield matrix.block(start, min(start + rows, shape[0]))
 
-    def norm(self, name: str) -> Tensor:
+    def norm(self, small: Tensor, before_head: bool) -> Tensor:
         """Real channels' weights rescaled; the others' never meet anything but 0, the guards aside."""
-        small = self.source.tensor(self.origin(name)[0])
         out = filler(small, self.big.hidden, self.generator)
         out[: self.small.hidden_size] = small
         out /= self.ratio
         if self.guard:
-            out[-2:] = torch.tensor(self.guard.norm if name == FINAL_NORM else (0.0, 0.0))
+            out[-2:] = torch.tensor(self.guard.norm if before_head else (0.0, 0.0))
         return out
 
     def matrix(self, name: str) -> Matrix:
@@ -172,11 +171,14 @@ class Inflation:
         weights = self.source.tensor(origin)
         if name in (EMBEDDING, HEAD):
             return self.vocabulary(name, weights)
+        return self.projection(name.split(".")[-2], weights, real)
+
+    def projection(self, kind: str, weights: Tensor, real: bool = True) -> Matrix:
+        """A layer's matrix `kind` ("q_proj", ...); one that is not `real` has no effect."""
         channels = (self.small.hidden_size, self.big.hidden)
         neurons = (self.small.intermediate_size, self.big.ffn)
         read = Spread.first(*channels, FILLED)  # added channels are 0, whatever they are multiplied by
         written = Spread.first(*channels, SILENT)
-        kind = name.split(".")[-2]
         rows, columns = {
             "q_proj": (self.heads.q, read),
             "k_proj": (self.heads.k, read),

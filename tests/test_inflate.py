@@ -19,6 +19,7 @@ if not BENCHMARKS.is_dir():
 sys.path.insert(0, str(BENCHMARKS))
 
 from inflate import Inflation, Source, inflate  # noqa: E402
+from inflate_adapters import inflate_adapters  # noqa: E402
 from shapes import Shape  # noqa: E402
 
 from edgespec.acceptance import Greedy  # noqa: E402
@@ -29,9 +30,13 @@ from edgespec.kernels.quantize import (  # noqa: E402
     quantize_int4,
     quantize_int8,
 )
+from edgespec.runtimes.base import Rows  # noqa: E402
+from edgespec.runtimes.torch.adapter_files import describe_adapters  # noqa: E402
 from edgespec.runtimes.torch.model import TorchTarget  # noqa: E402
+from edgespec.runtimes.torch.open import describe_model  # noqa: E402
 from edgespec.sampling import Noise  # noqa: E402
 from edgespec.schedules.serial import Plain  # noqa: E402
+from tests.test_cascade import train  # noqa: E402
 from tests.tiny import open_tiny, run_tree, write_checkpoint  # noqa: E402
 
 # Four times as wide, heads four times as large, one key-value head a query head, more of everything.
@@ -195,3 +200,36 @@ def test_biases_are_refused(tmp_path: Path) -> None:
     source = small(tmp_path / "small", attention_bias=True)
     with pytest.raises(SystemExit, match="without biases"):
         Inflation(Source(source), BIG)
+
+
+@pytest.mark.parametrize("shape", [BIG, GROUPED], ids=["heads-grow", "grouped"])
+def test_adapters_are_inflated_with_their_model(shape: Shape, tmp_path: Path) -> None:
+    """What the big adapters say is what the small ones say, at every depth."""
+    source = small(tmp_path / "small", num_hidden_layers=4, tie_word_embeddings=True)
+    big = inflated(source, shape)
+    adapters = train(source, "random", (1, 2, 3))
+    inflate_adapters(source, adapters, big, shape, tmp_path / "big-adapters")
+    tokens = np.random.default_rng(0).integers(0, 160, 64).tolist()
+    ours, theirs = exits(source, adapters, tokens), exits(big, tmp_path / "big-adapters", tokens)
+    assert list(ours) == [("draft", 1), ("verify", 2), ("verify", 3)]
+    depths = {BIG.layers: [2, 4, 6], GROUPED.layers: [1, 2, 4]}[shape.layers]
+    assert list(theirs) == [(role, depth) for (role, _), depth in zip(ours, depths, strict=True)]
+    for expected, found in zip(ours.values(), theirs.values(), strict=True):
+        assert expected.std() > 0.5
+        error = (found[:, :160].double() - expected.double()).abs().max() / expected.abs().max()
+        assert error < 5e-6
+        assert found[:, 160:].max() < -10_000
+
+
+def exits(path: Path, adapters: Path, tokens: list[int]) -> dict[tuple[str, int], torch.Tensor]:
+    """[n, V] logits of a text by (role, depth), all rows in one pass."""
+    target, found = open_tiny(path), {}
+    for file in describe_adapters(adapters, describe_model(path)):
+        adapter = file.open(target.config, torch.float32)
+        caches = target.new_cache(128), adapter.new_cache(128, 64)
+        rows = [Rows.append(cache, np.arange(-1, len(tokens) - 1)) for cache in caches]
+        hidden = target.run(target.embed(tokens), rows[0], range(file.depth))
+        found[file.role, file.depth] = target.weights.linear(
+            "lm_head", adapter.run(hidden, rows[1]), True
+        ).clone()
+    return found
