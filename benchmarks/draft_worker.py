@@ -4,6 +4,7 @@ A job is a JSON line: `prompt` (ids), `tokens` and `cycles` (at most so many), `
 
     {"kind": "own"}                        the engine's own drafter and controller
     {"kind": "fixed", "steps": [4, 8]}     its drafter, cycle by cycle with the next of these numbers of steps
+    {"kind": "fixed", ..., "variant": "chain", "fresh": true}    a cascade so; fresh: having learnt nothing
     {"kind": "set", "steps": [8], "reply": [...], "p": 0.9}      `SetAcceptance` around its drafter
     {"kind": "wrong", "nodes": [1, 64]}    trees of random tokens, cycle by cycle with so many nodes
 """
@@ -47,9 +48,13 @@ def main() -> None:
 
     from edgespec.config import EngineOptions, GenerationOptions
     from edgespec.controller import Cycle, Fixed
-    from edgespec.drafters.base import TreeBudget
+    from edgespec.drafters.base import Drafter, TreeBudget
+    from edgespec.drafters.cascade import VARIANTS
+    from edgespec.drafters.cascade_files import Cascade
+    from edgespec.drafters.cascade_tree import Calibration
     from edgespec.engine import Engine
     from edgespec.errors import EdgeSpecError
+    from edgespec.runtimes.torch.kv_cache import TorchKVCache
     from edgespec.schedules.serial import Serial
     from edgespec.session import Session
     from edgespec.tree import TokenTree
@@ -64,6 +69,13 @@ def main() -> None:
             self._budget = next(self.budgets)
             return super().budget(limit, steps)
 
+    def cascade(engine: Engine, session: Session, variant: str, fresh: bool) -> Drafter:
+        found = next(r for r in engine.resident if isinstance(r, Cascade))
+        if fresh:
+            found.calibrations = Calibration(), Calibration()
+        assert isinstance(session.cache, TorchKVCache)
+        return found.drafter(session.cache, variant=VARIANTS[variant])
+
     def prepare(engine: Engine, session: Session, job: Row) -> None:
         mode, vocabulary = job["mode"], engine.config.vocab_size
         kind, schedule = mode["kind"], session.schedule
@@ -76,6 +88,8 @@ def main() -> None:
         if not isinstance(schedule, Serial):
             raise EdgeSpecError("this engine has no drafter to drive")
         schedule.controller = Rotating([TreeBudget(NODES, max(n, 24 * (n == 0)), n) for n in mode["steps"]])
+        if "variant" in mode:
+            schedule.drafter = cascade(engine, session, mode["variant"], mode.get("fresh", False))
         if kind == "set":
             schedule.drafter = SetAcceptance(
                 schedule.drafter, mode["reply"], mode["p"], job["seed"], vocabulary
@@ -142,6 +156,7 @@ def main() -> None:
     parser.add_argument("--memory", type=int, required=True)
     parser.add_argument("--drafter", default="none")
     parser.add_argument("--draft-model")
+    parser.add_argument("--adapters")
     parser.add_argument("--resident-layers", type=int)
     parser.add_argument("--context", type=int, default=1024)
     args = parser.parse_args()
@@ -159,6 +174,7 @@ def main() -> None:
                 memory=args.memory,
                 drafter=args.drafter,
                 draft_model=args.draft_model,
+                adapters=args.adapters,
                 resident_layers=args.resident_layers,
                 context=args.context,
             ),

@@ -38,6 +38,16 @@ def stories(model: Path, count: int) -> list[list[int]]:
     return out
 
 
+def text_prompts(model: Path, file: Path, count: int, length: int = 64) -> list[list[int]]:
+    """So many passages of a text, evenly spread, for a model that goes on with them."""
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    ids = tokenizer.encode(file.read_text(encoding="utf-8"), add_special_tokens=False).ids
+    step = (len(ids) - length) // count
+    if step < length:
+        raise SystemExit(f"{file} has {len(ids)} tokens, too few for {count} passages of {length}")
+    return [[BOS_ID, *ids[i * step : i * step + length - 1]] for i in range(count)]
+
+
 def noise(model: Path, count: int, length: int = 64) -> list[list[int]]:
     """Random tokens of the tokenizer's vocabulary (which may be smaller than the model's head)."""
     import numpy as np

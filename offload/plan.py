@@ -113,6 +113,7 @@ class Plan:
             "pinned_bytes": self.pinned_bytes,
             "streamed_bytes": self.streamed_bytes,
             "bytes_per_pass": self.bytes_per_pass,
+            "cascade_layers": self.depth,
             "predicted_tokens_per_second": self.predicted_tokens_per_second,
             "reasons": self.reasons,
         }
