@@ -10,11 +10,9 @@ import common  # noqa: F401 (puts this checkout on the path)
 from tokenizers import Tokenizer
 
 from edgespec.training.demo.dialogue import conversation
-from edgespec.training.demo.draw import Draw, Split
+from edgespec.training.demo.draw import HELD_OUT, Draw
 from edgespec.training.demo.stories import story
 from edgespec.training.demo.tokenizer import ASSISTANT_ID, BOS_ID, encode
-
-UNSEEN = Split(unseen_arguments=True, unseen_phrasings=True)
 
 
 def prompts(model: Path, count: int) -> list[list[int]]:
@@ -22,7 +20,7 @@ def prompts(model: Path, count: int) -> list[list[int]]:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     out = []
     for i in range(count):
-        ids, _ = encode(tokenizer, conversation(f"drafting {i}", UNSEEN))
+        ids, _ = encode(tokenizer, conversation(f"drafting {i}", HELD_OUT))
         last = len(ids) - 1 - ids[::-1].index(ASSISTANT_ID)
         out.append(ids[: last + 1])
     return out
@@ -33,7 +31,7 @@ def stories(model: Path, count: int) -> list[list[int]]:
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     out = []
     for i in range(count):
-        ids, _ = encode(tokenizer, story(Draw(f"drafting story {i}", UNSEEN))[:1])
+        ids, _ = encode(tokenizer, story(Draw(f"drafting story {i}", HELD_OUT))[:1])
         out.append(ids[: ids.index(ASSISTANT_ID) + 1])
     return out
 

@@ -15,16 +15,25 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import CorruptFileError, EdgeSpecError, OptionError
 from edgespec.training import llama
-from edgespec.training.demo import arithmetic, batches, calendar, facts, lists, product, smalltalk, stories
+from edgespec.training.demo import (
+    arithmetic,
+    batches,
+    calendar,
+    facts,
+    lists,
+    product,
+    smalltalk,
+    stories,
+    text,
+)
 from edgespec.training.demo import evaluate as evaluation
 from edgespec.training.demo import tokenizer as demo_tokenizer
 from edgespec.training.demo import train as trainer
 from edgespec.training.demo import unknown as unknowns
 from edgespec.training.demo.dialogue import conversation
-from edgespec.training.demo.draw import Draw, Exchange, Split, is_held_out
+from edgespec.training.demo.draw import HELD_OUT, Draw, Exchange, Split, is_held_out
 from edgespec.training.demo.muon import orthogonalise
 
-BOTH = Split(unseen_arguments=True, unseen_phrasings=True)
 TINY = llama.LlamaConfig(
     vocab_size=demo_tokenizer.VOCABULARY,
     hidden_size=32,
@@ -128,7 +137,7 @@ def test_held_out_arguments_and_phrasings_never_occur_in_training() -> None:
     trained = {e.user.lower() for talk in _talks(4000) for e in talk}
     for i in range(300):
         for part in (arithmetic.calculation, lists.word_list, lists.number_list):
-            assert part(Draw(f"h {i}", BOTH))[0].user.lower() not in trained
+            assert part(Draw(f"h {i}", HELD_OUT))[0].user.lower() not in trained
     # A held-out sum occurs in training with no phrasing at all.
     for talk in _talks(4000):
         for e in talk:
@@ -359,3 +368,18 @@ def test_the_bundled_model_is_small_complete_and_greets() -> None:
     model, tokenizer = llama.load(BUNDLED), Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == config["vocab_size"]
     assert evaluation.reply(model, tokenizer, [("Hello!", None)], limit=20) == "Hello! How can I help you?"
+
+
+def test_conversations_are_written_as_training_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "demo.jsonl"
+    monkeypatch.setattr("sys.argv", ["text", str(file), "--conversations", "20"])
+    text.main()
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    assert len(lines) == 20
+    for i, line in enumerate(lines):
+        said = [turn["content"] for turn in line["messages"]]
+        assert said == [t for e in conversation(f"text 0 {i}") for t in (e.user, e.reply)]
+        assert [turn["role"] for turn in line["messages"]] == ["user", "assistant"] * (len(said) // 2)
+    assert text.messages("text 0 0") != text.messages("text 0 0", HELD_OUT)

@@ -36,6 +36,7 @@ class Split:
 
 
 TRAINING = Split()
+HELD_OUT = Split(unseen_arguments=True, unseen_phrasings=True)
 
 # Openers and closers are seen in training; they multiply the phrasings and change no answer.
 _OPENERS = (

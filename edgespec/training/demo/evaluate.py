@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from edgespec.errors import EdgeSpecError
 from edgespec.training import llama
 from edgespec.training.demo.dialogue import conversation
-from edgespec.training.demo.draw import Draw, Exchange, Split
+from edgespec.training.demo.draw import HELD_OUT, Draw, Exchange, Split
 from edgespec.training.demo.stories import story
 from edgespec.training.demo.tokenizer import ASSISTANT, ASSISTANT_ID, BOS, END, END_ID, PAD_ID, USER, encode
 
@@ -30,7 +30,7 @@ SPLITS = {
     "seen": Split(),
     "arguments": Split(unseen_arguments=True),
     "phrasings": Split(unseen_phrasings=True),
-    "both": Split(unseen_arguments=True, unseen_phrasings=True),
+    "both": HELD_OUT,
 }
 BATCH = 32  # conversations a pass
 
