@@ -1,0 +1,130 @@
+"""Train the benchmarks' second target: the demo model's shape, on books.
+
+    python benchmarks/train_text.py TEXT_DIRECTORY --out models/books-run
+
+Books are split whole: the held-out ones are neither trained on nor in the tokenizer. The loss on them is
+logged as it trains; stop where it stops falling, for a few books are soon learned by heart. Run again to
+resume. The model is in OUT/model, the held-out text in OUT/held-out.txt, the other in OUT/text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import common  # noqa: F401 (puts this checkout on the path)
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from edgespec.training import llama
+from edgespec.training.demo import tokenizer as demo_tokenizer
+from edgespec.training.demo import train as demo
+from edgespec.training.trainer import Loss, Report, Settings, Trainer
+
+LENGTH = 256  # tokens of a sequence, BOS included
+ROWS = 16  # sequences of a step
+VOCABULARY = 2048
+
+
+class Windows:
+    """Random stretches of the text; the same seed and step give the same ones (`trainer.Steps`)."""
+
+    def __init__(self, tokens: Tensor, seed: int) -> None:
+        self.tokens, self.seed = tokens, seed
+        self.state = {"step": 0}
+
+    def __next__(self) -> Sequence[Tensor]:
+        chance = torch.Generator().manual_seed(self.seed * 2**32 + self.state["step"])
+        self.state["step"] += 1
+        starts = torch.randint(len(self.tokens) - LENGTH, (ROWS,), generator=chance)
+        return [windows(self.tokens, starts)]
+
+    def restore(self, state: dict[str, int]) -> None:
+        self.state = dict(state)
+
+
+def windows(tokens: Tensor, starts: Tensor) -> Tensor:
+    """[n, LENGTH + 1]: BOS, then the text from each start on."""
+    rows = tokens[starts[:, None] + torch.arange(LENGTH)]
+    return F.pad(rows, (1, 0), value=demo_tokenizer.BOS_ID)
+
+
+def losses(model: nn.Module, rows: Tensor) -> Tensor:
+    """Sum of the tokens' cross-entropies."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(rows[:, :-1])
+    return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("text", type=Path, help="a directory of .txt files, one a book")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--held-out", default="alice.txt,wizard-of-oz.txt", help="names of books")
+    parser.add_argument("--steps", type=int, default=1500, help=f"of {ROWS * LENGTH} tokens")
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--seed", type=int, default=11)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    books = {file.name: file.read_text(encoding="utf-8") for file in sorted(args.text.glob("*.txt"))}
+    apart = args.held_out.split(",")
+    if missing := set(apart) - books.keys():
+        raise SystemExit(f"{args.text} has no {', '.join(sorted(missing))}")
+    kept = [text for name, text in books.items() if name not in apart]
+    (args.out / "held-out.txt").write_text("\n".join(books[name] for name in apart), encoding="utf-8")
+    (args.out / "text").mkdir(exist_ok=True)
+    for name, text in books.items():
+        if name not in apart:
+            (args.out / "text" / name).write_text(text, encoding="utf-8")
+    if not (args.out / "tokenizer.json").exists():
+        demo_tokenizer.save(demo_tokenizer.learn(iter(kept), VOCABULARY), args.out)
+    tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
+
+    def encoded(texts: Sequence[str]) -> Tensor:
+        return torch.tensor(
+            [i for text in texts for i in tokenizer.encode(text, add_special_tokens=False).ids]
+        )
+
+    train_on, held_out = encoded(kept), encoded([books[name] for name in apart])
+    print(f"{len(train_on)} tokens to train on, {len(held_out)} held out", file=sys.stderr)
+    torch.manual_seed(args.seed)
+    shape = replace(demo.model_config(tokenizer), vocab_size=tokenizer.get_vocab_size())
+    model = llama.Llama(shape)
+
+    def loss(called: nn.Module, rows: Tensor) -> Loss:
+        count = rows[:, 1:].numel()
+        return Loss({"text": losses(called, rows)}, count, count)
+
+    def evaluate(found: nn.Module) -> dict[str, float]:
+        starts = torch.arange(0, len(held_out) - LENGTH, LENGTH)
+        total = sum(float(losses(found, windows(held_out, part))) for part in starts.split(ROWS))
+        return {"loss": total / (len(starts) * LENGTH)}
+
+    def report(line: Report) -> None:
+        if line.held_out is not None or line.step % 20 == 0:
+            held = "" if line.held_out is None else f"  held out {line.held_out['loss']:.3f}"
+            mean = line.losses.get("text", float("nan"))
+            print(f"step {line.step}/{line.steps}  loss {mean:.3f}{held}", file=sys.stderr, flush=True)
+
+    settings = Settings(args.steps, args.rate, weight_decay=0.1)
+    trainer = Trainer(
+        model,
+        Windows(train_on, args.seed),
+        loss,
+        settings,
+        args.out,
+        evaluate=evaluate,
+        identity={"seed": args.seed},
+    )
+    trainer.run(report, evaluate_every=100)
+    llama.save(model, args.out / "model")
+    demo_tokenizer.save(tokenizer, args.out / "model")
+
+
+if __name__ == "__main__":
+    main()
