@@ -210,11 +210,10 @@ class Bench:
         resident: list[tuple[str, tuple[str, ...]]] = [("ngram", ())]
         if self.args.resident_draft:
             resident.append(("model", ("--draft-model", str(self.args.resident_draft))))
-        places: list[tuple[str, Path, list[tuple[str, tuple[str, ...]]], int]] = [
-            ("streamed", self.args.target, streamed, 20 * self.args.cycles)
-        ]
+        places: list[tuple[str, Path, list[tuple[str, tuple[str, ...]]], int]] = []
         if self.args.resident_target:
             places.append(("resident", self.args.resident_target, resident, 40 * self.args.cycles))
+        places.append(("streamed", self.args.target, streamed, 20 * self.args.cycles))
         for where, model, ways, count in places:
             for turn in range(self.args.rounds):
                 stem = f"{format_bytes(dial)}/adversarial/{where}"
