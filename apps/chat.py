@@ -112,7 +112,7 @@ class Chat:
         terminal.count_reads(lambda: engine.bytes_read)
 
     def describe(self) -> str:
-        return describe_plan(Path(self.model).name, self.engine.plan)
+        return describe_plan(Path(self.model).name, self.engine.plan, self.engine.drafters)
 
     def talk(self, reader: Reader) -> None:
         """Answer messages and run commands until the end."""

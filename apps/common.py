@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,8 +42,8 @@ def demo_model() -> Path:
     return path
 
 
-def describe_plan(model: str, plan: Plan) -> str:
-    """What was loaded and what the plan decided, in two lines."""
+def describe_plan(model: str, plan: Plan, drafters: Sequence[str] = ()) -> str:
+    """What was loaded, what the plan decided, and who drafts, in two lines."""
     first = [model, f"memory {format_bytes(plan.dial)}", f"context {plan.context}"]
     if plan.predicted_tokens_per_second:
         speed = plan.predicted_tokens_per_second
@@ -53,4 +53,6 @@ def describe_plan(model: str, plan: Plan) -> str:
         second += f"{format_bytes(plan.streamed_bytes)} streamed for each pass"
     else:
         second = f"all {format_bytes(plan.pinned_bytes)} of weights in memory"
+    if drafters:
+        second += f" · drafts by {' and '.join(drafters)}"
     return f"{' · '.join(first)}\n{second}"

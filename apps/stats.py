@@ -10,16 +10,20 @@ from edgespec.response import Stats
 
 
 def stats_line(stats: Stats) -> str:
-    """tokens/s, tokens per cycle, bytes per token, read rate, and peak memory against the dial."""
+    """Speed, tokens per cycle, drafts accepted, bytes per token, read rate, peak memory against the dial."""
     parts = []
     if stats.reply_tokens > 1:
         parts.append(f"{stats.tokens_per_second:.3g} tok/s")
     if stats.cycles:
         parts.append(f"{stats.tokens_per_cycle:.3g} tok/cycle")
+    if stats.drafted:
+        parts.append(f"{stats.accepted}/{stats.drafted} drafts accepted")
     if stats.reply_tokens > 1:
         parts.append(f"{format_bytes(stats.bytes_per_token)}/tok")
         parts.append(f"read {format_bytes(stats.read_gbps * 1e9)}/s")
     parts.append(f"peak {_peak(stats)}")
+    if not stats.lossless:
+        parts.append(_acceptance(stats))
     return " · ".join(parts)
 
 

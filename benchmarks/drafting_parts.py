@@ -23,6 +23,7 @@ PROBABILITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97)
 SMALL_MEMORY = 2 * 10**9  # dial of the small models, which need a tenth
 STORIES = 8  # long replies for timing
 LONGEST = 160  # tokens of a reply
+SET_CYCLES = 200  # of the small model, for tokens per cycle at set acceptance
 HOT = 8.0  # a temperature at which nobody can guess the next token
 
 
@@ -88,15 +89,18 @@ class Bench:
     # seconds a cycle
 
     def long_replies(self, worker: DraftWorker, count: int, mode: Row, first: int = 0) -> Row:
-        """Replies until `count` cycles are timed."""
+        """Replies until `count` cycles are timed; each has luck of its own."""
         cycles: list[Row] = []
         peak = 0
         asked = self.plain_replies["stories"]
-        for known in itertools.islice(itertools.cycle(asked), first, first + 8 * len(asked)):
+        for turn in range(first, first + 8 * len(asked)):
+            known = asked[turn % len(asked)]
             own = {"reply": known["reply"]} if mode["kind"] == "set" else {}
             left = count - len(cycles) + 2
             try:
-                row = worker.run(known["prompt"], len(known["reply"]), {**mode, **own}, cycles=left)
+                row = worker.run(
+                    known["prompt"], len(known["reply"]), {**mode, **own}, cycles=left, seed=turn
+                )
             except RuntimeError as error:  # a near tie fell otherwise than on the small model: the next one
                 if "was recorded" not in str(error):
                     raise
@@ -158,11 +162,24 @@ class Bench:
             costs = None if arm.drafter == "ngram" else self.costs(dial, arm)
             if costs is None:
                 continue
+            for p in PROBABILITIES:
+                steps = best_steps(costs, p)
+                self.store.get(f"set tokens/{arm.name}/{p}/{steps}", partial(self._set_tokens, arm, p, steps))
             for turn, p in itertools.product(range(self.args.rounds), PROBABILITIES):
                 mode = {"kind": "set", "p": p, "steps": [best_steps(costs, p)]}
                 key = f"{format_bytes(dial)}/curve/{arm.name}/{p}/{turn}"
                 self.store.get(key, partial(self.timed, dial, arm.drafter, arm.big, mode, turn))
                 self.plain(dial, turn)
+
+    def _set_tokens(self, arm: Arm, p: float, steps: int) -> Row:
+        """Tokens per cycle at set acceptance, by whole stories of the small model."""
+        mode = {"kind": "set", "p": p, "steps": [steps]}
+        with self.worker(self.args.small, SMALL_MEMORY, arm.drafter, arm.small) as worker:
+            row = self.long_replies(worker, SET_CYCLES, mode)
+        return {
+            "tau": sum(c["tokens"] for c in row["cycles"]) / len(row["cycles"]),
+            "cycles": len(row["cycles"]),
+        }
 
     # whole replies
 

@@ -111,8 +111,8 @@ def _speed_row(
 
 def curve(bench: Bench, dial: int) -> Report:
     name = format_bytes(dial)
-    columns = ["drafter's cost", "p", "steps", "× plain, measured", "expected tokens / measured seconds"]
-    columns += ["modelled", "model is off by", "cycles"]
+    columns = ["drafter's cost", "p", "steps", "tokens a cycle", "cycle, s", "× plain", "modelled"]
+    columns += ["model is off by", "cycles timed"]
     report = Report(f"Speed against set acceptance at {name}", columns)
     plain = plain_seconds(bench, dial)
     errors = []
@@ -123,19 +123,20 @@ def curve(bench: Bench, dial: int) -> Report:
         costs = Costs.fit(look["cycles"])
         for p in PROBABILITIES:
             each = [c for row in rounds(bench, f"{name}/curve/{arm.name}/{p}") for c in row["cycles"]]
-            if not each:
-                continue
             steps = best_steps(costs, p)
+            tau = bench.store.rows.get(f"set tokens/{arm.name}/{p}/{steps}", {}).get("tau")
+            if not each or tau is None:
+                continue
             taken = statistics.mean(c["seconds"] for c in each)
-            measured = plain * sum(c["tokens"] for c in each) / (taken * len(each))
-            expected = plain * expected_tokens(p, steps) / taken
+            measured = plain * tau / taken
             modelled = plain * expected_tokens(p, steps) / costs.cycle(steps)
-            errors.append(modelled / expected - 1)
-            figures = [f"{x:.2f}" for x in (measured, expected, modelled)]
+            errors.append(modelled / measured - 1)
+            figures = [f"{x:.2f}" for x in (tau, taken, measured, modelled)]
             report.add(arm.name, str(p), str(steps), *figures, f"{errors[-1]:+.1%}", str(len(each)))
         report.notes.append(
             f"{arm.name}: a chain of n costs {costs.fixed:.2f} + {costs.step:.3f} n s to draft and "
-            f"{costs.verify:.2f} + {costs.node:.4f} n s to verify; plain cycle {plain:.2f} s."
+            f"{costs.verify:.2f} + {costs.node:.4f} n s to verify; plain cycle {plain:.2f} s. "
+            "Tokens a cycle are the small model's, over 200 cycles or more."
         )
     if errors:
         report.notes.append(f"The model is off by at most {max(map(abs, errors)):.1%}.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from edgespec.config import EngineOptions, GenerationOptions, parse_bytes
+from edgespec.devices.allocator import return_freed_memory
 from edgespec.devices.probe import peak_memory
 from edgespec.devices.rates import read_rate
 from edgespec.drafters.choose import choose_drafters
@@ -120,6 +121,10 @@ class Engine:
 
         Raises BudgetError when other sessions hold the KV memory.
         """
+        with self.one_pass:  # while memory changes hands, nobody may begin to draft
+            return self._new_session(context)
+
+    def _new_session(self, context: int | None) -> Session:
         free = self.plan.context - self._positions_held
         wanted = free if context is None else context
         if wanted > free or free <= 0:
@@ -145,22 +150,30 @@ class Engine:
         self._positions_held -= positions
         self._sessions -= 1
 
-    def reconsider(self, session: Session, tokens: int) -> None:
+    def reconsider(self, session: Session, tokens: int, check: Callable[[], None]) -> None:
         """After a cycle that gave `tokens`: when drafting with what takes memory loses for good, and no other
-        session needs it, give that memory to pinned layers."""
+        session needs it, give that memory to pinned layers. `check` raises Cancelled; the next cycle then
+        goes on with it."""
         after, schedule = self._without_drafter, session.schedule
-        if after is None or not self.resident or not isinstance(schedule, Serial) or schedule.took is None:
+        if after is None or not isinstance(schedule, Serial) or schedule.took is None:
             return
-        if not self._handover.record(tokens, schedule.took) or self._sessions > 1:
-            return
-        members = schedule.drafter.members if isinstance(schedule.drafter, Combined) else ()
-        schedule.drafter = Combined([m for m in members if isinstance(m, NGram)])
-        for resident in self.resident:
-            resident.close()
-        self.resident, self.plan = [], after
+        with self.one_pass:
+            if self._handover.record(tokens, schedule.took) and self._sessions == 1:
+                self._hand_over(schedule, after, check)
+
+    def _hand_over(self, schedule: Serial, after: Plan, check: Callable[[], None]) -> None:
+        if isinstance(schedule.drafter, Combined):
+            schedule.drafter = Combined([m for m in schedule.drafter.members if isinstance(m, NGram)])
+        else:
+            schedule.drafter = Combined([])
+        while self.resident:
+            self.resident.pop().close()
+        return_freed_memory()
         weights = self.target.weights
         held = weights.pinned.keys() | weights.on_device.keys()
-        weights.pin(c for c in after.table.chunks if c.index in after.pinned - held)
+        more = (c for c in after.table.chunks if c.index in after.pinned - held)
+        weights.pin(more, progress=lambda nbytes: check())
+        self.plan, self._without_drafter = after, None
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of text, of chat messages (by the model's template), or of ids as they are."""

@@ -136,7 +136,7 @@ class _Point:
 
 
 def _bucket(count: int) -> int:
-    """0, 1, 2, 3, 4, 5-6, 7-8, 9-11, 12-16, ...: counts that cost about the same."""
+    """0, 1, 2, 3, 4, 5-6, 7-9, 10-13, 14-19, ...: counts that cost about the same."""
     return count if count < 4 else round(2 * log2(count))
 
 

@@ -59,7 +59,12 @@ def plan_engine(
         )
 
     try:
-        return plan(drafting)
+        found = plan(drafting)
+        if drafting.copy is not None and not found.owners.get("substitute"):
+            found = replace(
+                found, reasons=[*found.reasons, "nothing streams, so the low-bit copy is not used"]
+            )
+        return found
     except BudgetError:
         if not optional or options.drafter != "auto":
             raise

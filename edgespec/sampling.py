@@ -26,7 +26,7 @@ FloatArray = NDArray[np.float64]
 # correlated with the luck that judges it.
 TARGET_DRAW = 0  # the target's own token: plain decoding, the bonus token, the residual
 ACCEPT_DRAW = 1  # + rank among its siblings: whether `ratio` keeps a drafted child
-DRAFT_DRAW = 1 << 32  # + rank: a drafter that samples its proposals
+DRAFT_DRAW = 1 << 32  # + depth in its chain: a drafter that samples its proposals
 
 
 class Noise:

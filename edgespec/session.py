@@ -132,8 +132,8 @@ class Session:
             with suppress(Cancelled):
                 with engine.one_pass:
                     logits = prefill(engine.target, self.cache, fresh, watch, advance)
+                    self.schedule.begin(context, limit)  # sessions share a draft model
                 root = sampler.pick(logits, noise, len(prompt))
-                self.schedule.begin(context, limit)
                 clock.first_token()
                 yield from writer.write([root], drafted=0)
                 outcomes = decode(engine.target, self.cache, root, acceptance, noise, watch)
@@ -143,8 +143,8 @@ class Session:
                     self.tokens += [root, *outcome.tokens[:-1]]
                     root = outcome.tokens[-1]
                     clock.cycle(outcome)
-                    engine.reconsider(self, len(outcome.tokens))
                     yield from writer.write(outcome.tokens, drafted=outcome.accepted)
+                    engine.reconsider(self, len(outcome.tokens), watch.check)
             if not writer.finished:
                 clock.measure()
                 yield writer.cancelled()

@@ -36,7 +36,7 @@ from edgespec.drafters.combined import Combined
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.engine import Engine
-from edgespec.offload import plan
+from edgespec.offload import fill
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.config import ARCHITECTURES, HEAD
 from edgespec.runtimes.torch.model import TorchTarget
@@ -221,7 +221,7 @@ def loosely_other(engine: Engine, prompt: list[int], plain: list[int]) -> int:
 
 @pytest.fixture(autouse=True)
 def smallest_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "RING_CHUNKS", plan.MIN_RING_CHUNKS)
+    monkeypatch.setattr(fill, "RING_CHUNKS", fill.MIN_RING_CHUNKS)
 
 
 @pytest.mark.parametrize(("number", "kind"), list(enumerate(KINDS)))

@@ -114,3 +114,19 @@ def shared_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
         if a != b:
             return place
     return min(len(ours), len(theirs))
+
+
+class Cancelling:
+    """A drafter's passes end where the reply is cancelled; see `runtimes.base.PassObserver`."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self.check = check  # raises Cancelled
+
+    def on_chunk(self) -> None:
+        self.check()
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        self.check()  # a low-bit copy has no chunks
+
+    def on_wait(self) -> bool:
+        return False

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgespec.acceptance import Outcome
-from edgespec.drafters.base import Context, Drafting, Root, TreeBudget, committed, shared_prefix
+from edgespec.drafters.base import Cancelling, Context, Drafting, Root, TreeBudget, committed, shared_prefix
 from edgespec.drafters.cascade_exits import AdapterExit, Exit
-from edgespec.drafters.cascade_forest import Cancelling, Forest
+from edgespec.drafters.cascade_forest import Forest
 from edgespec.drafters.cascade_rounds import CascadeDrafting, Claim, DrawnInside
 from edgespec.drafters.cascade_tree import Calibration
 from edgespec.drafters.growth import MAX_STEPS

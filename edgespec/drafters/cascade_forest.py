@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from edgespec.runtimes.base import IntArray, PassObserver, Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
@@ -70,16 +69,3 @@ class Forest:
     def computed(self, slots: IntArray) -> Computed:
         """For a tree whose nodes have these slots (-1 = none)."""
         return Computed(slots, self.layers, self.hidden)
-
-
-class Cancelling:
-    """Drafting can be given up at every chunk; see `runtimes.base.PassObserver`."""
-
-    def __init__(self, check: Callable[[], None]) -> None:
-        self.on_chunk = check  # raises Cancelled
-
-    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        pass
-
-    def on_wait(self) -> bool:
-        return False

@@ -143,8 +143,11 @@ class DrawnChain:
             self.slots, logits = self.drafter.extend(ends)
         for root, chain, drafts, row in zip(self.roots, self.chains, self.drafts, logits, strict=True):
             drafts.append(self.sampler.distribution(row))
-            position = self.position + len(root.path) + len(chain) - 1
-            chain.append(drafts[-1].pick(self.noise.uniform(position, DRAFT_DRAW)))
+            # The depth makes it another draw than the one for the same position a cycle ago: what was seen
+            # of that had a say in how much is drafted now.
+            depth = len(chain) - 1
+            position = self.position + len(root.path) + depth
+            chain.append(drafts[-1].pick(self.noise.uniform(position, DRAFT_DRAW + depth)))
         return True
 
     def tree(self, root: int = 0) -> TokenTree:

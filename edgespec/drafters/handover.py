@@ -8,7 +8,7 @@ from edgespec.offload.fill import choose_pinned
 from edgespec.offload.ledger import Ledger
 from edgespec.offload.plan import Plan
 
-PATIENCE = 8.0  # tokens that drafting may fall behind, before it is given up for good
+PATIENCE = 5.0  # cycles that drafting may fall behind, before it is given up for good
 MARGIN = 1.05  # that the plan's prediction may be off by
 
 
@@ -22,11 +22,13 @@ class HandOver:
     def __init__(self, speedup: float) -> None:
         """`speedup` of plain decoding with the drafter's memory."""
         self.speedup = speedup
-        self.behind = 0.0  # tokens, since drafting was last ahead
+        self.behind = 0.0  # cycles, since drafting was last ahead
 
     def record(self, tokens: int, plain_cycles: float) -> bool:
         """A cycle gave `tokens` and took as long as `plain_cycles` plain ones: should the drafter go?"""
-        self.behind = max(0.0, self.behind + plain_cycles * self.speedup / MARGIN - tokens)
+        instead = plain_cycles * self.speedup / MARGIN  # tokens in that time
+        # As a share, because the tokens of a good drafter's cycles scatter by as many as they are.
+        self.behind = max(0.0, self.behind + 1 - tokens / instead)
         return self.behind > PATIENCE
 
 

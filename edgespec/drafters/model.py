@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgespec.acceptance import Outcome
 from edgespec.decode import prefill
-from edgespec.drafters.base import Context, Drafting, Root, TreeBudget, committed, shared_prefix
+from edgespec.drafters.base import Cancelling, Context, Drafting, Root, TreeBudget, committed, shared_prefix
 from edgespec.drafters.growth import MAX_STEPS, grow, root_nodes
 from edgespec.runtimes.base import Rows, Target
 
@@ -84,7 +84,7 @@ class ModelDrafter:
         """One pass over new nodes (parent slot, token): their slots, and what follows them [n, V]."""
         rows = Rows.append(self.cache, [parent for parent, _ in nodes])
         hidden = self.model.embed([token for _, token in nodes])
-        hidden = self.model.run(hidden, rows, range(self.model.config.layers))
+        hidden = self.model.run(hidden, rows, range(self.model.config.layers), Cancelling(self.context.check))
         logits = self.model.logits(hidden)[:, : self.vocabulary]
         slots = rows.slots.tolist()
         self.forest.update(zip(nodes, slots, strict=True))

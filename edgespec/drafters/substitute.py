@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.acceptance import Outcome
-from edgespec.drafters.base import Context, Drafting, Root, TreeBudget
+from edgespec.drafters.base import Cancelling, Context, Drafting, Root, TreeBudget
 from edgespec.drafters.growth import MAX_STEPS, grow, root_nodes
-from edgespec.errors import OptionError
+from edgespec.errors import ModelError, OptionError
 from edgespec.offload.chunk_store import is_store
 from edgespec.offload.manifest import SUBSTITUTE
 from edgespec.runtimes.base import Rows
@@ -112,8 +112,15 @@ class SubstituteDrafter:
         """One pass over new nodes (parent slot, token): their slots, and what follows them [n, V]."""
         rows = Rows.append(self.cache, [parent for parent, _ in nodes])
         hidden = self.model.embed([token for _, token in nodes])
-        hidden = self.model.run(hidden, rows, range(self.model.config.layers))
-        return rows.slots.tolist(), self.model.logits(hidden).cpu().numpy()
+        try:
+            hidden = self.model.run(
+                hidden, rows, range(self.model.config.layers), Cancelling(self.context.check)
+            )
+            return rows.slots.tolist(), self.model.logits(hidden).cpu().numpy()
+        except ModelError:  # not finite: nothing of it may stay where the target looks
+            for kv in (self.cache.k, self.cache.v):
+                kv[:, :, self.owner.length :].zero_()
+            raise
 
     def extend_roots(self, roots: Sequence[Root]) -> tuple[list[int], NDArray[np.float32]]:
         """The roots' paths in one pass: the roots' slots, and what follows them [r, V]."""

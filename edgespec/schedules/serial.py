@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edgespec.acceptance import Outcome
 from edgespec.controller import Adaptive, Controller, Cycle
 from edgespec.drafters.base import Context, Drafter, Root, TreeBudget, Watching
+from edgespec.errors import ModelError
 from edgespec.runtimes.base import Rows
 from edgespec.tree import TokenTree
 
@@ -49,10 +50,14 @@ class Serial(Plain):
         self.controller = controller
         self.nodes = nodes
         self.clock = clock
+        self.damaged = False  # the drafter computes what is no number: nothing is drafted any more
 
     def begin(self, context: Context, limit: int) -> None:
         self.left = limit - 1  # the first token comes from the prompt's own pass
-        self.drafter.prefill(context)
+        try:
+            self.drafter.prefill(context)
+        except ModelError:
+            self.damaged = True
 
     def next_tree(self, root: int) -> TokenTree:
         began = self.clock()
@@ -60,7 +65,7 @@ class Serial(Plain):
         # Every outcome has a bonus token, so the deepest useful node is the last token but one.
         limit = TreeBudget(self.nodes, self.left - 1, steps=0)
         budget = self.controller.budget(limit, self.drafter.steps)
-        if budget is not None:
+        if budget is not None and not self.damaged:
             self.steps = budget.steps
             self.tree = self.controller.prune(self._draft(root, budget))
         self.drafted = self.clock()
@@ -82,6 +87,10 @@ class Serial(Plain):
             while drafting.step():
                 pass
             return drafting.tree()
+        except ModelError:
+            drafting.cancel()
+            self.damaged = True
+            return TokenTree.root(root)
         except BaseException:
             drafting.cancel()
             raise

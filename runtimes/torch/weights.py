@@ -87,7 +87,7 @@ class Weights:
                         progress(chunk.nbytes)
         finally:
             pool.shutdown(cancel_futures=True)  # an error, or Ctrl-C, need not wait for gigabytes
-        self._restream()
+            self._restream()  # what was read stays
 
     def _restream(self) -> None:
         self.release()
