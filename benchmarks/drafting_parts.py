@@ -199,8 +199,6 @@ class Bench:
             self.store.get(key, partial(job, self.args.target, dial, arm.drafter, arm.big))
             own = partial(self._replies, known, {"kind": "own"}, self.args.target, dial, "auto")
             self.store.get(f"{format_bytes(dial)}/replies auto/{arm.name}", partial(own, arm.big))
-        own = partial(self._replies, known, {"kind": "own"}, self.args.target, dial, "none", ())
-        self.store.get(f"{format_bytes(dial)}/replies/plain", own)
 
     def _replies(
         self, known: list[Row], mode: Row, model: Path, dial: int, drafter: str, options: Sequence[str]

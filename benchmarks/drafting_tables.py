@@ -156,7 +156,7 @@ def replies(bench: Bench, dial: int) -> Report:
     columns += ["replies", "same text", "peak"]
     report = Report(f"Whole replies at {name}", columns)
     rows = bench.store.rows
-    plain = rows.get(f"{name}/replies/plain", {}).get("replies", [])
+    plain = plain_seconds(bench, dial)
     for arm in bench.arms:
         big = rows.get(f"{name}/replies/{arm.name}", {}).get("replies")
         timed = [seconds(row) for row in rounds(bench, f"{name}/cycles/{arm.name}")]
@@ -174,7 +174,7 @@ def replies(bench: Bench, dial: int) -> Report:
             f"{speed:.3f}",
             f"{predicted:.3f}",
             f"{speed / predicted - 1:+.0%}",
-            f"{_rate(auto) / _rate(plain):.2f}" if auto else "",
+            f"{_rate(auto) * plain:.2f}" if auto else "",
             ", ".join(str(len(r["tokens"])) for r in big),
             "all" if all(r["same"] for r in big) else "differs",
             format_bytes(max(r["peak_memory"] for r in big)),

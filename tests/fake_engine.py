@@ -123,6 +123,8 @@ class FakeSession:
 class FakeEngine:
     """`script` maps the prompt's text to the reply's."""
 
+    drafters = ("ngram",)
+
     def __init__(self, script: Callable[[str], str] | None = None, template: bool = True) -> None:
         self.script = script or (lambda text: f"reply {text.count('<user>')}")
         self.tokenizer = FakeTokenizer(template)
