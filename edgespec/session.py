@@ -153,6 +153,7 @@ class Session:
             # the next prompt must find the same prefix either way.
             self._keep(len(prompt) + max(0, stats.reply_tokens - 1))
             self._busy = False
+            watch.close()
 
     def _keep(self, length: int) -> None:
         """Forget what lies behind `length` positions."""
@@ -186,6 +187,11 @@ class _Watch:
         self.next_tree = schedule.next_tree
         self.begin = schedule.begin
         self.settle = schedule.settle
+
+    def close(self) -> None:
+        """Forget the schedule. Its drafters know this watch, and a circle would keep the KV cache of a closed
+        session in memory until Python looks for circles."""
+        vars(self).clear()
 
     def check(self) -> None:
         if self.cancelled.is_set():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -195,6 +197,23 @@ def test_cancel_is_heard_while_the_copy_drafts(engine: Engine, monkeypatch: pyte
     last = list(session.generate(prompt_of(20), REPLY))[-1]
     assert last.finish_reason == "cancelled"
     assert calls <= 14  # to the end of that layer
+
+
+def test_a_closed_session_frees_its_cache_at_once(engine: Engine) -> None:
+    """Not when Python happens to collect circles: the ledger has room for one."""
+    engine._handover.record = lambda tokens, took: False  # type: ignore[method-assign]
+    session = engine.new_session()
+    list(session.generate(prompt_of(20), REPLY))
+    early = iter(session.generate(prompt_of(25), REPLY))
+    next(early)
+    cache = weakref.ref(session.cache)
+    gc.disable()
+    try:
+        del early
+        session.close()
+        assert cache() is None
+    finally:
+        gc.enable()
 
 
 def test_a_good_drafter_with_scattered_luck_stays() -> None:
