@@ -191,7 +191,7 @@ class _Watch:
     def close(self) -> None:
         """Forget the schedule. Its drafters know this watch, and a circle would keep the KV cache of a closed
         session in memory until Python looks for circles."""
-        vars(self).clear()
+        del self.schedule, self.next_tree, self.begin, self.settle
 
     def check(self) -> None:
         if self.cancelled.is_set():
