@@ -13,15 +13,16 @@ again to go on, or to print the tables.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
 from common import Report, Row, arguments, compile_checkout, format_bytes, sizes, spread
-from draft_worker import DraftWorker, timed
+from draft_worker import DraftWorker, open_worker, recorded, timed
 from drafting_parts import LONGEST, SMALL_MEMORY
-from held_out import prompts, repetition, text_prompts
+from held_out import described, prompts, text_prompts
 from store import Store
 
 GAMMAS = (3, 5, 7, 10)
@@ -44,24 +45,10 @@ class Bench:
                 asked = text_prompts(self.args.small, self.args.text, self.args.prompts)
             else:
                 asked = prompts(self.args.small, self.args.prompts)
-            with self.worker(self.args.small, SMALL_MEMORY, "none", ()) as worker:
-                rows = []
-                for text in asked:
-                    said = worker.run(text, LONGEST, {"kind": "own"})["tokens"]
-                    rows.append({"prompt": text, "reply": said, "repeats": repetition(text, said)})
-            return {"prompts": rows}
+            return recorded(self.args.small, SMALL_MEMORY, {"prompts": asked}, LONGEST)
 
         found: list[Row] = self.store.get("plain replies", measure)["prompts"]
         return found
-
-    def worker(
-        self, model: Path, dial: int, drafter: str, options: Sequence[str | Path | int]
-    ) -> DraftWorker:
-        worker = DraftWorker(model, dial, drafter, *map(str, options))
-        if "error" in worker.loaded:
-            worker.close()
-            raise RuntimeError(worker.loaded["error"])
-        return worker
 
     # tokens per cycle
 
@@ -84,9 +71,9 @@ class Bench:
         options: list[str | Path | int] = ["--adapters", adapters]
         options += [] if depth is None else ["--resident-layers", depth]
         if variant != COPY:
-            return self.worker(model, dial, "cascade", options)
+            return open_worker(model, dial, "cascade", *options)
         copy = self.args.copy if model == self.args.small else self.args.target_copy
-        return self.worker(model, dial, "cascade+substitute", [*options, "--draft-model", copy])
+        return open_worker(model, dial, "cascade+substitute", *options, "--draft-model", copy)
 
     def _lengths(self, worker: DraftWorker, asked: list[Row], variant: str, g: int) -> Row:
         tokens = cycles = same = 0
@@ -113,7 +100,7 @@ class Bench:
                     self.store.get(key, partial(self._cycles, dial, variant, turn))
 
     def _plain(self, dial: int, options: Sequence[str | int], turn: int) -> Row:
-        with self.worker(self.args.target, dial, "none", options) as worker:
+        with open_worker(self.args.target, dial, "none", *options) as worker:
             return self._timed(worker, {"kind": "own"}, self.args.cycles, turn)
 
     def _cycles(self, dial: int, variant: str, turn: int) -> Row:
@@ -138,14 +125,17 @@ def name(variant: str) -> str:
     return "tree" if variant == COPY else variant
 
 
+def small_depths(adapters: Path) -> dict[int, int]:
+    """By depth of an inflated adapter, that of the small one (`inflate_adapters.py` writes it down)."""
+    found = json.loads((adapters / "adapter.json").read_text())["adapters"]
+    return {a["depth"]: a["training"]["inflated from depth"] for a in found}
+
+
 def lengths(bench: Bench) -> Report:
     rows = bench.store.rows
     known = rows.get("plain replies", {}).get("prompts", [])
-    size = statistics.mean(len(r["reply"]) for r in known) if known else 0
-    repeats = statistics.mean(r["repeats"] for r in known) if known else 0
     report = Report(
-        f"Tokens per cycle, {len(known)} held-out prompts, replies of {size:.0f} tokens on average, "
-        f"{repeats:.0%} of their 4-grams seen before",
+        f"Tokens per cycle, {described(known)}",
         ["L_SV", "variant", *(f"g = {g} (at most {g + 1})" for g in GAMMAS), "× Kangaroo at g = 5"],
     )
     different = total = 0
@@ -182,6 +172,7 @@ def speeds(bench: Bench, dial: int) -> Report:
         found = (rows.get(f"{at}/{stem}/{turn}", {}) for turn in range(bench.args.rounds))
         return [statistics.median(c["seconds"] for c in row["cycles"]) for row in found if "cycles" in row]
 
+    depths = small_depths(bench.args.target_adapters)
     plain, bare = medians("plain"), medians("plain, nothing pinned")
     if not plain or not bare:
         return report
@@ -194,8 +185,8 @@ def speeds(bench: Bench, dial: int) -> Report:
         turns = [row for row in turns if "cycles" in row]
         if not turns:
             continue
-        big, layers = turns[0]["plan"]["cascade_layers"], bench.args.layers
-        depth = max((d for d in bench.args.verify if d * layers[1] // layers[0] <= big), default=0)
+        big = turns[0]["plan"]["cascade_layers"]
+        depth = depths[big]
         best: tuple[float, list[str]] | None = None
         for g in GAMMAS:
             tau = rows.get(f"lengths/{depth}/{variant}/{g}", {}).get("tau")
@@ -234,7 +225,6 @@ def main() -> None:
     parser.add_argument("--target-copy", type=Path, help="the inflated model's low-bit copy")
     parser.add_argument("--dials", type=sizes, default=sizes("8GB,6GB,4GB"))
     parser.add_argument("--verify", type=lambda text: [int(d) for d in text.split(",")], default=[3, 5, 7])
-    parser.add_argument("--layers", type=lambda text: [int(d) for d in text.split(",")], default=[10, 32])
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--cycles", type=int, default=6, help="timed cycles a round, variant and g")
     args = parser.parse_args()

@@ -16,9 +16,12 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from common import Row
+from held_out import repetition
 from worker import Worker
 
 NODES = 64
@@ -35,6 +38,27 @@ class DraftWorker(Worker):
         if "error" in row:
             raise RuntimeError(row["error"])
         return row
+
+
+def open_worker(model: Path, dial: int, drafter: str, *options: str | Path | int) -> DraftWorker:
+    """Raises RuntimeError when the engine does not open."""
+    worker = DraftWorker(model, dial, drafter, *map(str, options))
+    if "error" in worker.loaded:
+        worker.close()
+        raise RuntimeError(worker.loaded["error"])
+    return worker
+
+
+def recorded(model: Path, dial: int, kinds: Mapping[str, Sequence[list[int]]], tokens: int) -> Row:
+    """By kind of prompt, what the model says by itself: [{prompt, reply, repeats}]."""
+    row: Row = {}
+    with open_worker(model, dial, "none") as worker:
+        for kind, texts in kinds.items():
+            row[kind] = []
+            for text in texts:
+                said = worker.run(text, tokens, {"kind": "own"})["tokens"]
+                row[kind].append({"prompt": text, "reply": said, "repeats": repetition(text, said)})
+    return row
 
 
 def timed(reply: Row) -> list[Row]:

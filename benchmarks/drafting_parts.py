@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common import Row, format_bytes
-from draft_worker import DraftWorker, timed
-from held_out import noise, prompts, repetition, stories
+from draft_worker import DraftWorker, open_worker, recorded, timed
+from held_out import noise, prompts, stories
 from speed_model import Costs, best_steps, medians
 from store import Store
 
@@ -33,13 +33,6 @@ class Bench:
     def __init__(self, store: Store, args: argparse.Namespace, arms: Sequence[Arm]) -> None:
         self.store, self.args, self.arms = store, args, arms
 
-    def worker(self, model: Path, dial: int, drafter: str, options: Sequence[str] = ()) -> DraftWorker:
-        worker = DraftWorker(model, dial, drafter, *options)
-        if "error" in worker.loaded:
-            worker.close()
-            raise RuntimeError(worker.loaded["error"])
-        return worker
-
     @cached_property
     def plain_replies(self) -> Row:
         """What the small model says: to the held-out prompts, and to requests for stories."""
@@ -49,14 +42,7 @@ class Bench:
                 "prompts": prompts(self.args.small, self.args.prompts),
                 "stories": stories(self.args.small, STORIES),
             }
-            row: Row = {}
-            with self.worker(self.args.small, SMALL_MEMORY, "none") as worker:
-                for kind, texts in asked.items():
-                    row[kind] = []
-                    for text in texts:
-                        said = worker.run(text, LONGEST, {"kind": "own"})["tokens"]
-                        row[kind].append({"prompt": text, "reply": said, "repeats": repetition(text, said)})
-            return row
+            return recorded(self.args.small, SMALL_MEMORY, asked, LONGEST)
 
         return self.store.get("plain replies", measure)
 
@@ -72,7 +58,7 @@ class Bench:
         cycles: list[Row] = []
         replies: list[tuple[int, int, bool]] = []
         asked = self.plain_replies["prompts"]
-        with self.worker(self.args.small, SMALL_MEMORY, arm.drafter, arm.small) as worker:
+        with open_worker(self.args.small, SMALL_MEMORY, arm.drafter, *arm.small) as worker:
             for known in asked:
                 row = worker.run(known["prompt"], LONGEST, {"kind": "fixed", "steps": [steps]})
                 cycles += row["cycles"]
@@ -113,7 +99,7 @@ class Bench:
 
     def timed(self, dial: int, drafter: str, options: Sequence[str], mode: Row, first: int = 0) -> Row:
         _ = self.plain_replies  # made before this engine holds memory
-        with self.worker(self.args.target, dial, drafter, options) as worker:
+        with open_worker(self.args.target, dial, drafter, *options) as worker:
             return self.long_replies(worker, self.args.cycles, mode, first)
 
     def plain(self, dial: int, turn: int, pinned: bool = True) -> Row:
@@ -174,7 +160,7 @@ class Bench:
     def _set_tokens(self, arm: Arm, p: float, steps: int) -> Row:
         """Tokens per cycle at set acceptance, by whole stories of the small model."""
         mode = {"kind": "set", "p": p, "steps": [steps]}
-        with self.worker(self.args.small, SMALL_MEMORY, arm.drafter, arm.small) as worker:
+        with open_worker(self.args.small, SMALL_MEMORY, arm.drafter, *arm.small) as worker:
             row = self.long_replies(worker, SET_CYCLES, mode)
         return {
             "tau": sum(c["tokens"] for c in row["cycles"]) / len(row["cycles"]),
@@ -204,7 +190,7 @@ class Bench:
         self, known: list[Row], mode: Row, model: Path, dial: int, drafter: str, options: Sequence[str]
     ) -> Row:
         rows = []
-        with self.worker(model, dial, drafter, options) as worker:
+        with open_worker(model, dial, drafter, *options) as worker:
             for each in known:
                 row = worker.run(each["prompt"], LONGEST, mode)
                 rows.append({**row, "same": row["tokens"] == each["reply"]})
@@ -242,7 +228,7 @@ class Bench:
     ) -> Row:
         """A reply that ends early is followed by another, in a conversation of its own."""
         seconds, tokens = 0.0, 0
-        with self.worker(model, dial, drafter, options) as worker:
+        with open_worker(model, dial, drafter, *options) as worker:
             for turn, prompt in enumerate(noise(model, 200)):
                 job = {"temperature": HOT, "seed": 1000 * seed + turn}
                 # The first token and the first and the last cycle are not timed.

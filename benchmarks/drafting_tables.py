@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from common import Report, Row, format_bytes, spread
 from drafting_parts import PROBABILITIES, STEPS, Bench
+from held_out import described
 from speed_model import Costs, best_steps, expected_tokens
 
 if TYPE_CHECKING:
@@ -41,16 +42,11 @@ def plain_seconds(bench: Bench, dial: int, name: str = "plain") -> float | None:
 
 def tokens(bench: Bench) -> Report:
     known = bench.store.rows.get("plain replies", {}).get("prompts", [])
-    length = statistics.mean(len(r["reply"]) for r in known) if known else 0
-    repeats = statistics.mean(r["repeats"] for r in known) if known else 0
     measured = [
         r for k, row in bench.store.rows.items() if k.startswith("tokens/") for r in row.get("replies", ())
     ]
     differing = sum(not same for _, _, same in measured)
-    title = (
-        f"Tokens per cycle, small models, {len(known)} held-out prompts, replies of {length:.0f} tokens on "
-        f"average, {repeats:.0%} of their 4-grams seen before; trees of up to 64 nodes"
-    )
+    title = f"Tokens per cycle, small models, {described(known)}; trees of up to 64 nodes"
     report = Report(title, ["drafter", *(f"{n} steps" for n in STEPS)])
     report.notes.append(
         f"{differing} of {len(measured)} replies differ from the plain ones, which another process made."

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import common  # noqa: F401 (puts this checkout on the path)
@@ -93,8 +92,7 @@ def main() -> None:
     train_on, held_out = encoded(kept), encoded([books[name] for name in apart])
     print(f"{len(train_on)} tokens to train on, {len(held_out)} held out", file=sys.stderr)
     torch.manual_seed(args.seed)
-    shape = replace(demo.model_config(tokenizer), vocab_size=tokenizer.get_vocab_size())
-    model = llama.Llama(shape)
+    model = llama.Llama(demo.model_config(tokenizer))
 
     def loss(called: nn.Module, rows: Tensor) -> Loss:
         count = rows[:, 1:].numel()
