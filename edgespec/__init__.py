@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgespec.api import generate, load, stream_generate
     from edgespec.config import EngineOptions, GenerationOptions
-    from edgespec.engine import Engine, generate, load, stream_generate
+    from edgespec.engine import Engine
     from edgespec.errors import EdgeSpecError
     from edgespec.response import Response
     from edgespec.session import Session
@@ -43,9 +44,9 @@ _HOME = {
     "GenerationOptions": "edgespec.config",
     "Response": "edgespec.response",
     "Session": "edgespec.session",
-    "generate": "edgespec.engine",
-    "load": "edgespec.engine",
-    "stream_generate": "edgespec.engine",
+    "generate": "edgespec.api",
+    "load": "edgespec.api",
+    "stream_generate": "edgespec.api",
 }
 
 # In a checkout, apps/, runtimes/, offload/, devices/ and kernels/ are siblings of this folder;

@@ -9,6 +9,9 @@ verify. It believes:
     a node's chance of acceptance   the drafter's probability x a factor by depth and rank: accepted / claimed
     what a number of steps gives    the mean of what its trees promised by these chances, leaning on all trees
 
+Costs are learned by all conversations of an engine together. Acceptance is a conversation's own; it begins
+with some trust in what the one before had found.
+
 All this fades, so what was given up is tried again some day. Trying may cost, and is paid from a *credit*: a
 share of the time and what drafting gained go in, what it lost against plain decoding comes out. Whatever is
 hoped for, a cycle that would overdraw the credit by giving a single token is not made. And drafts get longer
@@ -19,6 +22,7 @@ No clock and no chance here: the same recorded cycles lead to the same decisions
 
 from __future__ import annotations
 
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -26,14 +30,14 @@ import numpy as np
 
 from edgespec.acceptance import Outcome
 from edgespec.drafters.base import TreeBudget
-from edgespec.estimates import MEMORY, PAUSE, STEPS, Chances, Curve, Prior, Yield
+from edgespec.estimates import PAUSE, STEPS, Chances, Costs, Prior, Yield
 from edgespec.tree import TokenTree
 
 ALLOWANCE = 0.015  # of the time may be lost by drafting
 GRACE = 2.0  # plain cycles' worth of credit to begin with,
 GROWTH = 3  # times as long as those of late may a draft be, and one step more
 SAVED = 6.0  # and at most: old gains do not pay for new losses
-FIRST = 1  # plain cycles that a conversation begins with
+APART = 100  # cycles lie between two conversations, as far as acceptance is concerned
 STALE = 0.1  # weight of evidence on plain cycles below which one is measured again
 
 
@@ -82,24 +86,30 @@ class Adaptive:
     """See the module."""
 
     def __init__(self, prior: Prior | None = None) -> None:
-        prior = prior or Prior()
-        self.verify = Curve(prior.verify)
-        self.draft = Curve(prior.draft, start=0.0)
+        self.costs = Costs(prior)
         self.chances = Chances()
         self.gives = Yield()
-        self.cycles = 0
         self.credit = GRACE  # plain cycles that drafting may still lose
-        self._longest = 0.0  # draft of late, in steps; fading
         self._rate = 0.0  # the highest expected tokens per second, as of the last `budget`
         self.took = 1.0  # the latest cycle, in plain cycles
 
+    def heir(self) -> Adaptive:
+        """For the next conversation of the engine. Costs are learned by all of them together; how well drafts
+        do may be another matter there, so it counts as if it had been long ago."""
+        heir = copy(self)
+        heir.chances, heir.gives = deepcopy(self.chances), deepcopy(self.gives)
+        heir.chances.fade(APART)
+        heir.gives.fade(APART)
+        heir.credit = min(max(self.credit, GRACE / 4), GRACE)
+        return heir
+
     def budget(self, limit: TreeBudget, steps: range) -> TreeBudget | None:
-        if limit.depth < 1 or limit.nodes < 2 or self.cycles < FIRST or self.verify.weight(1) < STALE:
+        if limit.depth < 1 or limit.nodes < 2 or self.costs.verify.weight(1) < STALE:
             return None
         tokens, nodes = self.gives.expect(self.chances.by_depth)
-        seconds = np.maximum(self.verify.at(nodes) + self.draft.at(STEPS), 1e-9)
+        seconds = np.maximum(self.costs.cycle(nodes, STEPS), 1e-9)
         # Steps beyond the depth that the reply has left are wasted; many whose cost is a guess may be.
-        most = min(steps.stop - 1, max(min(limit.depth, 1 + GROWTH * self._longest), steps.start))
+        most = min(steps.stop - 1, max(min(limit.depth, 1 + GROWTH * self.costs.longest), steps.start))
         sensible = (steps.start <= STEPS) & (most >= STEPS) & (seconds * self.plain_rate - 1 <= self.credit)
         rates = np.where(sensible, tokens / seconds, 0.0)
         best = int(np.argmax(rates))
@@ -113,25 +123,18 @@ class Adaptive:
         scores = self.chances.scores(tree)
         likeliest = np.argsort(-scores, kind="stable")
         tokens = np.cumsum(np.exp(scores[likeliest]))
-        worth = tokens - self._rate * self.verify.at(np.arange(1, len(tree) + 1))
+        worth = tokens - self._rate * self.costs.verify.at(np.arange(1, len(tree) + 1))
         return tree.select(np.sort(likeliest[: int(np.argmax(worth)) + 1]))
 
     def record(self, cycle: Cycle) -> None:
         nodes, tokens = len(cycle.tree), len(cycle.outcome.tokens)
-        self.cycles += 1
-        self.verify.fade()
-        self.draft.fade()
         self.chances.fade()
         self.gives.fade()
-        self._longest *= MEMORY
         # A pause of the machine is nobody's fault.
-        usual = float(self.verify.at(nodes) + self.draft.at(cycle.steps or 0))
+        usual = float(self.costs.cycle(nodes, cycle.steps or 0))
         seconds = cycle.draft_seconds + cycle.verify_seconds
         seconds = min(seconds, PAUSE * usual) if usual else seconds
-        self.verify.add(nodes, cycle.verify_seconds)
-        if cycle.steps is not None:
-            self.draft.add(cycle.steps, cycle.draft_seconds)
-            self._longest = max(self._longest, cycle.steps)
+        self.costs.add(nodes, cycle.verify_seconds, cycle.steps, cycle.draft_seconds)
         self.took = seconds * self.plain_rate
         self.credit += ALLOWANCE * self.took
         if cycle.steps is not None:
@@ -145,4 +148,4 @@ class Adaptive:
     @property
     def plain_rate(self) -> float:
         """Tokens per second without drafts."""
-        return 1 / max(float(self.verify.at(1)), 1e-9)
+        return 1 / max(float(self.costs.verify.at(1)), 1e-9)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 
-from edgespec.config import EngineOptions, GenerationOptions, parse_bytes
+from edgespec.config import EngineOptions
 from edgespec.devices.allocator import return_freed_memory
 from edgespec.devices.probe import peak_memory
 from edgespec.devices.rates import read_rate
@@ -27,12 +25,11 @@ from edgespec.hub import resolve_model
 from edgespec.offload.plan import Plan
 from edgespec.planning import plan_engine
 from edgespec.progress import Progress, ProgressCallback
-from edgespec.response import Response
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model, open_target
 from edgespec.runtimes.torch.weights import Weights
-from edgespec.schedules.make import make_schedule
+from edgespec.schedules.make import make_controller, make_schedule
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
 from edgespec.tokenizer import Tokenizer, load_tokenizer
@@ -66,6 +63,7 @@ class Engine:
         # With layers pinned as the user said, drafters keep their memory.
         keeps = not resident or options.resident_layers is not None
         self._without_drafter = after = None if keeps else without_drafter(plan)
+        self.controller = make_controller(plan, resident)
         self._handover = HandOver(speedup(plan, after) if after else 1.0)
         self.eos = frozenset(files.config.eos) | frozenset(tokenizer.eos)
         self.one_pass = threading.Lock()  # sessions may reply in threads of their own; passes take turns
@@ -237,91 +235,3 @@ def check_drafting(options: EngineOptions) -> None:
             f"tree_nodes is {options.tree_nodes}, but the ledger gives every KV cache room for trees of at "
             f"most {TREE_ROWS} nodes"
         )
-
-
-def load(
-    model: str | Path,
-    *,
-    memory: str | int | None = None,
-    device: str = "auto",
-    device_memory: str | int | None = None,
-    context: int | None = None,
-    precision: str | None = None,
-    resident_layers: int | None = None,
-    drafter: str = "auto",
-    draft_model: str | Path | None = None,
-    adapters: str | Path | None = None,
-    schedule: str = "serial",
-    tree_nodes: int = TREE_ROWS,
-    progress: ProgressCallback | None = None,
-) -> Engine:
-    """`Engine.load` with the options spelt out; sizes as "8GB" or bytes. Raises what that raises.
-
-    Two settings of the whole process change, and stay changed: threads hand over the interpreter every 0.5 ms
-    (`sys.setswitchinterval`) once weights are streamed, or busy Python would hold up the readers; and glibc
-    gives freed blocks above 4 MiB back at once (`mallopt`), or they would stay in the process uncounted.
-    """
-    options = EngineOptions(
-        memory=None if memory is None else parse_bytes(memory),
-        device=device,
-        device_memory=None if device_memory is None else parse_bytes(device_memory),
-        context=context,
-        precision=precision,
-        resident_layers=resident_layers,
-        drafter=drafter,
-        draft_model=None if draft_model is None else str(draft_model),
-        adapters=None if adapters is None else str(adapters),
-        schedule=schedule,
-        tree_nodes=tree_nodes,
-    )
-    return Engine.load(model, options, progress)
-
-
-def stream_generate(
-    engine: Engine,
-    prompt: Prompt,
-    options: GenerationOptions | None = None,
-    *,
-    progress: ProgressCallback | None = None,
-    **overrides: Any,
-) -> Iterator[Response]:
-    """Reply to one prompt in a session of its own, token by token.
-
-    prompt: text (completed as it is), token ids, or chat messages ({"role": ..., "content": ...}).
-    overrides: fields of GenerationOptions, e.g. max_tokens=100, temperature=0.7.
-
-    Raises OptionError for unknown or malformed options, ContextError when it would not fit.
-    """
-    options = with_overrides(options, overrides)
-    tokens = engine.encode(prompt)
-    session = engine.new_session()
-    replies = session.generate(tokens, options, progress)
-
-    def run() -> Iterator[Response]:
-        try:
-            yield from replies
-        finally:
-            session.close()
-
-    return run()
-
-
-def generate(
-    engine: Engine, prompt: Prompt, options: GenerationOptions | None = None, **overrides: Any
-) -> Response:
-    """The whole reply of `stream_generate` as one Response, with all its text and tokens."""
-    texts, tokens, last = [], [], Response("")
-    for last in stream_generate(engine, prompt, options, **overrides):
-        texts.append(last.text)
-        if last.token is not None:
-            tokens.append(last.token)
-    return replace(last, text="".join(texts), tokens=tokens)
-
-
-def with_overrides(options: GenerationOptions | None, overrides: dict[str, Any]) -> GenerationOptions:
-    try:
-        return replace(options or GenerationOptions(), **overrides)
-    except TypeError:
-        known = ", ".join(f.name for f in fields(GenerationOptions))
-        unknown = ", ".join(sorted(set(overrides) - {f.name for f in fields(GenerationOptions)}))
-        raise OptionError(f"unknown generation option {unknown}; known are {known}") from None

@@ -118,6 +118,30 @@ class Curve:
         return _Line(np.array(xs), np.array(rising(ys, weights)), slope, scale)
 
 
+class Costs:
+    """What passes and drafting cost. All conversations of an engine learn it together."""
+
+    def __init__(self, prior: Prior | None = None) -> None:
+        prior = prior or Prior()
+        self.verify = Curve(prior.verify)
+        self.draft = Curve(prior.draft, start=0.0)
+        self.longest = 0.0  # draft of late, in steps; fading
+
+    def cycle(self, nodes: FloatArray | int, steps: IntArray | int) -> FloatArray:
+        """Seconds of cycles that draft so many steps and verify so many nodes; counts as arrays or not."""
+        return self.verify.at(nodes) + self.draft.at(steps)
+
+    def add(self, nodes: int, verify_seconds: float, steps: int | None, draft_seconds: float) -> None:
+        """A cycle; `steps` None = the drafter was not asked."""
+        self.verify.fade()
+        self.draft.fade()
+        self.longest *= MEMORY
+        self.verify.add(nodes, verify_seconds)
+        if steps is not None:
+            self.draft.add(steps, draft_seconds)
+            self.longest = max(self.longest, steps)
+
+
 @dataclass(frozen=True)
 class _Line:
     counts: FloatArray  # [points], ascending
@@ -163,9 +187,9 @@ class Chances:
         self._accepted = np.zeros((DEPTHS + 1, RANKS))  # and how many were accepted
         self.by_depth = np.full(DEPTHS + 1, HOPE)
 
-    def fade(self) -> None:
+    def fade(self, cycles: int = 1) -> None:
         for sums in (self._reached, self._went_on, self._claimed, self._accepted):
-            sums *= MEMORY
+            sums *= MEMORY**cycles
         self._update()
 
     def add(self, tree: TokenTree, path: IntArray) -> None:
@@ -219,11 +243,11 @@ class Yield:
         self._nodes = np.zeros(DEPTHS + 1)  # likewise
         self._accepted = self._expected = 0.0  # of late
 
-    def fade(self) -> None:
+    def fade(self, cycles: int = 1) -> None:
         for sums in (self._own, self._trees, self._tokens, self._nodes):
-            sums *= MEMORY
-        self._accepted *= QUICK
-        self._expected *= QUICK
+            sums *= MEMORY**cycles
+        self._accepted *= QUICK**cycles
+        self._expected *= QUICK**cycles
 
     def add(self, steps: int, tree: TokenTree, scores: FloatArray, accepted: int) -> float:
         """A tree of `steps`, with the log-chances [n] of its nodes to be accepted, and how many were.

@@ -14,9 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from edgespec.api import stream_generate
 from edgespec.apps.main import run
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.engine import Engine, stream_generate
+from edgespec.engine import Engine
 from edgespec.errors import BudgetError, OptionError
 from edgespec.kernels.reference import rms_norm
 from edgespec.runtimes.base import Rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgespec.controller import Adaptive
@@ -9,11 +10,25 @@ from edgespec.drafters.base import Drafter
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.ngram import NGram
 from edgespec.estimates import Prior
+from edgespec.offload.plan import Plan
 from edgespec.schedules.serial import Plain, Serial
 
 if TYPE_CHECKING:
+    from edgespec.drafters.resident import Resident
     from edgespec.engine import Engine
     from edgespec.runtimes.torch.kv_cache import TorchKVCache
+
+
+def make_controller(plan: Plan, resident: Sequence[Resident]) -> Adaptive:
+    """What an engine believes before its first cycle: by the measured rates of this machine."""
+    compute = plan.rates.compute * 1e9  # bytes a second
+    return Adaptive(
+        Prior(
+            io=plan.bytes_per_pass / (plan.rates.read * 1e9) if plan.rates.read else 0.0,
+            compute=plan.table.nbytes / compute,
+            step=sum(drafter.nbytes for drafter in resident) / compute,
+        )
+    )
 
 
 def make_schedule(engine: Engine, cache: TorchKVCache) -> Plain:
@@ -23,15 +38,5 @@ def make_schedule(engine: Engine, cache: TorchKVCache) -> Plain:
     if not members or engine.options.tree_nodes == 1:
         return Plain()
     drafter = members[0] if len(members) == 1 else Combined(members)
-    return Serial(drafter, Adaptive(_prior(engine)), engine.options.tree_nodes)
-
-
-def _prior(engine: Engine) -> Prior:
-    """Costs by the measured rates of this machine."""
-    plan = engine.plan
-    compute = plan.rates.compute * 1e9  # bytes a second
-    return Prior(
-        io=plan.bytes_per_pass / (plan.rates.read * 1e9) if plan.rates.read else 0.0,
-        compute=plan.table.nbytes / compute,
-        step=sum(resident.nbytes for resident in engine.resident) / compute,
-    )
+    engine.controller = engine.controller.heir()
+    return Serial(drafter, engine.controller, engine.options.tree_nodes)
