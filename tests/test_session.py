@@ -24,6 +24,7 @@ from edgespec.progress import Progress
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch import weights
 from edgespec.sampling import Noise
+from edgespec.schedules.serial import Serial
 from edgespec.tree import TokenTree
 from tests.packed import pack_checkpoint
 from tests.tiny import write_checkpoint
@@ -241,6 +242,17 @@ def test_sessions_of_one_engine_do_not_disturb_each_other(engine: Engine) -> Non
     assert [list(column) for column in zip(*turns, strict=True)] == expected
     for session in sessions:
         session.close()
+
+
+def test_the_next_session_knows_what_cycles_cost(model: Path) -> None:
+    with edgespec.load(model, memory="2GB", context=400, drafter="ngram") as engine:
+        tokens_of(engine, prompt_of(20))
+        learned = engine.controller
+        assert learned.costs.verify.weight(1) > 0
+        session = engine.new_session()
+        assert isinstance(session.schedule, Serial)
+        assert session.schedule.controller is engine.controller is not learned
+        assert engine.controller.costs is learned.costs
 
 
 def test_sessions_may_reply_in_threads_of_their_own(model: Path) -> None:
