@@ -214,6 +214,25 @@ def speeds(bench: Bench, dial: int) -> Report:
     return report
 
 
+def plot(bench: Bench, path: Path) -> None:
+    """Tokens per cycle against g, a panel for each L_SV, below the ceiling g + 1."""
+    from matplotlib.figure import Figure
+
+    rows, depths = bench.store.rows, bench.args.verify
+    figure = Figure(figsize=(4 * len(depths), 4), layout="constrained")
+    panels = figure.subplots(1, len(depths), sharey=True, squeeze=False)
+    for panel, depth in zip(panels[0], depths, strict=True):
+        for variant in (*VARIANTS, COPY):
+            found = [rows.get(f"lengths/{depth}/{variant}/{g}", {}).get("tau") for g in GAMMAS]
+            if None not in found:
+                panel.plot(GAMMAS, found, marker="o", label=variant)
+        panel.plot(GAMMAS, [g + 1 for g in GAMMAS], color="gray", linestyle=":", label="ceiling")
+        panel.set(title=f"L_SV = {depth}", xlabel="g, drafted tokens deep", xticks=GAMMAS)
+    panels[0][0].set(ylabel="tokens a cycle", ylim=(1, None))
+    panels[0][0].legend(fontsize="small")
+    figure.savefig(path, dpi=100)
+
+
 def main() -> None:
     parser = arguments(__doc__, rounds=2)
     parser.add_argument("--small", type=Path, required=True, help="the target, not inflated")
@@ -227,11 +246,14 @@ def main() -> None:
     parser.add_argument("--verify", type=lambda text: [int(d) for d in text.split(",")], default=[3, 5, 7])
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--cycles", type=int, default=6, help="timed cycles a round, variant and g")
+    parser.add_argument("--plot", type=Path, help="a PNG of tokens per cycle to draw")
     args = parser.parse_args()
     compile_checkout()
     bench = Bench(Store(args.json or Path(__file__).parent / "results" / "cascade.json"), args)
     bench.lengths()
     print(lengths(bench).markdown())
+    if args.plot:
+        plot(bench, args.plot)
     if args.target:
         bench.cycles()
         for dial in args.dials:
