@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Protocol
 
@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgespec.drafters.base import Context, Drafting, Root, TreeBudget
+from edgespec.drafters.base import Cancelling, Context, Drafting, Root, TreeBudget
+from edgespec.runtimes.base import KVCache, Rows, Target
 from edgespec.sampling import DRAFT_DRAW, Distribution, FloatArray, IntArray, Noise, Sampler
 from edgespec.tree import TokenTree, TreeBuilder
 
@@ -46,6 +47,18 @@ def grow(forest: Forest, context: Context, roots: Sequence[Root], budget: TreeBu
     if context.sampler is not None and context.noise is not None:
         return DrawnChain(forest, roots, budget, context.sampler, context.noise)
     return BestFirst(forest, roots, budget)
+
+
+def run_nodes(
+    model: Target, cache: KVCache, nodes: Sequence[tuple[int, int]], check: Callable[[], None]
+) -> tuple[list[int], NDArray[np.float32]]:
+    """One pass over new nodes (parent slot, token): their slots, and what follows them [n, V]. `check` raises
+    Cancelled."""
+    rows = Rows.append(cache, [parent for parent, _ in nodes])
+    hidden = model.embed([token for _, token in nodes])
+    hidden = model.run(hidden, rows, range(model.config.layers), Cancelling(check))
+    logits: NDArray[np.float32] = model.logits(hidden).cpu().numpy()
+    return rows.slots.tolist(), logits
 
 
 def root_nodes(paths: Sequence[Sequence[int]]) -> tuple[list[tuple[int, int]], list[int]]:

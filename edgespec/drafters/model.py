@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from edgespec.acceptance import Outcome
 from edgespec.decode import prefill
-from edgespec.drafters.base import Cancelling, Context, Drafting, Root, TreeBudget, committed, shared_prefix
-from edgespec.drafters.growth import MAX_STEPS, grow, root_nodes
-from edgespec.runtimes.base import Rows, Target
+from edgespec.drafters.base import Context, Drafting, Root, TreeBudget, committed, shared_prefix
+from edgespec.drafters.growth import MAX_STEPS, grow, root_nodes, run_nodes
+from edgespec.runtimes.base import Target
 
 LONG_TAIL = 16  # a tail beyond this is followed by prefill passes, not beside the root
 DRAFT_ROWS = 256  # slots beside the context: a tail, the roots, and `MAX_STEPS` x `width` nodes
@@ -82,13 +82,9 @@ class ModelDrafter:
 
     def extend(self, nodes: Sequence[tuple[int, int]]) -> tuple[list[int], NDArray[np.float32]]:
         """One pass over new nodes (parent slot, token): their slots, and what follows them [n, V]."""
-        rows = Rows.append(self.cache, [parent for parent, _ in nodes])
-        hidden = self.model.embed([token for _, token in nodes])
-        hidden = self.model.run(hidden, rows, range(self.model.config.layers), Cancelling(self.context.check))
-        logits = self.model.logits(hidden)[:, : self.vocabulary]
-        slots = rows.slots.tolist()
+        slots, logits = run_nodes(self.model, self.cache, nodes, self.context.check)
         self.forest.update(zip(nodes, slots, strict=True))
-        return slots, logits.cpu().numpy()
+        return slots, logits[:, : self.vocabulary]
 
     def extend_roots(self, roots: Sequence[Root]) -> tuple[list[int], NDArray[np.float32]]:
         """Follow the tail and the roots' paths, in one pass: the roots' slots, and what follows them [r, V].

@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.acceptance import Outcome
-from edgespec.drafters.base import Cancelling, Context, Drafting, Root, TreeBudget
-from edgespec.drafters.growth import MAX_STEPS, grow, root_nodes
+from edgespec.drafters.base import Context, Drafting, Root, TreeBudget
+from edgespec.drafters.growth import MAX_STEPS, grow, root_nodes, run_nodes
 from edgespec.errors import ModelError, OptionError
 from edgespec.offload.chunk_store import is_store
 from edgespec.offload.manifest import SUBSTITUTE
-from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model
@@ -110,13 +109,8 @@ class SubstituteDrafter:
 
     def extend(self, nodes: Sequence[tuple[int, int]]) -> tuple[list[int], NDArray[np.float32]]:
         """One pass over new nodes (parent slot, token): their slots, and what follows them [n, V]."""
-        rows = Rows.append(self.cache, [parent for parent, _ in nodes])
-        hidden = self.model.embed([token for _, token in nodes])
         try:
-            hidden = self.model.run(
-                hidden, rows, range(self.model.config.layers), Cancelling(self.context.check)
-            )
-            return rows.slots.tolist(), self.model.logits(hidden).cpu().numpy()
+            return run_nodes(self.model, self.cache, nodes, self.context.check)
         except ModelError:  # not finite: nothing of it may stay where the target looks
             for kv in (self.cache.k, self.cache.v):
                 kv[:, :, self.owner.length :].zero_()
