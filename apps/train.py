@@ -120,8 +120,7 @@ def cascade(
         from edgespec.runtimes.torch.open import describe_model
         from edgespec.tokenizer import load_tokenizer
         from edgespec.training.cascade import CascadeOptions, choose_depths, train_cascade
-        from edgespec.training.plots import CURVES, plot_log
-        from edgespec.training.trainer import LOG
+        from edgespec.training.workers import Workers
 
         engine = options.engine_options(flags)
         chosen = CascadeOptions(**{k: v for k, v in wanted.items() if v is not None})
@@ -146,18 +145,32 @@ def cascade(
         except KeyboardInterrupt:
             terminal.note(f"stopped; the same command goes on from the last checkpoint in {out}")
             raise typer.Exit(130) from None
+        finally:
+            if watch.last is not None or not Workers.several():
+                _plot(terminal, out)
         if watch.last is None:
-            return  # another worker of several reports
-        try:
-            plot_log(out / "run" / LOG, out / CURVES)
-        except MissingExtraError as error:
-            terminal.note(str(error))
+            if not Workers.several():
+                terminal.note(f"{out} is finished; more --steps make the run longer")
+            return
         speed = watch.last.tokens / watch.last.seconds if watch.last.seconds else 0.0
         terminal.result(
             f"{out}: {watch.last.step} steps, {watch.last.tokens} tokens in "
             f"{format_seconds(watch.last.seconds)} ({speed:.0f} tokens/s), "
             f"peak memory {format_bytes(peak_memory())}"
         )
+
+
+def _plot(terminal: Terminal, out: Path) -> None:
+    """Curves of whatever was logged, however the run ended."""
+    from edgespec.training.plots import CURVES, plot_log
+    from edgespec.training.trainer import LOG
+
+    log = out / "run" / LOG
+    if log.is_file():
+        try:
+            plot_log(log, out / CURVES)
+        except MissingExtraError as error:
+            terminal.note(str(error))
 
 
 def _depths(text: str) -> tuple[int, ...]:

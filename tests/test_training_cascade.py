@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from safetensors.torch import load_file
 from edgespec.api import stream_generate
 from edgespec.apps.main import run
 from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.devices.probe import process_memory
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, OptionError
 from edgespec.kernels.reference import rms_norm
@@ -24,6 +28,7 @@ from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.adapter_files import describe_adapters
 from edgespec.runtimes.torch.open import ModelFiles, describe_model
 from edgespec.tokenizer import Tokenizer, load_tokenizer
+from edgespec.training import cascade
 from edgespec.training.cascade import CascadeOptions, choose_depths, train_cascade
 from edgespec.training.corpus import Sample
 from edgespec.training.data import Samples, Shards
@@ -184,6 +189,9 @@ def test_interrupted_replies_are_kept_and_not_made_again(model: Path, text: Path
     assert seen[0] == len(kept) + 1
     whole = Samples(Shards(tmp_path / "data"), 320)
     assert len(whole) == 7
+    places = [Shards(tmp_path / "data").column("prompts").tolist().index(i) for i in range(7)]
+    ends = Shards(tmp_path / "data").column("lengths")
+    assert [len(s.tokens) for s in map(whole.__getitem__, range(7))] == ends[places].tolist()
     assert sorted(Shards(tmp_path / "data").column("prompts").tolist()) == list(range(7))
     assert all(
         1 < s.start < len(s.tokens) <= 32 and s.tokens[0] == 1 for s in map(whole.__getitem__, range(7))
@@ -233,6 +241,45 @@ def test_a_run_in_two_parts_equals_one_bit_for_bit(model: Path, text: Path, tmp_
     assert losses[0] == losses[1]
 
 
+def test_a_resumed_run_takes_the_passes_that_it_began_with(
+    model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever memory is free now: passes of another size would round otherwise."""
+    plain, asked = cascade.open_beside, []
+
+    def at_most(rows: int) -> Callable[..., Any]:
+        def opened(files: Any, engine: Any, device: Any, count: int, least: int, *more: Any) -> Any:
+            asked.append((count, least))
+            return plain(files, engine, device, max(least, min(count, rows)), least, *more)
+
+        return opened
+
+    monkeypatch.setattr(cascade, "open_beside", at_most(64))
+    train(model, text, tmp_path / "one")
+    train(model, text, tmp_path / "two", stop_after=3)
+    monkeypatch.setattr(cascade, "open_beside", at_most(256))
+    train(model, text, tmp_path / "two")
+    assert asked == [(256, 64), (256, 64), (64, 64)]
+    a, b = (load_file(tmp_path / name / "run" / CHECKPOINT) for name in ("one", "two"))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_workers_learn_what_one_learns(model: Path, text: Path, tmp_path: Path) -> None:
+    """Two processes, each with its part of every step."""
+    train(model, text, tmp_path / "one")
+    options = ["--steps", "6", "--length", "64", "--batch-tokens", "256", "--rate", "3e-3"]
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    line += ["-m", "edgespec.apps.main", "train", "cascade", str(model), "--data", str(text)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [*line, "--out", str(tmp_path / "two"), *options, "--memory", "1GB"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    logs = [read_log(tmp_path / name / "run" / LOG) for name in ("one", "two")]
+    losses = [np.array([list(x["loss"].values()) for x in log if x.get("loss")]) for log in logs]
+    assert losses[0].shape == losses[1].shape == (6, 2)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+
+
 def read_log_text(out: Path) -> str:
     return (out / "run" / LOG).read_text()
 
@@ -268,6 +315,31 @@ def test_other_held_out_text_can_be_named(model: Path, text: Path, tmp_path: Pat
     assert len(Samples(Shards(tmp_path / "out" / "held-out"), 320)) > 0
     with pytest.raises(OptionError, match="another text"):
         train(model, other, tmp_path / "out", held_out=other)
+
+
+def test_bad_text_is_found_before_replies_are_made(model: Path, text: Path, tmp_path: Path) -> None:
+    options = CascadeOptions(steps=1, length=32, batch_tokens=64, generate=3)
+    stages: list[str] = []
+    bad = tmp_path / "bad.txt"
+    for content, told in ((b"Good so far. \xff\n", "not UTF-8"), (None, "neither a file")):
+        if content is None:
+            bad.unlink()
+        else:
+            bad.write_bytes(content)
+        for data, held_out in ((text, bad), (bad, text)):
+            with pytest.raises(OptionError, match=told):
+                train(
+                    model,
+                    data,
+                    tmp_path / "out",
+                    options,
+                    held_out=held_out,
+                    progress=lambda report: stages.append(report.stage),
+                )
+    tight = EngineOptions(memory=process_memory().current + 10**6)
+    with pytest.raises(BudgetError):
+        train(model, text, tmp_path / "out", options, engine=tight)
+    assert "generate" not in stages
 
 
 # --- refusals ---------------------------------------------------------------------------------------------
@@ -344,7 +416,10 @@ def test_the_command_trains_plots_and_resumes(
     assert "held-out loss" in err
     assert (tmp_path / CURVES).read_bytes().startswith(b"\x89PNG")
     before = (tmp_path / "run" / CHECKPOINT).read_bytes()
+    (tmp_path / CURVES).unlink()
     assert command(model, text, tmp_path, "--verify-layers", "2,3") == 0
+    assert "is finished" in capsys.readouterr().err
+    assert (tmp_path / CURVES).is_file()
     assert (tmp_path / "run" / CHECKPOINT).read_bytes() == before
     capsys.readouterr()
     assert command(model, text, tmp_path, "--verify-layers", "3") == 2

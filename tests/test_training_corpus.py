@@ -70,11 +70,16 @@ def test_of_a_conversation_what_follows_the_first_replys_beginning_counts(
 
 def test_prompts_of_each_kind(tmp_path: Path, tokenizer: Tokenizer) -> None:
     path = jsonl(tmp_path / "a.jsonl", [{"messages": TALK}, {"prompt": "Why?"}, {"text": "x" * 50}])
-    talk, question, text = [list(prompts(p, tokenizer, 40, 8)) for p in passages([path])]
-    assert talk == [tokenizer.apply_chat(TALK[:3])[-40:]]
+    asked = tokenizer.apply_chat(TALK[:3])
+    talk, question, text = [list(prompts(p, tokenizer, len(asked), 8)) for p in passages([path])]
+    assert talk == [asked]
     assert question == [tokenizer.apply_chat([{"role": "user", "content": "Why?"}])]
-    assert len(text) == 2
+    assert len(text) == 1
     assert all(len(p) == 8 and p[0] == BOS for p in text)
+    talk, question, text = [list(prompts(p, tokenizer, len(asked) - 1, 8)) for p in passages([path])]
+    assert talk == []  # without its beginning it would be another prompt
+    assert question
+    assert text
 
 
 def test_a_question_alone_is_nothing_to_learn_from(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -78,16 +78,22 @@ def hits(text: str) -> NDArray[np.bool_]:
     return np.array([c == "1" for c in text])
 
 
-def test_agreement_by_draft_position_is_read_off_runs() -> None:
+def test_agreement_by_draft_position_is_what_cycles_meet() -> None:
     agreement = Agreement(gamma=3)
     agreement.add([hits("1101"), hits("0")], loss=10.0)
     result = agreement.result()
     assert result["agreement"] == 3 / 5
     assert result["loss"] == 2.0
-    # Chains begin at each of 5 positions: 3 agree at once. Of these, 2 have a second position ("11", "10"),
-    # 1 agrees; and that one's third disagrees.
-    assert result["positions"] == [0.6, 0.5, 0.0]
-    assert math.isclose(result["accepted"], 1 + 0.6 + 0.6 * 0.5)
+    # Two cycles: "110", whose first two agree, and "0". The last "1" is a chain that nobody saw the end of.
+    assert result["positions"] == [0.5, 1.0, 0.0]
+    assert result["accepted"] == (3 + 1) / 2
+
+
+def test_hard_stretches_have_more_cycles() -> None:
+    """Averaged over places instead of cycles, an easy half would be worth as much as a hard one."""
+    agreement = Agreement(gamma=4)
+    agreement.add([hits("1" * 50 + "0" * 50)], 0.0)
+    assert math.isclose(agreement.result()["accepted"], (10 * 5 + 50) / (10 + 50))
 
 
 def test_a_perfect_drafter_reaches_the_ceiling_and_none_stays_at_one() -> None:

@@ -29,14 +29,15 @@ from edgespec.training.data import Batches, Samples, Shards, padded, passes, spl
 from edgespec.training.held_out import Agreement
 from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, RowsLoss, distill, make_loss
 from edgespec.training.prepare import DataMaker, Making
-from edgespec.training.target import KERNELS_BYTES, FrozenTarget, open_beside, pass_bytes
-from edgespec.training.trainer import Loss, Report, Settings, Trainer
+from edgespec.training.target import KERNELS_BYTES, FrozenTarget, open_beside, pass_bytes, plan_beside
+from edgespec.training.trainer import Loss, Report, Settings, Trainer, recorded
 from edgespec.training.workers import Workers
 
 DRAFT_SHARE, VERIFY_SHARE = 3 / 32, 15 / 32  # of the layers: the paper's choice for 32 of them
 RATE = 0.25  # of learning, times 1 / width: 6e-5 for a 7B (Kangaroo has 5e-5), 1e-3 for a width of 256
 WARMUP = 100  # steps, but at most a tenth of them
 HELD_OUT_SHARE, HELD_OUT_TOKENS = 0.05, 16_384
+HELD_OUT_REPLY = 32  # tokens, with its prompt; few are shorter
 EVALUATIONS = 10  # on the way
 
 
@@ -155,14 +156,19 @@ def train_cascade(
     the dial is too small; TrainingError when the loss is not finite.
     """
     depths = choose_depths(files.config.layers, options)
+    plan_beside(files, engine, device, 64, 64, lambda rows: training_bytes(files, rows, len(depths)))
     workers = Workers()
     device = workers.device(device)
     if workers.first:
         making = Making(options.length, options.generate, options.temperature, options.seed)
         prepare = DataMaker(files, tokenizer, making, engine, device, progress)
-        prepare(data, out / "data")
+        if options.generate:
+            prepare.check(data)
+            if held_out is not None:
+                prepare.check(held_out)
         if held_out is not None:
-            prepare(held_out, out / "held-out")
+            prepare(held_out, out / "held-out", 1 + HELD_OUT_TOKENS // HELD_OUT_REPLY)
+        prepare(data, out / "data")
     workers.wait()
     samples = Samples(Shards(out / "data"), files.config.vocab_size)
     if held_out is None:
@@ -177,6 +183,8 @@ def train_cascade(
 
     longest = padded(int(np.diff(samples.ends, prepend=0).max()))
     rows = max(longest, padded(options.batch_tokens // workers.count))
+    if begun := recorded(out / "run"):  # other passes would round otherwise
+        longest = rows = max(longest, int(begun.get("rows", rows)))
     target, _, rows = open_beside(files, engine, device, rows, longest, nbytes, lambda rows: rows, progress)
     frozen = FrozenTarget(target, [depth for _, depth in depths])
     try:
@@ -197,7 +205,7 @@ def train_cascade(
             out / "run",
             evaluate=training.evaluate,
             groups=[list(adapter.parameters()) for adapter in adapters.values()],
-            identity=_identity(files, options, depths) | {"workers": workers.count},
+            identity=_identity(files, options, depths) | {"workers": workers.count, "rows": rows},
             workers=workers,
         )
 

@@ -180,17 +180,22 @@ def conversation_tokens(messages: tuple[dict[str, str], ...], tokenizer: Tokeniz
 
 
 def prompts(passage: Passage, tokenizer: Tokenizer, length: int, opening: int) -> Iterator[list[int]]:
-    """What the target is asked to go on from: a conversation up to its last reply, a question, or the first
-    `opening` tokens of each `length` tokens of text. Prompts longer than `length` are cut at the front."""
+    """What the target is asked to go on from: a conversation up to its last question, a question, or the
+    first `opening` tokens of each `length` tokens of text. Questions longer than `length` are left out: cut,
+    they would lack their beginning."""
+    if passage.text is not None:
+        for sample in text_samples(passage, tokenizer, length):
+            yield sample.tokens[:opening]
+        return
+    tokens: list[int] = []
     if passage.messages is not None:
         last = max((i for i, m in enumerate(passage.messages) if m["role"] == "user"), default=-1)
         if last >= 0:
-            yield tokenizer.apply_chat(passage.messages[: last + 1])[-length:]
+            tokens = tokenizer.apply_chat(passage.messages[: last + 1])
     elif passage.prompt is not None:
         if tokenizer.has_chat_template:
-            yield tokenizer.apply_chat([{"role": "user", "content": passage.prompt}])[-length:]
+            tokens = tokenizer.apply_chat([{"role": "user", "content": passage.prompt}])
         else:
-            yield tokenizer.encode(passage.prompt)[-length:]
-    else:
-        for sample in text_samples(passage, tokenizer, length):
-            yield sample.tokens[:opening]
+            tokens = tokenizer.encode(passage.prompt)
+    if 0 < len(tokens) <= length:
+        yield tokens

@@ -110,7 +110,8 @@ class Shards:
 
 
 class Samples(Sequence[Sample]):
-    """All sequences of a directory of shards, in memory: 4 bytes a token."""
+    """All sequences of a directory of shards, in memory: 4 bytes a token. Replies are in the order of their
+    prompts; shards have the short ones first."""
 
     def __init__(self, shards: Shards, vocabulary: int) -> None:
         """Raises CorruptFileError when a shard is not sound, or holds tokens that the target lacks."""
@@ -125,6 +126,13 @@ class Samples(Sequence[Sample]):
             raise CorruptFileError(
                 f"{shards.directory} has tokens outside the target's vocabulary of {vocabulary}; remove it"
             )
+
+        prompts = shards.column("prompts")
+        if len(prompts) == len(lengths):
+            order = np.argsort(prompts, kind="stable")
+            parts = np.split(self.tokens, self.ends[:-1])
+            self.tokens = np.concatenate([parts[i] for i in order])
+            self.starts, self.ends = self.starts[order], lengths[order].cumsum()
 
     @property
     def nbytes(self) -> int:

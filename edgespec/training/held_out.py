@@ -14,18 +14,20 @@ GAMMA = 5  # draft positions, as in the paper's tables
 class Agreement:
     """Teacher-forced top-1 agreement, and what it says about chains of `gamma` drafted tokens.
 
-    p_i is the agreement at draft position i, given that positions 1 to i - 1 agreed. It is read off runs of
-    consecutive positions, without drafting anything. Where a sequence is the target's own greedy text, that
-    is exactly what a greedy chain would have met: all its drafts so far are then the text's own tokens.
-    On other text it is an estimate, for the prefix is the text and not the target's continuation.
+    Cycles are walked through each sequence as decoding would: a chain, the token that corrects or follows
+    it, and the next chain from there, so that stretches that are hard to draft have the more cycles. p_i is
+    the agreement at draft position i, given that positions 1 to i - 1 agreed. Where a sequence is the
+    target's own greedy text, that is exactly what greedy chains would have met: all their drafts so far are
+    then the text's own tokens. On other text it is an estimate, for the prefix is the text and not the
+    target's continuation.
     """
 
     def __init__(self, gamma: int = GAMMA) -> None:
         self.gamma = gamma
         self.positions = self.agreed = 0
         self.loss = 0.0
-        self.reached = np.zeros(gamma, np.int64)  # chains whose position i agreed
-        self.tried = np.zeros(gamma, np.int64)  # chains that had a position i, all before it agreed
+        self.cycles = 0
+        self.reached = np.zeros(gamma, np.int64)  # cycles whose positions up to i agreed
 
     def add(self, agree: Sequence[NDArray[np.bool_]], loss: float) -> None:
         """`agree`: of each sequence, whether each of its positions agrees, [n] each; `loss`: their sum."""
@@ -33,17 +35,20 @@ class Agreement:
         for hits in agree:
             self.positions += len(hits)
             self.agreed += int(hits.sum())
-            alive = np.ones(len(hits), np.bool_)  # by first position of a chain
-            for i in range(min(self.gamma, len(hits))):
-                alive = alive[: len(hits) - i]
-                self.tried[i] += alive.sum()
-                alive = alive & hits[i:]
-                self.reached[i] += alive.sum()
+            misses = np.append(np.flatnonzero(~hits), len(hits))
+            start = 0
+            while start < len(hits):
+                accepted = min(int(misses[np.searchsorted(misses, start)]) - start, self.gamma)
+                if accepted < self.gamma and start + accepted == len(hits):
+                    break  # the sequence ends within this chain
+                self.cycles += 1
+                self.reached[:accepted] += 1
+                start += accepted + 1
 
     def result(self) -> dict[str, Any]:
         """Loss per position, agreement, p_1..p_gamma, and 1 + p_1 + p_1 p_2 + ...: tokens per verification
         with the target's own, at most gamma + 1."""
-        p = self.reached / np.maximum(self.tried, 1)
+        p = self.reached / np.maximum(np.append(self.cycles, self.reached[:-1]), 1)
         n = max(1, self.positions)
         return {
             "loss": self.loss / n,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,9 +47,15 @@ class DataMaker:
         self.engine, self.device, self.progress = engine, device, progress
         self.length = min(making.length, files.config.max_context)
 
-    def __call__(self, path: Path, directory: Path) -> None:
+    def check(self, path: Path) -> None:
+        """Raises OptionError for text that cannot be read to its end: before replies take days to make."""
+        for _ in passages(text_files(path)):
+            pass
+
+    def __call__(self, path: Path, directory: Path, most: int | None = None) -> None:
+        """`most`: sequences of generated replies that will do."""
         found = text_files(path)
-        o = self.making
+        o = self.making if most is None else replace(self.making, generate=min(self.making.generate, most))
         source = {"text": corpus_digest(found), "target": self.files.digest, "length": self.length}
         if o.generate:
             source |= {"generate": o.generate, "temperature": o.temperature, "seed": o.seed}
@@ -57,7 +63,7 @@ class DataMaker:
         if shards.begin(source):
             return
         if o.generate:
-            asked = list(self._prompts(found))
+            asked = list(self._prompts(found, o.generate))
             eos = frozenset(self.files.config.eos) | frozenset(self.tokenizer.eos)
             sampling = GenerationOptions(temperature=o.temperature, seed=o.seed)
             generate_replies(
@@ -74,7 +80,8 @@ class DataMaker:
         else:
             self._write_text(found, shards)
         if not shards.paths():
-            raise OptionError(f"{path} has no text to train on")
+            unusable = f" or no prompts of at most {self.length // 2} tokens" if o.generate else ""
+            raise OptionError(f"{path} has no text to train on{unusable}")
         shards.finish(source)
 
     def _write_text(self, found: list[Path], shards: Shards) -> None:
@@ -86,13 +93,13 @@ class DataMaker:
             shards.clear()  # the text will be mended, and is then another
             raise
 
-    def _prompts(self, found: list[Path]) -> Iterator[list[int]]:
-        """`generate` of the data's prompts, chosen at random, in the data's order."""
+    def _prompts(self, found: list[Path], most: int) -> Iterator[list[int]]:
+        """At most so many of the data's prompts, chosen at random, in the data's order."""
         longest = max(1, self.length // 2)
         every = [
             prompt
             for passage in passages(found)
             for prompt in prompts(passage, self.tokenizer, longest, min(OPENING, longest))
         ]
-        chosen = np.random.default_rng(self.making.seed).permutation(len(every))[: self.making.generate]
+        chosen = np.random.default_rng(self.making.seed).permutation(len(every))[:most]
         return (every[i] for i in sorted(chosen.tolist()))

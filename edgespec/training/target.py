@@ -50,16 +50,43 @@ def open_beside(
     pass_rows: Callable[[int], int],
     progress: ProgressCallback | None = None,
 ) -> tuple[TorchTarget[Weights], Plan, int]:
-    """Open the target beside `nbytes(count)` bytes of other memory: (target, plan, count). It then takes
-    passes of up to `pass_rows(count)` rows, whose memory is among those bytes.
+    """Open the target beside `nbytes(count)` bytes of other memory: (target, plan, count), by `plan_beside`.
+    It then takes passes of up to `pass_rows(count)` rows, whose memory is among those bytes.
+
+    Raises what `plan_beside` raises, StorageError and CorruptFileError.
+    """
+    for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # read at the first matmul
+        os.environ.setdefault(cache, str(KERNELS))
+    plan, chosen = plan_beside(files, options, device, count, least, nbytes)
+    disk = read_rate(next(files.table.files()))
+    done = 0
+
+    def advance(read: int) -> None:
+        nonlocal done
+        done += read
+        if progress is not None:
+            progress(Progress("load", done, plan.pinned_bytes, "bytes"))
+
+    target = open_target(files, plan, disk.settings if disk else None, advance, device)
+    target.prefill_rows = pass_rows(chosen)
+    return target, plan, chosen
+
+
+def plan_beside(
+    files: ModelFiles,
+    options: EngineOptions,
+    device: torch.device,
+    count: int,
+    least: int,
+    nbytes: Callable[[int], int],
+) -> tuple[Plan, int]:
+    """What of the target stays in memory beside `nbytes(count)` bytes of other memory: (plan, count).
 
     `count` (rows or sessions a pass) is halved, down to `least`, until the whole target fits beside it, or,
     if it cannot, until the rest takes no more than its share of the dial.
 
     Raises BudgetError when `least` does not fit, or the LM head would have to be streamed.
     """
-    for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # read at the first matmul
-        os.environ.setdefault(cache, str(KERNELS))
     dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
     if dial > memory_total() + 2**20:
         raise OptionError(
@@ -97,18 +124,7 @@ def open_beside(
             dial,
             smallest,
         )
-
-    done = 0
-
-    def advance(read: int) -> None:
-        nonlocal done
-        done += read
-        if progress is not None:
-            progress(Progress("load", done, plan.pinned_bytes, "bytes"))
-
-    target = open_target(files, plan, disk.settings if disk else None, advance, device)
-    target.prefill_rows = pass_rows(chosen)
-    return target, plan, chosen
+    return plan, chosen
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ LOG = "log.jsonl"
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how fast. All but the numbers of steps must be the same when a run is resumed."""
+    """How long and how fast. All but steps and rate must be the same when a run is resumed."""
 
     steps: int
     rate: float  # of learning, after warm-up
@@ -121,7 +121,7 @@ class Trainer:
         self.workers = workers or Workers()
         self.groups = [list(g) for g in groups] if groups else [list(model.parameters())]
         self.optimizer = AdamW(dict(model.named_parameters()), settings.betas, settings.weight_decay)
-        fixed = {k: v for k, v in asdict(settings).items() if k not in ("steps", "warmup")}
+        fixed = {k: v for k, v in asdict(settings).items() if k not in ("steps", "warmup", "rate")}
         self.identity = json.loads(json.dumps(fixed | dict(identity or {})))
         self.step = 0
         self.tokens = 0
@@ -196,8 +196,7 @@ class Trainer:
         if not math.isfinite(value):
             raise TrainingError(
                 f"{what} is {value} at step {self.step + 1}; the last good checkpoint is kept in "
-                f"{self.directory}. Start again with a lower --rate (it was {self.settings.rate:.3g}) and "
-                "another --out"
+                f"{self.directory}. Go on from it with a lower --rate (it was {self.settings.rate:.3g})"
             )
 
     def _report(self, losses: Mapping[str, float], speed: float) -> Report:
@@ -274,6 +273,16 @@ class Trainer:
             line = {"step": self.step, "tokens": self.tokens, "seconds": round(self.spent, 3), **values}
             with open(self.directory / LOG, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+def recorded(directory: Path) -> dict[str, Any]:
+    """Settings and identity of the run that a directory holds; empty when it holds none that can be read."""
+    try:
+        with safe_open(directory / CHECKPOINT, "pt") as file:
+            found = json.loads((file.metadata() or {})["facts"])["identity"]
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError):
+        return {}  # the trainer says what is wrong with it
+    return found if isinstance(found, dict) else {}
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

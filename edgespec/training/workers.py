@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from edgespec.errors import OptionError
+
+PATIENCE = timedelta(days=30)  # the first worker makes the data while the others wait
 
 
 class Workers:
@@ -27,7 +30,13 @@ class Workers:
                 f"WORLD_SIZE is set, but {error} is missing or no number; start with torchrun"
             ) from None
         if self.count > 1:
-            dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+            dist.init_process_group(backend, timeout=PATIENCE)
+
+    @staticmethod
+    def several() -> bool:
+        """Whether this process is one of several."""
+        return os.environ.get("WORLD_SIZE", "1") != "1"
 
     @property
     def first(self) -> bool:

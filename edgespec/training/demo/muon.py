@@ -6,10 +6,13 @@ semi-orthogonal matrix, found by a few Newton-Schulz steps. It needs fewer token
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+
+from edgespec.errors import TrainingError
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # Jordan's quintic: singular values go near 1 in five steps
 
@@ -61,9 +64,14 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, factor: float, index: int) -> float:
-        """One update at `factor` times the rates; `index` counts from 0. Returns the gradients' norm."""
+        """One update at `factor` times the rates; `index` counts from 0. Returns the gradients' norm.
+
+        Raises TrainingError, before anything changes, when that is not finite.
+        """
         grads = {n: p.grad.float() for n, p in self.parameters.items() if p.grad is not None}
         norm = float(torch.stack([g.norm() for g in grads.values()]).norm())
+        if not math.isfinite(norm):
+            raise TrainingError(f"the gradient's norm is {norm} at step {index}; nothing was changed by it")
         scale = min(1.0, self.clip / (norm + 1e-6))
         for shape, names in self.shapes.items():
             for n in names:

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from edgespec.errors import EdgeSpecError
+from edgespec.errors import CorruptFileError, EdgeSpecError, OptionError, TrainingError
 from edgespec.training import llama
 from edgespec.training.demo import tokenizer as demo_tokenizer
 from edgespec.training.demo.batches import TOKENS, batch
@@ -78,14 +78,17 @@ def load_checkpoint(directory: Path, optimizer: Optimizer, seed: int) -> tuple[i
     path = directory / CHECKPOINT
     if not path.exists():
         return 0, 0.0
-    with safe_open(path, "pt") as file:
-        meta = file.metadata()
-    if int(meta["seed"]) != seed:
-        raise EdgeSpecError(
-            f"{path} has seed {meta['seed']}, not {seed}; pass --seed {meta['seed']} or another --out"
-        )
-    optimizer.load(load_file(path))
-    return int(meta["step"]), float(meta["seconds"])
+    try:
+        with safe_open(path, "pt") as file:
+            meta = file.metadata() or {}
+        made, step, seconds = int(meta["seed"]), int(meta["step"]), float(meta["seconds"])
+        if made == seed:
+            optimizer.load(load_file(path))
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise CorruptFileError(f"{path} is damaged ({error}); remove it to start again") from None
+    if made != seed:
+        raise OptionError(f"{path} has seed {made}, not {seed}; pass --seed {made} or another --out")
+    return step, seconds
 
 
 def rewind_log(path: Path, step: int) -> None:
@@ -132,7 +135,7 @@ def train(
         loss = loss_of(b.inputs, b.targets, b.weights, b.positions, b.mask(torch.bfloat16))
         value = float(loss.detach())
         if not math.isfinite(value):
-            raise EdgeSpecError(
+            raise TrainingError(
                 f"the loss of step {step} is {value}; the last good checkpoint is in {out}: "
                 "start again from it with smaller rates"
             )
