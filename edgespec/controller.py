@@ -22,7 +22,7 @@ No clock and no chance here: the same recorded cycles lead to the same decisions
 
 from __future__ import annotations
 
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -37,7 +37,7 @@ ALLOWANCE = 0.015  # of the time may be lost by drafting
 GRACE = 2.0  # plain cycles' worth of credit to begin with,
 GROWTH = 3  # times as long as those of late may a draft be, and one step more
 SAVED = 6.0  # and at most: old gains do not pay for new losses
-APART = 100  # cycles lie between two conversations, as far as acceptance is concerned
+APART = 15  # cycles lie between two conversations, as far as acceptance is concerned
 STALE = 0.1  # weight of evidence on plain cycles below which one is measured again
 
 
@@ -95,12 +95,12 @@ class Adaptive:
 
     def heir(self) -> Adaptive:
         """For the next conversation of the engine. Costs are learned by all of them together; how well drafts
-        do may be another matter there, so it counts as if it had been long ago."""
-        heir = copy(self)
-        heir.chances, heir.gives = deepcopy(self.chances), deepcopy(self.gives)
+        do may be another matter there, so it counts as if it had been a while ago."""
+        heir = Adaptive()
+        heir.costs, heir.chances, heir.gives = self.costs, deepcopy(self.chances), deepcopy(self.gives)
         heir.chances.fade(APART)
         heir.gives.fade(APART)
-        heir.credit = min(max(self.credit, GRACE / 4), GRACE)
+        heir.credit = min(self.credit, GRACE)
         return heir
 
     def budget(self, limit: TreeBudget, steps: range) -> TreeBudget | None:

@@ -11,6 +11,8 @@ from types import TracebackType
 import torch
 
 from edgespec.config import EngineOptions
+from edgespec.controller import Adaptive
+from edgespec.decode import Schedule
 from edgespec.devices.allocator import return_freed_memory
 from edgespec.devices.probe import peak_memory
 from edgespec.devices.rates import read_rate
@@ -147,6 +149,11 @@ class Engine:
     def _release(self, positions: int) -> None:
         self._positions_held -= positions
         self._sessions -= 1
+
+    def learn(self, schedule: Schedule) -> None:
+        """A reply is over: the next session begins with what it taught."""
+        if isinstance(schedule, Serial) and isinstance(schedule.controller, Adaptive):
+            self.controller = schedule.controller
 
     def reconsider(self, session: Session, tokens: int, check: Callable[[], None]) -> None:
         """After a cycle that gave `tokens`: when drafting with what takes memory loses for good, and no other

@@ -152,6 +152,8 @@ class Session:
             # A tree may have been accepted beyond the reply's end. Plain decoding never computes that, and
             # the next prompt must find the same prefix either way.
             self._keep(len(prompt) + max(0, stats.reply_tokens - 1))
+            if self.released.alive:
+                engine.learn(self.schedule)
             self._busy = False
             watch.close()
 

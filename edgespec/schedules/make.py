@@ -38,5 +38,4 @@ def make_schedule(engine: Engine, cache: TorchKVCache) -> Plain:
     if not members or engine.options.tree_nodes == 1:
         return Plain()
     drafter = members[0] if len(members) == 1 else Combined(members)
-    engine.controller = engine.controller.heir()
-    return Serial(drafter, engine.controller, engine.options.tree_nodes)
+    return Serial(drafter, engine.controller.heir(), engine.options.tree_nodes)
