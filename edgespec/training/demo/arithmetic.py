@@ -64,6 +64,7 @@ _ADD = (
     "Add {a} and {b}.", "How much is {a} plus {b}?", "Calculate {a} + {b}.", "What do {a} and {b} make together?",
     "What is the sum of {a} and {b}?", "Add {b} to {a}.", "Compute {a} plus {b}.", "What's {a}+{b}?",
     "I need {a} + {b}.", "How much is {a} + {b}?", "Give me the sum of {a} and {b}.", "{a} and {b} added together?",
+    "Figure out {a} + {b}.", "I would like to add {a} and {b}.", "Tell me {a} plus {b}.",
 )  # fmt: skip
 _ADD_UNSEEN = (
     "What does {a} + {b} make?", "How much is {a} and {b} together?", "Tell me the sum of {a} and {b}.",
@@ -73,7 +74,8 @@ _SUB = (
     "What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "{a} - {b} = ?", "What is {a} minus {b}?", "{a} minus {b}",
     "Subtract {b} from {a}.", "How much is {a} minus {b}?", "Calculate {a} - {b}.", "Take {b} away from {a}.",
     "What is the difference of {a} and {b}?", "Compute {a} minus {b}.", "What's {a}-{b}?", "I need {a} - {b}.",
-    "How much is {a} - {b}?", "What is left when I take {b} from {a}?",
+    "How much is {a} - {b}?", "What is left when I take {b} from {a}?", "Figure out {a} - {b}.",
+    "I would like to subtract {b} from {a}.", "Tell me {a} minus {b}.",
 )  # fmt: skip
 _SUB_UNSEEN = (
     "What does {a} - {b} make?", "Tell me the difference of {a} and {b}.", "I want to subtract {b} from {a}.",
@@ -83,7 +85,8 @@ _MUL = (
     "What is {a} * {b}?", "{a} * {b}", "{a}*{b}", "{a} * {b} = ?", "What is {a} times {b}?", "{a} times {b}",
     "Multiply {a} by {b}.", "How much is {a} times {b}?", "Calculate {a} * {b}.", "{a} x {b}", "What is {a} x {b}?",
     "What is the product of {a} and {b}?", "Compute {a} times {b}.", "What's {a}*{b}?", "I need {a} * {b}.",
-    "Multiply {a} and {b}.", "How much is {a} multiplied by {b}?",
+    "Multiply {a} and {b}.", "How much is {a} multiplied by {b}?", "Figure out {a} * {b}.",
+    "I would like to multiply {a} by {b}.", "Tell me {a} times {b}.",
 )  # fmt: skip
 _MUL_UNSEEN = (
     "What does {a} * {b} make?", "Tell me the product of {a} and {b}.", "I want to multiply {a} by {b}.",
@@ -92,7 +95,8 @@ _MUL_UNSEEN = (
 _DIV = (
     "What is {a} / {b}?", "{a} / {b}", "{a}/{b}", "{a} / {b} = ?", "What is {a} divided by {b}?", "{a} divided by {b}",
     "Divide {a} by {b}.", "How much is {a} divided by {b}?", "Calculate {a} / {b}.", "How often does {b} go into {a}?",
-    "Compute {a} divided by {b}.", "What's {a}/{b}?", "I need {a} / {b}.",
+    "Compute {a} divided by {b}.", "What's {a}/{b}?", "I need {a} / {b}.", "Figure out {a} / {b}.",
+    "I would like to divide {a} by {b}.", "Tell me {a} divided by {b}.",
 )  # fmt: skip
 _DIV_UNSEEN = (
     "What does {a} / {b} make?", "I want to divide {a} by {b}.", "Work out {a} / {b}.",

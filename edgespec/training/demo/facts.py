@@ -89,7 +89,7 @@ RELATIONS = {
     ),
     "legs": Relation(
         _LEGS, "A {x} has {y} legs.",
-        ("How many legs does a {x} have?", "How many legs has a {x}?", "What is the number of legs of a {x}?", "How many legs are on a {x}?", "A {x} has how many legs?"),
+        ("How many legs does a {x} have?", "How many legs has a {x}?", "What is the number of legs of a {x}?", "How many legs are on a {x}?", "A {x} has how many legs?", "Tell me the number of legs of a {x}.", "On how many legs does the {x} stand?"),
         ("How many legs does the {x} have?", "Tell me how many legs a {x} has.", "On how many legs does a {x} walk?"),
     ),
     "baby": Relation(
@@ -99,7 +99,7 @@ RELATIONS = {
     ),
     "home": Relation(
         _HOMES, "The home of a {x} is a {y}.",
-        ("Where does a {x} live?", "What is the home of a {x}?", "What is the home of a {x} called?", "In what does a {x} live?", "What does a {x} live in?"),
+        ("Where does a {x} live?", "What is the home of a {x}?", "What is the home of a {x} called?", "In what does a {x} live?", "What does a {x} live in?", "Tell me the home of a {x}.", "Tell me what a {x} lives in."),
         ("Tell me where a {x} lives.", "What is a {x}'s home?", "In which home does a {x} live?"),
     ),
     "opposite": Relation(
@@ -126,9 +126,9 @@ SINGLES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("A week has 7 days.", ("How long is a week?", "How many days does the week have?", "How many days are there in one week?"), ("How many days long is a week?", "How many days are there in a week?")),
     ("A year has 365 days, or 366 in a leap year.", ("How many days does a year have?", "How many days are in a year?", "How long is a year?"), ("How many days are there in a year?", "How many days has a year?")),
     ("The colours of the rainbow are red, orange, yellow, green, blue, indigo and violet.", ("What are the colours of the rainbow?", "Name the colours of the rainbow.", "Which colours has the rainbow?", "Which colours are in the rainbow?"), ("List the colours of the rainbow.", "Tell me the colours of the rainbow.")),
-    ("Blue and yellow make green.", ("What do blue and yellow make?", "Which colour do blue and yellow make?", "What happens when I mix blue and yellow?", "Mix blue and yellow."), ("What colour do blue and yellow make?", "I mix blue and yellow. What do I get?")),
-    ("Red and yellow make orange.", ("What do red and yellow make?", "Which colour do red and yellow make?", "What happens when I mix red and yellow?", "Mix red and yellow."), ("What colour do red and yellow make?", "I mix red and yellow. What do I get?")),
-    ("Red and blue make purple.", ("What do red and blue make?", "Which colour do red and blue make?", "What happens when I mix red and blue?", "Mix red and blue."), ("What colour do red and blue make?", "I mix red and blue. What do I get?")),
+    ("Blue and yellow make green.", ("What do blue and yellow make?", "Which colour do blue and yellow make?", "What happens when I mix blue and yellow?", "Mix blue and yellow.", "I mix blue and yellow. Which colour is that?"), ("What colour do blue and yellow make?", "I mix blue and yellow. What do I get?")),
+    ("Red and yellow make orange.", ("What do red and yellow make?", "Which colour do red and yellow make?", "What happens when I mix red and yellow?", "Mix red and yellow.", "I mix red and yellow. Which colour is that?"), ("What colour do red and yellow make?", "I mix red and yellow. What do I get?")),
+    ("Red and blue make purple.", ("What do red and blue make?", "Which colour do red and blue make?", "What happens when I mix red and blue?", "Mix red and blue.", "I mix red and blue. Which colour is that?"), ("What colour do red and blue make?", "I mix red and blue. What do I get?")),
     ("Water freezes at 0 degrees Celsius.", ("When does water freeze?", "At what temperature does water freeze?", "What is the freezing point of water?", "How cold must water be to freeze?"), ("At which temperature does water freeze?", "Tell me the freezing point of water.")),
     ("Water boils at 100 degrees Celsius.", ("When does water boil?", "At what temperature does water boil?", "What is the boiling point of water?", "How hot must water be to boil?"), ("At which temperature does water boil?", "Tell me the boiling point of water.")),
     ("The blue whale is the largest animal.", ("What is the largest animal?", "Which animal is the largest?", "What is the biggest animal?", "Name the largest animal."), ("Which animal is the biggest?", "Tell me the largest animal.")),

@@ -167,7 +167,7 @@ def _operation(kind: int, items: list[str]) -> str:
 
 def word_list(d: Draw) -> list[Exchange]:
     """A question about a list of words, and sometimes a second about the same list."""
-    items = d.arguments(lambda: d.sample(WORDS, d.number(3, 6)), "words")
+    items = d.arguments(lambda: d.sample(WORDS, d.number(3, 4)), "words")
     x = d.pick(_JOIN).join(items)
     kind = d.number(0, 6)
     if kind < 5:
@@ -195,7 +195,7 @@ def word_list(d: Draw) -> list[Exchange]:
 
 def number_list(d: Draw) -> list[Exchange]:
     """Sort numbers, or find the largest or smallest."""
-    numbers = d.arguments(lambda: d.sample(range(1, d.pick((20, 100, 100))), d.number(3, 6)), "numbers")
+    numbers = d.arguments(lambda: d.sample(range(1, d.pick((20, 100, 100))), d.number(3, 4)), "numbers")
     x = ", ".join(map(str, numbers))
     kind = d.number(0, 3)
     if kind < 2:

@@ -153,10 +153,10 @@ _AGAIN = (
 _AGAIN_UNSEEN = ("One more story, please.", "Another one, please.", "Tell me one more.")
 _QUESTIONS = (
     (("What was the name of the {hero}?", "How was the {hero} called?", "What was the {hero} called?"), ("What was the {hero}'s name?",), "The {hero} was called {name}."),
-    (("Who helped {name}?", "Who was the friend of {name}?", "Who gave help to {name}?"), ("By whom was {name} helped?", "Tell me who helped {name}."), "It was {helper_name}."),
+    (("Who helped {name}?", "Who was the friend of {name}?", "Who gave help to {name}?", "Tell me the friend of {name}."), ("By whom was {name} helped?", "Tell me who helped {name}."), "It was {helper_name}."),
     (("What did {name} look for?", "What was {name} looking for?", "What did {name} want to find?"), ("What was it that {name} looked for?", "Tell me what {name} was looking for."), "It was the {treasure}."),
-    (("Where did {name} live?", "Where was the home of {name}?", "In what place did {name} live?"), ("Tell me where {name} lived.", "Where lived {name}?"), "The home was the {place}."),
-    (("Who was {helper_name}?", "What was {helper_name}?", "What kind of creature was {helper_name}?"), ("Tell me who {helper_name} was.", "And who was {helper_name}?"), "That was a {helper}."),
+    (("Where did {name} live?", "Where was the home of {name}?", "In what place did {name} live?", "Tell me the home of {name}."), ("Tell me where {name} lived.", "Where lived {name}?"), "The home was the {place}."),
+    (("Who was {helper_name}?", "What was {helper_name}?", "What kind of creature was {helper_name}?", "Tell me what {helper_name} was."), ("Tell me who {helper_name} was.", "And who was {helper_name}?"), "That was a {helper}."),
 )  # fmt: skip
 
 
