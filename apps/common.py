@@ -29,6 +29,10 @@ def open_engine(model: str | Path, options: EngineOptions, terminal: Terminal) -
     """Load `model`, showing progress; it is closed at the end."""
     terminal.busy("starting")
     with load_engine(model, options, terminal.progress) as engine:
+        if options.drafter != "auto":
+            idle = [name for name in options.drafter.split("+") if name not in ("none", *engine.drafters)]
+            if idle:
+                terminal.note(f"{' and '.join(idle)} will not draft: {engine.plan.reasons[-1]}")
         yield engine
 
 

@@ -61,7 +61,10 @@ def pack(
 def _pack(model: str, out: Path, precision: str | None, substitute: str | None) -> None:
     with Terminal() as terminal:
         terminal.busy("starting")
+        from edgespec.offload.chunk_store import is_store
         from edgespec.packing import pack_model
+
+        added = substitute is not None and is_store(out)  # to what is there already
 
         watch = _Watch("pack", terminal)
         try:
@@ -69,7 +72,8 @@ def _pack(model: str, out: Path, precision: str | None, substitute: str | None) 
         except KeyboardInterrupt:
             terminal.note(f"stopped at {watch.where()}; the same command goes on from there")
             raise typer.Exit(130) from None
-        what = f"precision {precision or 'source'}" + (f", substitute {substitute}" if substitute else "")
+        what = "" if added else f"precision {precision or 'source'}" + (", " if substitute else "")
+        what += f"substitute {substitute}" if substitute else ""
         if watch.total:
             done = f"packed {format_bytes(watch.total)} at {what} {watch.speed()}"
         else:

@@ -24,6 +24,8 @@ def stats_line(stats: Stats) -> str:
     parts.append(f"peak {_peak(stats)}")
     if not stats.lossless:
         parts.append(_acceptance(stats))
+    if stats.drafter_damaged:
+        parts.append("the drafter's weights are damaged: it drafts no more")
     return " · ".join(parts)
 
 
@@ -57,6 +59,7 @@ def stats_object(stats: Stats, plan: dict[str, Any]) -> dict[str, Any]:
         "accepted": stats.accepted,
         "acceptance": stats.acceptance,
         "lossless": stats.lossless,
+        "drafter_damaged": stats.drafter_damaged,
         "prompt_tokens": stats.prompt_tokens,
         "reused_tokens": stats.reused_tokens,
         "reply_tokens": stats.reply_tokens,

@@ -71,7 +71,11 @@ def stream_generate(
     options = with_overrides(options, overrides)
     tokens = engine.encode(prompt)
     session = engine.new_session()
-    replies = session.generate(tokens, options, progress)
+    try:
+        replies = session.generate(tokens, options, progress)
+    except BaseException:
+        session.close()
+        raise
 
     def run() -> Iterator[Response]:
         try:

@@ -79,6 +79,11 @@ class EngineOptions:
             raise OptionError(f"resident_layers is {self.resident_layers}; it cannot be negative")
         if self.tree_nodes < 1:
             raise OptionError(f"tree_nodes is {self.tree_nodes}; it must be at least 1 (plain decoding)")
+        if self.tree_nodes == 1 and self.drafter not in ("auto", "none"):
+            raise OptionError(
+                f"trees of 1 node are plain decoding, with nothing to draft for {self.drafter}; use "
+                "--tree-nodes 2 or more, or --drafter none"
+            )
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from edgespec.devices.allocator import return_freed_memory
 from edgespec.devices.probe import peak_memory
 from edgespec.devices.rates import read_rate
 from edgespec.drafters.choose import choose_drafters
-from edgespec.drafters.combined import Combined
+from edgespec.drafters.combined import without_models
 from edgespec.drafters.handover import HandOver, speedup, without_drafter
 from edgespec.drafters.model import DRAFT_ROWS
-from edgespec.drafters.ngram import NGram
 from edgespec.drafters.resident import Resident, find_resident
 from edgespec.errors import BudgetError, DeviceError, OptionError
 from edgespec.hub import resolve_model
@@ -140,6 +139,7 @@ class Engine:
         rows = DRAFT_ROWS if "model" in self.drafters else TREE_ROWS
         held = wanted + (rows if self._positions_held else 0)
         cache = self.target.new_cache(wanted)
+        self._handover.forgive()
         session = Session(self, cache, make_schedule(self, cache))
         self._positions_held += held
         self._sessions += 1
@@ -167,10 +167,7 @@ class Engine:
                 self._hand_over(schedule, after, check)
 
     def _hand_over(self, schedule: Serial, after: Plan, check: Callable[[], None]) -> None:
-        if isinstance(schedule.drafter, Combined):
-            schedule.drafter = Combined([m for m in schedule.drafter.members if isinstance(m, NGram)])
-        else:
-            schedule.drafter = Combined([])
+        schedule.drafter = without_models(schedule.drafter)
         while self.resident:
             self.resident.pop().close()
         return_freed_memory()
@@ -231,6 +228,8 @@ def choose_device(options: EngineOptions) -> torch.device:
 
 
 def _members(options: EngineOptions) -> tuple[str, ...]:
+    if options.tree_nodes == 1 and options.drafter == "auto":
+        return ()
     return choose_drafters(options.drafter, options.draft_model, options.schedule, options.adapters)
 
 

@@ -62,15 +62,16 @@ def pack_model(
             f"a substitute of precision {substitute!r} is unknown; choose from {', '.join(LOW_BIT)}"
         )
     check_precision(precision or "source")
+    if is_store(out):
+        _check_same(out, checkpoint.digest, precision)
+        precision = open_store(out).table.precision
     copy = lay_out(checkpoint.order, substitute)
     if copy.nbytes >= (own := lay_out(checkpoint.order, precision or "source").nbytes):
         raise OptionError(
             f"an {substitute} substitute has {gigabytes(copy.nbytes)}, and the model's own weights have "
             f"{gigabytes(own)}: it cannot stand in for them; leave --substitute out, or try int4"
         )
-    if is_store(out):
-        _check_same(out, checkpoint.digest, precision)
-    else:
+    if not is_store(out):
         write(out, precision or "source", checkpoint.companions(), also=copy.nbytes)
     write(out / SUBSTITUTE, substitute, {})
 

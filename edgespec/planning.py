@@ -42,7 +42,8 @@ def plan_engine(
     if optional and device.type != "cpu":
         if options.drafter != "auto":
             raise OptionError(f"drafter {options.drafter} runs on the CPU only, so far; use --device cpu")
-        drafting = replace(drafting, copy=None, cascade=None)
+        reason = f"a low-bit copy and a cascade draft on the CPU only, not on {device.type}"
+        drafting = replace(drafting, copy=None, cascade=None, reason=reason)
 
     def plan(drafting: ResidentFiles) -> Plan:
         return plan_model(
@@ -60,6 +61,8 @@ def plan_engine(
 
     try:
         found = plan(drafting)
+        if drafting.reason is not None:
+            found = replace(found, reasons=[*found.reasons, drafting.reason])
         if drafting.copy is not None and not found.owners.get("substitute"):
             found = replace(
                 found, reasons=[*found.reasons, "nothing streams, so the low-bit copy is not used"]

@@ -17,6 +17,7 @@ class Stats:
     accepted: int = 0  # of these, kept
     acceptance: str = "greedy"
     lossless: bool = True  # the acceptance keeps the target's own text or distribution
+    drafter_damaged: bool = False  # its model computed what is no number, and drafts no more
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     bytes_read: int = 0  # from flash, prefill and decode

@@ -143,6 +143,7 @@ class Session:
                     self.tokens += [root, *outcome.tokens[:-1]]
                     root = outcome.tokens[-1]
                     clock.cycle(outcome)
+                    stats.drafter_damaged = self.schedule.damaged
                     yield from writer.write(outcome.tokens, drafted=outcome.accepted)
                     engine.reconsider(self, len(outcome.tokens), watch.check)
             if not writer.finished:

@@ -95,6 +95,7 @@ def test_help_and_version(edgespec: Edgespec) -> None:
         (["pack", "m", "--verify", "d"], "--verify DIR stands alone"),
         (["generate", "m", "-p", "x", "--drafter", "magic"], "drafter 'magic' is unknown"),
         (["generate", "m", "-p", "x", "--drafter", "model"], "--draft-model"),
+        (["generate", "m", "-p", "x", "--drafter", "ngram", "--tree-nodes", "1"], "trees of 1 node"),
         (["chat", "m", "--drafter", "ngram", "--draft-model", "d"], "does not use the draft model"),
         (["chat", "m", "--acceptance", "typical"], "temperature"),
         (["bench", "m", "--schedule", "magic"], "schedule 'magic' is unknown"),

@@ -91,6 +91,13 @@ def test_drafting_changes_the_speed_only(run: Run, model: Path) -> None:
     assert own["stats"]["cycles"] < plain["stats"]["cycles"] == 48
 
 
+def test_a_drafter_with_nothing_to_do_is_named(run: Run, model: Path, tmp_path: Path) -> None:
+    assert run("pack", model, "-o", tmp_path / "p", "--substitute", "int4")[0] == 0
+    flags = ["generate", tmp_path / "p", "-p", "Once", "--max-tokens", "4", "--memory", "2GB"]
+    assert "substitute will not draft: nothing streams" in run(*flags, "--drafter", "substitute")[2]
+    assert "will not draft" not in run(*flags)[2]
+
+
 def test_the_next_turn_of_a_chat_computes_only_what_is_new(run: Run, model: Path) -> None:
     turns = json.dumps({"turns": ["hello", "and then?"]})
     _, out, _ = run("generate", model, "--max-tokens", "8", "--json", stdin=turns)

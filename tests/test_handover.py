@@ -166,7 +166,7 @@ def test_nobody_begins_while_memory_changes_hands(
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_damaged_copy_drafts_nothing(engine: Engine, expected: list[int], whole: bool) -> None:
+def test_a_damaged_copy_drafts_no_more(engine: Engine, expected: list[int], whole: bool) -> None:
     """What is not a number ends drafting, and leaves no trace in the target's cache."""
     (substitute,) = engine.resident
     assert isinstance(substitute, Substitute)
@@ -176,9 +176,14 @@ def test_a_damaged_copy_drafts_nothing(engine: Engine, expected: list[int], whol
             if block.scale is not None:
                 block.scale.fill_(torch.nan)
     session = engine.new_session()
-    assert [r.token for r in session.generate(prompt_of(20), REPLY)] == expected
+    responses = list(session.generate(prompt_of(20), REPLY))
+    assert [r.token for r in responses] == expected
+    assert responses[-1].stats.drafter_damaged
     assert isinstance(session.schedule, Serial)
-    assert session.schedule.damaged
+    assert isinstance(session.schedule.drafter, Combined)
+    assert [type(m) for m in session.schedule.drafter.members] == [NGram]  # which goes on
+    repeated = list(session.generate([*prompt_of(20), *expected, *prompt_of(20)], REPLY))[-1]
+    assert repeated.stats.accepted > 0
     for kv in (session.cache.k, session.cache.v):
         assert torch.isfinite(kv).all()
 

@@ -18,7 +18,7 @@ from edgespec.drafters.combined import Combined
 from edgespec.drafters.handover import speedup, without_drafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
-from edgespec.errors import BudgetError, OptionError, TokenizerError
+from edgespec.errors import BudgetError, ModelError, OptionError, TokenizerError
 from edgespec.schedules.serial import Plain, Serial
 from edgespec.tree import TokenTree
 from tests.test_session import prompt_of, write_model
@@ -119,6 +119,19 @@ def test_a_plain_cycle_asks_no_drafter() -> None:
     assert len(schedule.next_tree(5)) == 1  # the first cycles measure plain decoding
     schedule.settle(Outcome(np.array([0]), (6,)))
     assert drafter.calls[1:] == [("commit", 5, (6,))]
+
+
+def test_when_the_only_model_is_damaged_decoding_is_plain() -> None:
+    class Damaged(Recorder):
+        def step(self) -> bool:
+            raise ModelError("not finite")
+
+    schedule = Serial(Damaged(), Fixed(TreeBudget(64, 4, 4)), 64)
+    schedule.begin(Context([1]), 50)
+    for root in (5, 6):
+        assert len(schedule.next_tree(root)) == 1
+        schedule.settle(Outcome(np.array([0]), (root + 1,)))
+    assert schedule.damaged
 
 
 def test_names() -> None:

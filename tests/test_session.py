@@ -245,6 +245,14 @@ def test_sessions_of_one_engine_do_not_disturb_each_other(engine: Engine) -> Non
         session.close()
 
 
+def test_a_refused_request_leaves_no_session_behind(model: Path) -> None:
+    with edgespec.load(model, memory="2GB", context=400) as engine:
+        try:
+            edgespec.generate(engine, prompt_of(500))
+        except ContextError:  # its traceback still holds whatever there was
+            assert tokens_of(engine, prompt_of(20))
+
+
 def test_the_next_session_knows_what_cycles_cost(model: Path) -> None:
     with edgespec.load(model, memory="2GB", context=400, drafter="ngram") as engine:
         tokens_of(engine, prompt_of(20))

@@ -177,6 +177,23 @@ def test_the_copy_can_be_added_later(model: Path, tmp_path: Path) -> None:
         assert engine.drafters == ("substitute",)
 
 
+def test_a_model_that_is_int4_already_needs_no_copy(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "packed"
+    pack_model(str(model), out, precision="int4")
+    with pytest.raises(OptionError, match="none that is smaller"):
+        edgespec.load(out, memory="2GB", drafter="substitute", resident_layers=1)
+    with pytest.raises(OptionError, match="cannot stand in"):
+        pack_model(str(model), out, substitute="int4")
+    assert not (out / "substitute").exists()
+    # One that is there all the same, and of no use, is left alone.
+    pack_model(str(model), out / "substitute", precision="int4")
+    with edgespec.load(out, memory="2GB", resident_layers=1) as engine:
+        assert engine.drafters == ("ngram",)
+        assert "not smaller" in engine.plan.reasons[-1]
+    with pytest.raises(OptionError, match="not smaller"):
+        edgespec.load(out, memory="2GB", drafter="substitute", resident_layers=1)
+
+
 def test_verify_reads_the_copy_too(model: Path, tmp_path: Path) -> None:
     pack_model(str(model), tmp_path / "p", substitute="int4")
     verify_store(tmp_path / "p")

@@ -100,7 +100,7 @@ class Cascade:
                 progress(adapter.nbytes)
         self.substitute: TorchTarget[SubstituteWeights] | None = None
         if found.copy is not None and plan.streamed:
-            weights = SubstituteWeights(target.weights, found.copy, plan.copied, progress)
+            weights = SubstituteWeights(target.weights, found.copy, plan.copied, progress, few=False)
             self.substitute = TorchTarget(config, weights, TREE_ROWS)
         self.depth = plan.depth
         self.calibrations = Calibration(), Calibration()

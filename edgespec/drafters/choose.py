@@ -35,7 +35,9 @@ def choose_drafters(
         return ("ngram", "substitute") if draft_model is None else ("ngram", "model", "substitute")
     members = () if drafter == "none" else tuple(drafter.split("+"))
     if not set(members) <= set(MEMBERS) or len(set(members)) < len(members):
-        raise OptionError(f"drafter {drafter!r} is unknown; choose from {', '.join(DRAFTERS)}")
+        raise OptionError(
+            f"drafter {drafter!r} is unknown; choose from {', '.join(DRAFTERS)} (or others joined by +)"
+        )
     if "model" in members and draft_model is None:
         raise OptionError(f"drafter {drafter} needs a small model to draft with; name it with --draft-model")
     if "cascade" in members and "model" in members:

@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING
 
 from edgespec.acceptance import Outcome
 from edgespec.drafters.base import Context, Drafter, Drafting, Root, TreeBudget, Watching
+from edgespec.drafters.ngram import NGram
 from edgespec.tree import TokenTree, merge
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from edgespec.runtimes.base import Rows
+
+
+def without_models(drafter: Drafter) -> Combined:
+    """What is left of a drafter when its models are gone, or compute what is no number."""
+    members = drafter.members if isinstance(drafter, Combined) else [drafter]
+    return Combined([member for member in members if isinstance(member, NGram)])
 
 
 class Combined:

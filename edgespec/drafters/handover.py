@@ -24,6 +24,10 @@ class HandOver:
         self.speedup = speedup
         self.behind = 0.0  # cycles, since drafting was last ahead
 
+    def forgive(self) -> None:
+        """Another conversation begins: drafting may suit it better."""
+        self.behind /= 2
+
     def record(self, tokens: int, plain_cycles: float) -> bool:
         """A cycle gave `tokens` and took as long as `plain_cycles` plain ones: should the drafter go?"""
         instead = plain_cycles * self.speedup / MARGIN  # tokens in that time

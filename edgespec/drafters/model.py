@@ -48,7 +48,8 @@ class ModelDrafter:
         shared = min(shared_prefix(self.tokens, context.tokens), self.cache.length)
         self.drop(shared)
         self.tail = [int(t) for t in context.tokens[shared:]]
-        self.follow()
+        if self.position < self.cache.capacity:  # else it will never draft here
+            self.follow()
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
         self.forget()

@@ -41,6 +41,7 @@ class ResidentFiles:
     model: DraftFiles | None = None
     copy: LowBitCopy | None = None
     cascade: CascadeFiles | None = None
+    reason: str | None = None  # why something that is there is not used
 
     def nbytes(self, plan: Plan) -> int:
         """That `open` reads."""
@@ -88,12 +89,18 @@ def find_resident(
     if "cascade" in members and "substitute" not in members:
         assert adapters is not None
         return ResidentFiles(cascade=find_cascade(adapters, files, None))
-    copy = find_copy(files, named) if "substitute" in members else None
+    reason = None
+    try:
+        copy = find_copy(files, named) if "substitute" in members else None
+    except OptionError as error:
+        if drafter != "auto" or named is not None:
+            raise
+        copy, reason = None, str(error)
     if named is None or copy is not None:
         if "substitute" in members and copy is None and drafter != "auto":
             raise OptionError(f"{files.path} has no low-bit copy to draft with; {how_to(files)}")
         found = find_cascade(adapters, files, copy) if "cascade" in members and adapters is not None else None
-        return ResidentFiles(copy=copy, cascade=found)
+        return ResidentFiles(copy=copy, cascade=found, reason=reason)
     if "model" not in members:
         raise OptionError(f"{named} is not a packed low-bit copy of {files.path}; {how_to(files)}")
     if drafter != "auto" and "substitute" in members:

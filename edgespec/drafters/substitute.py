@@ -44,6 +44,8 @@ def find_copy(files: ModelFiles, named: Path | None = None) -> LowBitCopy | None
 
 def how_to(files: ModelFiles) -> str:
     """What to do when there is no low-bit copy."""
+    if files.table.precision == "int4":
+        return "an int4 model can have none that is smaller; use --drafter auto, or --draft-model"
     if is_store(files.path):
         command = f"edgespec pack {files.source} -o {files.path} --substitute int4"
         return f"`{command}` adds one and leaves the other weights as they are"

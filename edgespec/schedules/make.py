@@ -35,7 +35,7 @@ def make_schedule(engine: Engine, cache: TorchKVCache) -> Plain:
     """For the conversation whose cache this is."""
     members: list[Drafter] = [NGram()] if "ngram" in engine.drafters else []
     members += [resident.drafter(cache, engine.config.vocab_size) for resident in engine.resident]
-    if not members or engine.options.tree_nodes == 1:
+    if not members:
         return Plain()
     drafter = members[0] if len(members) == 1 else Combined(members)
     return Serial(drafter, engine.controller.heir(), engine.options.tree_nodes)

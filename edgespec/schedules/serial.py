@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edgespec.acceptance import Outcome
 from edgespec.controller import Adaptive, Controller, Cycle
 from edgespec.drafters.base import Context, Drafter, Root, TreeBudget, Watching
+from edgespec.drafters.combined import without_models
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import Rows
 from edgespec.tree import TokenTree
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 class Plain:
     """No drafting: every tree is its root alone."""
+
+    damaged = False  # a drafter's model computed what is no number, and drafts no more
 
     def begin(self, context: Context, limit: int) -> None:
         pass
@@ -50,14 +53,14 @@ class Serial(Plain):
         self.controller = controller
         self.nodes = nodes
         self.clock = clock
-        self.damaged = False  # the drafter computes what is no number: nothing is drafted any more
 
     def begin(self, context: Context, limit: int) -> None:
         self.left = limit - 1  # the first token comes from the prompt's own pass
         try:
             self.drafter.prefill(context)
         except ModelError:
-            self.damaged = True
+            self._drop_models()
+            self.drafter.prefill(context)
 
     def next_tree(self, root: int) -> TokenTree:
         began = self.clock()
@@ -65,7 +68,7 @@ class Serial(Plain):
         # Every outcome has a bonus token, so the deepest useful node is the last token but one.
         limit = TreeBudget(self.nodes, self.left - 1, steps=0)
         budget = self.controller.budget(limit, self.drafter.steps)
-        if budget is not None and not self.damaged:
+        if budget is not None and self.drafter.steps:
             self.steps = budget.steps
             self.tree = self.controller.prune(self._draft(root, budget))
         self.drafted = self.clock()
@@ -89,11 +92,14 @@ class Serial(Plain):
             return drafting.tree()
         except ModelError:
             drafting.cancel()
-            self.damaged = True
+            self._drop_models()
             return TokenTree.root(root)
         except BaseException:
             drafting.cancel()
             raise
+
+    def _drop_models(self) -> None:
+        self.damaged, self.drafter = True, without_models(self.drafter)
 
     def settle(self, outcome: Outcome) -> None:
         verify_seconds = self.clock() - self.drafted

@@ -50,9 +50,14 @@ class LowBitCopy:
         )
 
     def load(
-        self, target: Weights, copied: Collection[int], progress: Callable[[int], None] | None = None
+        self,
+        target: Weights,
+        copied: Collection[int],
+        progress: Callable[[int], None] | None = None,
+        few: bool = True,
     ) -> dict[str, list[Block]]:
-        """By tensor, its rows in order: low-bit ones for the chunks `copied`, else the target's own.
+        """By tensor, its rows in order: low-bit ones for the chunks `copied`, else the target's own. They are
+        kept as passes of `few` rows read them best, or of many.
 
         `progress` gets the bytes kept. Raises CorruptFileError and StorageError.
         """
@@ -74,7 +79,7 @@ class LowBitCopy:
                     raise error
                 data = torch.frombuffer(buffer, dtype=torch.uint8)
                 for name, row, piece, scale, start, stop in slices:
-                    ordered[name][row] = _copy_rows(as_block(data, piece, scale), start, stop)
+                    ordered[name][row] = _copy_rows(as_block(data, piece, scale), start, stop, few)
                     if progress is not None:
                         progress(_bytes(piece, scale, stop - start))
         finally:
@@ -100,11 +105,12 @@ class SubstituteWeights:
         copy: LowBitCopy,
         copied: Collection[int],
         progress: Callable[[int], None] | None = None,
+        few: bool = True,
     ) -> None:
-        """Loads the low-bit rows; raises as `LowBitCopy.load`."""
+        """Loads the low-bit rows; `few` and what is raised as of `LowBitCopy.load`."""
         self.target = target
         self.dtype, self.device, self.small = target.dtype, target.device, target.small
-        self.blocks = copy.load(target, copied, progress)
+        self.blocks = copy.load(target, copied, progress, few)
 
     @property
     def nbytes(self) -> int:
@@ -136,11 +142,11 @@ def _rows(blocks: Blocks) -> dict[str, int]:
     return {name: sum(piece.shape[0] for _, piece, _ in found) for name, found in blocks.items()}
 
 
-def _copy_rows(block: Block, start: int, stop: int) -> Block:
+def _copy_rows(block: Block, start: int, stop: int, few: bool) -> Block:
     """Rows [start, stop), in memory of their own: the chunk they came in is let go."""
     scale = None if block.scale is None else block.scale[start:stop]
     rows = Block(block.encoding, block.data[start:stop], scale, stop - start, block.inner)
-    arranged = rows.for_drafting()
+    arranged = rows.for_drafting() if few else rows
     if arranged is not rows:
         return arranged
     return replace(rows, data=rows.data.clone(), scale=None if scale is None else scale.clone())
