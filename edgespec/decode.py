@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 class Schedule(PassObserver, Protocol):
     """When drafting happens: hands out trees, and is told what became of them."""
 
-    damaged: bool  # a drafter's model computed what is no number, and drafts no more
+    @property
+    def damaged(self) -> bool:
+        """A drafter's model computed what is no number, and drafts no more."""
 
     def begin(self, context: Context, limit: int) -> None:
         """A reply of at most `limit` tokens begins; its prompt is committed. Raises Cancelled."""

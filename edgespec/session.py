@@ -191,6 +191,10 @@ class _Watch:
         self.begin = schedule.begin
         self.settle = schedule.settle
 
+    @property
+    def damaged(self) -> bool:
+        return self.schedule.damaged
+
     def close(self) -> None:
         """Forget the schedule. Its drafters know this watch, and a circle would keep the KV cache of a closed
         session in memory until Python looks for circles."""

@@ -35,12 +35,16 @@ from edgespec.drafters.base import Context, Drafter, TreeBudget
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.drafters.ngram import NGram
+from edgespec.drafters.substitute import Substitute, find_copy
 from edgespec.engine import Engine
 from edgespec.offload import fill
+from edgespec.packing import pack_model
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.config import ARCHITECTURES, HEAD
+from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.schedules.serial import Serial
+from edgespec.session import Session
 from tests.test_lossless import adversaries, next_difference, reply
 from tests.test_session import write_model
 from tests.tiny import SHAPE, open_tiny
@@ -138,16 +142,21 @@ class WellRead(NGram):
         super().prefill(replace(context, tokens=[*self.read, *context.tokens]))
 
 
-DRAFTERS = ("ngram", "model", "adversary", "both")
+DRAFTERS = ("ngram", "model", "adversary", "both", "substitute")
 
 
-def make_drafter(name: str, text: list[int], draft: TorchTarget, context: int) -> tuple[Drafter, Controller]:
+def make_drafter(
+    name: str, text: list[int], draft: TorchTarget, copy: Substitute, session: Session
+) -> tuple[Drafter, Controller]:
     """`text`: prompt and plain reply."""
+    if name == "substitute":
+        assert isinstance(session.cache, TorchKVCache)
+        return copy.drafter(session.cache, draft.config.vocab_size), Fixed(TreeBudget(24, 8, 8))
     if name == "ngram":
         return WellRead(text), Fixed(TreeBudget(48, 12, 0))
     if name == "adversary":
         return adversaries(text)["often right"], Fixed(TreeBudget(64, 12, 1))
-    model = ModelDrafter(draft, context, draft.config.vocab_size)
+    model = ModelDrafter(draft, session.context, draft.config.vocab_size)
     if name == "model":
         return model, Fixed(TreeBudget(32, 8, 6))
     return Combined([WellRead(text), model]), Adaptive()
@@ -179,7 +188,9 @@ def compare(path: Path, kind: str, dtype: str, prompts: range, tokens: int) -> T
     model, draft = write_pair(path, kind, dtype)
     small, tally = open_tiny(draft, slots=DRAFT_ROWS), Tally()
     options = GenerationOptions(max_tokens=tokens)
+    pack_model(str(model), path / "copy", precision="int4")
     with opened(model, streamed=False) as resident, opened(model, streamed=True) as streamed:
+        copies = {engine: low_bit_copy(engine, path / "copy") for engine in (resident, streamed)}
         for number in prompts:
             prompt = np.random.default_rng(number).integers(3, 128, 20).tolist()
             session = resident.new_session()
@@ -190,7 +201,7 @@ def compare(path: Path, kind: str, dtype: str, prompts: range, tokens: int) -> T
             for engine, which in (resident, number), (streamed, number + 1):
                 name = DRAFTERS[which % len(DRAFTERS)]
                 session = engine.new_session()
-                drafter, controller = make_drafter(name, prompt + plain, small, session.context)
+                drafter, controller = make_drafter(name, prompt + plain, small, copies[engine], session)
                 session.schedule = Serial(drafter, controller, 64)
                 drafted, stats = reply(session, options, prompt)
                 session.close()
@@ -203,6 +214,13 @@ def compare(path: Path, kind: str, dtype: str, prompts: range, tokens: int) -> T
                 tally.drafted[name] = tally.drafted.get(name, 0) + stats.drafted
     small.weights.close()
     return tally
+
+
+def low_bit_copy(engine: Engine, path: Path) -> Substitute:
+    """Of all weights, as an engine under a tight dial would have it of some."""
+    copy = find_copy(engine.files, path)
+    assert copy is not None
+    return Substitute(engine.files, copy, engine.target.weights, [c.index for c in engine.plan.table.chunks])
 
 
 def loosely_other(engine: Engine, prompt: list[int], plain: list[int]) -> int:
