@@ -95,7 +95,7 @@ class Bench:
                     options = () if pinned else ("--resident-layers", 0)
                     key = f"{format_bytes(dial)}/{'plain' if pinned else 'plain, nothing pinned'}/{turn}"
                     self.store.get(key, partial(self._plain, dial, options, turn))
-                for variant in (*VARIANTS[:4], *([COPY] if self.args.target_copy else [])):
+                for variant in (*VARIANTS, *([COPY] if self.args.target_copy else [])):
                     key = f"{format_bytes(dial)}/cycles/{variant}/{turn}"
                     self.store.get(key, partial(self._cycles, dial, variant, turn))
 
@@ -126,9 +126,9 @@ def name(variant: str) -> str:
 
 
 def small_depths(adapters: Path) -> dict[int, int]:
-    """By depth of an inflated adapter, that of the small one (`inflate_adapters.py` writes it down)."""
+    """By depth of an inflated verifier, that of the small one (`inflate_adapters.py` writes it down)."""
     found = json.loads((adapters / "adapter.json").read_text())["adapters"]
-    return {a["depth"]: a["training"]["inflated from depth"] for a in found}
+    return {a["depth"]: a["training"]["inflated from depth"] for a in found if a["role"] == "verify"}
 
 
 def lengths(bench: Bench) -> Report:
@@ -172,7 +172,13 @@ def speeds(bench: Bench, dial: int) -> Report:
         found = (rows.get(f"{at}/{stem}/{turn}", {}) for turn in range(bench.args.rounds))
         return [statistics.median(c["seconds"] for c in row["cycles"]) for row in found if "cycles" in row]
 
-    depths = small_depths(bench.args.target_adapters)
+    known = small_depths(bench.args.target_adapters)
+
+    def small(big: int) -> int:
+        """The small model's depth for one of the big one. A low-bit copy verifies at any depth; tokens per
+        cycle are then those of the next measured one above, which knows less."""
+        return max((depth for at, depth in known.items() if at <= big), default=min(known.values()))
+
     plain, bare = medians("plain"), medians("plain, nothing pinned")
     if not plain or not bare:
         return report
@@ -186,7 +192,7 @@ def speeds(bench: Bench, dial: int) -> Report:
         if not turns:
             continue
         big = turns[0]["plan"]["cascade_layers"]
-        depth = depths[big]
+        depth = small(big)
         best: tuple[float, list[str]] | None = None
         for g in GAMMAS:
             tau = rows.get(f"lengths/{depth}/{variant}/{g}", {}).get("tau")

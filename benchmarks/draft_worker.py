@@ -17,6 +17,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ def main() -> None:
         if fresh:
             found.calibrations = Calibration(), Calibration()
         assert isinstance(session.cache, TorchKVCache)
-        return found.drafter(session.cache, variant=VARIANTS[variant])
+        # Every cycle to its full depth: the paper's chains do not stop when they are unsure.
+        return found.drafter(session.cache, variant=replace(VARIANTS[variant], stop=0.0))
 
     def prepare(engine: Engine, session: Session, job: Row) -> None:
         mode, vocabulary = job["mode"], engine.config.vocab_size

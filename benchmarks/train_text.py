@@ -2,17 +2,20 @@
 
     python benchmarks/train_text.py TEXT_DIRECTORY --out models/books-run
 
-Books are split whole: the held-out ones are neither trained on nor in the tokenizer. The loss on them is
-logged as it trains; stop where it stops falling, for a few books are soon learned by heart. Run again to
-resume. The model is in OUT/model, the held-out text in OUT/held-out.txt, the other in OUT/text.
+Books are split whole: the held-out ones are neither trained on nor in the tokenizer. A few books are soon
+learned by heart, so OUT/model is what was best on them, of an evaluation each 100 steps. Run again to resume.
+The held-out text is in OUT/held-out.txt, the other in OUT/text.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import common  # noqa: F401 (puts this checkout on the path)
 import torch
@@ -23,7 +26,7 @@ from torch import Tensor, nn
 from edgespec.training import llama
 from edgespec.training.demo import tokenizer as demo_tokenizer
 from edgespec.training.demo import train as demo
-from edgespec.training.trainer import Loss, Report, Settings, Trainer
+from edgespec.training.trainer import LOG, Loss, Report, Settings, Trainer, read_log
 
 LENGTH = 256  # tokens of a sequence, BOS included
 ROWS = 16  # sequences of a step
@@ -60,6 +63,10 @@ def losses(model: nn.Module, rows: Tensor) -> Tensor:
     return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
 
 
+def evaluations(log: Path) -> list[dict[str, Any]]:
+    return [line for line in read_log(log) if line.get("held_out")] if log.is_file() else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("text", type=Path, help="a directory of .txt files, one a book")
@@ -76,7 +83,8 @@ def main() -> None:
         raise SystemExit(f"{args.text} has no {', '.join(sorted(missing))}")
     kept = [text for name, text in books.items() if name not in apart]
     (args.out / "held-out.txt").write_text("\n".join(books[name] for name in apart), encoding="utf-8")
-    (args.out / "text").mkdir(exist_ok=True)
+    shutil.rmtree(args.out / "text", ignore_errors=True)
+    (args.out / "text").mkdir()
     for name, text in books.items():
         if name not in apart:
             (args.out / "text" / name).write_text(text, encoding="utf-8")
@@ -101,7 +109,11 @@ def main() -> None:
     def evaluate(found: nn.Module) -> dict[str, float]:
         starts = torch.arange(0, len(held_out) - LENGTH, LENGTH)
         total = sum(float(losses(found, windows(held_out, part))) for part in starts.split(ROWS))
-        return {"loss": total / (len(starts) * LENGTH)}
+        mean = total / (len(starts) * LENGTH)
+        if mean < min([line["held_out"]["loss"] for line in evaluations(args.out / LOG)], default=math.inf):
+            llama.save(model, args.out / "model")
+            demo_tokenizer.save(tokenizer, args.out / "model")
+        return {"loss": mean}
 
     def report(line: Report) -> None:
         if line.held_out is not None or line.step % 20 == 0:
@@ -117,11 +129,9 @@ def main() -> None:
         settings,
         args.out,
         evaluate=evaluate,
-        identity={"seed": args.seed},
+        identity={"seed": args.seed, "held out": sorted(apart)},
     )
     trainer.run(report, evaluate_every=100)
-    llama.save(model, args.out / "model")
-    demo_tokenizer.save(tokenizer, args.out / "model")
 
 
 if __name__ == "__main__":
