@@ -27,6 +27,7 @@ from store import Store
 
 GAMMAS = (3, 5, 7, 10)
 VARIANTS = ("kangaroo", "chain", "kangaroo-tree", "tree", "deep", "deep-tree")
+PAPER = {"kangaroo": (2.25, 2.49, 2.63, 2.71), "chain": (2.71, 3.05, 3.23, 3.33)}  # Vicuna-7B, Table 5
 COPY = "substitute"  # a low-bit copy of the streamed layers verifies in place of an adapter: `tree` with it
 
 
@@ -125,10 +126,12 @@ def name(variant: str) -> str:
     return "tree" if variant == COPY else variant
 
 
-def small_depths(adapters: Path) -> dict[int, int]:
-    """By depth of an inflated verifier, that of the small one (`inflate_adapters.py` writes it down)."""
+def inflated_depths(adapters: Path) -> tuple[int, dict[int, int]]:
+    """Of inflated adapters, the draft's depth; and by depth of a verifier, that of the small one
+    (`inflate_adapters.py` writes it down)."""
     found = json.loads((adapters / "adapter.json").read_text())["adapters"]
-    return {a["depth"]: a["training"]["inflated from depth"] for a in found if a["role"] == "verify"}
+    (draft,) = (a["depth"] for a in found if a["role"] == "draft")
+    return draft, {a["depth"]: a["training"]["inflated from depth"] for a in found if a["role"] == "verify"}
 
 
 def lengths(bench: Bench) -> Report:
@@ -149,8 +152,22 @@ def lengths(bench: Bench) -> Report:
             base = rows.get(f"lengths/{depth}/kangaroo/5", {}).get("tau")
             ratio = f"{found[1]['tau'] / base:.2f}" if base else ""
             report.add(str(depth), variant, *(f"{row['tau']:.2f}" for row in found), ratio)
+    for variant, found in PAPER.items():
+        ratio = found[1] / PAPER["kangaroo"][1]
+        report.add("15 of 32", f"{variant}, CATS paper", *(f"{tau:.2f}" for tau in found), f"{ratio:.2f}")
     report.notes.append(f"{different} of {total} replies differ from plain ones.")
     return report
+
+
+def layer_traffic(target: Path, drafting: int, g: int) -> float:
+    """Bytes of layers that a cycle reads from memory: those of the first `drafting` in each of g steps, the
+    others once. That is the numerator of the paper's BPT, Eq. 3 and 4, for two stages and for three; its
+    Table 5 counts 10 draft layers for Kangaroo, which has 3."""
+    from edgespec.runtimes.torch.open import describe_model
+
+    table = describe_model(target).table
+    sizes = [sum(c.nbytes for c in table.chunks if c.layer == layer) for layer in range(table.layers)]
+    return g * sum(sizes[:drafting]) + sum(sizes[drafting:])
 
 
 def speeds(bench: Bench, dial: int) -> Report:
@@ -166,13 +183,13 @@ def speeds(bench: Bench, dial: int) -> Report:
         "× plain",
         "× nothing pinned",
     ]
-    report = Report(f"Speed at {at}, best g", [*columns, "GB a token", "peak"])
+    report = Report(f"Speed at {at}, best g", [*columns, "GB read a token", "BPT, GB", "peak"])
 
     def medians(stem: str) -> list[float]:
         found = (rows.get(f"{at}/{stem}/{turn}", {}) for turn in range(bench.args.rounds))
         return [statistics.median(c["seconds"] for c in row["cycles"]) for row in found if "cycles" in row]
 
-    known = small_depths(bench.args.target_adapters)
+    draft, known = inflated_depths(bench.args.target_adapters)
 
     def small(big: int) -> int:
         """The small model's depth for one of the big one. A low-bit copy verifies at any depth; tokens per
@@ -185,7 +202,7 @@ def speeds(bench: Bench, dial: int) -> Report:
     for label, values in (("plain, nothing pinned", bare), ("plain", plain)):
         speed = 1 / statistics.median(values)
         ratios = [f"{speed * statistics.median(other):.2f}" for other in (plain, bare)]
-        report.add(label, "", "", "1", spread(values), f"{speed:.3f}", *ratios, "", "")
+        report.add(label, "", "", "1", spread(values), f"{speed:.3f}", *ratios, "", "", "")
     for variant in (*VARIANTS, COPY):
         turns = [rows.get(f"{at}/cycles/{variant}/{turn}", {}) for turn in range(bench.args.rounds)]
         turns = [row for row in turns if "cycles" in row]
@@ -212,7 +229,9 @@ def speeds(bench: Bench, dial: int) -> Report:
                 f"{speed:.3f}",
                 *against,
             ]
-            cells += [f"{read:.2f}", format_bytes(max(row["peak_memory"] for row in turns))]
+            drafting = big if "deep" in variant else draft
+            bpt = layer_traffic(bench.args.target, drafting, g) / tau / 1e9
+            cells += [f"{read:.2f}", f"{bpt:.2f}", format_bytes(max(row["peak_memory"] for row in turns))]
             if best is None or speed > best[0]:
                 best = speed, cells
         if best is not None:

@@ -98,11 +98,11 @@ def test_features_are_the_targets_own_states(model: Path, streamed: bool) -> Non
     head = LAYERS  # its chunks' layer; training needs it in memory
     target = open_tiny(model, (lambda c: c.layer == head) if streamed else (lambda c: True))
     frozen = FrozenTarget(target, [1, 3])
-    samples = [Sample([1, 9, 30, 40, 50, 60, 70, 80, 90], start=4), Sample([1, 200, 7])]
+    samples = [Sample([1, 9, 30, 40, 50, 60, 70, 80, 90], ((2, 4), (5, 9))), Sample.behind([1, 200, 7])]
     features = frozen(samples)
     assert features.supervised.tolist() == [
-        [False, False, False, True, True, True, True, True, True],
-        [True, True, True] + [False] * 6,
+        [False, True, True, False, True, True, True, True, False],
+        [True, True] + [False] * 7,
     ]
     expected_final, logits = [], []
     for i, sample in enumerate(samples):
@@ -116,8 +116,9 @@ def test_features_are_the_targets_own_states(model: Path, streamed: bool) -> Non
             assert torch.allclose(features.hidden[depth][i, :n], states[depth], atol=1e-5)
             assert not features.hidden[depth][i, n:].any()
         norm = target.weights.small["model.norm.weight"]
-        expected_final.append(rms_norm(states[LAYERS], norm, 1e-5)[sample.start - 1 :])
-        logits.append(target.logits(states[LAYERS])[sample.start - 1 :])
+        counts = [place - 1 for start, stop in sample.spans for place in range(start, stop)]
+        expected_final.append(rms_norm(states[LAYERS], norm, 1e-5)[counts])
+        logits.append(target.logits(states[LAYERS])[counts])
     assert torch.allclose(features.final, torch.cat(expected_final), atol=1e-4)
     assert torch.allclose(frozen.head(features.final), torch.cat(logits), atol=1e-3)
     x = features.hidden[1].clone().requires_grad_()
@@ -161,7 +162,7 @@ def test_replies_of_many_sessions_are_those_of_one(model: Path) -> None:
         for index, prompt in prompts:
             limit = 24 - len(prompt)
             told = [r.token for r in stream_generate(engine, prompt, max_tokens=limit)]
-            assert found[index] == Sample(prompt + [t for t in told if t is not None], len(prompt))
+            assert found[index] == Sample.behind(prompt + [t for t in told if t is not None], len(prompt))
 
 
 def test_interrupted_replies_are_kept_and_not_made_again(model: Path, text: Path, tmp_path: Path) -> None:
@@ -193,9 +194,10 @@ def test_interrupted_replies_are_kept_and_not_made_again(model: Path, text: Path
     ends = Shards(tmp_path / "data").column("lengths")
     assert [len(s.tokens) for s in map(whole.__getitem__, range(7))] == ends[places].tolist()
     assert sorted(Shards(tmp_path / "data").column("prompts").tolist()) == list(range(7))
-    assert all(
-        1 < s.start < len(s.tokens) <= 32 and s.tokens[0] == 1 for s in map(whole.__getitem__, range(7))
-    )
+    for sample in map(whole.__getitem__, range(7)):
+        ((start, stop),) = sample.spans
+        assert 1 < start < stop == len(sample.tokens) <= 32
+        assert sample.tokens[0] == 1
 
 
 # --- a run ------------------------------------------------------------------------------------------------

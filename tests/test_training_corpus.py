@@ -12,7 +12,7 @@ import pytest
 from edgespec.errors import OptionError
 from edgespec.tokenizer import Tokenizer
 from edgespec.training import corpus
-from edgespec.training.corpus import corpus_digest, passages, prompts, text_files, text_samples
+from edgespec.training.corpus import Sample, corpus_digest, passages, prompts, text_files, text_samples
 from tests.models import make_tokenizer
 
 BOS = 1
@@ -45,7 +45,7 @@ def test_every_sequence_of_a_text_begins_with_bos_and_none_is_lost(
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     samples = [s for p in passages(text_files(tmp_path)) for s in text_samples(p, tokenizer, 32)]
     assert len(samples) > 3
-    assert all(s.tokens[0] == BOS and s.start == 1 and len(s.tokens) <= 32 for s in samples)
+    assert all(s.tokens[0] == BOS and s == Sample.behind(s.tokens) and len(s.tokens) <= 32 for s in samples)
     assert tokenizer.decode([t for s in samples for t in s.tokens[1:]]) == text
 
 
@@ -56,16 +56,20 @@ def test_long_files_are_read_in_pieces_cut_at_lines(tmp_path: Path, monkeypatch:
     assert found == ["one line\nanother line\n", "third\n"]
 
 
-def test_of_a_conversation_what_follows_the_first_replys_beginning_counts(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
+def test_of_a_conversation_the_replies_count(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (found,) = passages([jsonl(tmp_path / "a.jsonl", [{"messages": TALK}])])
     (sample,) = text_samples(found, tokenizer, 1000)
-    opening = tokenizer.apply_chat(TALK[:1])
-    # The template puts "assistant:" behind each part, so the prompt is a prefix of the conversation.
-    shared = [a == b for a, b in zip(opening, sample.tokens, strict=False)]
-    assert sample.start == (shared.index(False) if False in shared else len(opening))
-    assert list(text_samples(found, tokenizer, sample.start)) == []  # nothing left that counts
+    assert sample.tokens[0] == BOS
+    told = [tokenizer.decode(sample.tokens[start:stop]) for start, stop in sample.spans]
+    assert ["Well." in told[0], "Good." in told[0], "Yes." in told[1]] == [True, False, True]
+    (first, end), (second, _) = sample.spans
+    # The template puts "assistant:" behind each part, so prompt and conversation differ from there on.
+    assert tokenizer.apply_chat(TALK[:1])[:first] == sample.tokens[:first]
+    (cut,) = text_samples(found, tokenizer, second)
+    assert cut == Sample(sample.tokens[:second], ((first, end),))
+    (cut,) = text_samples(found, tokenizer, end - 1)
+    assert cut == Sample(sample.tokens[: end - 1], ((first, end - 1),))
+    assert list(text_samples(found, tokenizer, first)) == []  # nothing left that counts
 
 
 def test_prompts_of_each_kind(tmp_path: Path, tokenizer: Tokenizer) -> None:

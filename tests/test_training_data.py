@@ -18,8 +18,11 @@ SOURCE = {"text": "abc", "length": 64}
 
 
 def make_samples(count: int, seed: int = 0) -> list[Sample]:
-    lengths = np.random.default_rng(seed).integers(2, 60, count)
-    return [Sample([i % 100] * int(n), 1 + int(n) // 2) for i, n in enumerate(lengths)]
+    lengths = np.random.default_rng(seed).integers(8, 60, count)
+    return [
+        Sample([i % 100] * int(n), ((1, 1 + int(n) // 4), (1 + int(n) // 2, int(n))))
+        for i, n in enumerate(lengths)
+    ]
 
 
 def stored(directory: Path, samples: list[Sample]) -> Samples:
@@ -56,18 +59,22 @@ def test_a_preparation_is_done_once_and_only_for_its_source(tmp_path: Path) -> N
 def test_columns_beside_the_samples(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     assert shards.column("prompts").tolist() == []
-    shards.append(make_samples(2), prompts=[7, 3])
-    shards.append(make_samples(1), prompts=[5])
+    samples = make_samples(3)
+    shards.append(samples[:2], prompts=[7, 3])
+    shards.append(samples[2:], prompts=[5])
     assert shards.column("prompts").tolist() == [7, 3, 5]
+    found = Samples(shards, 100)
+    assert [found[i] for i in range(3)] == [samples[1], samples[2], samples[0]]  # in the prompts' order
 
 
 def test_damaged_shards_are_refused(tmp_path: Path) -> None:
     shards = Shards(tmp_path)
-    shards.append([Sample([1, 2, 3], 4)])  # counts from behind its end
-    with pytest.raises(CorruptFileError, match="damaged"):
-        Samples(shards, 100)
-    shards.clear()
-    shards.append([Sample([1, 200, 3])])
+    for spans in (((2, 4),), ((0, 2),), ((2, 2),), ()):
+        shards.append([Sample([1, 2, 3], spans), Sample.behind([1, 2])])
+        with pytest.raises(CorruptFileError, match="damaged"):
+            Samples(shards, 100)
+        shards.clear()
+    shards.append([Sample.behind([1, 200, 3])])
     with pytest.raises(CorruptFileError, match="vocabulary of 100"):
         Samples(shards, 100)
     shards.paths()[0].write_bytes(b"x" * 50)
@@ -101,7 +108,7 @@ def flat(step: list[list[Sample]]) -> list[tuple[int, ...]]:
 
 
 def test_each_epoch_has_every_sequence_once_in_another_order() -> None:
-    samples = [Sample([i, i]) for i in range(30)]
+    samples = [Sample.behind([i, i]) for i in range(30)]
     batches = Batches(samples, np.arange(30), step_tokens=20, pass_tokens=128, seed=1)
     epochs = [[s.tokens[0] for _ in range(3) for g in next(batches) for s in g] for _ in range(2)]
     assert all(Counter(epoch) == Counter(range(30)) for epoch in epochs)
@@ -146,6 +153,6 @@ def test_workers_share_a_step_and_none_is_idle() -> None:
 
 
 def test_passes_hold_what_fits_padding_included() -> None:
-    samples = [Sample([0] * n) for n in (70, 5, 64, 3, 300)]
+    samples = [Sample.behind([0] * n) for n in (70, 5, 64, 3, 300)]
     groups = passes(samples, 256)
     assert [[len(s.tokens) for s in g] for g in groups] == [[300], [70, 64], [5, 3]]

@@ -126,7 +126,7 @@ class CascadeTraining:
             features = self.target(samples)
             students = model(features.hidden, features.supervised)
             sums, agree = distill(self.target.head, features.final, students, self.rows_loss)
-            counts = features.supervised.sum(1).cpu().numpy().cumsum()[:-1]
+            counts = np.cumsum([stop - start for s in samples for start, stop in s.spans])[:-1]
             for name, hits in agree.items():
                 parts: list[Any] = np.split(hits.cpu().numpy(), counts)
                 results.setdefault(name, Agreement()).add(parts, float(sums[name]))

@@ -17,6 +17,7 @@ from typing import Any
 
 import xxhash
 
+from edgespec.drafters.base import shared_prefix
 from edgespec.errors import OptionError, StorageError
 from edgespec.tokenizer import Tokenizer
 
@@ -136,23 +137,27 @@ def _passage(entry: Any) -> Passage:
 
 @dataclass(frozen=True)
 class Sample:
-    """One training sequence. Supervised are the positions whose *next* token the target is to predict: from
-    `start` - 1 on, where `start` is the first token that counts (1 = all of them; position 0 is BOS)."""
+    """One training sequence. `spans` are the tokens that count, [start, stop) each, in order: what the target
+    itself would say. Supervised are the positions before them, so that 0, often BOS, never counts."""
 
     tokens: list[int]
-    start: int = 1
+    spans: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def behind(tokens: list[int], start: int = 1) -> Sample:
+        """Everything from token `start` on counts."""
+        return Sample(tokens, ((start, len(tokens)),))
 
 
 def text_samples(passage: Passage, tokenizer: Tokenizer, length: int) -> Iterator[Sample]:
     """A passage as sequences of at most `length` tokens, each beginning as a prompt would (with BOS).
 
-    Of a conversation, what follows the first reply's beginning counts. Raises OptionError for a prompt
-    without a reply.
+    Of a conversation, the replies count. Raises OptionError for a prompt without a reply.
     """
     if passage.messages is not None:
-        tokens, start = conversation_tokens(passage.messages, tokenizer)
-        if start < min(len(tokens), length):
-            yield Sample(tokens[:length], start)
+        tokens, spans = conversation_tokens(passage.messages, tokenizer)
+        if kept := tuple((start, min(stop, length)) for start, stop in spans if start < length):
+            yield Sample(tokens[:length], kept)
         return
     if passage.text is None:
         raise OptionError("the data has prompts without replies: add --generate to train on the target's own")
@@ -163,20 +168,24 @@ def text_samples(passage: Passage, tokenizer: Tokenizer, length: int) -> Iterato
     for place in range(0, len(body), step):
         window = begins + body[place : place + step]
         if len(window) > 1:
-            yield Sample(window)
+            yield Sample.behind(window)
 
 
-def conversation_tokens(messages: tuple[dict[str, str], ...], tokenizer: Tokenizer) -> tuple[list[int], int]:
-    """All of a conversation, and where its first reply begins (its length when there is none)."""
+def conversation_tokens(
+    messages: tuple[dict[str, str], ...], tokenizer: Tokenizer
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """All of a conversation, and where its replies begin and end, with the token that ends them."""
     tokens = tokenizer.apply_chat(messages, add_generation_prompt=False)
-    first = next((i for i, m in enumerate(messages) if m["role"] == "assistant"), None)
-    if first is None:
-        return tokens, len(tokens)
-    opening = tokenizer.apply_chat(messages[:first]) if first else []
-    same = 0
-    while same < min(len(opening), len(tokens)) and opening[same] == tokens[same]:
-        same += 1
-    return tokens, max(1, same)
+    spans: list[tuple[int, int]] = []
+    for i, message in enumerate(messages):
+        if message["role"] == "assistant":
+            asked = tokenizer.apply_chat(messages[:i]) if i else []
+            told = tokenizer.apply_chat(messages[: i + 1], add_generation_prompt=False)
+            # A template may write earlier turns in another way than the last.
+            start, stop = max(1, shared_prefix(asked, tokens)), shared_prefix(told, tokens)
+            if start < stop:
+                spans.append((start, stop))
+    return tokens, spans
 
 
 def prompts(passage: Passage, tokenizer: Tokenizer, length: int, opening: int) -> Iterator[list[int]]:

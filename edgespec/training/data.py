@@ -1,7 +1,8 @@
 """Training sequences on disk and in batches, the same for every drafter.
 
     DIR/data.json                what the shards were made from; written when they are complete
-    DIR/00000.safetensors ...    tokens [n], lengths [m], starts [m], all int32
+    DIR/00000.safetensors ...    tokens [n], lengths [m], spans [k, 2] of the m
+                                 sequences together, counts [m] of spans; all int32
 
 Shards are written once, before training: what a run learns from does not change under it when it is resumed.
 """
@@ -27,6 +28,7 @@ SHARD_TOKENS = 2**22
 MANIFEST = "data.json"
 _LIMIT = 2**20  # bytes of a manifest
 Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
 
 
 class Shards:
@@ -79,7 +81,8 @@ class Shards:
         columns = {
             "tokens": np.concatenate([np.asarray(s.tokens, np.int32) for s in samples]),
             "lengths": np.asarray([len(s.tokens) for s in samples], np.int32),
-            "starts": np.asarray([s.start for s in samples], np.int32),
+            "spans": np.concatenate([np.asarray(s.spans, np.int32).reshape(-1, 2) for s in samples]),
+            "counts": np.asarray([len(s.spans) for s in samples], np.int32),
             **{name: np.asarray(values, np.int32) for name, values in more.items()},
         }
         try:
@@ -92,7 +95,7 @@ class Shards:
 
     def column(self, name: str) -> Int32:
         """One column of all shards."""
-        parts = [_load(path).get(name, np.empty(0, np.int32)) for path in self.paths()]
+        parts = [_load(path).get(name, np.empty(0, np.int32)).ravel() for path in self.paths()]
         return np.concatenate([np.empty(0, np.int32), *parts])
 
     def write_all(self, samples: Iterable[Sample]) -> None:
@@ -116,11 +119,9 @@ class Samples(Sequence[Sample]):
     def __init__(self, shards: Shards, vocabulary: int) -> None:
         """Raises CorruptFileError when a shard is not sound, or holds tokens that the target lacks."""
         self.tokens = shards.column("tokens")
-        self.starts = shards.column("starts")
-        lengths = shards.column("lengths").astype(np.int64)
-        self.ends = lengths.cumsum()
-        sound = len(lengths) == len(self.starts) and int(lengths.sum()) == len(self.tokens)
-        if not sound or np.any(lengths < 1) or np.any((self.starts < 1) | (self.starts > lengths)):
+        self.spans = shards.column("spans")
+        lengths, counts = (shards.column(name).astype(np.int64) for name in ("lengths", "counts"))
+        if not _sound(self.tokens, self.spans, lengths, counts):
             raise CorruptFileError(f"{shards.directory} has damaged shards; remove it and start again")
         if len(self.tokens) and not 0 <= self.tokens.min() <= self.tokens.max() < vocabulary:
             raise CorruptFileError(
@@ -130,20 +131,38 @@ class Samples(Sequence[Sample]):
         prompts = shards.column("prompts")
         if len(prompts) == len(lengths):
             order = np.argsort(prompts, kind="stable")
-            parts = np.split(self.tokens, self.ends[:-1])
-            self.tokens = np.concatenate([parts[i] for i in order])
-            self.starts, self.ends = self.starts[order], lengths[order].cumsum()
+            self.tokens = _reordered(self.tokens, lengths, order)
+            self.spans = _reordered(self.spans, 2 * counts, order)
+            lengths, counts = lengths[order], counts[order]
+        self.spans = self.spans.reshape(-1, 2)
+        self.ends, self._span_ends = lengths.cumsum(), counts.cumsum()
 
     @property
     def nbytes(self) -> int:
-        return int(self.tokens.nbytes + self.starts.nbytes + self.ends.nbytes)
+        return int(self.tokens.nbytes + self.spans.nbytes + 2 * self.ends.nbytes)
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def __getitem__(self, index: Any) -> Any:
-        begin = int(self.ends[index - 1]) if index else 0
-        return Sample(self.tokens[begin : int(self.ends[index])].tolist(), int(self.starts[index]))
+        begin, first = (int(ends[index - 1]) if index else 0 for ends in (self.ends, self._span_ends))
+        spans = self.spans[first : int(self._span_ends[index])].tolist()
+        return Sample(self.tokens[begin : int(self.ends[index])].tolist(), tuple((a, b) for a, b in spans))
+
+
+def _sound(tokens: Int32, spans: Int32, lengths: Int64, counts: Int64) -> bool:
+    if len(lengths) != len(counts) or lengths.sum() != len(tokens) or 2 * counts.sum() != len(spans):
+        return False
+    starts, stops = spans.reshape(-1, 2).T
+    longest = np.repeat(lengths, counts) if np.all(counts >= 0) else np.zeros(len(starts))
+    inside = (starts >= 1) & (starts < stops) & (stops <= longest)
+    return bool(np.all(lengths >= 1) and np.all(counts >= 1) and np.all(inside))
+
+
+def _reordered(values: Int32, sizes: Int64, order: Int64) -> Int32:
+    """The parts of `values`, of these sizes, in another order."""
+    parts = np.split(values, sizes.cumsum()[:-1])
+    return np.concatenate([parts[i] for i in order])
 
 
 def split(samples: Samples, share: float, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

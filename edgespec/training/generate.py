@@ -71,7 +71,7 @@ class Replies:
                 self._pass(active, [s.tokens[-1:] for s in active], prefill=False)
             for session in active:
                 if self._ended(session):
-                    done(session.prompt, Sample(session.tokens, session.start))
+                    done(session.prompt, Sample.behind(session.tokens, session.start))
             active = [s for s in active if not self._ended(s)]
 
     def _ended(self, session: _Session) -> bool:

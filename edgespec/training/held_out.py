@@ -14,9 +14,9 @@ GAMMA = 5  # draft positions, as in the paper's tables
 class Agreement:
     """Teacher-forced top-1 agreement, and what it says about chains of `gamma` drafted tokens.
 
-    Cycles are walked through each sequence as decoding would: a chain, the token that corrects or follows
+    Cycles are walked through each text as decoding would: a chain, the token that corrects or follows
     it, and the next chain from there, so that stretches that are hard to draft have the more cycles. p_i is
-    the agreement at draft position i, given that positions 1 to i - 1 agreed. Where a sequence is the
+    the agreement at draft position i, given that positions 1 to i - 1 agreed. Where a text is the
     target's own greedy text, that is exactly what greedy chains would have met: all their drafts so far are
     then the text's own tokens. On other text it is an estimate, for the prefix is the text and not the
     target's continuation.
@@ -30,7 +30,7 @@ class Agreement:
         self.reached = np.zeros(gamma, np.int64)  # cycles whose positions up to i agreed
 
     def add(self, agree: Sequence[NDArray[np.bool_]], loss: float) -> None:
-        """`agree`: of each sequence, whether each of its positions agrees, [n] each; `loss`: their sum."""
+        """`agree`: of each text, whether each of its positions agrees, [n] each; `loss`: their sum."""
         self.loss += loss
         for hits in agree:
             self.positions += len(hits)
@@ -40,7 +40,7 @@ class Agreement:
             while start < len(hits):
                 accepted = min(int(misses[np.searchsorted(misses, start)]) - start, self.gamma)
                 if accepted < self.gamma and start + accepted == len(hits):
-                    break  # the sequence ends within this chain
+                    break  # the text ends within this chain
                 self.cycles += 1
                 self.reached[:accepted] += 1
                 start += accepted + 1

@@ -179,7 +179,8 @@ class FrozenTarget:
         last = target.run(embedded, rows, range(target.config.layers), watch)
         supervised = torch.zeros(len(samples), max(lengths), dtype=torch.bool, device=target.device)
         for i, sample in enumerate(samples):
-            supervised[i, sample.start - 1 : lengths[i]] = True
+            for start, stop in sample.spans:
+                supervised[i, start - 1 : stop - 1] = True
         # clone(): tensors made in inference mode cannot take part in a gradient.
         hidden = {depth: _padded(states.clone(), lengths) for depth, states in watch.states.items()}
         final = _padded(last.clone(), lengths)[supervised]
