@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from drafting import Arm
 
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16)  # of drafting
+LOOK = (2, 4, 8, 16)  # lengths of chains through whose costs lines are drawn
 PROBABILITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97)
 SMALL_MEMORY = 2 * 10**9  # dial of the small models, which need a tenth
 STORIES = 8  # long replies for timing
@@ -98,9 +98,11 @@ class Bench:
         raise RuntimeError(f"only {len(cycles)} cycles in {8 * len(asked)} replies")
 
     def timed(self, dial: int, drafter: str, options: Sequence[str], mode: Row, first: int = 0) -> Row:
+        """Cycles of every number of steps that the mode has, in turn."""
         _ = self.plain_replies  # made before this engine holds memory
+        count = self.args.cycles * (len(mode["steps"]) if mode["kind"] == "set" else 1)
         with open_worker(self.args.target, dial, drafter, *options) as worker:
-            return self.long_replies(worker, self.args.cycles, mode, first)
+            return self.long_replies(worker, count, mode, first)
 
     def plain(self, dial: int, turn: int, pinned: bool = True) -> Row:
         name = f"{format_bytes(dial)}/{'plain' if pinned else 'plain, nothing pinned'}/{turn}"
@@ -138,24 +140,29 @@ class Bench:
 
     def costs(self, dial: int, arm: Arm) -> Costs | None:
         """Of chains, from a first look."""
-        mode = {"kind": "set", "p": 0.9, "steps": [2, 4, 8, 16]}
+        mode = {"kind": "set", "p": 0.9, "steps": list(LOOK)}
         key = f"{format_bytes(dial)}/chain costs/{arm.name}"
         look = self.store.get(key, partial(self.timed, dial, arm.drafter, arm.big, mode))
         return None if "error" in look else Costs.fit(look["cycles"])
 
     def curve(self, dial: int) -> None:
+        """Seconds a cycle do not depend on what is right, so one process runs chains of all lengths in turn,
+        those through which the model's lines are drawn among them; plain cycles before and after it."""
         for arm in self.arms:
             costs = None if arm.drafter == "ngram" else self.costs(dial, arm)
             if costs is None:
                 continue
-            for p in PROBABILITIES:
-                steps = best_steps(costs, p)
+            chains = {p: best_steps(costs, p) for p in PROBABILITIES}
+            for p, steps in chains.items():
                 self.store.get(f"set tokens/{arm.name}/{p}/{steps}", partial(self._set_tokens, arm, p, steps))
-            for turn, p in itertools.product(range(self.args.rounds), PROBABILITIES):
-                mode = {"kind": "set", "p": p, "steps": [best_steps(costs, p)]}
-                key = f"{format_bytes(dial)}/curve/{arm.name}/{p}/{turn}"
-                self.store.get(key, partial(self.timed, dial, arm.drafter, arm.big, mode, turn))
-                self.plain(dial, turn)
+            mode = {"kind": "set", "p": 0.9, "steps": sorted({*LOOK, *chains.values()})}
+            stem, none = f"{format_bytes(dial)}/curve", {"kind": "own"}
+            for turn in range(self.args.rounds):
+                plain = partial(self.timed, dial, "none", (), none, turn)
+                self.store.get(f"{stem}/plain before {arm.name}/{turn}", plain)
+                chained = partial(self.timed, dial, arm.drafter, arm.big, mode, turn)
+                self.store.get(f"{stem}/{arm.name}/{turn}", chained)
+                self.store.get(f"{stem}/plain after {arm.name}/{turn}", plain)
 
     def _set_tokens(self, arm: Arm, p: float, steps: int) -> Row:
         """Tokens per cycle at set acceptance, by whole stories of the small model."""

@@ -6,7 +6,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from common import Report, Row, format_bytes, spread
-from drafting_parts import PROBABILITIES, STEPS, Bench
+from drafting_parts import LOOK, PROBABILITIES, STEPS, Bench
 from held_out import described
 from speed_model import Costs, best_steps, expected_tokens
 
@@ -110,16 +110,22 @@ def curve(bench: Bench, dial: int) -> Report:
     columns = ["drafter's cost", "p", "steps", "tokens a cycle", "cycle, s", "× plain", "modelled"]
     columns += ["model is off by", "cycles timed"]
     report = Report(f"Speed against set acceptance at {name}", columns)
-    plain = plain_seconds(bench, dial)
     errors = []
     for arm in bench.arms:
         look = bench.store.rows.get(f"{name}/chain costs/{arm.name}")
-        if plain is None or look is None or "error" in look:
+        cycles = [c for row in rounds(bench, f"{name}/curve/{arm.name}") for c in row["cycles"]]
+        plains = [
+            plain_seconds(bench, dial, f"curve/plain {when} {arm.name}") for when in ("before", "after")
+        ]
+        known = [p for p in plains if p is not None]
+        if not known or look is None or "error" in look or not cycles:
             continue
-        costs = Costs.fit(look["cycles"])
+        plain = statistics.mean(known)
+        chosen = Costs.fit(look["cycles"])  # the first look, which chose the chains
+        costs = Costs.fit([c for c in cycles if c["steps"] in LOOK])
         for p in PROBABILITIES:
-            each = [c for row in rounds(bench, f"{name}/curve/{arm.name}/{p}") for c in row["cycles"]]
-            steps = best_steps(costs, p)
+            steps = best_steps(chosen, p)
+            each = [c for c in cycles if c["steps"] == steps]
             tau = bench.store.rows.get(f"set tokens/{arm.name}/{p}/{steps}", {}).get("tau")
             if not each or tau is None:
                 continue
