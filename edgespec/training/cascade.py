@@ -187,6 +187,7 @@ def train_cascade(
         longest = rows = max(longest, int(begun.get("rows", rows)))
     target, _, rows = open_beside(files, engine, device, rows, longest, nbytes, lambda rows: rows, progress)
     frozen = FrozenTarget(target, [depth for _, depth in depths])
+    trainer: Trainer | None = None
     try:
         generator = torch.Generator().manual_seed(options.seed)
         adapters = {f"{role}-{depth}": Adapter(files.config, depth, device=device) for role, depth in depths}
@@ -224,6 +225,7 @@ def train_cascade(
         trainer.run(keep if workers.first else lambda line: None, 300.0, every, stop_after)
     finally:
         frozen.close()
+        trainer = None  # which holds the wrapped model
         workers.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -74,5 +75,8 @@ class Workers:
             dist.barrier()
 
     def close(self) -> None:
+        """Leave the others. What was wrapped has to be let go before: a process that ends while its threads
+        still run is aborted."""
         if self.count > 1:
+            gc.collect()
             dist.destroy_process_group()
