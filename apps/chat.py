@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -67,6 +68,10 @@ def chat(
     generation_options = options.generation_options(ctx.params)
     options.check_together(engine_options, generation_options)
     source = model or str(demo_model())
+    if model is None and engine_options.memory is None and engine_options.resident_layers is None:
+        engine_options = replace(
+            engine_options, resident_layers=0
+        )  # the real machinery
     with Terminal() as terminal, open_engine(source, engine_options, terminal) as engine:
         this = Chat(engine, source, terminal, generation_options, stats)
         if system:

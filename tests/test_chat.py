@@ -123,6 +123,9 @@ def test_without_a_model_the_demo_model_is_loaded(
     assert main.run(["chat", "-p", "hi"]) == 0
     assert engine.loaded_with is not None
     assert engine.loaded_with[0] == str(tmp_path / "demo_model")
+    assert engine.loaded_with[1].resident_layers == 0  # it streams, to show what this is about
+    assert main.run(["chat", "-p", "hi", "--memory", "8GB"]) == 0
+    assert engine.loaded_with[1].resident_layers is None
 
 
 def test_a_model_without_a_chat_template(chat: Chat, engine: FakeEngine) -> None:
