@@ -69,9 +69,7 @@ def chat(
     options.check_together(engine_options, generation_options)
     source = model or str(demo_model())
     if model is None and engine_options.memory is None and engine_options.resident_layers is None:
-        engine_options = replace(
-            engine_options, resident_layers=0
-        )  # the real machinery
+        engine_options = replace(engine_options, resident_layers=0)  # the real machinery
     with Terminal() as terminal, open_engine(source, engine_options, terminal) as engine:
         this = Chat(engine, source, terminal, generation_options, stats)
         if system:
