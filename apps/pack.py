@@ -65,15 +65,14 @@ def _pack(model: str, out: Path, precision: str | None, substitute: str | None) 
         from edgespec.packing import pack_model
 
         added = substitute is not None and is_store(out)  # to what is there already
-
         watch = _Watch("pack", terminal)
         try:
             pack_model(model, out, precision, substitute, watch, terminal.note)
         except KeyboardInterrupt:
             terminal.note(f"stopped at {watch.where()}; the same command goes on from there")
             raise typer.Exit(130) from None
-        what = "" if added else f"precision {precision or 'source'}" + (", " if substitute else "")
-        what += f"substitute {substitute}" if substitute else ""
+        parts = [] if added else [f"precision {precision or 'source'}"]
+        what = ", ".join([*parts, f"substitute {substitute}"] if substitute else parts)
         if watch.total:
             done = f"packed {format_bytes(watch.total)} at {what} {watch.speed()}"
         else:

@@ -63,8 +63,7 @@ def pack_model(
         )
     check_precision(precision or "source")
     if is_store(out):
-        _check_same(out, checkpoint.digest, precision)
-        precision = open_store(out).table.precision
+        precision = _precision_of(out, checkpoint.digest, precision)
     copy = lay_out(checkpoint.order, substitute)
     if copy.nbytes >= (own := lay_out(checkpoint.order, precision or "source").nbytes):
         raise OptionError(
@@ -76,8 +75,8 @@ def pack_model(
     write(out / SUBSTITUTE, substitute, {})
 
 
-def _check_same(out: Path, digest: str, precision: str | None) -> None:
-    """Raises OptionError when the packed directory holds another model or precision."""
+def _precision_of(out: Path, digest: str, precision: str | None) -> str:
+    """Of a packed directory. Raises OptionError when it holds another model, or not `precision`."""
     there = open_store(out)
     if there.source_digest != digest:
         raise OptionError(f"{out} holds another model ({there.source}); choose another directory")
@@ -85,6 +84,7 @@ def _check_same(out: Path, digest: str, precision: str | None) -> None:
         raise OptionError(
             f"{out} holds {there.table.precision} weights, not {precision}; leave --precision out"
         )
+    return there.table.precision
 
 
 def verify_store(directory: Path, progress: ProgressCallback | None = None) -> None:

@@ -18,6 +18,16 @@ from edgespec.runtimes.torch.open import ModelFiles, plan_model
 FREE_SHARE = 0.9  # of the free memory belongs to the dial when the user names none
 
 
+def choose_dial(options: EngineOptions) -> int:
+    """Bytes that the process may use: what the user says, else most of what is free. Raises OptionError."""
+    dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
+    if dial > memory_total() + 2**20:  # a cgroup's limit is cut to whole pages
+        raise OptionError(
+            f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(memory_total())}; lower --memory"
+        )
+    return dial
+
+
 def plan_engine(
     files: ModelFiles,
     options: EngineOptions,
@@ -31,11 +41,7 @@ def plan_engine(
 
     Raises BudgetError and OptionError.
     """
-    dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
-    if dial > memory_total() + 2**20:  # a cgroup's limit is cut to whole pages
-        raise OptionError(
-            f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(memory_total())}; lower --memory"
-        )
+    dial = choose_dial(options)
     rates = Rates(read=disk.gbps if disk else None, compute=memory_rate())
     drafting = drafting or ResidentFiles()
     optional = drafting.copy is not None or drafting.cascade is not None

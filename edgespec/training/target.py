@@ -18,13 +18,13 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from edgespec.config import EngineOptions
-from edgespec.devices.probe import memory_available, memory_total, process_memory
 from edgespec.devices.rates import memory_rate, read_rate
 from edgespec.errors import BudgetError, OptionError
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.reference import rms_norm
 from edgespec.offload.ledger import gigabytes, smallest_dial_text
 from edgespec.offload.plan import Plan, Rates
+from edgespec.planning import choose_dial
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
@@ -34,7 +34,6 @@ from edgespec.runtimes.torch.weights import Weights
 from edgespec.training.corpus import Sample
 from edgespec.training.data import padded
 
-FREE_SHARE = 0.9  # of the free memory belongs to the dial when the user names none
 KERNELS = 32  # matmuls that torch and oneDNN keep compiled: one for each shape, and passes have ever new ones
 KERNELS_BYTES = 96 * 10**6  # of those, and of freed small blocks (measured)
 STREAMED_SHARE = 4  # one part in so many of the dial goes to a pass's rows when the target streams
@@ -55,8 +54,6 @@ def open_beside(
 
     Raises what `plan_beside` raises, StorageError and CorruptFileError.
     """
-    for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # read at the first matmul
-        os.environ.setdefault(cache, str(KERNELS))
     plan, chosen = plan_beside(files, options, device, count, least, nbytes)
     disk = read_rate(next(files.table.files()))
     done = 0
@@ -87,11 +84,9 @@ def plan_beside(
 
     Raises BudgetError when `least` does not fit, or the LM head would have to be streamed.
     """
-    dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
-    if dial > memory_total() + 2**20:
-        raise OptionError(
-            f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(memory_total())}; lower --memory"
-        )
+    for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # read at the first matmul
+        os.environ.setdefault(cache, str(KERNELS))
+    dial = choose_dial(options)
     disk = read_rate(next(files.table.files()))
     rates = Rates(read=disk.gbps if disk else None, compute=memory_rate())
 
