@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from edgespec.apps import options
 from edgespec.apps.commands import COMMANDS, run_command
-from edgespec.apps.common import demo_model, describe_plan, open_engine
+from edgespec.apps.common import demo_model, demo_options, describe_plan, open_engine
 from edgespec.apps.conversation import Conversation
 from edgespec.apps.reader import Interrupted, PipeReader, Reader, TerminalReader, history_file
 from edgespec.apps.reply import Reply, reply_to
@@ -66,10 +65,10 @@ def chat(
     """Talk with a model. Without a terminal, each line of standard input is a message."""
     engine_options = options.engine_options(ctx.params)
     generation_options = options.generation_options(ctx.params)
-    options.check_together(engine_options, generation_options)
     source = model or str(demo_model())
-    if model is None and engine_options.memory is None and engine_options.resident_layers is None:
-        engine_options = replace(engine_options, resident_layers=0)  # the real machinery
+    if model is None:
+        engine_options = demo_options(engine_options)
+    options.check_together(engine_options, generation_options)
     with Terminal() as terminal, open_engine(source, engine_options, terminal) as engine:
         this = Chat(engine, source, terminal, generation_options, stats)
         if system:

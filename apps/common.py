@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from edgespec.apps.terminal import Terminal
     from edgespec.engine import Engine
     from edgespec.offload.plan import Plan
+
+DEMO_LAYERS = 5  # of 10 in memory
 
 
 def load_engine(model: str | Path, options: EngineOptions, progress: ProgressCallback) -> Engine:
@@ -44,6 +47,19 @@ def demo_model() -> Path:
     if not path.is_dir():
         raise OptionError(f"the demo model is not in {path}; name a MODEL")
     return path
+
+
+def demo_options(options: EngineOptions) -> EngineOptions:
+    """The options for the demo model, to which its adapters belong.
+
+    Unless something is said about memory, half of it streams, so that one sees the machinery.
+    """
+    wants = options.draft_model is None if options.drafter == "auto" else "cascade" in options.drafter
+    if wants and options.adapters is None and options.precision is None:
+        options = replace(options, adapters=str(demo_model() / "cascade"))
+    if options.memory is None and options.resident_layers is None:
+        options = replace(options, resident_layers=DEMO_LAYERS)
+    return options
 
 
 def describe_plan(model: str, plan: Plan, drafters: Sequence[str] = ()) -> str:

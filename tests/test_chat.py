@@ -123,9 +123,13 @@ def test_without_a_model_the_demo_model_is_loaded(
     assert main.run(["chat", "-p", "hi"]) == 0
     assert engine.loaded_with is not None
     assert engine.loaded_with[0] == str(tmp_path / "demo_model")
-    assert engine.loaded_with[1].resident_layers == 0  # it streams, to show what this is about
-    assert main.run(["chat", "-p", "hi", "--memory", "8GB"]) == 0
-    assert engine.loaded_with[1].resident_layers is None
+    options = engine.loaded_with[1]
+    assert options.resident_layers == 5  # the others stream, to show what this is about
+    assert options.adapters == str(tmp_path / "demo_model" / "cascade")
+    assert main.run(["chat", "-p", "hi", "--memory", "8GB", "--drafter", "ngram"]) == 0
+    options = engine.loaded_with[1]
+    assert options.resident_layers is None
+    assert options.adapters is None
 
 
 def test_a_model_without_a_chat_template(chat: Chat, engine: FakeEngine) -> None:

@@ -352,24 +352,6 @@ def test_grading_counts_exactly_what_greedy_decoding_would_answer(tokenizer: Tok
     assert "of 2" in table
 
 
-BUNDLED = Path(llama.__file__).parents[1] / "demo_model"
-
-
-@pytest.mark.skipif(not (BUNDLED / "model.safetensors").exists(), reason="no demo model in this checkout")
-def test_the_bundled_model_is_small_complete_and_greets() -> None:
-    assert sum(f.stat().st_size for f in BUNDLED.iterdir()) <= 20_000_000
-    config = json.loads((BUNDLED / "config.json").read_text())
-    generation = json.loads((BUNDLED / "generation_config.json").read_text())
-    template = json.loads((BUNDLED / "tokenizer_config.json").read_text())["chat_template"]
-    assert config["torch_dtype"] == "bfloat16"
-    assert config["max_position_embeddings"] >= 1024
-    assert generation["eos_token_id"] == demo_tokenizer.END_ID
-    assert template == demo_tokenizer.TEMPLATE
-    model, tokenizer = llama.load(BUNDLED), Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
-    assert tokenizer.get_vocab_size() == config["vocab_size"]
-    assert evaluation.reply(model, tokenizer, [("Hello!", None)], limit=20) == "Hello! How can I help you?"
-
-
 def test_conversations_are_written_as_training_reads_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

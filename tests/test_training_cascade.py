@@ -34,7 +34,7 @@ from edgespec.training.corpus import Sample
 from edgespec.training.data import Samples, Shards
 from edgespec.training.generate import Replies
 from edgespec.training.plots import CURVES
-from edgespec.training.target import FrozenTarget, open_beside
+from edgespec.training.target import FrozenTarget, open_beside, plan_beside
 from edgespec.training.trainer import CHECKPOINT, LOG, Report, read_log
 from tests.models import make_tokenizer
 from tests.tiny import open_tiny, write_checkpoint
@@ -145,6 +145,19 @@ def test_the_dial_decides_how_much_a_pass_holds(model: Path) -> None:
     beside(smallest)
     beside(smallest + 200 * 10**6)
     assert opened[0] < opened[1] <= 4096
+
+
+def test_processes_share_what_is_free(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, _ = described(model)
+
+    def dial(memory: int | None) -> int:
+        options = EngineOptions(memory=memory)
+        return plan_beside(files, options, CPU, 64, 64, lambda n: n * 10**4)[0].dial
+
+    alone = dial(None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert 0.15 * alone < dial(None) < 0.35 * alone
+    assert dial(2 * 10**9) == 2 * 10**9
 
 
 # --- replies ----------------------------------------------------------------------------------------------

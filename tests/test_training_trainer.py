@@ -81,6 +81,17 @@ def test_it_learns_and_tells(tmp_path: Path) -> None:
     assert [x["loss"] for x in lines if "loss" in x] == [dict(r.losses) for r in steps]
 
 
+def test_the_time_left_is_at_the_pace_of_this_process(tmp_path: Path) -> None:
+    make_trainer(tmp_path, settings=Settings(60, 0.2)).run(ignore, stop_after=30)
+    trainer = make_trainer(tmp_path, settings=Settings(60, 0.2))
+    trainer.spent += 1e6  # on a slower machine, say
+    seen: list[Report] = []
+    trainer.run(seen.append)
+    assert seen[0].seconds > 1e6
+    assert 0 < seen[0].seconds_left < 1e4
+    assert seen[-1].seconds_left == 0
+
+
 def test_the_rate_warms_up_stays_and_falls() -> None:
     factors = [SETTINGS.factor(step) for step in range(12)]
     assert factors[:3] == pytest.approx([1 / 3, 2 / 3, 1])

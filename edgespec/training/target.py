@@ -33,6 +33,7 @@ from edgespec.runtimes.torch.open import ModelFiles, open_target, plan_model
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.training.corpus import Sample
 from edgespec.training.data import padded
+from edgespec.training.workers import Workers
 
 KERNELS = 32  # matmuls that torch and oneDNN keep compiled: one for each shape, and passes have ever new ones
 KERNELS_BYTES = 96 * 10**6  # of those, and of freed small blocks (measured)
@@ -87,6 +88,8 @@ def plan_beside(
     for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # read at the first matmul
         os.environ.setdefault(cache, str(KERNELS))
     dial = choose_dial(options)
+    if options.memory is None:
+        dial //= Workers.on_this_machine()
     disk = read_rate(next(files.table.files()))
     rates = Rates(read=disk.gbps if disk else None, compute=memory_rate())
 

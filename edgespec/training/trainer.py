@@ -80,11 +80,8 @@ class Report:
     tokens: int  # seen so far
     seconds: float  # spent so far, all runs
     tokens_per_second: float  # of this step
+    seconds_left: float  # at the pace since this process began
     held_out: Mapping[str, Any] | None = None
-
-    @property
-    def seconds_left(self) -> float:
-        return self.seconds / self.step * (self.steps - self.step) if self.step else math.inf
 
 
 class Trainer:
@@ -126,6 +123,7 @@ class Trainer:
         self.step = 0
         self.tokens = 0
         self.spent = 0.0  # seconds before this process, then up to the last checkpoint
+        self._began_at = (0, 0.0)  # step and seconds, in this process
         directory.mkdir(parents=True, exist_ok=True)
         self._resume()
         self._called = self.workers.wrap(model)
@@ -142,7 +140,7 @@ class Trainer:
         Raises TrainingError when loss or gradient is not finite; the last checkpoint stays as it was.
         """
         began = saved = perf_counter()
-        base = self.spent
+        base, self._began_at = self.spent, (self.step, self.spent)
         last = min(self.settings.steps, stop_after or self.settings.steps)
         if self.step == 0:
             self._evaluate(report, 0.0)
@@ -201,7 +199,10 @@ class Trainer:
 
     def _report(self, losses: Mapping[str, float], speed: float) -> Report:
         rate = self.settings.rate * self.settings.factor(max(0, self.step - 1))
-        return Report(self.step, self.settings.steps, losses, rate, self.tokens, self.spent, speed)
+        step, spent = self._began_at
+        pace = (self.spent - spent) / (self.step - step) if self.step > step else math.inf
+        left = pace * (self.settings.steps - self.step) if self.step < self.settings.steps else 0.0
+        return Report(self.step, self.settings.steps, losses, rate, self.tokens, self.spent, speed, left)
 
     def _evaluate(
         self, report: Callable[[Report], None], speed: float, losses: Mapping[str, float] | None = None

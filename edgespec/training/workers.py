@@ -39,6 +39,11 @@ class Workers:
         """Whether this process is one of several."""
         return os.environ.get("WORLD_SIZE", "1") != "1"
 
+    @staticmethod
+    def on_this_machine() -> int:
+        """How many share its memory."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
     @property
     def first(self) -> bool:
         """The one that writes, evaluates and reports."""

@@ -1,0 +1,53 @@
+"""The bundled demo model and its adapters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+import edgespec
+from edgespec.errors import OptionError
+from edgespec.training import llama
+from edgespec.training.demo import evaluate as evaluation
+from edgespec.training.demo import tokenizer as demo_tokenizer
+
+BUNDLED = Path(llama.__file__).parents[1] / "demo_model"
+
+
+def test_the_bundled_model_is_small_complete_and_greets() -> None:
+    assert sum(f.stat().st_size for f in BUNDLED.rglob("*") if f.is_file()) <= 20_000_000
+    config = json.loads((BUNDLED / "config.json").read_text())
+    generation = json.loads((BUNDLED / "generation_config.json").read_text())
+    template = json.loads((BUNDLED / "tokenizer_config.json").read_text())["chat_template"]
+    assert config["torch_dtype"] == "bfloat16"
+    assert config["max_position_embeddings"] >= 1024
+    assert generation["eos_token_id"] == demo_tokenizer.END_ID
+    assert template == demo_tokenizer.TEMPLATE
+    model, tokenizer = llama.load(BUNDLED), Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == config["vocab_size"]
+    assert evaluation.reply(model, tokenizer, [("Hello!", None)], limit=20) == "Hello! How can I help you?"
+
+
+def test_its_adapters_draft_what_it_says() -> None:
+    adapters = str(BUNDLED / "cascade")
+    question = "<|begin|><|user|>Tell me a short story about a dragon.<|end|><|assistant|>"
+    told: list[list[int | None]] = []
+    for options in ({"drafter": "none"}, {"drafter": "cascade", "adapters": adapters, "resident_layers": 5}):
+        with edgespec.load(BUNDLED, memory="2GB", **options) as engine:
+            replies = list(edgespec.stream_generate(engine, question, max_tokens=60))
+        told.append([r.token for r in replies if r.token is not None])
+    assert told[0] == told[1]
+    stats = replies[-1].stats
+    assert stats is not None
+    assert stats.bytes_read > 0
+    assert stats.tokens_per_cycle > 2, "trained adapters, not any"
+
+
+def test_its_adapters_are_for_no_other_precision() -> None:
+    with pytest.raises(OptionError, match="precision"):
+        edgespec.load(
+            BUNDLED, memory="2GB", precision="int8", drafter="cascade", adapters=str(BUNDLED / "cascade")
+        )
