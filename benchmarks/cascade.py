@@ -27,6 +27,7 @@ from store import Store
 
 GAMMAS = (3, 5, 7, 10)
 VARIANTS = ("kangaroo", "chain", "kangaroo-tree", "tree", "deep", "deep-tree")
+CONTEXT = 384  # positions of the big model's cache: room for the longest prompt and reply here
 PAPER = {"kangaroo": (2.25, 2.49, 2.63, 2.71), "chain": (2.71, 3.05, 3.23, 3.33)}  # Vicuna-7B, Table 5
 COPY = "substitute"  # a low-bit copy of the streamed layers verifies in place of an adapter: `tree` with it
 
@@ -71,6 +72,8 @@ class Bench:
     ) -> DraftWorker:
         options: list[str | Path | int] = ["--adapters", adapters]
         options += [] if depth is None else ["--resident-layers", depth]
+        if model == self.args.target:
+            options += ["--context", CONTEXT]
         if variant != COPY:
             return open_worker(model, dial, "cascade", *options)
         copy = self.args.copy if model == self.args.small else self.args.target_copy
@@ -101,7 +104,7 @@ class Bench:
                     self.store.get(key, partial(self._cycles, dial, variant, turn))
 
     def _plain(self, dial: int, options: Sequence[str | int], turn: int) -> Row:
-        with open_worker(self.args.target, dial, "none", *options) as worker:
+        with open_worker(self.args.target, dial, "none", "--context", CONTEXT, *options) as worker:
             return self._timed(worker, {"kind": "own"}, self.args.cycles, turn)
 
     def _cycles(self, dial: int, variant: str, turn: int) -> Row:
