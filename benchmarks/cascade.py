@@ -30,6 +30,12 @@ VARIANTS = ("kangaroo", "chain", "kangaroo-tree", "tree", "deep", "deep-tree")
 CONTEXT = 384  # positions of the big model's cache: room for the longest prompt and reply here
 PAPER = {"kangaroo": (2.25, 2.49, 2.63, 2.71), "chain": (2.71, 3.05, 3.23, 3.33)}  # Vicuna-7B, Table 5
 COPY = "substitute"  # a low-bit copy of the streamed layers verifies in place of an adapter: `tree` with it
+WITHOUT = ("kangaroo", "kangaroo-tree", COPY)  # an adapter at L_SV: the same at every depth
+
+
+def length_key(depth: int, variant: str, g: int) -> str:
+    """Of tokens per cycle in the store."""
+    return f"lengths/{'any' if variant in WITHOUT else depth}/{variant}/{g}"
 
 
 class Bench:
@@ -58,14 +64,14 @@ class Bench:
         asked = self.asked
         for depth in self.args.verify:
             for variant in (*VARIANTS, *([COPY] if self.args.copy else [])):
-                keys = {g: f"lengths/{depth}/{variant}/{g}" for g in GAMMAS}
-                if all("tau" in self.store.rows.get(key, {}) for key in keys.values()):
+                keys = {g: length_key(depth, variant, g) for g in GAMMAS}
+                if all("tau" in self.store.rows.get(stored, {}) for stored in keys.values()):
                     continue
                 with self.cascade(
                     self.args.small, SMALL_MEMORY, variant, self.args.adapters, depth
                 ) as worker:
-                    for g, key in keys.items():
-                        self.store.get(key, partial(self._lengths, worker, asked, variant, g))
+                    for g, stored in keys.items():
+                        self.store.get(stored, partial(self._lengths, worker, asked, variant, g))
 
     def cascade(
         self, model: Path, dial: int, variant: str, adapters: Path, depth: int | None = None
@@ -145,16 +151,17 @@ def lengths(bench: Bench) -> Report:
         ["L_SV", "variant", *(f"g = {g} (at most {g + 1})" for g in GAMMAS), "× Kangaroo at g = 5"],
     )
     different = total = 0
-    for depth in bench.args.verify:
-        for variant in (*VARIANTS, COPY):
-            found = [rows.get(f"lengths/{depth}/{variant}/{g}", {}) for g in GAMMAS]
-            if not all("tau" in row for row in found):
-                continue
-            different += sum(row["replies"] - row["same"] for row in found)
-            total += sum(row["replies"] for row in found)
-            base = rows.get(f"lengths/{depth}/kangaroo/5", {}).get("tau")
-            ratio = f"{found[1]['tau'] / base:.2f}" if base else ""
-            report.add(str(depth), variant, *(f"{row['tau']:.2f}" for row in found), ratio)
+    base = rows.get(length_key(0, "kangaroo", 5), {}).get("tau")
+    places: list[tuple[int, str]] = [(0, variant) for variant in WITHOUT]
+    places += [(depth, v) for depth in bench.args.verify for v in VARIANTS if v not in WITHOUT]
+    for depth, variant in places:
+        found = [rows.get(length_key(depth, variant, g), {}) for g in GAMMAS]
+        if not all("tau" in row for row in found):
+            continue
+        different += sum(row["replies"] - row["same"] for row in found)
+        total += sum(row["replies"] for row in found)
+        ratio = f"{found[1]['tau'] / base:.2f}" if base else ""
+        report.add(str(depth or ""), variant, *(f"{row['tau']:.2f}" for row in found), ratio)
     for variant, found in PAPER.items():
         ratio = found[1] / PAPER["kangaroo"][1]
         report.add("15 of 32", f"{variant}, CATS paper", *(f"{tau:.2f}" for tau in found), f"{ratio:.2f}")
@@ -215,7 +222,7 @@ def speeds(bench: Bench, dial: int) -> Report:
         depth = small(big)
         best: tuple[float, list[str]] | None = None
         for g in GAMMAS:
-            tau = rows.get(f"lengths/{depth}/{variant}/{g}", {}).get("tau")
+            tau = rows.get(length_key(depth, variant, g), {}).get("tau")
             each = [[c for c in row["cycles"] if c["steps"] == g] for row in turns]
             if tau is None or not all(each):
                 continue
@@ -251,7 +258,7 @@ def plot(bench: Bench, path: Path) -> None:
     panels = figure.subplots(1, len(depths), sharey=True, squeeze=False)
     for panel, depth in zip(panels[0], depths, strict=True):
         for variant in (*VARIANTS, COPY):
-            found = [rows.get(f"lengths/{depth}/{variant}/{g}", {}).get("tau") for g in GAMMAS]
+            found = [rows.get(length_key(depth, variant, g), {}).get("tau") for g in GAMMAS]
             if None not in found:
                 panel.plot(GAMMAS, found, marker="o", label=variant)
         panel.plot(GAMMAS, [g + 1 for g in GAMMAS], color="gray", linestyle=":", label="ceiling")
