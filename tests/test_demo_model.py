@@ -9,7 +9,11 @@ import pytest
 from tokenizers import Tokenizer
 
 import edgespec
+from edgespec.config import GenerationOptions
+from edgespec.controller import Fixed
+from edgespec.drafters.base import TreeBudget
 from edgespec.errors import OptionError
+from edgespec.schedules.serial import Serial
 from edgespec.training import llama
 from edgespec.training.demo import evaluate as evaluation
 from edgespec.training.demo import tokenizer as demo_tokenizer
@@ -37,7 +41,11 @@ def test_its_adapters_draft_what_it_says() -> None:
     told: list[list[int | None]] = []
     for options in ({"drafter": "none"}, {"drafter": "cascade", "adapters": adapters, "resident_layers": 5}):
         with edgespec.load(BUNDLED, memory="2GB", **options) as engine:
-            replies = list(edgespec.stream_generate(engine, question, max_tokens=60))
+            session = engine.new_session()
+            if isinstance(session.schedule, Serial):  # not whatever pays on this machine now
+                session.schedule.controller = Fixed(TreeBudget(32, 8, 5))
+            replies = list(session.generate(engine.encode(question), GenerationOptions(max_tokens=60)))
+            session.close()
         told.append([r.token for r in replies if r.token is not None])
     assert told[0] == told[1]
     stats = replies[-1].stats
