@@ -72,7 +72,9 @@ def _pack(model: str, out: Path, precision: str | None, substitute: str | None) 
             terminal.note(f"stopped at {watch.where()}; the same command goes on from there")
             raise typer.Exit(130) from None
         parts = [] if added else [f"precision {precision or 'source'}"]
-        what = ", ".join([*parts, f"substitute {substitute}"] if substitute else parts)
+        if substitute:
+            parts.append(f"substitute {substitute}")
+        what = ", ".join(parts)
         if watch.total:
             done = f"packed {format_bytes(watch.total)} at {what} {watch.speed()}"
         else:

@@ -6,36 +6,26 @@
 All variants have the same target, adapters, prompts and pinned layers; drafts are always g steps deep, so
 that a cycle gives g + 1 tokens at most. Tokens per cycle are the small model's, for every variant, g and
 depth L_SV of the verifier; with an inflated --target, seconds a cycle are timed in turn with plain decoding
-at the same dial, and with nothing pinned. Every measurement is kept in the results file as it is made; run
-again to go on, or to print the tables.
+at the same dial, and with nothing pinned; and with --replies, whole replies by plain decoding and by the
+cascade as the engine itself drives it. Every measurement is kept in the results file as it is made; run again
+to go on, or to print the tables.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
-from common import Report, Row, arguments, compile_checkout, format_bytes, sizes, spread
+from cascade_tables import COPY, VARIANTS, length_key, lengths, plot, replies, speeds
+from common import Row, arguments, compile_checkout, format_bytes, sizes
 from draft_worker import DraftWorker, open_worker, recorded, timed
 from drafting_parts import LONGEST, SMALL_MEMORY
-from held_out import described, prompts, text_prompts
+from held_out import prompts, text_prompts
 from store import Store
 
-GAMMAS = (3, 5, 7, 10)
-VARIANTS = ("kangaroo", "chain", "kangaroo-tree", "tree", "deep", "deep-tree")
 CONTEXT = 384  # positions of the big model's cache: room for the longest prompt and reply here
-PAPER = {"kangaroo": (2.25, 2.49, 2.63, 2.71), "chain": (2.71, 3.05, 3.23, 3.33)}  # Vicuna-7B, Table 5
-COPY = "substitute"  # a low-bit copy of the streamed layers verifies in place of an adapter: `tree` with it
-WITHOUT = ("kangaroo", "kangaroo-tree", COPY)  # an adapter at L_SV: the same at every depth
-
-
-def length_key(depth: int, variant: str, g: int) -> str:
-    """Of tokens per cycle in the store."""
-    return f"lengths/{'any' if variant in WITHOUT else depth}/{variant}/{g}"
 
 
 class Bench:
@@ -64,7 +54,7 @@ class Bench:
         asked = self.asked
         for depth in self.args.verify:
             for variant in (*VARIANTS, *([COPY] if self.args.copy else [])):
-                keys = {g: length_key(depth, variant, g) for g in GAMMAS}
+                keys = {g: length_key(depth, variant, g) for g in self.args.g}
                 if all("tau" in self.store.rows.get(stored, {}) for stored in keys.values()):
                     continue
                 with self.cascade(
@@ -109,6 +99,26 @@ class Bench:
                     key = f"{format_bytes(dial)}/cycles/{variant}/{turn}"
                     self.store.get(key, partial(self._cycles, dial, variant, turn))
 
+    def replies(self) -> None:
+        """Whole replies, by plain decoding and by the cascade that the engine drives by itself."""
+        for dial in self.args.dials:
+            for drafter in ("none", "cascade"):
+                key = f"{format_bytes(dial)}/replies/{drafter}"
+                self.store.get(key, partial(self._replies, dial, drafter))
+
+    def _replies(self, dial: int, drafter: str) -> Row:
+        options: list[str | Path | int] = ["--context", CONTEXT]
+        options += ["--adapters", self.args.target_adapters] if drafter == "cascade" else []
+        step = max(1, len(self.asked) // self.args.replies)
+        asked, found = self.asked[::step][: self.args.replies], []
+        with open_worker(self.args.target, dial, drafter, *options) as worker:
+            for known in asked:
+                row = worker.run(known["prompt"], LONGEST, {"kind": "own"})
+                kept = {k: row[k] for k in ("prefill_seconds", "decode_seconds", "passes", "bytes_per_token")}
+                same = row["tokens"] == known["reply"]
+                found.append({**kept, "tokens": len(row["tokens"]), "same": same})
+        return {"replies": found, "peak_memory": row["peak_memory"], "plan": worker.loaded["plan"]}
+
     def _plain(self, dial: int, options: Sequence[str | int], turn: int) -> Row:
         with open_worker(self.args.target, dial, "none", "--context", CONTEXT, *options) as worker:
             return self._timed(worker, {"kind": "own"}, self.args.cycles, turn)
@@ -116,8 +126,8 @@ class Bench:
     def _cycles(self, dial: int, variant: str, turn: int) -> Row:
         """Every g in turn, cycle by cycle."""
         with self.cascade(self.args.target, dial, variant, self.args.target_adapters) as worker:
-            mode = {"kind": "fixed", "steps": list(GAMMAS), "variant": name(variant)}
-            return self._timed(worker, mode, self.args.cycles * len(GAMMAS), turn)
+            mode = {"kind": "fixed", "steps": self.args.g, "variant": name(variant)}
+            return self._timed(worker, mode, self.args.cycles * len(self.args.g), turn)
 
     def _timed(self, worker: DraftWorker, mode: Row, count: int, turn: int) -> Row:
         found: list[Row] = []
@@ -135,137 +145,8 @@ def name(variant: str) -> str:
     return "tree" if variant == COPY else variant
 
 
-def inflated_depths(adapters: Path) -> tuple[int, dict[int, int]]:
-    """Of inflated adapters, the draft's depth; and by depth of a verifier, that of the small one
-    (`inflate_adapters.py` writes it down)."""
-    found = json.loads((adapters / "adapter.json").read_text())["adapters"]
-    (draft,) = (a["depth"] for a in found if a["role"] == "draft")
-    return draft, {a["depth"]: a["training"]["inflated from depth"] for a in found if a["role"] == "verify"}
-
-
-def lengths(bench: Bench) -> Report:
-    rows = bench.store.rows
-    known = rows.get("plain replies", {}).get("prompts", [])
-    report = Report(
-        f"Tokens per cycle, {described(known)}",
-        ["L_SV", "variant", *(f"g = {g} (at most {g + 1})" for g in GAMMAS), "× Kangaroo at g = 5"],
-    )
-    different = total = 0
-    base = rows.get(length_key(0, "kangaroo", 5), {}).get("tau")
-    places: list[tuple[int, str]] = [(0, variant) for variant in WITHOUT]
-    places += [(depth, v) for depth in bench.args.verify for v in VARIANTS if v not in WITHOUT]
-    for depth, variant in places:
-        found = [rows.get(length_key(depth, variant, g), {}) for g in GAMMAS]
-        if not all("tau" in row for row in found):
-            continue
-        different += sum(row["replies"] - row["same"] for row in found)
-        total += sum(row["replies"] for row in found)
-        ratio = f"{found[1]['tau'] / base:.2f}" if base else ""
-        report.add(str(depth or ""), variant, *(f"{row['tau']:.2f}" for row in found), ratio)
-    for variant, found in PAPER.items():
-        ratio = found[1] / PAPER["kangaroo"][1]
-        report.add("15 of 32", f"{variant}, CATS paper", *(f"{tau:.2f}" for tau in found), f"{ratio:.2f}")
-    report.notes.append(f"{different} of {total} replies differ from plain ones.")
-    return report
-
-
-def layer_traffic(target: Path, drafting: int, g: int) -> float:
-    """Bytes of layers that a cycle reads from memory: those of the first `drafting` in each of g steps, the
-    others once. That is the numerator of the paper's BPT, Eq. 3 and 4, for two stages and for three; its
-    Table 5 counts 10 draft layers for Kangaroo, which has 3."""
-    from edgespec.runtimes.torch.open import describe_model
-
-    table = describe_model(target).table
-    sizes = [sum(c.nbytes for c in table.chunks if c.layer == layer) for layer in range(table.layers)]
-    return g * sum(sizes[:drafting]) + sum(sizes[drafting:])
-
-
-def speeds(bench: Bench, dial: int) -> Report:
-    """Tokens per cycle of the small model at the depth that the dial allows / seconds of the big one."""
-    rows, at = bench.store.rows, format_bytes(dial)
-    columns = [
-        "variant",
-        "L_SV",
-        "g",
-        "tokens a cycle",
-        "cycle, s",
-        "tokens/s",
-        "× plain",
-        "× nothing pinned",
-    ]
-    report = Report(f"Speed at {at}, best g", [*columns, "GB read a token", "BPT, GB", "peak"])
-
-    def medians(stem: str) -> list[float]:
-        found = (rows.get(f"{at}/{stem}/{turn}", {}) for turn in range(bench.args.rounds))
-        return [statistics.median(c["seconds"] for c in row["cycles"]) for row in found if "cycles" in row]
-
-    draft, known = inflated_depths(bench.args.target_adapters)
-
-    def small(big: int) -> int:
-        """The small model's depth for one of the big one. A low-bit copy verifies at any depth; tokens per
-        cycle are then those of the next measured one above, which knows less."""
-        return max((depth for at, depth in known.items() if at <= big), default=min(known.values()))
-
-    plain, bare = medians("plain"), medians("plain, nothing pinned")
-    if not plain or not bare:
-        return report
-    for label, values in (("plain, nothing pinned", bare), ("plain", plain)):
-        speed = 1 / statistics.median(values)
-        ratios = [f"{speed * statistics.median(other):.2f}" for other in (plain, bare)]
-        report.add(label, "", "", "1", spread(values), f"{speed:.3f}", *ratios, "", "", "")
-    for variant in (*VARIANTS, COPY):
-        turns = [rows.get(f"{at}/cycles/{variant}/{turn}", {}) for turn in range(bench.args.rounds)]
-        turns = [row for row in turns if "cycles" in row]
-        if not turns:
-            continue
-        big = turns[0]["plan"]["cascade_layers"]
-        depth = small(big)
-        best: tuple[float, list[str]] | None = None
-        for g in GAMMAS:
-            tau = rows.get(length_key(depth, variant, g), {}).get("tau")
-            each = [[c for c in row["cycles"] if c["steps"] == g] for row in turns]
-            if tau is None or not all(each):
-                continue
-            cycle = [statistics.median(c["seconds"] for c in part) for part in each]
-            read = statistics.mean(c["bytes"] for part in each for c in part) / tau / 1e9
-            speed = tau / statistics.median(cycle)
-            against = [f"{speed * statistics.median(other):.2f}" for other in (plain, bare)]
-            cells = [
-                variant,
-                f"{depth} ({big})",
-                str(g),
-                f"{tau:.2f}",
-                spread(cycle),
-                f"{speed:.3f}",
-                *against,
-            ]
-            drafting = big if "deep" in variant else draft
-            bpt = layer_traffic(bench.args.target, drafting, g) / tau / 1e9
-            cells += [f"{read:.2f}", f"{bpt:.2f}", format_bytes(max(row["peak_memory"] for row in turns))]
-            if best is None or speed > best[0]:
-                best = speed, cells
-        if best is not None:
-            report.add(*best[1])
-    return report
-
-
-def plot(bench: Bench, path: Path) -> None:
-    """Tokens per cycle against g, a panel for each L_SV, below the ceiling g + 1."""
-    from matplotlib.figure import Figure
-
-    rows, depths = bench.store.rows, bench.args.verify
-    figure = Figure(figsize=(4 * len(depths), 4), layout="constrained")
-    panels = figure.subplots(1, len(depths), sharey=True, squeeze=False)
-    for panel, depth in zip(panels[0], depths, strict=True):
-        for variant in (*VARIANTS, COPY):
-            found = [rows.get(length_key(depth, variant, g), {}).get("tau") for g in GAMMAS]
-            if None not in found:
-                panel.plot(GAMMAS, found, marker="o", label=variant)
-        panel.plot(GAMMAS, [g + 1 for g in GAMMAS], color="gray", linestyle=":", label="ceiling")
-        panel.set(title=f"L_SV = {depth}", xlabel="g, drafted tokens deep", xticks=GAMMAS)
-    panels[0][0].set(ylabel="tokens a cycle", ylim=(1, None))
-    panels[0][0].legend(fontsize="small")
-    figure.savefig(path, dpi=100)
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
 
 
 def main() -> None:
@@ -278,9 +159,11 @@ def main() -> None:
     parser.add_argument("--target-adapters", type=Path, help="the adapters inflated")
     parser.add_argument("--target-copy", type=Path, help="the inflated model's low-bit copy")
     parser.add_argument("--dials", type=sizes, default=sizes("8GB,6GB,4GB"))
-    parser.add_argument("--verify", type=lambda text: [int(d) for d in text.split(",")], default=[3, 5, 7])
+    parser.add_argument("--g", type=numbers, default=[3, 5, 7, 10], help="drafted tokens deep")
+    parser.add_argument("--verify", type=numbers, default=[3, 5, 7], help="the verifier's layers, L_SV")
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--cycles", type=int, default=6, help="timed cycles a round, variant and g")
+    parser.add_argument("--replies", type=int, default=0, help="whole replies to time at each dial")
     parser.add_argument("--plot", type=Path, help="a PNG of tokens per cycle to draw")
     args = parser.parse_args()
     compile_checkout()
@@ -291,6 +174,9 @@ def main() -> None:
         plot(bench, args.plot)
     if args.target:
         bench.cycles()
+        if args.replies:
+            bench.replies()
+            print(replies(bench).markdown())
         for dial in args.dials:
             print(speeds(bench, dial).markdown())
 

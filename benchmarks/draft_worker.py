@@ -171,6 +171,8 @@ def main() -> None:
             "finish": finish,
             "cycles": cycles,
             "prefill_seconds": stats.prefill_seconds,
+            "decode_seconds": stats.decode_seconds,
+            "passes": stats.cycles,
             "tokens_per_second": stats.tokens_per_second,
             "tokens_per_cycle": stats.tokens_per_cycle,
             "bytes_per_token": stats.bytes_per_token,

@@ -186,7 +186,7 @@ def test_a_damaged_copy_drafts_no_more(engine: Engine, expected: list[int], whol
     assert [type(m) for m in session.schedule.drafter.members] == [NGram]  # which goes on
     session.schedule.controller = Fixed(TreeBudget(16, 4, 0))
     repeated = list(session.generate([*prompt_of(20), *expected, *prompt_of(20)], REPLY))[-1]
-    assert repeated.stats.drafted > 0
+    assert repeated.stats.accepted > 0
     for kv in (session.cache.k, session.cache.v):
         assert torch.isfinite(kv).all()
 

@@ -279,7 +279,6 @@ def test_a_resumed_run_takes_the_passes_that_it_began_with(
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.slow
 def test_workers_learn_what_one_learns(model: Path, text: Path, tmp_path: Path) -> None:
     """Two processes, each with its part of every step."""
     train(model, text, tmp_path / "one")
