@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +26,7 @@ from edgespec.errors import Cancelled
 from edgespec.packing import pack_model
 from edgespec.response import Response, Stats
 from edgespec.runtimes.torch.adapter import Adapter
-from edgespec.runtimes.torch.adapter_files import save_adapters
+from edgespec.runtimes.torch.adapter_files import MANIFEST, save_adapters
 from edgespec.runtimes.torch.open import describe_model
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
@@ -295,6 +297,45 @@ def stage(drafter: CascadeDrafter, name: str) -> str:
     if drafter.forest is not None and len(drafter.cache.parents) == 0:
         return "draft" if layer < DRAFT or layer == LAYERS else "shallow"
     return "final"
+
+
+@pytest.mark.parametrize("which", ["draft", "verify", "substitute"])
+def test_a_damaged_adapter_drafts_no_more(
+    model: Path, plain: dict[GenerationOptions, list[int]], which: str
+) -> None:
+    """What is not a number ends drafting, and is told."""
+    copy = {"drafter": "cascade+substitute", "draft_model": model.parent / "low"}
+    with load(model, **copy if which == "substitute" else {}) as engine:
+        (cascade,) = engine.resident
+        assert isinstance(cascade, Cascade)
+        if cascade.substitute is None:
+            getattr(cascade, which).o_proj.data[:] = torch.nan
+        else:
+            for blocks in cascade.substitute.weights.blocks.values():
+                for block in blocks:
+                    if block.scale is not None:
+                        block.scale.fill_(torch.nan)
+        session, _ = conversation(engine, ALWAYS["tree"], TreeBudget(8, 6, 6))
+        tokens, stats = say(session, prompt_of(50), REPLY)
+        assert tokens == plain[REPLY][: len(tokens)]
+        assert len(tokens) == REPLY.max_tokens
+        assert stats.drafter_damaged
+        for kv in (session.cache.k, session.cache.v):
+            assert torch.isfinite(kv).all()
+
+
+def test_a_verifier_that_knows_no_better_is_not_asked(model: Path, tmp_path: Path) -> None:
+    adapters = shutil.copytree(model / "random", tmp_path / "adapters")
+    manifest = json.loads((adapters / MANIFEST).read_text())
+    for adapter, agreement in zip(manifest["adapters"], (0.7, 0.6, 0.8), strict=True):
+        adapter["training"]["held_out"] = {"agreement": agreement}
+    (adapters / MANIFEST).write_text(json.dumps(manifest))
+    for depth, variant in ((2, "kangaroo-tree"), (3, "tree")):
+        with load(model, resident_layers=depth, adapters=str(adapters)) as engine:
+            (cascade,) = engine.resident
+            assert isinstance(cascade, Cascade)
+            assert cascade.variant is VARIANTS[variant]
+            assert len(list(engine.new_session().generate(prompt_of(20), REPLY))) > 20
 
 
 @pytest.mark.parametrize("acceptance", ["ratio", "typical"])

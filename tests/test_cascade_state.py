@@ -354,10 +354,13 @@ def test_it_stops_where_it_is_not_sure(engine: Engine) -> None:
     assert len(rounds(engine, sure, None, chain, 0).tree()) == 1
 
 
-def test_damaged_adapters_propose_nothing(engine: Engine) -> None:
-    damaged = Opinion(DRAFT, {})
-    damaged.row[:] = torch.nan
-    assert len(rounds(engine, damaged, damaged, TREE, 6).tree()) == 1
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_damaged_adapters_are_found_out(engine: Engine, value: float) -> None:
+    sound, damaged = Opinion(DRAFT, {}), Opinion(DRAFT, {})
+    damaged.row[1] = value
+    for first, second in ((damaged, sound), (sound, damaged)):
+        with pytest.raises(ModelError, match="not finite"):
+            rounds(engine, first, second, TREE, 6)
 
 
 def test_one_root_at_a_time(engine: Engine) -> None:

@@ -330,6 +330,8 @@ def test_other_held_out_text_can_be_named(model: Path, text: Path, tmp_path: Pat
     assert len(Samples(Shards(tmp_path / "out" / "held-out"), 320)) > 0
     with pytest.raises(OptionError, match="another text"):
         train(model, other, tmp_path / "out", held_out=other)
+    with pytest.raises(OptionError, match=r"a run with held-out = .*, not None"):  # it had more to learn from
+        train(model, text, tmp_path / "out")
 
 
 def test_bad_text_is_found_before_replies_are_made(model: Path, text: Path, tmp_path: Path) -> None:
@@ -390,7 +392,18 @@ def test_depths_that_cannot_be_are_refused(draft: int | None, verify: tuple[int,
 
 
 @pytest.mark.parametrize(
-    "change", [{"loss": "other"}, {"steps": 0}, {"top_k": 0}, {"rate": 2.0}, {"length": 1}, {"generate": -1}]
+    "change",
+    [
+        {"loss": "other"},
+        {"steps": 0},
+        {"top_k": 0},
+        {"rate": 2.0},
+        {"length": 1},
+        {"generate": -1},
+        {"seed": 2**63},
+        {"loss": "full", "top_k": 7},
+        {"temperature": 0.8},
+    ],
 )
 def test_options_that_cannot_be_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(OptionError):

@@ -126,6 +126,9 @@ def test_restored_batches_go_on_exactly() -> None:
     two.restore(state)
     for _ in range(9):
         assert next(one) == next(two)
+    for place in (-1, 51):
+        with pytest.raises(ValueError, match="of 50 sequences"):
+            two.restore({"epoch": 0, "place": place})
     other = Batches(samples, np.arange(50), 200, 128, seed=4)
     assert flat(next(other)) != flat(next(Batches(samples, np.arange(50), 200, 128, seed=3)))
 

@@ -199,6 +199,24 @@ def test_nan_stops_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     assert all(torch.isfinite(p).all() for p in kept.model.parameters())
 
 
+def test_nan_before_the_first_interval_keeps_the_beginning(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="kept in"):
+        make_trainer(tmp_path, Data(poison=2)).run(ignore)
+    assert (tmp_path / CHECKPOINT).is_file()
+    lower = make_trainer(tmp_path, settings=Settings(12, 0.01, 3, 0.3))
+    assert lower.step == 0
+    lower.run(ignore)
+    assert lower.step == 12
+
+
+def test_a_torn_log_stops_nobody(tmp_path: Path) -> None:
+    make_trainer(tmp_path).run(ignore, stop_after=2)
+    with open(tmp_path / LOG, "ab") as log:
+        log.write(b'{"step": 3, "\xff\xfe')
+    make_trainer(tmp_path).run(ignore)
+    assert [line["step"] for line in read_log(tmp_path / LOG)] == list(range(1, 13))
+
+
 def test_a_gradient_that_is_not_finite_stops_too(tmp_path: Path) -> None:
     def steep(model: nn.Module, batch: Batch) -> Loss:
         value = model(batch[0]).sum() * 0 + model.weight.abs().sum().sub(0.3).abs().sqrt()  # type: ignore[union-attr]

@@ -56,6 +56,10 @@ class Variant:
     stop: float = 0.1
     deep: bool = False
 
+    def __post_init__(self) -> None:
+        if self.deep and self.round:
+            raise ValueError("the verifier's exit cannot draft and verify at once")
+
 
 VARIANTS = {
     "kangaroo": Variant(branch=1, width=1, round=0, after=0),  # a chain from the draft's exit

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edgespec.errors import ModelError
 from edgespec.runtimes.base import IntArray, Rows
 from edgespec.runtimes.torch.adapter import Adapter
+from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import TREE_ROWS
 from edgespec.runtimes.torch.substitute import SubstituteWeights
@@ -125,7 +127,14 @@ class SubstituteExit:
 
     def logits(self, hidden: Tensor, rows: Rows) -> Tensor:
         """See `Exit`."""
-        return self.model.logits(self.model.run(hidden, rows, range(self.depth, self.model.config.layers)))
+        last = self.model.run(hidden, rows, range(self.depth, self.model.config.layers))
+        try:
+            return self.model.logits(last)
+        except ModelError:  # not finite: nothing of it may stay where the target looks
+            for cache in rows.caches:
+                assert isinstance(cache, TorchKVCache)
+                cache.wipe()
+            raise
 
 
 @torch.inference_mode()

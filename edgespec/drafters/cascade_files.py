@@ -73,6 +73,13 @@ def find_cascade(directory: Path, files: ModelFiles, copy: LowBitCopy | None) ->
     return CascadeFiles(files, draft, verify, copy)
 
 
+def knows_better(verify: AdapterFile, draft: AdapterFile) -> bool:
+    """Whether a shallow verifier says more often than the draft what the target says, as far as is known: one
+    too shallow may not."""
+    ours, least = verify.agreement, draft.agreement
+    return ours is None or least is None or ours > least
+
+
 class Cascade:
     """An open cascade, shared by an engine's sessions; see `drafters.resident.Resident`.
 
@@ -90,13 +97,14 @@ class Cascade:
     ) -> None:
         """Reads the adapters. Raises StorageError, and CorruptFileError for a damaged low-bit copy."""
         config, dtype, device = found.files.config, found.files.dtype, target.device
-        self.target, self.variant = target, VARIANTS["tree"]
+        self.target = target
         self.draft = found.draft.open(config, dtype, device)
         progress(found.draft.nbytes)
-        self.verify = None
+        self.verify, self.variant = None, VARIANTS["tree"]
         for adapter in found.verify:
             if adapter.depth == plan.depth:
                 self.verify = adapter.open(config, dtype, device)
+                self.variant = VARIANTS["tree" if knows_better(adapter, found.draft) else "kangaroo-tree"]
                 progress(adapter.nbytes)
         self.substitute: TorchTarget[SubstituteWeights] | None = None
         if found.copy is not None and plan.streamed:
@@ -106,7 +114,9 @@ class Cascade:
         self.calibrations = Calibration(), Calibration()
         layers = sum(c.nbytes for c in plan.table.chunks if c.layer < self.draft.depth)
         head = sum(c.nbytes for c in plan.table.chunks if c.layer == plan.table.layers)
-        self.nbytes = layers + head + self.draft.nbytes + self._verify_bytes(plan, head) // self.variant.round
+        self.nbytes = layers + head + self.draft.nbytes
+        if self.variant.round:
+            self.nbytes += self._verify_bytes(plan, head) // self.variant.round
 
     def _verify_bytes(self, plan: Plan, head: int) -> int:
         """That one shallow verification reads from memory."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from edgespec.drafters.base import Root, TreeBudget
@@ -15,6 +16,7 @@ from edgespec.drafters.cascade_exits import Exit
 from edgespec.drafters.cascade_forest import Forest
 from edgespec.drafters.cascade_tree import Calibration, RankedTree
 from edgespec.drafters.growth import DrawnChain
+from edgespec.errors import ModelError
 from edgespec.sampling import FloatArray, IntArray, Noise, Sampler
 from edgespec.tree import TokenTree
 
@@ -104,19 +106,23 @@ class CascadeDrafting:
         return True
 
     def _propose(self, source: Exit, slots: IntArray, calibration: Calibration) -> None:
-        """Take the slots' nodes to an exit, and what it says may follow them into the tree."""
+        """Take the slots' nodes to an exit, and what it says may follow them into the tree.
+
+        Raises ModelError when that is no number.
+        """
         rows = self.forest.run(slots, source.depth)
         logits = source.logits(self.forest.hidden[slots], rows)  # [n, V]
         for first in range(0, len(slots), SCALED_ROWS):
             part = logits[first : first + SCALED_ROWS]
             total = part.logsumexp(1)
+            if not bool(torch.isfinite(total).all()):
+                raise ModelError("a cascade's outputs are not finite numbers: train its adapters again")
             likeliest = part.topk(min(self.drafter.variant.branch, part.shape[1]), dim=1).indices.tolist()
             for i, (row, top) in enumerate(zip(part, likeliest, strict=True)):
                 slot = int(slots[first + i])
                 node = self.nodes[slot]
                 tokens = list(dict.fromkeys([*top, *self.ranked.children.get(node, ())]))
-                said = (row[tokens] - total[i]).double().cpu().numpy()
-                said = np.minimum(np.nan_to_num(said, nan=-inf), 0.0)  # damaged adapters propose nothing
+                said = np.minimum((row[tokens] - total[i]).double().cpu().numpy(), 0.0)
                 self.drafter.claims.setdefault(slot, []).append(Claim(calibration, np.array(tokens), said))
                 self.ranked.propose(node, tokens, calibration(said).tolist())
         self.ranked.rank()

@@ -114,8 +114,7 @@ class SubstituteDrafter:
         try:
             return run_nodes(self.model, self.cache, nodes, self.context.check)
         except ModelError:  # not finite: nothing of it may stay where the target looks
-            for kv in (self.cache.k, self.cache.v):
-                kv[:, :, self.owner.length :].zero_()
+            self.owner.wipe()
             raise
 
     def extend_roots(self, roots: Sequence[Root]) -> tuple[list[int], NDArray[np.float32]]:

@@ -25,7 +25,7 @@ from edgespec.runtimes.torch.open import ModelFiles
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.tokenizer import Tokenizer
 from edgespec.training.corpus import Sample
-from edgespec.training.data import Batches, Samples, Shards, padded, passes, split
+from edgespec.training.data import Batches, Samples, Shards, digest, padded, passes, split
 from edgespec.training.held_out import Agreement
 from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, RowsLoss, distill, make_loss
 from edgespec.training.prepare import DataMaker, Making
@@ -36,6 +36,7 @@ from edgespec.training.workers import Workers
 DRAFT_SHARE, VERIFY_SHARE = 3 / 32, 15 / 32  # of the layers: the paper's choice for 32 of them
 RATE = 0.25  # of learning, times 1 / width: 6e-5 for a 7B (Kangaroo has 5e-5), 1e-3 for a width of 256
 WARMUP = 100  # steps, but at most a tenth of them
+TOP_K = 20
 HELD_OUT_SHARE, HELD_OUT_TOKENS = 0.05, 16_384
 HELD_OUT_REPLY = 32  # tokens, with its prompt; few are shorter
 EVALUATIONS = 10  # on the way
@@ -49,7 +50,7 @@ class CascadeOptions:
     verify_layers: tuple[int, ...] = ()
     steps: int = 2000
     loss: str = "reduced"  # or "full"
-    top_k: int = 20  # of the target's tokens, for the reduced loss
+    top_k: int | None = None  # of the target's tokens, for the reduced loss; None = 20
     generate: int = 0  # replies of the target itself to learn from, instead of the text as it is
     temperature: float = 0.0  # of those replies
     length: int = 1024  # tokens of a sequence
@@ -62,8 +63,12 @@ class CascadeOptions:
             raise OptionError(f"loss {self.loss!r} is unknown; choose reduced or full")
         lowest = {"steps": 1, "top_k": 1, "generate": 0, "length": 2, "batch_tokens": 1, "seed": 0}
         for name, least in lowest.items():
-            if getattr(self, name) < least:
-                raise OptionError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+            if (value := getattr(self, name)) is not None and not least <= value < 2**63:
+                raise OptionError(f"{name} is {value}; it must be at least {least}, and below 2^63")
+        if self.loss == "full" and self.top_k is not None:
+            raise OptionError("top_k is of the reduced loss; leave it out with the full one")
+        if self.temperature and not self.generate:
+            raise OptionError("temperature is of the model's own replies; give generate too, their number")
         if self.rate is not None and not 0 < self.rate <= 1:
             raise OptionError(f"rate is {self.rate}; it must be above 0 and at most 1")
 
@@ -197,7 +202,8 @@ def train_cascade(
                 copy_attention(adapter, frozen.target)
         model = Cascade(adapters)
         rate = options.rate or RATE / files.config.hidden_size
-        training = CascadeTraining(frozen, make_loss(options.loss, options.top_k), passes(tests, rows))
+        loss = make_loss(options.loss, options.top_k or TOP_K)
+        training = CascadeTraining(frozen, loss, passes(tests, rows))
         trainer = Trainer(
             model,
             Batches(samples, train, options.batch_tokens, rows, options.seed, workers.rank, workers.count),
@@ -206,7 +212,8 @@ def train_cascade(
             out / "run",
             evaluate=training.evaluate,
             groups=[list(adapter.parameters()) for adapter in adapters.values()],
-            identity=_identity(files, options, depths) | {"workers": workers.count, "rows": rows},
+            identity=_identity(files, options, depths)
+            | {"workers": workers.count, "rows": rows, "held-out": held_out and digest(tests)},
             workers=workers,
         )
 

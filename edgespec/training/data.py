@@ -10,8 +10,8 @@ Shards are written once, before training: what a run learns from does not change
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from safetensors.numpy import load_file, save_file
 
 from edgespec.errors import CorruptFileError, OptionError, StorageError
 from edgespec.offload.strict_json import read_object
+from edgespec.offload.weight_writer import replace
 from edgespec.training.corpus import Sample
 
 SHARD_TOKENS = 2**22
@@ -87,7 +88,7 @@ class Shards:
         }
         try:
             save_file(columns, path.with_suffix(".tmp"))
-            os.replace(path.with_suffix(".tmp"), path)
+            replace(path.with_suffix(".tmp"), path)
         except (OSError, SafetensorError) as error:
             raise StorageError(
                 f"{path} cannot be written: {error}; free some space and start again"
@@ -110,6 +111,14 @@ class Shards:
                 waiting, size = [], 0
         if waiting:
             self.append(waiting)
+
+
+def digest(samples: Iterable[Sample]) -> str:
+    """Of the sequences' tokens, in order."""
+    found = blake2b(digest_size=16)
+    for sample in samples:
+        found.update(np.asarray([len(sample.tokens), *sample.tokens], np.int32).tobytes())
+    return found.hexdigest()
 
 
 class Samples(Sequence[Sample]):
@@ -215,6 +224,9 @@ class Batches(Iterator[list[list[Sample]]]):
         self._order = self._shuffle()
 
     def restore(self, state: dict[str, int]) -> None:
+        """Raises ValueError when there is no such place among these sequences."""
+        if state["epoch"] < 0 or not 0 <= state["place"] <= len(self.indices):
+            raise ValueError(f"place {state['place']} of {len(self.indices)} sequences")
         self.state = dict(state)
         self._order = self._shuffle()
 
@@ -262,6 +274,6 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        replace(temporary, path)
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from None

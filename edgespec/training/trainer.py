@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from edgespec.errors import CorruptFileError, OptionError, StorageError, TrainingError
+from edgespec.offload.weight_writer import replace
 from edgespec.training.adamw import AdamW
 from edgespec.training.workers import Workers
 
@@ -144,6 +144,7 @@ class Trainer:
         last = min(self.settings.steps, stop_after or self.settings.steps)
         if self.step == 0:
             self._evaluate(report, 0.0)
+            self.save()
         while self.step < last:
             started = perf_counter()
             losses, tokens = self._step()
@@ -232,7 +233,7 @@ class Trainer:
         temporary = path.with_suffix(".tmp")
         try:
             save_file(self.optimizer.state(), temporary, metadata={"facts": json.dumps(facts)})
-            os.replace(temporary, path)
+            replace(temporary, path)
         except (OSError, SafetensorError) as error:
             raise StorageError(f"{path} cannot be written: {error}; free some space, then resume") from None
 
@@ -289,7 +290,7 @@ def recorded(directory: Path) -> dict[str, Any]:
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The lines of a log; one that was cut off by a kill is left out."""
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             line = json.loads(text)
         except ValueError:

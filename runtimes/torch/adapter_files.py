@@ -10,7 +10,6 @@ are hostile until checked: bounded, no pickle, every tensor of exactly the shape
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from edgespec.offload.chunks import TensorSource
 from edgespec.offload.reader import DirectFile
 from edgespec.offload.safetensors_header import read_header
 from edgespec.offload.strict_json import is_file_name, parse_object, read_bounded
+from edgespec.offload.weight_writer import replace
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.adapter import CPU, Adapter, parameter_shapes
 from edgespec.runtimes.torch.open import ModelFiles
@@ -85,6 +85,13 @@ class AdapterFile:
     def nbytes(self) -> int:
         """Bytes as stored."""
         return sum(t.nbytes for t in self.tensors.values())
+
+    @property
+    def agreement(self) -> float | None:
+        """How often it agreed with the target on held-out text, if its training says."""
+        found = self.training.get("held_out")
+        share = found.get("agreement") if isinstance(found, dict) else None
+        return share if isinstance(share, float) else None
 
     def open(self, config: ModelConfig, dtype: torch.dtype, device: torch.device = CPU) -> Adapter:
         """Read the parameters, as `dtype` (the target's activations'). Raises StorageError."""
@@ -197,11 +204,11 @@ def save_adapters(
             name = f"{role}-{adapter.depth}.safetensors"
             state = {k: p.detach().to("cpu", dtype).contiguous() for k, p in adapter.named_parameters()}
             save_file(state, directory / f"{name}.tmp", metadata={"format": "pt"})
-            os.replace(directory / f"{name}.tmp", directory / name)
+            replace(directory / f"{name}.tmp", directory / name)
             records.append(AdapterRecord(role, adapter.depth, name, dict(training)))
         manifest = AdapterManifest(FORMAT, "cascade", target_record(files), records)
         text = json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n"
         (directory / f"{MANIFEST}.tmp").write_text(text, encoding="utf-8")
-        os.replace(directory / f"{MANIFEST}.tmp", directory / MANIFEST)
+        replace(directory / f"{MANIFEST}.tmp", directory / MANIFEST)
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror}") from None

@@ -100,6 +100,11 @@ class TorchKVCache:
         other.parents = self.parents[:0]
         return other
 
+    def wipe(self) -> None:
+        """Zero what lies behind the prefix: a masked score is 0, but 0 times what is no number is none."""
+        for kv in (self.k, self.v):
+            kv[:, :, self.length :].zero_()
+
     def commit(self, path: Sequence[int] | IntArray) -> None:
         """Move the path's slots (root first) behind the prefix; drop all other slots."""
         for depth, slot in enumerate(path):
