@@ -48,12 +48,15 @@ class Bench:
         found: list[Row] = self.store.get("plain replies", measure)["prompts"]
         return found
 
+    def variants(self, copy: Path | None) -> list[str]:
+        return [v for v in self.args.variants if v != COPY or copy is not None]
+
     # tokens per cycle
 
     def lengths(self) -> None:
         asked = self.asked
         for depth in self.args.verify:
-            for variant in (*VARIANTS, *([COPY] if self.args.copy else [])):
+            for variant in self.variants(self.args.copy):
                 keys = {g: length_key(depth, variant, g) for g in self.args.g}
                 if all("tau" in self.store.rows.get(stored, {}) for stored in keys.values()):
                     continue
@@ -76,15 +79,17 @@ class Bench:
         return open_worker(model, dial, "cascade+substitute", *options, "--draft-model", copy)
 
     def _lengths(self, worker: DraftWorker, asked: list[Row], variant: str, g: int) -> Row:
-        tokens = cycles = same = 0
+        each: list[tuple[int, int]] = []
+        same = 0
         for place, known in enumerate(asked):
             mode = {"kind": "fixed", "steps": [g], "variant": name(variant), "fresh": place == 0}
             row = worker.run(known["prompt"], LONGEST, mode)
             # The last cycle of a reply is cut by its end, whoever drafts.
-            tokens += sum(c["tokens"] for c in row["cycles"][:-1])
-            cycles += len(row["cycles"]) - 1
+            whole = row["cycles"][:-1]
+            each.append((sum(c["tokens"] for c in whole), len(whole)))
             same += row["tokens"] == known["reply"]
-        return {"tau": tokens / cycles, "cycles": cycles, "same": same, "replies": len(asked)}
+        tokens, cycles = (sum(column) for column in zip(*each, strict=True))
+        return {"tau": tokens / cycles, "each": each, "same": same, "replies": len(asked)}
 
     # seconds a cycle
 
@@ -95,7 +100,7 @@ class Bench:
                     options = () if pinned else ("--resident-layers", 0)
                     key = f"{format_bytes(dial)}/{'plain' if pinned else 'plain, nothing pinned'}/{turn}"
                     self.store.get(key, partial(self._plain, dial, options, turn))
-                for variant in (*VARIANTS, *([COPY] if self.args.target_copy else [])):
+                for variant in self.variants(self.args.target_copy):
                     key = f"{format_bytes(dial)}/cycles/{variant}/{turn}"
                     self.store.get(key, partial(self._cycles, dial, variant, turn))
 
@@ -161,6 +166,7 @@ def main() -> None:
     parser.add_argument("--dials", type=sizes, default=sizes("8GB,6GB,4GB"))
     parser.add_argument("--g", type=numbers, default=[3, 5, 7, 10], help="drafted tokens deep")
     parser.add_argument("--verify", type=numbers, default=[3, 5, 7], help="the verifier's layers, L_SV")
+    parser.add_argument("--variants", type=lambda text: text.split(","), default=[*VARIANTS, COPY])
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument("--cycles", type=int, default=6, help="timed cycles a round, variant and g")
     parser.add_argument("--replies", type=int, default=0, help="whole replies to time at each dial")

@@ -7,7 +7,8 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common import Report, format_bytes, spread
+import numpy as np
+from common import Report, Row, format_bytes, spread
 from held_out import described
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def lengths(bench: Bench) -> Report:
         ["L_SV", "variant", *(f"g = {g} (at most {g + 1})" for g in bench.args.g), "× Kangaroo at g = 5"],
     )
     different = total = 0
-    base = rows.get(length_key(0, "kangaroo", 5), {}).get("tau")
+    base = rows.get(length_key(0, "kangaroo", 5), {})
     places: list[tuple[int, str]] = [(0, variant) for variant in WITHOUT]
     places += [(depth, v) for depth in bench.args.verify for v in VARIANTS if v not in WITHOUT]
     for depth, variant in places:
@@ -52,15 +53,30 @@ def lengths(bench: Bench) -> Report:
             continue
         different += sum(row["replies"] - row["same"] for row in found)
         total += sum(row["replies"] for row in found)
-        at_5 = rows.get(length_key(depth, variant, 5), {}).get("tau")
-        ratio = f"{at_5 / base:.2f}" if base and at_5 else ""
+        ratio = compared(rows.get(length_key(depth, variant, 5), {}), base)
         report.add(str(depth or ""), variant, *(f"{row['tau']:.2f}" for row in found), ratio)
     for variant, known_tau in PAPER.items():
         cells = (f"{known_tau[g]:.2f}" if g in known_tau else "" for g in bench.args.g)
         ratio = f"{known_tau[5] / PAPER['kangaroo'][5]:.2f}"
         report.add("15 of 32", f"{variant}, CATS paper", *cells, ratio)
     report.notes.append(f"{different} of {total} replies differ from plain ones.")
+    report.notes.append("In brackets: 95 % of 2000 draws of as many prompts.")
     return report
+
+
+def compared(ours: Row, base: Row) -> str:
+    """The ratio of tokens per cycle, and how far the choice of prompts moves it."""
+    if "tau" not in ours or "tau" not in base:
+        return ""
+    ratio = f"{ours['tau'] / base['tau']:.2f}"
+    if ours is base or "each" not in ours or "each" not in base:
+        return ratio
+    pairs = np.stack([ours["each"], base["each"]])  # [2, prompts, 2]: tokens, cycles
+    drawn = np.random.default_rng(0).integers(0, pairs.shape[1], (2000, pairs.shape[1]))
+    sums = pairs[:, drawn].sum(2)  # [2, draws, 2]
+    tau = sums[..., 0] / sums[..., 1]
+    low, high = np.percentile(tau[0] / tau[1], [2.5, 97.5])
+    return f"{ratio} ({low:.2f}–{high:.2f})"
 
 
 def layer_traffic(target: Path, drafting: int, g: int) -> float:
@@ -87,7 +103,8 @@ def speeds(bench: Bench, dial: int) -> Report:
         "× plain",
         "× nothing pinned",
     ]
-    report = Report(f"Speed at {at}, best g", [*columns, "GB read a token", "BPT, GB", "peak"])
+    more = ["GB streamed a token", "GB of layers read from memory a token", "by the paper's BPT", "peak"]
+    report = Report(f"Speed at {at}, best g", [*columns, *more])
 
     def medians(at: str, stem: str) -> list[float]:
         found = (rows.get(f"{at}/{stem}/{turn}", {}) for turn in range(bench.args.rounds))
@@ -109,7 +126,7 @@ def speeds(bench: Bench, dial: int) -> Report:
     for label, values in (("plain, nothing pinned", bare), ("plain", plain)):
         speed = 1 / statistics.median(values)
         ratios = [f"{speed * statistics.median(other):.2f}" for other in (plain, bare)]
-        report.add(label, "", "", "1", spread(values), f"{speed:.3f}", *ratios, "", "", "")
+        report.add(label, "", "", "1", spread(values), f"{speed:.3f}", *ratios, "", "", "", "")
     for variant in (*VARIANTS, COPY):
         turns = [rows.get(f"{at}/cycles/{variant}/{turn}", {}) for turn in range(bench.args.rounds)]
         turns = [row for row in turns if "cycles" in row]
@@ -138,7 +155,13 @@ def speeds(bench: Bench, dial: int) -> Report:
             ]
             drafting = big if "deep" in variant else draft
             bpt = layer_traffic(bench.args.target, drafting, g) / tau / 1e9
-            cells += [f"{read:.2f}", f"{bpt:.2f}", format_bytes(max(row["peak_memory"] for row in turns))]
+            memory = statistics.mean(c["layers"] for part in each for c in part) / tau / 1e9
+            cells += [
+                f"{read:.2f}",
+                f"{memory:.2f}",
+                f"{bpt:.2f}",
+                format_bytes(max(row["peak_memory"] for row in turns)),
+            ]
             if best is None or speed > best[0]:
                 best = speed, cells
         if best is not None:

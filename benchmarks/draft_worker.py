@@ -94,6 +94,31 @@ def main() -> None:
             self._budget = next(self.budgets)
             return super().budget(limit, steps)
 
+    class Traffic:
+        """Bytes of layers that passes have read from memory, by layers that they ran."""
+
+        def __init__(self, engine: Engine) -> None:
+            self.nbytes = 0
+            sizes = [0] * engine.config.layers
+            pinned = [0] * engine.config.layers
+            for chunk in engine.plan.table.chunks:
+                if chunk.layer < len(sizes):
+                    sizes[chunk.layer] += chunk.nbytes
+                    pinned[chunk.layer] += chunk.nbytes * (chunk.index in engine.plan.pinned)
+            self.watch(engine.target, sizes, 0)
+            for resident in engine.resident:
+                if isinstance(resident, Cascade) and resident.substitute is not None:
+                    self.watch(resident.substitute, pinned, resident.substitute.weights.nbytes)
+
+        def watch(self, model: Any, layer: list[int], whole: int) -> None:
+            run = model.run
+
+            def counted(hidden: Any, rows: Any, layers: range, observer: Any = None) -> Any:
+                self.nbytes += whole + sum(layer[i] for i in layers)
+                return run(hidden, rows, layers, observer)
+
+            model.run = counted
+
     def cascade(engine: Engine, session: Session, variant: str, fresh: bool) -> Drafter:
         found = next(r for r in engine.resident if isinstance(r, Cascade))
         if fresh:
@@ -145,7 +170,14 @@ def main() -> None:
                 continue
             tokens.append(response.token)
             if len(ends) < stats.cycles:
-                ends.append({"at": time.perf_counter(), "bytes": engine.bytes_read, "tokens": 0})
+                ends.append(
+                    {
+                        "at": time.perf_counter(),
+                        "bytes": engine.bytes_read,
+                        "layers": traffic.nbytes,
+                        "tokens": 0,
+                    }
+                )
             ends[-1]["tokens"] += 1
             if len(ends) > job["cycles"]:  # the last is cut, like that of a reply that has ended
                 break
@@ -160,6 +192,7 @@ def main() -> None:
                     "seconds": seconds,
                     "tokens": end["tokens"],
                     "bytes": end["bytes"] - before["bytes"],
+                    "layers": end["layers"] - before["layers"],
                     "steps": cycle.steps or 0,
                     "nodes": len(cycle.tree),
                     "draft": cycle.draft_seconds,
@@ -210,6 +243,7 @@ def main() -> None:
     except EdgeSpecError as error:
         answer({"error": str(error)})
         return
+    traffic = Traffic(engine)
     answer({"plan": engine.plan.to_dict(), "load_seconds": time.perf_counter() - began})
     for line in sys.stdin:
         job = {"temperature": 0.0, "seed": 0, "cycles": 10**6, **json.loads(line)}
