@@ -17,6 +17,8 @@ from edgespec.schedules.serial import Serial
 from edgespec.training import llama
 from edgespec.training.demo import evaluate as evaluation
 from edgespec.training.demo import tokenizer as demo_tokenizer
+from edgespec.training.demo.dialogue import conversation
+from edgespec.training.demo.draw import HELD_OUT
 
 BUNDLED = Path(llama.__file__).parents[1] / "demo_model"
 
@@ -33,6 +35,18 @@ def test_the_bundled_model_is_small_complete_and_greets() -> None:
     model, tokenizer = llama.load(BUNDLED), Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == config["vocab_size"]
     assert evaluation.reply(model, tokenizer, [("Hello!", None)], limit=20) == "Hello! How can I help you?"
+
+
+def test_it_knows_its_domain_and_when_it_does_not_know() -> None:
+    model, tokenizer = llama.load(BUNDLED), Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    talks = [conversation(f"held-out test {i}", HELD_OUT) for i in range(80)]
+    scores, _ = evaluation.grade(model, tokenizer, talks)
+    total = sum(score.total for score in scores.values())
+    assert total > 120
+    assert sum(score.right for score in scores.values()) > 0.85 * total  # 90 % of many more
+    unknown = scores["unknown"]
+    assert unknown.total >= 8
+    assert unknown.right >= 0.9 * unknown.total
 
 
 def test_its_adapters_draft_what_it_says() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from edgespec.errors import CorruptFileError, OptionError, StorageError, TrainingError
 from edgespec.offload.weight_writer import replace
-from edgespec.training.adamw import AdamW
+from edgespec.training.optimizer import AdamW, Optimizer
 from edgespec.training.workers import Workers
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -30,7 +30,7 @@ LOG = "log.jsonl"
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how fast. All but steps and rate must be the same when a run is resumed."""
+    """How long and how fast. All but lengths and rate must be the same when a run is resumed."""
 
     steps: int
     rate: float  # of learning, after warm-up
@@ -65,7 +65,7 @@ class Loss:
     """
 
     sums: Mapping[str, Tensor]
-    count: int
+    count: float  # or their weight
     tokens: int
 
 
@@ -87,7 +87,8 @@ class Report:
 class Trainer:
     """One training run in a directory: `checkpoint.safetensors` and `log.jsonl`.
 
-    model: its parameters, in fp32, are trained and saved; `loss(model, batch)` calls it.
+    model: its parameters are trained and saved; `loss(model, batch)` calls it.
+    optimizer: of these parameters; default: AdamW, for which they must be fp32.
     groups: parameters whose gradients are clipped together (default: all of them).
     identity: what a run must share with the checkpoint that it resumes, beside the settings.
     """
@@ -104,6 +105,7 @@ class Trainer:
         groups: Sequence[Iterable[nn.Parameter]] | None = None,
         identity: Mapping[str, Any] | None = None,
         workers: Workers | None = None,
+        optimizer: Optimizer | None = None,
     ) -> None:
         """Resumes from the directory's checkpoint, if it has one.
 
@@ -117,8 +119,11 @@ class Trainer:
         self.evaluate = evaluate
         self.workers = workers or Workers()
         self.groups = [list(g) for g in groups] if groups else [list(model.parameters())]
-        self.optimizer = AdamW(dict(model.named_parameters()), settings.betas, settings.weight_decay)
-        fixed = {k: v for k, v in asdict(settings).items() if k not in ("steps", "warmup", "rate")}
+        self.optimizer: Optimizer = optimizer or AdamW(
+            dict(model.named_parameters()), settings.betas, settings.weight_decay
+        )
+        free = ("steps", "warmup", "decay", "rate")
+        fixed = {k: v for k, v in asdict(settings).items() if k not in free}
         self.identity = json.loads(json.dumps(fixed | dict(identity or {})))
         self.step = 0
         self.tokens = 0
@@ -166,7 +171,7 @@ class Trainer:
         self.optimizer.clear()
         passes = next(self.batches)
         sums: dict[str, float] = {}
-        count = tokens = 0
+        count, tokens = 0.0, 0
         for i, batch in enumerate(passes):
             with self.workers.apart(self._called, last=i + 1 == len(passes)):
                 loss = self.loss(self._called, batch)
@@ -232,7 +237,7 @@ class Trainer:
         }
         temporary = path.with_suffix(".tmp")
         try:
-            save_file(self.optimizer.state(), temporary, metadata={"facts": json.dumps(facts)})
+            save_file(dict(self.optimizer.state()), temporary, metadata={"facts": json.dumps(facts)})
             replace(temporary, path)
         except (OSError, SafetensorError) as error:
             raise StorageError(f"{path} cannot be written: {error}; free some space, then resume") from None

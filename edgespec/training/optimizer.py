@@ -1,12 +1,9 @@
-"""Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101, algorithm 2).
-
-The arithmetic of torch.optim.AdamW, without its import of torch's compiler: 150 MB that the memory dial would
-have to pay for.
-"""
+"""What turns gradients into steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +11,29 @@ from torch import Tensor, nn
 EPSILON = 1e-8
 
 
+class Optimizer(Protocol):
+    """Of parameters that it was made with."""
+
+    def step(self, rate: float) -> None:
+        """One step along their gradients."""
+
+    def clear(self) -> None:
+        """Drop the gradients."""
+
+    def state(self) -> Mapping[str, Tensor]:
+        """All that a resumed run needs beside the number of steps, parameters included."""
+
+    def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:
+        """The inverse. Raises KeyError and RuntimeError for another model's."""
+
+
 class AdamW:
-    """`steps` taken, and by parameter name the gradient's mean and mean square, `moments`."""
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019, arXiv 1711.05101, algorithm 2).
+
+    The arithmetic of torch.optim.AdamW, without its import of torch's compiler: 150 MB that the memory dial
+    would have to pay for. Keeps the `steps` taken, and by parameter name the gradient's mean and mean square,
+    `moments`.
+    """
 
     def __init__(
         self, parameters: Mapping[str, nn.Parameter], betas: tuple[float, float], decay: float
