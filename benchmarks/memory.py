@@ -32,16 +32,18 @@ from page_cache import drop_caches
 LONG_PROMPT = (PROMPT * 500)[:500]  # at most 501 tokens of the made models' tokenizer
 
 
-def generate(model: Path, dial: int, tokens: int, limit: int | None) -> Row:
+def generate(model: Path, adapters: Path | None, dial: int, tokens: int, limit: int | None) -> Row:
     """One cold reply, measured from outside."""
     drop_caches([model], everything=True)
-    command = generate_command(model, LONG_PROMPT, dial, tokens, drafter="auto")
+    more = ["--adapters", adapters] if adapters else []
+    command = generate_command(model, LONG_PROMPT, dial, tokens, "auto", *more)
     return {"usage": run(command, memory=limit, watch=[model], env=environment())}
 
 
 def main() -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--model", type=Path, help="default: the 7b shape")
+    parser.add_argument("--adapters", type=Path, help="its cascade's")
     parser.add_argument("--dials", type=sizes, default=sizes("2GB,4GB,8GB"))
     parser.add_argument("--tokens", type=int, default=4)
     args = parser.parse_args()
@@ -50,8 +52,8 @@ def main() -> None:
 
     arms = {}
     for dial in args.dials:
-        arms[f"{dial} free"] = partial(generate, model, dial, args.tokens, None)
-        arms[f"{dial} capped"] = partial(generate, model, dial, args.tokens, dial)
+        arms[f"{dial} free"] = partial(generate, model, args.adapters, dial, args.tokens, None)
+        arms[f"{dial} capped"] = partial(generate, model, args.adapters, dial, args.tokens, dial)
     try:
         results = interleave(arms, args.rounds)
     except CgroupUnavailable as error:
