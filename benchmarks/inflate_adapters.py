@@ -22,12 +22,10 @@ from edgespec.runtimes.torch.adapter_files import Role, describe_adapters, save_
 from edgespec.runtimes.torch.open import describe_model
 
 
-def inflate_adapters(
-    small: Path, packed: Path | None, adapters: Path, big: Path, shape: Shape, out: Path
-) -> None:
-    """Write the adapters of the model `small`, or of its copy `packed`, for `big`, the inflation of `small`
-    to `shape`, to `out`."""
-    files, target = describe_model(packed or small), describe_model(big)
+def inflate_adapters(small: Path, adapters: Path, big: Path, shape: Shape, out: Path) -> None:
+    """Write the adapters of the model `small` for `big`, its inflation to `shape` at any
+    precision, to `out`."""
+    files, target = describe_model(small), describe_model(big)
     inflation = Inflation(Source(small), shape)
     found: list[tuple[Role, Adapter, dict[str, object]]] = []
     for file in describe_adapters(adapters, files):
@@ -55,10 +53,9 @@ def main() -> None:
     parser.add_argument("adapters", type=Path, help="its adapters")
     parser.add_argument("big", type=Path, help="its inflation")
     parser.add_argument("out", type=Path, help="directory to write")
-    parser.add_argument("--packed", type=Path, help="the small model's copy that the adapters are for")
     parser.add_argument("--shape", choices=SHAPES, default="7b", help="of the inflation")
     args = parser.parse_args()
-    inflate_adapters(args.small, args.packed, args.adapters, args.big, get_shape(args.shape), args.out)
+    inflate_adapters(args.small, args.adapters, args.big, get_shape(args.shape), args.out)
     print(f"{args.out}: adapters of {args.adapters} for {args.big}")
 
 
