@@ -87,7 +87,7 @@ def sync_path(path: Path) -> None:
     """A small file's content, or a directory's entries, are on the disk when this returns."""
     if sys.platform == "win32" and path.is_dir():
         return  # no such call there
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows asks for it
     try:
         os.fsync(descriptor)
     finally:
