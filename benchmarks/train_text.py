@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from edgespec.training import llama
+from edgespec.training.data import Numbered
 from edgespec.training.demo import tokenizer as demo_tokenizer
 from edgespec.training.demo import train as demo
 from edgespec.training.trainer import LOG, Loss, Report, Settings, Trainer, read_log
@@ -33,21 +34,11 @@ ROWS = 16  # sequences of a step
 VOCABULARY = 2048
 
 
-class Windows:
-    """Random stretches of the text; the same seed and step give the same ones (`trainer.Steps`)."""
-
-    def __init__(self, tokens: Tensor, seed: int) -> None:
-        self.tokens, self.seed = tokens, seed
-        self.state = {"step": 0}
-
-    def __next__(self) -> Sequence[Tensor]:
-        chance = torch.Generator().manual_seed(self.seed * 2**32 + self.state["step"])
-        self.state["step"] += 1
-        starts = torch.randint(len(self.tokens) - LENGTH, (ROWS,), generator=chance)
-        return [windows(self.tokens, starts)]
-
-    def restore(self, state: dict[str, int]) -> None:
-        self.state = dict(state)
+def draw(tokens: Tensor, seed: int, step: int) -> list[Tensor]:
+    """A step: random stretches of the text, the same for the same seed and step."""
+    chance = torch.Generator().manual_seed(seed * 2**32 + step)
+    starts = torch.randint(len(tokens) - LENGTH, (ROWS,), generator=chance)
+    return [windows(tokens, starts)]
 
 
 def windows(tokens: Tensor, starts: Tensor) -> Tensor:
@@ -124,7 +115,7 @@ def main() -> None:
     settings = Settings(args.steps, args.rate, weight_decay=0.1)
     trainer = Trainer(
         model,
-        Windows(train_on, args.seed),
+        Numbered(lambda step: draw(train_on, args.seed, step)),
         loss,
         settings,
         args.out,

@@ -410,6 +410,10 @@ def test_options_that_cannot_be_are_refused(change: dict[str, Any]) -> None:
         CascadeOptions(**change)
 
 
+def test_records_say_how_many_tokens_the_loss_took() -> None:
+    assert (CascadeOptions().top_k, CascadeOptions(loss="full").top_k) == (20, None)
+
+
 def test_empty_data_is_refused_before_weights_are_read(model: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(OptionError, match=r"empty\.txt has no text"):

@@ -24,8 +24,8 @@ from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import ModelFiles
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.tokenizer import Tokenizer
-from edgespec.training.corpus import Sample
-from edgespec.training.data import Batches, Samples, Shards, digest, padded, passes, split
+from edgespec.training.corpus import Sample, corpus_digest, text_files
+from edgespec.training.data import Batches, Samples, Shards, padded, passes, split
 from edgespec.training.held_out import Agreement
 from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, RowsLoss, distill, make_loss
 from edgespec.training.prepare import DataMaker, Making
@@ -50,7 +50,7 @@ class CascadeOptions:
     verify_layers: tuple[int, ...] = ()
     steps: int = 2000
     loss: str = "reduced"  # or "full"
-    top_k: int | None = None  # of the target's tokens, for the reduced loss; None = 20
+    top_k: int | None = None  # of the target's tokens, for the reduced loss; None = 20, or no such loss
     generate: int = 0  # replies of the target itself to learn from, instead of the text as it is
     temperature: float = 0.0  # of those replies
     length: int = 1024  # tokens of a sequence
@@ -67,6 +67,8 @@ class CascadeOptions:
                 raise OptionError(f"{name} is {value}; it must be at least {least}, and below 2^63")
         if self.loss == "full" and self.top_k is not None:
             raise OptionError("top_k is of the reduced loss; leave it out with the full one")
+        if self.loss == "reduced" and self.top_k is None:
+            object.__setattr__(self, "top_k", TOP_K)  # what manifests say, and a resumed run is held to
         if self.temperature and not self.generate:
             raise OptionError("temperature is of the model's own replies; give generate too, their number")
         if self.rate is not None and not 0 < self.rate <= 1:
@@ -212,8 +214,7 @@ def train_cascade(
             out / "run",
             evaluate=training.evaluate,
             groups=[list(adapter.parameters()) for adapter in adapters.values()],
-            identity=_identity(files, options, depths)
-            | {"workers": workers.count, "rows": rows, "held-out": held_out and digest(tests)},
+            identity=_identity(files, options, depths, held_out) | {"workers": workers.count, "rows": rows},
             workers=workers,
         )
 
@@ -268,13 +269,14 @@ def training_bytes(files: ModelFiles, rows: int, adapters: int) -> int:
 
 
 def _identity(
-    files: ModelFiles, options: CascadeOptions, depths: Sequence[tuple[Role, int]]
+    files: ModelFiles, options: CascadeOptions, depths: Sequence[tuple[Role, int]], held_out: Path | None
 ) -> dict[str, Any]:
     """What a resumed run must share with the one it goes on from."""
     names = ("loss", "top_k", "generate", "temperature", "length", "batch_tokens", "seed")
     return {name: getattr(options, name) for name in names} | {
         "target": files.digest,
         "adapters": [f"{role}-{depth}" for role, depth in depths],
+        "held-out": held_out and corpus_digest(text_files(held_out)),
     }
 
 

@@ -10,8 +10,7 @@ Shards are written once, before training: what a run learns from does not change
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,14 +110,6 @@ class Shards:
                 waiting, size = [], 0
         if waiting:
             self.append(waiting)
-
-
-def digest(samples: Iterable[Sample]) -> str:
-    """Of the sequences' tokens, in order."""
-    found = blake2b(digest_size=16)
-    for sample in samples:
-        found.update(np.asarray([len(sample.tokens), *sample.tokens], np.int32).tobytes())
-    return found.hexdigest()
 
 
 class Samples(Sequence[Sample]):
@@ -244,6 +235,22 @@ class Batches(Iterator[list[list[Sample]]]):
             tokens += len(drawn[-1].tokens)
             self.state["place"] += 1
         return passes(drawn[self.worker :: self.workers], self.pass_tokens)
+
+
+class Numbered(Iterator[Sequence[Any]]):
+    """Steps that `make` makes from their numbers, which count from 0 (see `trainer.Steps`)."""
+
+    def __init__(self, make: Callable[[int], Sequence[Any]]) -> None:
+        self.make = make
+        self.state = {"step": 0}
+
+    def __next__(self) -> Sequence[Any]:
+        number = self.state["step"]
+        self.state = {"step": number + 1}
+        return self.make(number)
+
+    def restore(self, state: dict[str, int]) -> None:
+        self.state = dict(state)
 
 
 def passes(samples: Sequence[Sample], most: int) -> list[list[Sample]]:

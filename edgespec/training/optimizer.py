@@ -20,7 +20,7 @@ class Optimizer(Protocol):
     def clear(self) -> None:
         """Drop the gradients."""
 
-    def state(self) -> Mapping[str, Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """All that a resumed run needs beside the number of steps, parameters included."""
 
     def restore(self, tensors: Mapping[str, Tensor], steps: int) -> None:

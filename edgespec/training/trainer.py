@@ -237,7 +237,7 @@ class Trainer:
         }
         temporary = path.with_suffix(".tmp")
         try:
-            save_file(dict(self.optimizer.state()), temporary, metadata={"facts": json.dumps(facts)})
+            save_file(self.optimizer.state(), temporary, metadata={"facts": json.dumps(facts)})
             replace(temporary, path)
         except (OSError, SafetensorError) as error:
             raise StorageError(f"{path} cannot be written: {error}; free some space, then resume") from None

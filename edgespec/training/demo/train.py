@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from edgespec.errors import EdgeSpecError
 from edgespec.training import llama
+from edgespec.training.data import Numbered
 from edgespec.training.demo import tokenizer as demo_tokenizer
 from edgespec.training.demo.batches import TOKENS, Batch, batch
 from edgespec.training.demo.muon import Muon
@@ -41,22 +42,6 @@ def model_config(tokenizer: Tokenizer) -> llama.LlamaConfig:
         bos_token_id=demo_tokenizer.BOS_ID,
         eos_token_id=demo_tokenizer.END_ID,
     )
-
-
-class Conversations:
-    """One packed batch a step (`trainer.Steps`)."""
-
-    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
-        self.tokenizer, self.seed = tokenizer, seed
-        self.state = {"step": 0}
-
-    def __next__(self) -> list[Batch]:
-        found = batch(self.tokenizer, self.seed, self.state["step"])
-        self.state = {"step": self.state["step"] + 1}
-        return [found]
-
-    def restore(self, state: dict[str, int]) -> None:
-        self.state = dict(state)
 
 
 def loss_function(model: llama.Llama) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
@@ -111,7 +96,7 @@ def train(
 
     trainer = Trainer(
         model,
-        Conversations(tokenizer, seed),
+        Numbered(lambda step: [batch(tokenizer, seed, step)]),
         loss,
         Settings(steps, RATE, WARMUP, decay / steps),
         out,
