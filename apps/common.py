@@ -15,7 +15,7 @@ from edgespec.progress import ProgressCallback
 if TYPE_CHECKING:
     from edgespec.apps.terminal import Terminal
     from edgespec.engine import Engine
-    from edgespec.offload.plan import Plan
+    from edgespec.offload.plan.plan import Plan
 
 DEMO_LAYERS = 5  # of 10 in memory
 

@@ -17,7 +17,7 @@ from edgespec.config import GenerationOptions
 from edgespec.errors import OptionError, StorageError
 
 if TYPE_CHECKING:
-    from edgespec.tokenizer import Tokenizer
+    from edgespec.text.tokenizer import Tokenizer
 
 FORMAT, VERSION = "edgespec-chat", 1
 MAX_FILE_BYTES = 64 * 10**6

@@ -189,7 +189,7 @@ def generation_options(flags: Mapping[str, Any]) -> GenerationOptions:
 
 def check_together(engine: EngineOptions, generation: GenerationOptions) -> None:
     """Raises OptionError when drafter, acceptance and sampling do not go together; needs no model."""
-    from edgespec.acceptance import make_acceptance  # numpy: not for --help
+    from edgespec.core.acceptance import make_acceptance  # numpy: not for --help
     from edgespec.drafters.choose import check_acceptance, choose_drafters
 
     members = choose_drafters(engine.drafter, engine.draft_model, engine.schedule, engine.adapters)

@@ -61,8 +61,8 @@ def pack(
 def _pack(model: str, out: Path, precision: str | None, substitute: str | None) -> None:
     with Terminal() as terminal:
         terminal.busy("starting")
+        from edgespec.models.packing import pack_model
         from edgespec.offload.chunk_store import is_store
-        from edgespec.packing import pack_model
 
         added = substitute is not None and is_store(out)  # to what is there already
         watch = _Watch("pack", terminal)
@@ -85,7 +85,7 @@ def _pack(model: str, out: Path, precision: str | None, substitute: str | None) 
 def _verify(directory: Path) -> None:
     with Terminal() as terminal:
         terminal.busy("starting")
-        from edgespec.packing import verify_store
+        from edgespec.models.packing import verify_store
 
         watch = _Watch("verify", terminal)
         verify_store(directory, watch)

@@ -72,17 +72,17 @@ def main() -> None:
     from set_acceptance import SetAcceptance, Wrong
 
     from edgespec.config import EngineOptions, GenerationOptions
-    from edgespec.controller import Cycle, Fixed
+    from edgespec.control.controller import Cycle, Fixed
+    from edgespec.core.tree import TokenTree
     from edgespec.drafters.base import Drafter, TreeBudget
-    from edgespec.drafters.cascade import VARIANTS
-    from edgespec.drafters.cascade_files import Cascade
-    from edgespec.drafters.cascade_tree import Calibration
+    from edgespec.drafters.cascade.drafter import VARIANTS
+    from edgespec.drafters.cascade.files import Cascade
+    from edgespec.drafters.cascade.tree import Calibration
     from edgespec.engine import Engine
     from edgespec.errors import EdgeSpecError
     from edgespec.runtimes.torch.kv_cache import TorchKVCache
     from edgespec.schedules.serial import Serial
     from edgespec.session import Session
-    from edgespec.tree import TokenTree
 
     class Rotating(Fixed):
         """The next of several budgets each cycle."""

@@ -11,10 +11,10 @@ from typing import Any
 import common  # noqa: F401 (puts this checkout on the path)
 from tokenizers import Tokenizer
 
-from edgespec.training.demo.dialogue import conversation
-from edgespec.training.demo.draw import HELD_OUT, Draw
-from edgespec.training.demo.stories import story
-from edgespec.training.demo.tokenizer import ASSISTANT_ID, BOS_ID, encode
+from edgespec.demo_model.recipe.dialogue import conversation
+from edgespec.demo_model.recipe.draw import HELD_OUT, Draw
+from edgespec.demo_model.recipe.stories import story
+from edgespec.demo_model.recipe.tokenizer import ASSISTANT_ID, BOS_ID, encode
 
 
 def prompts(model: Path, count: int) -> list[list[int]]:

@@ -11,11 +11,11 @@ from dataclasses import replace
 import common  # noqa: F401 (puts this checkout on the path)
 import numpy as np
 
-from edgespec.acceptance import Outcome
 from edgespec.config import GenerationOptions
+from edgespec.core.acceptance import Outcome
+from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Context, Drafter, Drafting, Root, TreeBudget
-from edgespec.sampling import Noise, Sampler
-from edgespec.tree import TokenTree
 
 
 class SetAcceptance:

@@ -18,9 +18,9 @@ import torch
 from common import REPO
 from tokenizers import Tokenizer
 
+from edgespec.demo_model.recipe import tokenizer as demo_tokenizer
+from edgespec.demo_model.recipe import train as demo
 from edgespec.training import llama
-from edgespec.training.demo import tokenizer as demo_tokenizer
-from edgespec.training.demo import train as demo
 
 
 def draft_shape(tokenizer: Tokenizer) -> llama.LlamaConfig:

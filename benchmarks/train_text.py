@@ -23,10 +23,10 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from edgespec.demo_model.recipe import tokenizer as demo_tokenizer
+from edgespec.demo_model.recipe import train as demo
 from edgespec.training import llama
 from edgespec.training.data import Numbered
-from edgespec.training.demo import tokenizer as demo_tokenizer
-from edgespec.training.demo import train as demo
 from edgespec.training.trainer import LOG, Loss, Report, Settings, Trainer, read_log
 
 LENGTH = 256  # tokens of a sequence, BOS included

@@ -11,29 +11,29 @@ from types import TracebackType
 import torch
 
 from edgespec.config import EngineOptions
-from edgespec.controller import Adaptive
-from edgespec.decode import Schedule
+from edgespec.control.controller import Adaptive
+from edgespec.control.handover import HandOver, speedup, without_drafter
+from edgespec.core.decode import Schedule
 from edgespec.devices.allocator import return_freed_memory
 from edgespec.devices.probe import peak_memory
 from edgespec.devices.rates import read_rate
 from edgespec.drafters.choose import choose_drafters
 from edgespec.drafters.combined import without_models
-from edgespec.drafters.handover import HandOver, speedup, without_drafter
 from edgespec.drafters.model import DRAFT_ROWS
 from edgespec.drafters.resident import Resident, find_resident
 from edgespec.errors import BudgetError, DeviceError, OptionError
-from edgespec.hub import resolve_model
-from edgespec.offload.plan import Plan
+from edgespec.models.hub import resolve_model
+from edgespec.offload.plan.plan import Plan
 from edgespec.planning import plan_engine
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.config import ModelConfig
-from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model, open_target
+from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.schedules.make import make_controller, make_schedule
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
-from edgespec.tokenizer import Tokenizer, load_tokenizer
+from edgespec.text.tokenizer import Tokenizer, load_tokenizer
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]]
 

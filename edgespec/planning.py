@@ -11,8 +11,8 @@ from edgespec.devices.probe import memory_available, memory_total, process_memor
 from edgespec.devices.rates import ReadRate, memory_rate
 from edgespec.drafters.resident import ResidentFiles
 from edgespec.errors import BudgetError, OptionError
-from edgespec.offload.ledger import gigabytes
-from edgespec.offload.plan import Plan, Rates
+from edgespec.offload.plan.ledger import gigabytes
+from edgespec.offload.plan.plan import Plan, Rates
 from edgespec.runtimes.torch.open import ModelFiles, plan_model
 
 FREE_SHARE = 0.9  # of the free memory belongs to the dial when the user names none

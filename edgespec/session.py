@@ -10,17 +10,17 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from edgespec.acceptance import Acceptance, Outcome, make_acceptance
 from edgespec.config import GenerationOptions
-from edgespec.decode import Schedule, decode, prefill
-from edgespec.detokenize import Detokenizer
+from edgespec.core.acceptance import Acceptance, Outcome, make_acceptance
+from edgespec.core.decode import Schedule, decode, prefill
+from edgespec.core.sampling import Noise, Sampler
 from edgespec.drafters.base import Context
 from edgespec.drafters.choose import check_acceptance
 from edgespec.errors import Cancelled, ContextError, OptionError
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.response import Response, Stats
 from edgespec.runtimes.base import KVCache, Rows
-from edgespec.sampling import Noise, Sampler
+from edgespec.text.detokenize import Detokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import describe_model
+from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 
 ARCHITECTURES = ("llama2", "llama3", "mistral", "qwen2", "qwen3")

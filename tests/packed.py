@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.offload.chunks import ChunkTable, TensorSource
-from edgespec.offload.pack import pack
-from edgespec.runtimes.torch.checkpoint import read_checkpoint
+from edgespec.offload.pack.pack import pack
+from edgespec.runtimes.formats.checkpoint import read_checkpoint
 
 Bytes = NDArray[np.uint8]
 

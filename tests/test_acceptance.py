@@ -7,11 +7,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from edgespec.acceptance import ACCEPTANCES, Ratio, Sample, Typical, make_acceptance
 from edgespec.config import GenerationOptions
+from edgespec.core.acceptance import ACCEPTANCES, Ratio, Sample, Typical, make_acceptance
+from edgespec.core.sampling import DRAFT_DRAW, Distribution, Noise, Sampler
+from edgespec.core.tree import TokenTree
 from edgespec.errors import OptionError
-from edgespec.sampling import DRAFT_DRAW, Distribution, Noise, Sampler
-from edgespec.tree import TokenTree
 
 VOCABULARY = 7
 

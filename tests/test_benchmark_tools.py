@@ -26,9 +26,9 @@ from shapes import Shape, get_shape  # noqa: E402
 from speed_model import Costs, best_steps, expected_tokens  # noqa: E402
 from store import Store  # noqa: E402
 
-from edgespec.acceptance import Outcome  # noqa: E402
+from edgespec.core.acceptance import Outcome  # noqa: E402
+from edgespec.core.tree import TokenTree  # noqa: E402
 from edgespec.drafters.base import Context, Drafting, Root, TreeBudget  # noqa: E402
-from edgespec.tree import TokenTree  # noqa: E402
 
 TINY = Shape(layers=3, hidden=64, ffn=160, heads=4, kv_heads=2, vocab=300, head_dim=16, context=128)
 

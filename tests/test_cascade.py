@@ -15,15 +15,15 @@ import torch
 
 import edgespec
 from edgespec.config import GenerationOptions
-from edgespec.controller import Fixed
+from edgespec.control.controller import Fixed
 from edgespec.drafters.base import TreeBudget
-from edgespec.drafters.cascade import VARIANTS, CascadeDrafter, Variant
-from edgespec.drafters.cascade_files import Cascade
+from edgespec.drafters.cascade.drafter import VARIANTS, CascadeDrafter, Variant
+from edgespec.drafters.cascade.files import Cascade
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.ngram import NGram
 from edgespec.engine import Engine
 from edgespec.errors import Cancelled
-from edgespec.packing import pack_model
+from edgespec.models.packing import pack_model
 from edgespec.response import Response, Stats
 from edgespec.runtimes.torch.adapter import Adapter
 from edgespec.runtimes.torch.adapter_files import MANIFEST, save_adapters

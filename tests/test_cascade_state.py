@@ -14,25 +14,25 @@ import torch
 from torch import Tensor
 
 import edgespec
-from edgespec.acceptance import Logits, Outcome
 from edgespec.config import GenerationOptions
-from edgespec.decode import Verification, prefill, verify
+from edgespec.control.handover import without_drafter
+from edgespec.core.acceptance import Logits, Outcome
+from edgespec.core.decode import Verification, prefill, verify
+from edgespec.core.sampling import Noise
+from edgespec.core.tree import Computed, TokenTree, merge
 from edgespec.drafters.base import Context, Drafting, Root, TreeBudget
-from edgespec.drafters.cascade import VARIANTS, CascadeDrafter, Variant
-from edgespec.drafters.cascade_exits import AdapterExit
-from edgespec.drafters.cascade_files import Cascade
-from edgespec.drafters.cascade_tree import Calibration, RankedTree
-from edgespec.drafters.handover import without_drafter
+from edgespec.drafters.cascade.drafter import VARIANTS, CascadeDrafter, Variant
+from edgespec.drafters.cascade.exits import AdapterExit
+from edgespec.drafters.cascade.files import Cascade
+from edgespec.drafters.cascade.tree import Calibration, RankedTree
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, Cancelled, ModelError, OptionError
-from edgespec.offload.fill import make_plan
-from edgespec.offload.plan import Needs, Rates
+from edgespec.offload.plan.fill import make_plan
+from edgespec.offload.plan.plan import Needs, Rates
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.adapter_files import MANIFEST
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.sampling import Noise
 from edgespec.schedules.serial import Serial
-from edgespec.tree import Computed, TokenTree, merge
 from tests.test_cascade import DRAFT, LAYERS, VERIFY, load, quiet_model, train
 from tests.test_plan import MB, table
 from tests.test_session import prompt_of, write_model
@@ -227,7 +227,7 @@ def test_what_was_not_watched_is_computed_again(engine: Engine) -> None:
 def test_a_prompt_that_is_watched_is_not_computed_again(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.decode.PREFILL_ROWS", 32)
+    monkeypatch.setattr("edgespec.core.decode.PREFILL_ROWS", 32)
     ours = Follower(engine, prompt_of(75))
     monkeypatch.setattr(ours.drafter, "_recompute", None)
     tree = ours.draft(4, TreeBudget(12, 4, 4))
@@ -466,7 +466,7 @@ def test_a_pair_that_is_none_is_refused(tmp_path: Path, depths: tuple[int, ...],
 
 
 def test_auto_does_without_where_it_does_not_fit(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgespec.drafters.cascade_files import CascadeFiles
+    from edgespec.drafters.cascade.files import CascadeFiles
 
     monkeypatch.setattr(CascadeFiles, "nbytes", lambda self, context: 3 * 10**9)
     with load(model, "random", resident_layers=None, drafter="auto") as engine:

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from edgespec.chat_template import DEFAULT_STOP, TEMPLATE_CHARACTERS, ChatTemplate, read_templates
 from edgespec.errors import ModelError, OptionError
+from edgespec.text.chat_template import DEFAULT_STOP, TEMPLATE_CHARACTERS, ChatTemplate, read_templates
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 

@@ -20,7 +20,7 @@ from edgespec.errors import CorruptFileError, EdgeSpecError, ModelError, Unsuppo
 from edgespec.offload.chunks import PAGE, TensorSource
 from edgespec.offload.safetensors_header import HEADER_LIMIT, HeaderEntry, build_header, read_header
 from edgespec.runtimes.config import EMBEDDING, HEAD
-from edgespec.runtimes.torch.checkpoint import read_checkpoint
+from edgespec.runtimes.formats.checkpoint import read_checkpoint
 from tests.tiny import write_checkpoint
 
 STORIES = Path("/work/shared/models/stories260k")
@@ -255,7 +255,7 @@ def test_reading_a_checkpoint_does_not_import_torch(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "m")
     code = (
         "import sys; from pathlib import Path; "
-        "from edgespec.runtimes.torch.checkpoint import read_checkpoint; "
+        "from edgespec.runtimes.formats.checkpoint import read_checkpoint; "
         "from edgespec.offload.chunk_store import in_place; "
         f"in_place(read_checkpoint(Path({str(path)!r})).order, 'x'); assert 'torch' not in sys.modules"
     )

@@ -25,11 +25,11 @@ from edgespec.offload.chunks import (
     rows_per_chunk,
     stored_bytes,
 )
-from edgespec.offload.layout import lay_out
-from edgespec.offload.pack import verify
+from edgespec.offload.pack.layout import lay_out
+from edgespec.offload.pack.pack import verify
 from edgespec.runtimes.config import EMBEDDING, HEAD, ModelConfig, from_hf
-from edgespec.runtimes.torch.checkpoint import read_checkpoint, stream_order
-from edgespec.runtimes.torch.packed import open_packed
+from edgespec.runtimes.formats.checkpoint import read_checkpoint, stream_order
+from edgespec.runtimes.formats.packed import open_packed
 from tests.packed import cuts, pack_checkpoint, read_matrices, read_source
 from tests.tiny import SHAPE, tensor_shapes, write_checkpoint
 

@@ -120,8 +120,8 @@ def test_wrong_options_end_at_once_with_one_message(
 
 
 def test_help_names_what_there_is(edgespec: Edgespec) -> None:
-    from edgespec.acceptance import ACCEPTANCES
     from edgespec.config import PRECISIONS
+    from edgespec.core.acceptance import ACCEPTANCES
     from edgespec.drafters.choose import DRAFTERS, SCHEDULES
 
     shown = set(re.split(r"[^\w+]+", edgespec("generate", "--help").out))
@@ -333,7 +333,7 @@ def test_a_closed_pipe_ends_generate_quietly() -> None:
 @pytest.fixture
 def packing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """A packer that reports progress and records its calls."""
-    module = ModuleType("edgespec.packing")
+    module = ModuleType("edgespec.models.packing")
     module.calls = []  # type: ignore[attr-defined]
 
     def pack_model(
@@ -361,7 +361,7 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
     module.pack_model = pack_model  # type: ignore[attr-defined]
     module.verify_store = verify_store  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "edgespec.packing", module)
+    monkeypatch.setitem(sys.modules, "edgespec.models.packing", module)
     return module
 
 

@@ -9,12 +9,12 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from edgespec.acceptance import Outcome
-from edgespec.controller import Adaptive, Cycle, Fixed
+from edgespec.control.controller import Adaptive, Cycle, Fixed
+from edgespec.control.estimates import STEPS, Chances, Curve, Prior, Yield, ranks, rising
+from edgespec.control.handover import PATIENCE, HandOver
+from edgespec.core.acceptance import Outcome
+from edgespec.core.tree import TokenTree, TreeBuilder
 from edgespec.drafters.base import TreeBudget
-from edgespec.drafters.handover import PATIENCE, HandOver
-from edgespec.estimates import STEPS, Chances, Curve, Prior, Yield, ranks, rising
-from edgespec.tree import TokenTree, TreeBuilder
 
 NODES, BRANCH, WIDTH = 64, 4, 8
 LIMIT = TreeBudget(NODES, 40, 0)
@@ -313,7 +313,7 @@ def test_nothing_is_drafted_beyond_the_limit() -> None:
 
 
 def test_a_sampled_tree_stays_whole() -> None:
-    from edgespec.sampling import Distribution
+    from edgespec.core.sampling import Distribution
 
     drafts = [Distribution(np.array([4, 5]), np.array([0.999, 0.001]))] * 3
     tree = TokenTree.chain([1, 5, 5, 5], np.log([1, 1e-3, 1e-3, 1e-3]), drafts)

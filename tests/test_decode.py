@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgespec.acceptance import Outcome, make_acceptance
 from edgespec.config import GenerationOptions
-from edgespec.decode import Verification, verify
+from edgespec.core.acceptance import Outcome, make_acceptance
+from edgespec.core.decode import Verification, verify
+from edgespec.core.sampling import Noise
+from edgespec.core.tree import Computed, TokenTree
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.model import TorchTarget
-from edgespec.sampling import Noise
-from edgespec.tree import Computed, TokenTree
+from edgespec.runtimes.torch.target import TorchTarget
 from tests.tiny import fill, open_tiny, write_checkpoint
 
 LAYERS = 4

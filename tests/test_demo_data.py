@@ -13,9 +13,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from edgespec.errors import CorruptFileError, EdgeSpecError, OptionError
-from edgespec.training import llama
-from edgespec.training.demo import (
+from edgespec.demo_model.recipe import (
     arithmetic,
     batches,
     calendar,
@@ -26,13 +24,15 @@ from edgespec.training.demo import (
     stories,
     text,
 )
-from edgespec.training.demo import evaluate as evaluation
-from edgespec.training.demo import tokenizer as demo_tokenizer
-from edgespec.training.demo import train as trainer
-from edgespec.training.demo import unknown as unknowns
-from edgespec.training.demo.dialogue import conversation
-from edgespec.training.demo.draw import HELD_OUT, Draw, Exchange, Split, is_held_out
-from edgespec.training.demo.muon import orthogonalise
+from edgespec.demo_model.recipe import evaluate as evaluation
+from edgespec.demo_model.recipe import tokenizer as demo_tokenizer
+from edgespec.demo_model.recipe import train as trainer
+from edgespec.demo_model.recipe import unknown as unknowns
+from edgespec.demo_model.recipe.dialogue import conversation
+from edgespec.demo_model.recipe.draw import HELD_OUT, Draw, Exchange, Split, is_held_out
+from edgespec.demo_model.recipe.muon import orthogonalise
+from edgespec.errors import CorruptFileError, EdgeSpecError, OptionError
+from edgespec.training import llama
 from edgespec.training.trainer import CHECKPOINT, LOG, read_log
 
 TINY = llama.LlamaConfig(
@@ -57,7 +57,7 @@ def _talks(count: int, split: Split = Split()) -> list[list[Exchange]]:  # noqa:
 
 def test_the_same_seed_gives_the_same_text_in_another_process() -> None:
     code = (
-        "from edgespec.training.demo.dialogue import conversation\n"
+        "from edgespec.demo_model.recipe.dialogue import conversation\n"
         "print([conversation(f'p {i}') for i in range(40)])"
     )
     runs = {

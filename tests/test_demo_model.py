@@ -10,15 +10,15 @@ from tokenizers import Tokenizer
 
 import edgespec
 from edgespec.config import GenerationOptions
-from edgespec.controller import Fixed
+from edgespec.control.controller import Fixed
+from edgespec.demo_model.recipe import evaluate as evaluation
+from edgespec.demo_model.recipe import tokenizer as demo_tokenizer
+from edgespec.demo_model.recipe.dialogue import conversation
+from edgespec.demo_model.recipe.draw import HELD_OUT
 from edgespec.drafters.base import TreeBudget
 from edgespec.errors import OptionError
 from edgespec.schedules.serial import Serial
 from edgespec.training import llama
-from edgespec.training.demo import evaluate as evaluation
-from edgespec.training.demo import tokenizer as demo_tokenizer
-from edgespec.training.demo.dialogue import conversation
-from edgespec.training.demo.draw import HELD_OUT
 
 BUNDLED = Path(llama.__file__).parents[1] / "demo_model"
 

@@ -14,8 +14,8 @@ import pytest
 
 from edgespec.errors import CorruptFileError, ModelError, UnsupportedModelError
 from edgespec.kernels.gguf_blocks import dequantize
-from edgespec.runtimes.torch.gguf import read_gguf
-from edgespec.runtimes.torch.gguf_file import read_gguf_file
+from edgespec.runtimes.formats.gguf import read_gguf
+from edgespec.runtimes.formats.gguf_file import read_gguf_file
 from tests.models import (
     ARCHITECTURES,
     add_value,
@@ -36,7 +36,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_config_and_tensors(tmp_path: Path, checkpoints: dict[str, Path], architecture: str) -> None:
-    from edgespec.runtimes.torch.checkpoint import read_checkpoint
+    from edgespec.runtimes.formats.checkpoint import read_checkpoint
 
     source = read_checkpoint(checkpoints[architecture])
     got = read_gguf(write_gguf(checkpoints[architecture], tmp_path / "m.gguf"))
@@ -80,7 +80,7 @@ def test_config_and_tensors(tmp_path: Path, checkpoints: dict[str, Path], archit
 
 
 def test_llama3_scaling_becomes_divisors(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
-    from edgespec.runtimes.torch.checkpoint import read_checkpoint
+    from edgespec.runtimes.formats.checkpoint import read_checkpoint
     from edgespec.runtimes.torch.rope import inverse_frequencies
 
     got = read_gguf(write_gguf(checkpoints["llama3"], tmp_path / "m.gguf")).config.rope
@@ -262,7 +262,7 @@ def test_split_files_are_one_model(tmp_path: Path, checkpoints: dict[str, Path])
 def test_reading_needs_no_torch(tmp_path: Path, checkpoints: dict[str, Path]) -> None:
     path = write_gguf(checkpoints["qwen3"], tmp_path / "m.gguf")
     code = (
-        "import sys; from pathlib import Path; from edgespec.runtimes.torch.gguf import read_gguf;"
+        "import sys; from pathlib import Path; from edgespec.runtimes.formats.gguf import read_gguf;"
         f"read_gguf(Path({str(path)!r})).companions();"
         "sys.exit('torch' in sys.modules or 'gguf' in sys.modules)"
     )

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import CorruptFileError, ModelError, UnsupportedModelError
-from edgespec.runtimes.torch.gguf import read_gguf
-from edgespec.runtimes.torch.gguf_file import read_gguf_file
+from edgespec.runtimes.formats.gguf import read_gguf
+from edgespec.runtimes.formats.gguf_file import read_gguf_file
 from tests.models import make_checkpoint, write_gguf
 
 

@@ -13,8 +13,8 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from edgespec.errors import ModelError, TokenizerError, UnsupportedModelError
-from edgespec.runtimes.torch.gguf_file import read_gguf_file
-from edgespec.runtimes.torch.gguf_tokenizer import (
+from edgespec.runtimes.formats.gguf_file import read_gguf_file
+from edgespec.runtimes.formats.gguf_tokenizer import (
     TOKEN_LIMIT,
     GGUFTokenizer,
     merges_of_scores,

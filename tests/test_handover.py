@@ -16,16 +16,16 @@ import torch
 
 import edgespec
 from edgespec.config import GenerationOptions
-from edgespec.controller import Fixed
+from edgespec.control.controller import Fixed
+from edgespec.control.handover import HandOver
 from edgespec.drafters.base import TreeBudget
 from edgespec.drafters.combined import Combined
-from edgespec.drafters.handover import HandOver
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.substitute import Substitute, SubstituteDrafter
 from edgespec.engine import Engine
 from edgespec.errors import StorageError
-from edgespec.offload import fill
-from edgespec.packing import pack_model
+from edgespec.models.packing import pack_model
+from edgespec.offload.plan.plan import fill
 from edgespec.runtimes.torch import open as opening
 from edgespec.runtimes.torch.substitute import SubstituteWeights
 from edgespec.schedules.serial import Serial

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec import hub
 from edgespec.errors import ModelError, StorageError
-from edgespec.hub import HubModel, resolve_model
+from edgespec.models import hub
+from edgespec.models.hub import HubModel, resolve_model
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 BIG = os.urandom(2**20) * 12  # the library writes, and resumes from, steps of 10 MB
@@ -168,7 +168,7 @@ def server():
 SCRIPT = """
 import json, sys
 from edgespec.errors import EdgeSpecError
-from edgespec import hub
+from edgespec.models import hub
 if sys.argv[1]:
     hub.shutil.disk_usage = lambda place: type("Usage", (), {"free": int(sys.argv[1])})
 reports, results = [], []

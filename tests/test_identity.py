@@ -29,20 +29,20 @@ from safetensors.torch import load_file, save_file
 
 import edgespec
 from edgespec.config import GenerationOptions
-from edgespec.controller import Adaptive, Controller, Fixed
-from edgespec.decode import PREFILL_ROWS
+from edgespec.control.controller import Adaptive, Controller, Fixed
+from edgespec.core.decode import PREFILL_ROWS
 from edgespec.drafters.base import Context, Drafter, TreeBudget
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.substitute import Substitute, find_copy
 from edgespec.engine import Engine
-from edgespec.offload import fill
-from edgespec.packing import pack_model
+from edgespec.models.packing import pack_model
+from edgespec.offload.plan.plan import fill
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.config import ARCHITECTURES, HEAD
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.model import TorchTarget
+from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
 from tests.test_lossless import adversaries, next_difference, reply

@@ -27,15 +27,15 @@ FOR_ALL = {"edgespec.errors", "edgespec.progress"}
 MAX_LINES = 350
 
 TORCH_FREE = [
-    "edgespec.acceptance",
+    "edgespec.core.acceptance",
     "edgespec.apps.main",
     "edgespec.config",
     "edgespec.response",
     "edgespec.runtimes.base",
     "edgespec.runtimes.config",
-    "edgespec.sampling",
-    "edgespec.tokenizer",
-    "edgespec.tree",
+    "edgespec.core.sampling",
+    "edgespec.text.tokenizer",
+    "edgespec.core.tree",
 ]
 
 

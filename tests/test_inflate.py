@@ -22,8 +22,9 @@ from inflate import Inflation, Source, inflate  # noqa: E402
 from inflate_adapters import inflate_adapters  # noqa: E402
 from shapes import Shape  # noqa: E402
 
-from edgespec.acceptance import Greedy  # noqa: E402
-from edgespec.decode import decode, prefill  # noqa: E402
+from edgespec.core.acceptance import Greedy  # noqa: E402
+from edgespec.core.decode import decode, prefill  # noqa: E402
+from edgespec.core.sampling import Noise  # noqa: E402
 from edgespec.kernels.quantize import (  # noqa: E402
     dequantize_int4,
     dequantize_int8,
@@ -32,9 +33,8 @@ from edgespec.kernels.quantize import (  # noqa: E402
 )
 from edgespec.runtimes.base import Rows  # noqa: E402
 from edgespec.runtimes.torch.adapter_files import describe_adapters  # noqa: E402
-from edgespec.runtimes.torch.model import TorchTarget  # noqa: E402
 from edgespec.runtimes.torch.open import describe_model  # noqa: E402
-from edgespec.sampling import Noise  # noqa: E402
+from edgespec.runtimes.torch.target import TorchTarget  # noqa: E402
 from edgespec.schedules.serial import Plain  # noqa: E402
 from tests.test_cascade import train  # noqa: E402
 from tests.tiny import open_tiny, run_tree, write_checkpoint  # noqa: E402

@@ -13,7 +13,7 @@ import torch
 
 from edgespec.offload import ring, streamer
 from edgespec.runtimes.torch import placement, weights
-from edgespec.runtimes.torch.model import TorchTarget
+from edgespec.runtimes.torch.target import TorchTarget
 from tests.tiny import open_tiny, run_tree, write_checkpoint
 
 WHERE = {str(module.__file__) for module in (streamer, ring, weights, placement, contextlib)}

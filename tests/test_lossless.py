@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.acceptance import Outcome
 from edgespec.config import GenerationOptions
-from edgespec.controller import Fixed
+from edgespec.control.controller import Fixed
+from edgespec.core.acceptance import Outcome
+from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Context, Root, TreeBudget, committed
 from edgespec.engine import Engine
 from edgespec.response import Response, Stats
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
-from edgespec.tree import TokenTree
 from tests.test_exactness import KINDS
 from tests.test_session import write_model
 

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from edgespec.acceptance import Outcome
 from edgespec.config import GenerationOptions
+from edgespec.core.acceptance import Outcome
+from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Context, Root, TreeBudget
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.draft_model import DraftFiles, check_vocabulary
@@ -18,10 +20,8 @@ from edgespec.drafters.growth import BRANCH, likeliest
 from edgespec.drafters.model import LONG_TAIL, ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import Cancelled, TokenizerError
-from edgespec.runtimes.torch.model import TorchTarget
-from edgespec.sampling import Noise, Sampler
-from edgespec.tokenizer import Tokenizer
-from edgespec.tree import TokenTree
+from edgespec.runtimes.torch.target import TorchTarget
+from edgespec.text.tokenizer import Tokenizer
 from tests.test_session import write_model
 from tests.tiny import fill, open_tiny, run_tree, write_checkpoint
 
@@ -166,7 +166,7 @@ def test_cancelling_leaves_it_usable(model: TorchTarget) -> None:
 
 
 def test_a_cancelled_prefill_keeps_its_blocks(model: TorchTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.decode.PREFILL_ROWS", 256)
+    monkeypatch.setattr("edgespec.core.decode.PREFILL_ROWS", 256)
     drafter = ModelDrafter(model, 400, VOCABULARY)
     long = np.random.default_rng(3).integers(0, VOCABULARY, 300).tolist()
 

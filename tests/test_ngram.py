@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.acceptance import Outcome
+from edgespec.core.acceptance import Outcome
+from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Context, Root, TreeBudget
 from edgespec.drafters.ngram import LONGEST, ORDERS, NGram, _copy, _match_length
-from edgespec.tree import TokenTree
 
 BUDGET = TreeBudget(64, 16, 0)
 

@@ -25,11 +25,11 @@ from edgespec.kernels.gguf_blocks import dequantize
 from edgespec.kernels.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from edgespec.offload.chunk_store import open_store
 from edgespec.offload.chunks import CHUNK_BYTES, PAGE, StreamOrder, TensorSource, stored_bytes
-from edgespec.offload.layout import lay_out
-from edgespec.offload.pack import pack, verify
+from edgespec.offload.pack.layout import lay_out
+from edgespec.offload.pack.pack import pack, verify
 from edgespec.runtimes.config import EMBEDDING, FINAL_NORM, HEAD, from_hf
-from edgespec.runtimes.torch.checkpoint import read_checkpoint, stream_order
-from edgespec.runtimes.torch.packed import open_packed
+from edgespec.runtimes.formats.checkpoint import read_checkpoint, stream_order
+from edgespec.runtimes.formats.packed import open_packed
 from tests.packed import pack_checkpoint, read_matrices, read_range, read_source
 from tests.tiny import SHAPE, tensor_shapes, write_checkpoint
 
@@ -45,7 +45,7 @@ def content(path: Path) -> dict[str, bytes]:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 8 KiB, so that small matrices are cut."""
-    monkeypatch.setattr("edgespec.offload.layout.CHUNK_BYTES", 8192)
+    monkeypatch.setattr("edgespec.offload.pack.layout.CHUNK_BYTES", 8192)
 
 
 # --- what is written ------------------------------------------------------------------------------------
@@ -213,8 +213,8 @@ def test_gguf_blocks(tmp_path: Path, encoding: str, precision: str) -> None:
 def test_tiles_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_checkpoint(tmp_path / "m")
     whole = [content(pack_checkpoint(path, tmp_path / p, p)) for p in PRECISIONS]
-    monkeypatch.setattr("edgespec.offload.convert.READ_BYTES", 1500)
-    monkeypatch.setattr("edgespec.offload.convert.TILE_WEIGHTS", 200)
+    monkeypatch.setattr("edgespec.offload.pack.convert.READ_BYTES", 1500)
+    monkeypatch.setattr("edgespec.offload.pack.convert.TILE_WEIGHTS", 200)
     assert [content(pack_checkpoint(path, tmp_path / f"{p}-", p)) for p in PRECISIONS] == whole
 
 
@@ -290,11 +290,11 @@ def test_verify_wants_a_packed_directory(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-import edgespec.offload.layout as layout
-import edgespec.offload.pack as packing
-import edgespec.offload.pack_units as units
-from edgespec.runtimes.torch.checkpoint import read_checkpoint
-from edgespec.offload.pack import pack
+import edgespec.offload.pack.layout as layout
+import edgespec.offload.pack.pack as packing
+import edgespec.offload.pack.units as units
+from edgespec.runtimes.formats.checkpoint import read_checkpoint
+from edgespec.offload.pack.pack import pack
 
 model, out, precision, moment = sys.argv[1:]
 layout.CHUNK_BYTES = 8192
@@ -493,7 +493,7 @@ def test_a_disk_that_fills_while_packing(
         pack_checkpoint(path, tiny_disk / "p")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 10**9))
-        patch.setattr("edgespec.offload.pack_units.SYNC_BYTES", PAGE)
+        patch.setattr("edgespec.offload.pack.units.SYNC_BYTES", PAGE)
         with pytest.raises(StorageError, match=r"is full.*run the same command again"):
             pack_checkpoint(path, tiny_disk / "p")
     subprocess.run(["mount", "-o", "remount,size=20m", str(tiny_disk)], check=True)
@@ -535,8 +535,8 @@ def test_ordinary_writes_where_direct_ones_are_refused(
 PEAK = """
 import resource, sys
 from pathlib import Path
-from edgespec.runtimes.torch.checkpoint import read_checkpoint
-from edgespec.offload.pack import pack
+from edgespec.runtimes.formats.checkpoint import read_checkpoint
+from edgespec.offload.pack.pack import pack
 checkpoint = read_checkpoint(Path(sys.argv[1]))
 pack(checkpoint.order, Path(sys.argv[2]), precision=sys.argv[3], config={}, source="m", source_digest="d")
 for line in open("/proc/self/status"):

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from edgespec.errors import BudgetError
-from edgespec.offload.device_plan import make_device_plan
-from edgespec.offload.plan import Rates
+from edgespec.offload.plan.device import make_device_plan
+from edgespec.offload.plan.plan import Rates
 from edgespec.offload.reader import DirectFile
 from edgespec.runtimes.torch.placement import DEVICE_SLOTS, OnDevice
 from tests.test_plan import MB, needs, table

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.drafters.handover import without_drafter
+from edgespec.control.handover import without_drafter
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.chunks import PAGE, Chunk, ChunkTable, Piece, TensorSource
-from edgespec.offload.fill import choose_pinned, drafted_seconds, make_plan
-from edgespec.offload.plan import Needs, Plan, Rates
+from edgespec.offload.plan.fill import choose_pinned, drafted_seconds, make_plan
+from edgespec.offload.plan.plan import Needs, Plan, Rates
 
 MB = 10**6
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from edgespec.config import GenerationOptions
+from edgespec.core.sampling import DRAFT_DRAW, Distribution, Noise, Sampler, argmax
 from edgespec.errors import ModelError
-from edgespec.sampling import DRAFT_DRAW, Distribution, Noise, Sampler, argmax
 
 rng = np.random.default_rng(0)
 

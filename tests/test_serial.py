@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.acceptance import Outcome, make_acceptance
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.controller import Adaptive, Cycle, Fixed
+from edgespec.control.controller import Adaptive, Cycle, Fixed
+from edgespec.control.handover import speedup, without_drafter
+from edgespec.core.acceptance import Outcome, make_acceptance
+from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Context, Root, TreeBudget
 from edgespec.drafters.choose import check_acceptance, choose_drafters
 from edgespec.drafters.combined import Combined
-from edgespec.drafters.handover import speedup, without_drafter
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import BudgetError, ModelError, OptionError, TokenizerError
 from edgespec.schedules.serial import Plain, Serial
-from edgespec.tree import TokenTree
 from tests.test_session import prompt_of, write_model
 
 

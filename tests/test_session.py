@@ -14,19 +14,19 @@ from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
 import edgespec
-from edgespec.acceptance import make_acceptance
 from edgespec.config import GenerationOptions
-from edgespec.controller import Adaptive
-from edgespec.decode import Verification, verify
+from edgespec.control.controller import Adaptive
+from edgespec.core.acceptance import make_acceptance
+from edgespec.core.decode import Verification, verify
+from edgespec.core.sampling import Noise
+from edgespec.core.tree import TokenTree
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, Cancelled, ContextError, DeviceError, ModelError, OptionError
 from edgespec.kernels.matmul import Block, linear
 from edgespec.progress import Progress
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch import weights
-from edgespec.sampling import Noise
 from edgespec.schedules.serial import Serial
-from edgespec.tree import TokenTree
 from tests.packed import pack_checkpoint
 from tests.tiny import write_checkpoint
 
@@ -92,7 +92,7 @@ def test_resident_engine_reads_nothing(tmp_path: Path, tied: bool) -> None:
 
 
 def test_long_prompts_are_prefilled_in_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.decode.PREFILL_ROWS", 100)
+    monkeypatch.setattr("edgespec.core.decode.PREFILL_ROWS", 100)
     session, seen = engine.new_session(), list[Progress]()
     list(session.generate(prompt_of(240), GREEDY, seen.append))
     assert [p.done for p in seen if p.stage == "prefill"] == [100, 200, 240]

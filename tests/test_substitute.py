@@ -10,14 +10,14 @@ import torch
 
 import edgespec
 from edgespec.config import GenerationOptions
-from edgespec.controller import Fixed
+from edgespec.control.controller import Fixed
 from edgespec.drafters.base import TreeBudget
 from edgespec.drafters.substitute import Substitute, SubstituteDrafter
 from edgespec.engine import Engine
 from edgespec.errors import CorruptFileError, OptionError, StorageError
 from edgespec.kernels.quantize import dequantize_int4, quantize_int4
+from edgespec.models.packing import pack_model, verify_store
 from edgespec.offload.chunk_store import open_store
-from edgespec.packing import pack_model, verify_store
 from edgespec.response import Stats
 from edgespec.schedules.serial import Serial
 from tests.test_session import prompt_of, write_model

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.chat_template import TEMPLATE_CHARACTERS, ChatTemplate
 from edgespec.errors import ModelError
+from edgespec.text.chat_template import TEMPLATE_CHARACTERS, ChatTemplate
 
 TOKENS = {"bos_token": "<s>"}
 USER = {"role": "user", "content": "Hello"}

@@ -11,9 +11,9 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from edgespec.detokenize import Detokenizer
 from edgespec.errors import ModelError, OptionError, TokenizerError
-from edgespec.tokenizer import Tokenizer, load_tokenizer
+from edgespec.text.detokenize import Detokenizer
+from edgespec.text.tokenizer import Tokenizer, load_tokenizer
 
 STORIES = Path("/work/shared/models/stories260k")
 TEXTS = [

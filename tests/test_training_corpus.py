@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import OptionError
-from edgespec.tokenizer import Tokenizer
+from edgespec.text.tokenizer import Tokenizer
 from edgespec.training import corpus
 from edgespec.training.corpus import Sample, corpus_digest, passages, prompts, text_files, text_samples
 from tests.models import make_tokenizer

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from edgespec.sampling import Distribution
-from edgespec.tree import TokenTree, TreeBuilder, merge
+from edgespec.core.sampling import Distribution
+from edgespec.core.tree import TokenTree, TreeBuilder, merge
 
 
 def tree_of(tokens, parents, logprobs=None) -> TokenTree:

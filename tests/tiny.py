@@ -15,9 +15,9 @@ from edgespec.offload.chunk_store import in_place
 from edgespec.offload.chunks import Chunk
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, from_hf
-from edgespec.runtimes.torch.checkpoint import read_checkpoint
+from edgespec.runtimes.formats.checkpoint import read_checkpoint
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.model import TorchTarget
+from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 
 SHAPE: dict[str, Any] = {

@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from edgespec.acceptance import Outcome
-from edgespec.sampling import Noise, Sampler
-from edgespec.tree import TokenTree
+from edgespec.core.acceptance import Outcome
+from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.tree import TokenTree
 
 if TYPE_CHECKING:
     from torch import Tensor

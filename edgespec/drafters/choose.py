@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.acceptance import Acceptance
+from edgespec.core.acceptance import Acceptance
 from edgespec.errors import OptionError
 
 # Each may be a branch of the tree; but a cascade's shallow verifier is the substitute where both are named.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from edgespec.acceptance import Outcome
+from edgespec.core.acceptance import Outcome
+from edgespec.core.tree import TokenTree, merge
 from edgespec.drafters.base import Context, Drafter, Drafting, Root, TreeBudget, Watching
 from edgespec.drafters.ngram import NGram
-from edgespec.tree import TokenTree, merge
 
 if TYPE_CHECKING:
     from torch import Tensor

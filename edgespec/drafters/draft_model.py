@@ -8,11 +8,11 @@ from pathlib import Path
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.errors import TokenizerError
 from edgespec.runtimes.torch.kv_cache import TorchKVCache, cache_bytes
-from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import ModelFiles, activation_bytes, describe_model
+from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.warm_up import warm_up
 from edgespec.runtimes.torch.weights import Weights
-from edgespec.tokenizer import Tokenizer, load_tokenizer
+from edgespec.text.tokenizer import Tokenizer, load_tokenizer
 
 SHOWN = 3  # differing tokens named in a refusal
 

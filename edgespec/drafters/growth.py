@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edgespec.core.sampling import DRAFT_DRAW, Distribution, FloatArray, IntArray, Noise, Sampler
+from edgespec.core.tree import TokenTree, TreeBuilder
 from edgespec.drafters.base import Cancelling, Context, Drafting, Root, TreeBudget
 from edgespec.runtimes.base import KVCache, Rows, Target
-from edgespec.sampling import DRAFT_DRAW, Distribution, FloatArray, IntArray, Noise, Sampler
-from edgespec.tree import TokenTree, TreeBuilder
 
 BRANCH = 8  # children proposed for a node
 MAX_STEPS = 16

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.acceptance import Outcome
-from edgespec.decode import prefill
+from edgespec.core.acceptance import Outcome
+from edgespec.core.decode import prefill
 from edgespec.drafters.base import Context, Drafting, Root, TreeBudget, committed, shared_prefix
 from edgespec.drafters.growth import MAX_STEPS, grow, root_nodes, run_nodes
 from edgespec.runtimes.base import Target

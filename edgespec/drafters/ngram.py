@@ -13,9 +13,9 @@ from math import log
 
 import numpy as np
 
-from edgespec.acceptance import Outcome
+from edgespec.core.acceptance import Outcome
+from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Context, Root, TreeBudget, committed, shared_prefix
-from edgespec.tree import TokenTree
 
 ORDERS = (4, 2, 1)  # lengths of indexed n-grams, longest first
 LOOKED_AT = 64  # occurrences compared a draft, the latest of each order first

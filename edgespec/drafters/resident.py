@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Protocol
 
 from edgespec.drafters.base import Drafter
-from edgespec.drafters.cascade_files import Cascade, CascadeFiles, find_cascade
+from edgespec.drafters.cascade.files import Cascade, CascadeFiles, find_cascade
 from edgespec.drafters.draft_model import DraftFiles, DraftModel
 from edgespec.drafters.substitute import Substitute, find_copy, how_to
 from edgespec.errors import OptionError
-from edgespec.offload.plan import Plan
+from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import ModelFiles
 from edgespec.runtimes.torch.substitute import LowBitCopy
+from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
-from edgespec.tokenizer import Tokenizer
+from edgespec.text.tokenizer import Tokenizer
 
 
 class Resident(Protocol):

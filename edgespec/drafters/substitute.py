@@ -13,16 +13,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.acceptance import Outcome
+from edgespec.core.acceptance import Outcome
 from edgespec.drafters.base import Context, Drafting, Root, TreeBudget
 from edgespec.drafters.growth import MAX_STEPS, grow, root_nodes, run_nodes
 from edgespec.errors import ModelError, OptionError
 from edgespec.offload.chunk_store import is_store
 from edgespec.offload.manifest import SUBSTITUTE
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model
 from edgespec.runtimes.torch.substitute import LowBitCopy, SubstituteWeights
+from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 
 

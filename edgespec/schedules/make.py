@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from edgespec.controller import Adaptive
+from edgespec.control.controller import Adaptive
+from edgespec.control.estimates import Prior
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.ngram import NGram
-from edgespec.estimates import Prior
-from edgespec.offload.plan import Plan
+from edgespec.offload.plan.plan import Plan
 from edgespec.schedules.serial import Plain, Serial
 
 if TYPE_CHECKING:

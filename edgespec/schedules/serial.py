@@ -6,13 +6,13 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from edgespec.acceptance import Outcome
-from edgespec.controller import Adaptive, Controller, Cycle
+from edgespec.control.controller import Adaptive, Controller, Cycle
+from edgespec.core.acceptance import Outcome
+from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Context, Drafter, Root, TreeBudget, Watching
 from edgespec.drafters.combined import without_models
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import Rows
-from edgespec.tree import TokenTree
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -20,10 +20,10 @@ from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.runtimes.torch.adapter import Adapter, adapter_bytes
 from edgespec.runtimes.torch.adapter_files import Role, save_adapters
-from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import ModelFiles
+from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
-from edgespec.tokenizer import Tokenizer
+from edgespec.text.tokenizer import Tokenizer
 from edgespec.training.corpus import Sample, corpus_digest, text_files
 from edgespec.training.data import Batches, Samples, Shards, padded, passes, split
 from edgespec.training.held_out import Agreement

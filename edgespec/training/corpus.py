@@ -19,7 +19,7 @@ import xxhash
 
 from edgespec.drafters.base import shared_prefix
 from edgespec.errors import OptionError, StorageError
-from edgespec.tokenizer import Tokenizer
+from edgespec.text.tokenizer import Tokenizer
 
 SUFFIXES = (".txt", ".jsonl")
 TEXT_BYTES = 64 * 1024  # of a text file that are tokenised at a time; cut at a line's end

@@ -20,8 +20,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from edgespec.errors import CorruptFileError, OptionError, StorageError
+from edgespec.offload.pack.weight_writer import replace
 from edgespec.offload.strict_json import read_object
-from edgespec.offload.weight_writer import replace
 from edgespec.training.corpus import Sample
 
 SHARD_TOKENS = 2**22

@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.core.sampling import Noise, Sampler
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache, cache_bytes
-from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles
+from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
-from edgespec.sampling import Noise, Sampler
 from edgespec.training.corpus import Sample
 from edgespec.training.data import Shards, padded
 from edgespec.training.target import KERNELS_BYTES, open_beside, pass_bytes

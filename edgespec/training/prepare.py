@@ -13,7 +13,7 @@ from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.runtimes.torch.open import ModelFiles
-from edgespec.tokenizer import Tokenizer
+from edgespec.text.tokenizer import Tokenizer
 from edgespec.training.corpus import corpus_digest, passages, prompts, text_files, text_samples
 from edgespec.training.data import Shards
 from edgespec.training.generate import generate_replies

@@ -22,14 +22,14 @@ from edgespec.devices.rates import memory_rate, read_rate
 from edgespec.errors import BudgetError, OptionError
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.reference import rms_norm
-from edgespec.offload.ledger import gigabytes, smallest_dial_text
-from edgespec.offload.plan import Plan, Rates
+from edgespec.offload.plan.ledger import gigabytes, smallest_dial_text
+from edgespec.offload.plan.plan import Plan, Rates
 from edgespec.planning import choose_dial
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.model import TorchTarget
 from edgespec.runtimes.torch.open import ModelFiles, open_target, plan_model
+from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.training.corpus import Sample
 from edgespec.training.data import padded

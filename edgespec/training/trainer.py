@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from edgespec.errors import CorruptFileError, OptionError, StorageError, TrainingError
-from edgespec.offload.weight_writer import replace
+from edgespec.offload.pack.weight_writer import replace
 from edgespec.training.optimizer import AdamW, Optimizer
 from edgespec.training.workers import Workers
 

@@ -22,10 +22,10 @@ from safetensors.torch import save_file
 from edgespec.errors import CorruptFileError, ModelError, StorageError, UnsupportedModelError
 from edgespec.kernels.matmul import typed
 from edgespec.offload.chunks import TensorSource
+from edgespec.offload.pack.weight_writer import replace
 from edgespec.offload.reader import DirectFile
 from edgespec.offload.safetensors_header import read_header
 from edgespec.offload.strict_json import is_file_name, parse_object, read_bounded
-from edgespec.offload.weight_writer import replace
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.adapter import CPU, Adapter, parameter_shapes
 from edgespec.runtimes.torch.open import ModelFiles

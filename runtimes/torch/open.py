@@ -18,17 +18,17 @@ from edgespec.errors import OptionError
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.offload.chunk_store import in_place, is_store
 from edgespec.offload.chunks import Chunk, ChunkTable
-from edgespec.offload.device_plan import make_device_plan
-from edgespec.offload.fill import MIN_HEADROOM, make_plan
-from edgespec.offload.plan import Needs, Plan, Rates
+from edgespec.offload.plan.device import make_device_plan
+from edgespec.offload.plan.fill import MIN_HEADROOM, make_plan
+from edgespec.offload.plan.plan import Needs, Plan, Rates
 from edgespec.runtimes.base import PREFILL_ROWS
 from edgespec.runtimes.config import ModelConfig
-from edgespec.runtimes.torch.checkpoint import read_checkpoint
-from edgespec.runtimes.torch.gguf import read_gguf
+from edgespec.runtimes.formats.checkpoint import read_checkpoint
+from edgespec.runtimes.formats.gguf import read_gguf
+from edgespec.runtimes.formats.packed import open_packed
 from edgespec.runtimes.torch.kv_cache import BLOCK, cache_bytes
-from edgespec.runtimes.torch.model import TorchTarget
-from edgespec.runtimes.torch.packed import open_packed
 from edgespec.runtimes.torch.placement import DEVICE_SLOTS
+from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.warm_up import warm_up
 from edgespec.runtimes.torch.weights import CPU, Weights
 

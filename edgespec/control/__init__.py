@@ -1,0 +1,1 @@
+"""How much to draft, from what it was measured to cost and give."""

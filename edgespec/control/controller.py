@@ -1,0 +1,151 @@
+"""How much to draft and to verify: whatever makes the most tokens per second, measured as it goes.
+
+A cycle costs drafting + verification and gives 1 + accepted tokens. Before a cycle the controller chooses
+how many steps to draft (or not to draft at all), and once the tree is there, how many of its nodes to
+verify. It believes:
+
+    what steps and passes cost      means by number of steps and of nodes, straight lines between; what was
+                                    never tried is extrapolated as max(I/O, compute) would have it
+    a node's chance of acceptance   the drafter's probability x a factor by depth and rank: accepted / claimed
+    what a number of steps gives    the mean of what its trees promised by these chances, leaning on all trees
+
+Costs are learned by all conversations of an engine together. Acceptance is a conversation's own; it begins
+with some trust in what the one before had found.
+
+All this fades, so what was given up is tried again some day. Trying may cost, and is paid from a *credit*: a
+share of the time and what drafting gained go in, what it lost against plain decoding comes out. Whatever is
+hoped for, a cycle that would overdraw the credit by giving a single token is not made. And drafts get longer
+by and by, so that a drafter much dearer than expected is found out by one step.
+
+No clock and no chance here: the same recorded cycles lead to the same decisions. Needs no torch.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from edgespec.control.estimates import PAUSE, STEPS, Chances, Costs, Prior, Yield
+from edgespec.core.acceptance import Outcome
+from edgespec.core.tree import TokenTree
+from edgespec.drafters.base import TreeBudget
+
+ALLOWANCE = 0.015  # of the time may be lost by drafting
+GRACE = 2.0  # plain cycles' worth of credit to begin with,
+GROWTH = 3  # times as long as those of late may a draft be, and one step more
+SAVED = 6.0  # and at most: old gains do not pay for new losses
+APART = 15  # cycles lie between two conversations, as far as acceptance is concerned
+STALE = 0.1  # weight of evidence on plain cycles below which one is measured again
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """What one cycle did; seconds."""
+
+    steps: int | None  # of drafting; None = the drafter was not asked
+    tree: TokenTree  # as verified
+    outcome: Outcome
+    draft_seconds: float
+    verify_seconds: float
+
+
+class Controller(Protocol):
+    """Decides for one conversation; told of every cycle that was completed."""
+
+    def budget(self, limit: TreeBudget, steps: range) -> TreeBudget | None:
+        """What to draft, within `limit` and the drafter's sensible `steps`; None = nothing."""
+
+    def prune(self, tree: TokenTree) -> TokenTree:
+        """The part of a drafted tree that is worth verifying."""
+
+    def record(self, cycle: Cycle) -> None:
+        """Learn from a cycle."""
+
+
+class Fixed:
+    """Always the same budget, whatever it costs: for benchmarks and tests."""
+
+    def __init__(self, budget: TreeBudget) -> None:
+        self._budget = budget
+
+    def budget(self, limit: TreeBudget, steps: range) -> TreeBudget | None:
+        own = self._budget
+        return TreeBudget(min(own.nodes, limit.nodes), min(own.depth, limit.depth), own.steps)
+
+    def prune(self, tree: TokenTree) -> TokenTree:
+        return tree
+
+    def record(self, cycle: Cycle) -> None:
+        pass
+
+
+class Adaptive:
+    """See the module."""
+
+    def __init__(self, prior: Prior | None = None) -> None:
+        self.costs = Costs(prior)
+        self.chances = Chances()
+        self.gives = Yield()
+        self.credit = GRACE  # plain cycles that drafting may still lose
+        self._rate = 0.0  # the highest expected tokens per second, as of the last `budget`
+        self.took = 1.0  # the latest cycle, in plain cycles
+
+    def heir(self) -> Adaptive:
+        """For the next conversation of the engine. Costs are learned by all of them together; how well drafts
+        do may be another matter there, so it counts as if it had been a while ago."""
+        heir = Adaptive()
+        heir.costs, heir.chances, heir.gives = self.costs, deepcopy(self.chances), deepcopy(self.gives)
+        heir.chances.fade(APART)
+        heir.gives.fade(APART)
+        heir.credit = min(self.credit, GRACE)
+        return heir
+
+    def budget(self, limit: TreeBudget, steps: range) -> TreeBudget | None:
+        if limit.depth < 1 or limit.nodes < 2 or self.costs.verify.weight(1) < STALE:
+            return None
+        tokens, nodes = self.gives.expect(self.chances.by_depth)
+        seconds = np.maximum(self.costs.cycle(nodes, STEPS), 1e-9)
+        # Steps beyond the depth that the reply has left are wasted; many whose cost is a guess may be.
+        most = min(steps.stop - 1, max(min(limit.depth, 1 + GROWTH * self.costs.longest), steps.start))
+        sensible = (steps.start <= STEPS) & (most >= STEPS) & (seconds * self.plain_rate - 1 <= self.credit)
+        rates = np.where(sensible, tokens / seconds, 0.0)
+        best = int(np.argmax(rates))
+        self._rate = max(self.plain_rate, float(rates[best]))
+        return replace(limit, steps=int(STEPS[best])) if rates[best] > self.plain_rate else None
+
+    def prune(self, tree: TokenTree) -> TokenTree:
+        """The nodes that earn their verification at the best rate known; a sampled tree stays whole."""
+        if tree.drafts is not None or len(tree) == 1:
+            return tree
+        scores = self.chances.scores(tree)
+        likeliest = np.argsort(-scores, kind="stable")
+        tokens = np.cumsum(np.exp(scores[likeliest]))
+        worth = tokens - self._rate * self.costs.verify.at(np.arange(1, len(tree) + 1))
+        return tree.select(np.sort(likeliest[: int(np.argmax(worth)) + 1]))
+
+    def record(self, cycle: Cycle) -> None:
+        nodes, tokens = len(cycle.tree), len(cycle.outcome.tokens)
+        self.chances.fade()
+        self.gives.fade()
+        # A pause of the machine is nobody's fault.
+        usual = float(self.costs.cycle(nodes, cycle.steps or 0))
+        seconds = cycle.draft_seconds + cycle.verify_seconds
+        seconds = min(seconds, PAUSE * usual) if usual else seconds
+        self.costs.add(nodes, cycle.verify_seconds, cycle.steps, cycle.draft_seconds)
+        self.took = seconds * self.plain_rate
+        self.credit += ALLOWANCE * self.took
+        if cycle.steps is not None:
+            self.chances.add(cycle.tree, cycle.outcome.path)
+            scores = self.chances.scores(cycle.tree)
+            expected = self.gives.add(cycle.steps, cycle.tree, scores, cycle.outcome.accepted)
+            # Half of luck counts: bad luck alone should not end what pays, nor hope alone pay for it.
+            self.credit += (tokens + 1 + expected) / 2 - self.took
+        self.credit = min(self.credit, SAVED)
+
+    @property
+    def plain_rate(self) -> float:
+        """Tokens per second without drafts."""
+        return 1 / max(float(self.costs.verify.at(1)), 1e-9)

@@ -1,0 +1,1 @@
+"""The loop: trees, verification, acceptance, sampling."""

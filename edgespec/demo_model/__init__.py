@@ -1,0 +1,1 @@
+"""The bundled demo model, and the recipe that makes it."""

@@ -1,0 +1,1 @@
+"""The cascade (CATS): drafting inside the target, with a shallow verifier."""

@@ -1,0 +1,181 @@
+"""One round of a cascade's drafting: steps of the draft, shallow verifications, and what they lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgespec.core.sampling import FloatArray, IntArray, Noise, Sampler
+from edgespec.core.tree import TokenTree
+from edgespec.drafters.base import Root, TreeBudget
+from edgespec.drafters.cascade.exits import Exit
+from edgespec.drafters.cascade.forest import Forest
+from edgespec.drafters.cascade.tree import Calibration, RankedTree
+from edgespec.drafters.growth import DrawnChain
+from edgespec.errors import ModelError
+
+if TYPE_CHECKING:
+    from edgespec.drafters.cascade.drafter import CascadeDrafter
+
+SCALED_ROWS = 8  # logits whose log-probabilities are worked out at a time: bounds the temporaries
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a source proposed to follow a node: tokens and its log-probabilities, [k] each."""
+
+    source: Calibration
+    tokens: IntArray
+    logprobs: FloatArray
+
+
+class CascadeDrafting:
+    """See `drafters.base.Drafting`. Steps beyond the budget's are shallow verifications, and what is drafted
+    on from their corrections."""
+
+    def __init__(self, drafter: CascadeDrafter, forest: Forest, root: int, budget: TreeBudget) -> None:
+        self.drafter, self.forest = drafter, forest
+        self.ranked = RankedTree(root, budget.nodes, budget.depth)
+        self.nodes: list[int] = []  # of the tree, by slot
+        self.verified = 0  # slots that the shallow verifier has seen
+        self.work = self._rounds(budget.steps if budget.nodes > 1 and budget.depth > 0 else 0)
+
+    def step(self) -> bool:
+        return next(self.work, None) is not None
+
+    def tree(self, root: int = 0) -> TokenTree:
+        chosen, tokens, parents, logprobs = self.ranked.arrays()
+        if not self.nodes:
+            return TokenTree(tokens, parents, logprobs)
+        slots = {node: slot for slot, node in enumerate(self.nodes)}
+        own = np.array([slots.get(node, -1) for node in chosen.tolist()])
+        return TokenTree(tokens, parents, logprobs, computed=self.forest.computed(own))
+
+    def cancel(self) -> None:
+        self.work.close()
+        self.drafter.forget()
+
+    def _rounds(self, left: int) -> Generator[bool, None, None]:
+        """Yields after each unit of work."""
+        variant, verifies = self.drafter.variant, self.drafter.verify is not None
+        rounds = ceil(left / variant.round) if verifies else min(left, 1)
+        for rounds_left in range(rounds, 0, -1):
+            steps = ceil(left / rounds_left)
+            left -= steps
+            for _ in range(steps):
+                if not self._draft():
+                    break
+                yield True
+            if not self._verify():
+                return  # nothing was worth drafting any more
+            yield True
+        for _ in range(variant.after if rounds and verifies else 0):
+            if self._draft():
+                yield True
+
+    def _draft(self) -> bool:
+        """Expand the likeliest nodes; False when there is none, or none likely enough."""
+        drafter, forest, variant = self.drafter, self.forest, self.drafter.variant
+        nodes = self.ranked.frontier(min(variant.width, forest.free))
+        if not nodes or self.ranked.chance(nodes) < variant.stop:
+            return False
+        if not self.nodes:
+            drafter.catch_up()
+        slot_of = {node: slot for slot, node in enumerate(self.nodes)}
+        parents = [slot_of.get(self.ranked.parents[node], -1) for node in nodes]
+        slots = forest.plant(
+            [(parent, self.ranked.tokens[node]) for parent, node in zip(parents, nodes, strict=True)]
+        )
+        self.nodes += nodes
+        self._propose(drafter.draft, slots, drafter.calibrations[0])
+        return True
+
+    def _verify(self) -> bool:
+        """Look through what was drafted since the last time; False when that is nothing."""
+        fresh = np.arange(self.verified, len(self.nodes))
+        if self.drafter.verify is None or not len(fresh):
+            return False
+        self._propose(self.drafter.verify, fresh, self.drafter.calibrations[1])
+        self.verified = len(self.nodes)
+        return True
+
+    def _propose(self, source: Exit, slots: IntArray, calibration: Calibration) -> None:
+        """Take the slots' nodes to an exit, and what it says may follow them into the tree.
+
+        Raises ModelError when that is no number.
+        """
+        rows = self.forest.run(slots, source.depth)
+        logits = source.logits(self.forest.hidden[slots], rows)  # [n, V]
+        for first in range(0, len(slots), SCALED_ROWS):
+            part = logits[first : first + SCALED_ROWS]
+            total = part.logsumexp(1)
+            if not bool(torch.isfinite(total).all()):
+                raise ModelError("a cascade's outputs are not finite numbers: train its adapters again")
+            likeliest = part.topk(min(self.drafter.variant.branch, part.shape[1]), dim=1).indices.tolist()
+            for i, (row, top) in enumerate(zip(part, likeliest, strict=True)):
+                slot = int(slots[first + i])
+                node = self.nodes[slot]
+                tokens = list(dict.fromkeys([*top, *self.ranked.children.get(node, ())]))
+                said = np.minimum((row[tokens] - total[i]).double().cpu().numpy(), 0.0)
+                self.drafter.claims.setdefault(slot, []).append(Claim(calibration, np.array(tokens), said))
+                self.ranked.propose(node, tokens, calibration(said).tolist())
+        self.ranked.rank()
+
+
+class DrawnInside(DrawnChain):
+    """A chain drawn from the draft's distribution, for `ratio`: corrections would not be draws."""
+
+    def __init__(
+        self,
+        drafter: CascadeDrafter,
+        forest: Forest,
+        root: Root,
+        budget: TreeBudget,
+        sampler: Sampler,
+        noise: Noise,
+    ) -> None:
+        super().__init__(_Draws(drafter, forest), [root], budget, sampler, noise)
+        self.forest = forest
+
+    def tree(self, root: int = 0) -> TokenTree:
+        tree = super().tree(root)
+        if not len(self.forest):
+            return tree
+        nodes = np.arange(len(tree))
+        return replace(tree, computed=self.forest.computed(np.where(nodes < len(self.forest), nodes, -1)))
+
+
+class _Draws:
+    """See `drafters.growth.Forest`."""
+
+    width = 1
+
+    def __init__(self, drafter: CascadeDrafter, forest: Forest) -> None:
+        self.drafter, self.forest = drafter, forest
+
+    @property
+    def position(self) -> int:
+        return self.drafter.cache.length
+
+    @property
+    def free_rows(self) -> int:
+        return self.forest.free
+
+    def extend_roots(self, roots: Sequence[Root]) -> tuple[list[int], NDArray[np.float32]]:
+        self.drafter.catch_up()
+        return self.extend([(-1, root.token) for root in roots])
+
+    def extend(self, nodes: Sequence[tuple[int, int]]) -> tuple[list[int], NDArray[np.float32]]:
+        slots = self.forest.plant(nodes)
+        draft = self.drafter.draft
+        rows = self.forest.run(slots, draft.depth)
+        return slots.tolist(), draft.logits(self.forest.hidden[slots], rows).cpu().numpy()
+
+    def forget(self) -> None:
+        self.drafter.forget()

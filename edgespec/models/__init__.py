@@ -1,0 +1,1 @@
+"""Where models come from: hub, cache, directories, packing."""

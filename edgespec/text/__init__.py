@@ -1,0 +1,1 @@
+"""Text at the edge: tokenizers, detokenizing, chat templates."""

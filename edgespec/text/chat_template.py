@@ -1,0 +1,148 @@
+"""From messages to the text a chat model was trained on. Needs no torch.
+
+A chat template is a Jinja program that comes with a model, so it is a stranger's code: it runs sandboxed and
+metered (`template_sandbox`), and its size is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Template, TemplateError
+
+from edgespec.errors import ModelError, OptionError
+from edgespec.text.template_meter import METER, LimitError, Meter
+from edgespec.text.template_sandbox import environment
+
+TEMPLATE_CHARACTERS = 256 * 1024  # the largest template known has 30,000
+
+# For models without a template: no model was trained on this, but a base model continues it sensibly.
+DEFAULT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] | trim }}\n"
+    "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+DEFAULT_STOP = ("\nUser:", "\nSystem:")
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """Named templates of one model: "default", and "tool_use" where tools have one of their own.
+
+    is_chat: the model came with a template; if not, `DEFAULT_TEMPLATE` is used (the prompt then needs BOS
+        from the tokenizer, which a model's own template writes itself) and replies end at `stop`.
+    """
+
+    def __init__(self, templates: Mapping[str, str], tokens: Mapping[str, str] | None = None) -> None:
+        """`tokens`: what templates may write by name ("bos_token", "eos_token", ...)."""
+        self.is_chat = bool(templates)
+        self.stop = () if self.is_chat else DEFAULT_STOP
+        self._sources = dict(templates) or {"default": DEFAULT_TEMPLATE}
+        self._tokens = dict(tokens or {})
+        self._compiled: dict[str, Template] = {}
+        for name, source in self._sources.items():
+            if len(source) > TEMPLATE_CHARACTERS:
+                raise ModelError(
+                    f"chat template {name!r} has {len(source)} characters; it may have {TEMPLATE_CHARACTERS}"
+                )
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> str:
+        """The prompt. `variables` go to the template as they are (for example enable_thinking=False).
+
+        Raises OptionError for messages that are not role-and-content dictionaries of plain values, ModelError
+        when the template refuses them, is broken, or uses more time or memory than a template needs.
+        """
+        if not messages:
+            raise OptionError("there is no message to reply to")
+        size = [0, 0]
+        given = {
+            **self._tokens,
+            "messages": [_message(message, size) for message in messages],
+            "tools": None if tools is None else _plain(list(tools), size),
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+            **_plain(variables, size),
+        }
+        name = "tool_use" if tools and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            raise ModelError(f"the model has chat templates {sorted(self._sources)}, none of them 'default'")
+        token = METER.set(Meter((size[0], size[1])))
+        try:
+            if name not in self._compiled:
+                self._compiled[name] = environment().from_string(self._sources[name])
+            return self._compiled[name].render(given)
+        except LimitError as error:
+            raise ModelError(f"the model's chat template was stopped: {error}") from None
+        except TemplateError as error:
+            raise ModelError(f"the model's chat template failed: {error.message}") from None
+        except (RecursionError, MemoryError):
+            raise ModelError("the model's chat template was stopped: it nests or recurses too deep") from None
+        except Exception as error:  # whatever a program can do wrong
+            raise ModelError(f"the model's chat template failed: {type(error).__name__}: {error}") from None
+        finally:
+            METER.reset(token)
+
+
+def read_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The chat templates of a model directory, by name; {} when it has none.
+
+    `chat_template.jinja` and `additional_chat_templates/*.jinja` go before the "chat_template" of
+    tokenizer_config.json (`config`), which is one template or a list of named ones.
+    """
+    files = {"default": directory / "chat_template.jinja"}
+    files |= {path.stem: path for path in sorted(directory.glob("additional_chat_templates/*.jinja"))[:32]}
+    found = {name: _read(path) for name, path in files.items() if path.is_file()}
+    if found:
+        return found
+    raw = config.get("chat_template")
+    if raw is None:
+        return {}
+    if isinstance(raw, str):
+        return {"default": raw}
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in raw}
+    except (TypeError, KeyError):
+        raise ModelError(
+            "tokenizer_config.json: chat_template is neither a text nor a list of names and templates"
+        ) from None
+
+
+def _read(path: Path) -> str:
+    if (size := path.stat().st_size) > 4 * TEMPLATE_CHARACTERS:
+        raise ModelError(f"{path} has {size} bytes; a chat template may have {4 * TEMPLATE_CHARACTERS}")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ModelError(f"{path} is not UTF-8 text") from None
+
+
+def _message(message: Message, size: list[int]) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise OptionError(f"a message is a dictionary with a role and a content, not {str(message)[:80]!r}")
+    # As transformers: absent and null are the same; templates mostly handle only the first.
+    plain: dict[str, Any] = _plain({key: value for key, value in message.items() if value is not None}, size)
+    return plain
+
+
+def _plain(value: Any, size: list[int], depth: int = 0) -> Any:
+    """A copy of plain JSON values, which a template may be shown; adds (characters, nodes) to `size`."""
+    size[1] += 1
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        size[0] += len(value)
+        return str(value)
+    if depth < 32 and isinstance(value, Mapping):
+        return {str(key): _plain(item, size, depth + 1) for key, item in value.items()}
+    if depth < 32 and isinstance(value, (list, tuple)):
+        return [_plain(item, size, depth + 1) for item in value]
+    kind = type(value).__name__
+    raise OptionError(f"messages hold text, numbers, lists and dictionaries, 32 deep at most, not {kind}")

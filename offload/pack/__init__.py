@@ -1,0 +1,1 @@
+"""Packing a model: streaming, resumable, atomic."""

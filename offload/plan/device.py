@@ -1,0 +1,116 @@
+"""The plan for a discrete accelerator: two memories, two dials.
+
+The device holds what every pass touches (KV, activations) and as many chunks as fit beside a few buffers for
+the others; host memory pins chunks that then cross the bus in every pass; the rest streams from flash through
+the host's ring and the device's buffers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgespec.offload.chunks import Chunk, ChunkTable
+from edgespec.offload.plan.fill import (
+    HEADROOM_PART,
+    MIN_HEADROOM,
+    check_request,
+    choose_pinned,
+    choose_ring,
+    default_context,
+    pages,
+    smallest_dial,
+)
+from edgespec.offload.plan.ledger import Ledger
+from edgespec.offload.plan.plan import Needs, Plan, Rates
+
+
+def make_device_plan(
+    table: ChunkTable,
+    dial: int,
+    device_dial: int,
+    needs: Needs,
+    rates: Rates,
+    device_baseline: int,
+    device_slots: int,
+    context: int | None = None,
+    resident_layers: int | None = None,
+) -> Plan:
+    """Fill both dials. `device_baseline` is what the driver's context takes; `device_slots` the number of
+    device buffers that chunks pass through. `resident_layers` are pinned on the device.
+
+    Raises like `make_plan`; the BudgetError's dial is the one that is too small.
+    """
+    reasons: list[str] = []
+    check_request(table, needs, context, resident_layers)
+    largest = max(c.read_bytes for c in table.chunks)
+
+    def device(pinned: int, slots: int, positions: int) -> Ledger:
+        owners = {
+            "driver context": device_baseline,
+            "headroom": max(MIN_HEADROOM, device_dial // HEADROOM_PART),
+            "activations": needs.activations,
+            f"KV cache and attention ({positions} positions)": needs.kv(positions),
+            "norms and biases": needs.small,
+            "device buffers": slots * largest,
+            "pinned weights": pinned,
+        }
+        return Ledger(device_dial, owners)
+
+    def host(pinned: int, ring: int) -> Ledger:
+        owners = {
+            "interpreter and libraries": needs.baseline,
+            "headroom": max(MIN_HEADROOM, dial // HEADROOM_PART),
+            "ring": ring,
+            "pinned weights": pinned,
+        }
+        if needs.drafter is not None:  # a draft model computes on the host
+            owners["drafter"] = needs.drafter(positions)
+        return Ledger(dial, owners)
+
+    def fits_whole(positions: int) -> bool:
+        return device(pages(table.chunks), 0, positions).free >= 0
+
+    # The device first: what it holds is neither read nor copied again.
+    positions = context or default_context(device_dial, needs, fits_whole, reasons)
+    if resident_layers is not None:
+        on_device = [c for c in table.chunks if c.layer < resident_layers]
+        reasons.append(f"{resident_layers} layers pinned on the device, as asked")
+    elif fits_whole(positions):
+        on_device = list(table.chunks)
+    else:
+        book = device(0, device_slots, positions)
+        book.require(smallest_dial(book), " of device memory.")
+        on_device = choose_pinned(table, book.free)
+    slots = device_slots if len(on_device) < len(table.chunks) else 0
+    device_book = device(pages(on_device), slots, positions)
+    device_book.require(smallest_dial(device_book), " of device memory.")
+
+    # Then host memory, for the rest.
+    held = frozenset(c.index for c in on_device)
+    rest = replace(table, chunks=tuple(c for c in table.chunks if c.index not in held))
+    pinned: list[Chunk] = []
+    ring = 0
+    if not rest.chunks:
+        reasons.append("the whole model fits the device: nothing is streamed")
+    elif host(pages(rest.chunks), 0).free >= 0:
+        reasons.append("what the device does not hold is in host memory: nothing is read from flash")
+        pinned = list(rest.chunks)
+    else:
+        ring = choose_ring(largest, lambda ring: host(0, ring).free - 2 * largest)
+        book = host(0, ring)
+        book.require(smallest_dial(book), " of host memory.")
+        pinned = choose_pinned(rest, book.free)
+        reasons.append("the rest is pinned in host memory as far as it fits, and streamed")
+    host_book = host(pages(pinned), ring)
+    host_book.require(smallest_dial(host_book), " of host memory.")
+    return Plan(
+        host_book,
+        table,
+        frozenset(c.index for c in pinned),
+        ring,
+        positions,
+        rates,
+        reasons,
+        held,
+        device_book,
+    )
