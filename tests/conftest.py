@@ -1,11 +1,25 @@
-"""Settings for all tests."""
+"""Settings for all tests: what one finds on the machine must not decide what another does."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
+import tempfile
+from pathlib import Path
 
-import torch
+import pytest
+
+# Nothing of the user's: neither settings nor what was remembered of this machine. Fixtures of modules and
+# children see a folder of this process, every test one of its own (below).
+for name in [name for name in os.environ if name.startswith("EDGESPEC_") and name != "EDGESPEC_VENV"]:
+    del os.environ[name]
+_home = tempfile.TemporaryDirectory(prefix="edgespec-tests-", ignore_cleanup_errors=True)
+os.environ["EDGESPEC_CACHE"] = str(Path(_home.name) / "cache")
+for name in ("HOME", "USERPROFILE", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "HF_HOME"):
+    os.environ[name] = _home.name
+
+import torch  # noqa: E402
 
 # A shell's background job ignores Ctrl-C, and its children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -17,3 +31,23 @@ torch.set_num_threads(1)
 # Without a GPU the Triton kernels run in its interpreter. Whoever imports triton first decides it for all.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--order", help="run the tests of each file reversed, or shuffled by this number")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests must not depend on one another; `--order reversed` and `--order 7` show it."""
+    order = config.getoption("--order")
+    if order == "reversed":
+        items.reverse()
+    elif order is not None:
+        random.Random(int(order)).shuffle(items)
+        items.sort(key=lambda item: item.path)  # fixtures of a module are made once
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test remembers of this machine, it alone remembers."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{os.urandom(6).hex()}"))

@@ -25,7 +25,7 @@ from edgespec.drafters.substitute import Substitute, SubstituteDrafter
 from edgespec.engine import Engine
 from edgespec.errors import StorageError
 from edgespec.models.packing import pack_model
-from edgespec.offload.plan.plan import fill
+from edgespec.offload.plan import fill
 from edgespec.runtimes.torch import open as opening
 from edgespec.runtimes.torch.substitute import SubstituteWeights
 from edgespec.schedules.serial import Serial

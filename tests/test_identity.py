@@ -38,7 +38,7 @@ from edgespec.drafters.ngram import NGram
 from edgespec.drafters.substitute import Substitute, find_copy
 from edgespec.engine import Engine
 from edgespec.models.packing import pack_model
-from edgespec.offload.plan.plan import fill
+from edgespec.offload.plan import fill
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.config import ARCHITECTURES, HEAD
 from edgespec.runtimes.torch.kv_cache import TorchKVCache

@@ -11,6 +11,8 @@ import torch
 import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Fixed
+from edgespec.devices.disk import ReadSettings
+from edgespec.devices.rates import ReadRate
 from edgespec.drafters.base import TreeBudget
 from edgespec.drafters.substitute import Substitute, SubstituteDrafter
 from edgespec.engine import Engine
@@ -87,6 +89,9 @@ def unknown_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def slow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading pinned layers in every step then costs more than streaming them: 1 MB/s beside 1 GB/s."""
+    disk = ReadRate(1.0, ReadSettings(2, 4 * 2**20))
+    monkeypatch.setattr(edgespec.engine, "read_rate", lambda file: disk)
     monkeypatch.setattr(edgespec.planning, "memory_rate", lambda: 1e-3)
 
 
