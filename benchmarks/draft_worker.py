@@ -193,7 +193,7 @@ def main() -> None:
                     "tokens": end["tokens"],
                     "bytes": end["bytes"] - before["bytes"],
                     "layers": end["layers"] - before["layers"],
-                    "steps": cycle.steps or 0,
+                    "steps": cycle.passes or 0,
                     "nodes": len(cycle.tree),
                     "draft": cycle.draft_seconds,
                     "verify": cycle.verify_seconds if drafted else seconds,

@@ -35,8 +35,8 @@ class SetAcceptance:
         self.done = 0  # tokens of the reply that are committed
 
     @property
-    def steps(self) -> range:
-        return self.inner.steps
+    def passes(self) -> range:
+        return self.inner.passes
 
     def prefill(self, context: Context) -> None:
         self.done = 0
@@ -53,7 +53,7 @@ class SetAcceptance:
         for token in self.reply[self.done + 1 :]:
             right = chance.random() < self.probability
             chain.append(token if right else (token + 1) % self.vocabulary)
-        most = min(budget.steps, budget.depth, budget.nodes - 1)
+        most = min(budget.passes, budget.depth, budget.nodes - 1)
         return SetDrafting(self.inner.start(roots[:1], budget), chain, most)
 
     def commit(self, root: int, outcome: Outcome) -> None:
@@ -80,6 +80,9 @@ class SetDrafting:
         """The chain, as far as it was drafted and the reply is known."""
         return TokenTree.chain(self.chain[: self.nodes])
 
+    def stop(self) -> None:
+        self.inner.stop()
+
     def cancel(self) -> None:
         self.inner.cancel()
 
@@ -88,7 +91,7 @@ class Wrong:
     """See `drafters.base.Drafter`. Free trees of random tokens, all children of the root: a pass over so many
     nodes that says what plain decoding says."""
 
-    steps = range(1)
+    passes = range(1)
 
     def __init__(self, vocabulary: int, seed: int) -> None:
         self.vocabulary = vocabulary
@@ -121,6 +124,9 @@ class Made:
 
     def tree(self, root: int = 0) -> TokenTree:
         return self.made
+
+    def stop(self) -> None:
+        pass
 
     def cancel(self) -> None:
         pass

@@ -198,7 +198,7 @@ def test_repeated_layer_names() -> None:
 class Steps:
     """A drafter that counts the steps it is asked for."""
 
-    steps = range(1, 17)
+    passes = range(1, 17)
 
     def __init__(self) -> None:
         self.context = Context([])

@@ -186,7 +186,7 @@ def test_the_controller_drives_it(
         tokens, _ = two_turns(session, REPLY)
         assert tokens == plain[REPLY]
         assert isinstance(session.schedule, Serial)
-        assert session.schedule.drafter.steps.stop > 10
+        assert session.schedule.drafter.passes.stop > 10
 
 
 @pytest.fixture(scope="module")

@@ -116,11 +116,11 @@ def converse(worlds: list[tuple[int, World]], controller: Adaptive, seed: int = 
             budget = controller.budget(LIMIT, world.paid)
             tree, draft_seconds = TokenTree.root(1), 0.0
             if budget is not None:
-                tree = controller.prune(world.tree(budget.steps))
-                draft_seconds = budget.steps * world.step
+                tree = controller.prune(world.tree(budget.passes))
+                draft_seconds = budget.passes * world.step
             verify_seconds = float(world.verify(np.array([len(tree)]))[0])
             outcome = world.outcome(tree, rng)
-            steps = None if budget is None else budget.steps
+            steps = None if budget is None else budget.passes
             # The controller sees noisy times, and now and then the machine is elsewhere; the run is judged
             # by the true ones.
             seen = rng.lognormal(0, noise, 2) * (10 if noise and rng.random() < 0.01 else 1)
@@ -305,7 +305,7 @@ def test_nothing_is_drafted_beyond_the_limit() -> None:
     assert controller.budget(TreeBudget(1, 9, 0), range(1, 17)) is None
     budget = controller.budget(TreeBudget(64, 3, 0), range(1, 17))
     assert budget is not None
-    assert budget.steps <= 3
+    assert budget.passes <= 3
     assert (budget.nodes, budget.depth) == (64, 3)
     free = controller.budget(TreeBudget(64, 3, 0), range(1))
     assert free is not None
@@ -328,10 +328,10 @@ def test_pruning_keeps_what_pays_and_stays_connected() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         budget = controller.budget(LIMIT, world.paid)
-        tree = TokenTree.root(1) if budget is None else controller.prune(world.tree(budget.steps))
+        tree = TokenTree.root(1) if budget is None else controller.prune(world.tree(budget.passes))
         tree.validate()
         seconds = float(compute_bound(np.array([len(tree)]))[0])
-        steps = None if budget is None else budget.steps
+        steps = None if budget is None else budget.passes
         controller.record(Cycle(steps, tree, world.outcome(tree, rng), (steps or 0) * world.step, seconds))
     whole = world.tree(8)
     kept = controller.prune(whole)
@@ -346,9 +346,9 @@ def given_up(world: World | None, speedup: float, cycles: int, seed: int = 0) ->
         budget = controller.budget(LIMIT, world.paid) if world else None
         tree = TokenTree.root(1)
         if world and budget is not None:
-            tree = controller.prune(world.tree(budget.steps))
+            tree = controller.prune(world.tree(budget.passes))
         outcome = world.outcome(tree, rng) if world else Outcome(np.array([0]), (1,))
-        steps = None if budget is None else budget.steps
+        steps = None if budget is None else budget.passes
         seconds = float(flash_bound(np.array([len(tree)]))[0])
         controller.record(Cycle(steps, tree, outcome, (steps or 0) * 0.02, seconds))
         if handover.record(len(outcome.tokens), controller.took):

@@ -238,7 +238,7 @@ def test_ratio_gets_a_chain_drawn_from_the_models_distribution(model: TorchTarge
 
 def test_combined_drafters_make_one_tree(model: TorchTarget) -> None:
     combined = Combined([NGram(), ModelDrafter(model, 200, VOCABULARY)])
-    assert combined.steps == range(17)
+    assert combined.passes == range(17)
     text = [*PROMPT[:10], 7, 150, 151, 152, *PROMPT[10:]]
     combined.prefill(Context(text))
     drafting = combined.start([Root((7,))], TreeBudget(40, 6, 0))

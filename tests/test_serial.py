@@ -27,7 +27,7 @@ from tests.test_session import prompt_of, write_model
 class Recorder:
     """A drafter that drafts a chain of the root's successors, and notes what it was told."""
 
-    steps = range(1, 9)
+    passes = range(1, 9)
 
     def __init__(self) -> None:
         self.calls: list[object] = []
@@ -39,7 +39,7 @@ class Recorder:
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Recorder:
         self.calls.append(("start", roots[0].path, budget))
         self.chain = [roots[0].token]
-        self.left = min(budget.steps, budget.depth)
+        self.left = min(budget.passes, budget.depth)
         return self
 
     def step(self) -> bool:
@@ -86,7 +86,7 @@ def test_a_cycle() -> None:
         ("commit", 50, (51, 99)),
     ]
     (cycle,) = controller.cycles
-    assert (cycle.steps, cycle.draft_seconds, cycle.verify_seconds) == (3, 2.0, 5.0)
+    assert (cycle.passes, cycle.draft_seconds, cycle.verify_seconds) == (3, 2.0, 5.0)
     assert cycle.tree is tree
     assert cycle.outcome is outcome
 

@@ -1,13 +1,14 @@
 """How much to draft and to verify: whatever makes the most tokens per second, measured as it goes.
 
 A cycle costs drafting + verification and gives 1 + accepted tokens. Before a cycle the controller chooses
-how many steps to draft (or not to draft at all), and once the tree is there, how many of its nodes to
+how many passes to draft with (or not to draft at all), and once the tree is there, how many of its nodes to
 verify. It believes:
 
-    what steps and passes cost      means by number of steps and of nodes, straight lines between; what was
-                                    never tried is extrapolated as max(I/O, compute) would have it
+    what a cycle costs              means by number of draft passes and of verified nodes, straight lines
+                                    between; what was never tried is extrapolated as max(I/O, compute) would
+                                    have it
     a node's chance of acceptance   the drafter's probability x a factor by depth and rank: accepted / claimed
-    what a number of steps gives    the mean of what its trees promised by these chances, leaning on all trees
+    what a number of passes gives   the mean of what its trees promised by these chances, leaning on all trees
 
 Costs are learned by all conversations of an engine together. Acceptance is a conversation's own; it begins
 with some trust in what the one before had found.
@@ -15,7 +16,7 @@ with some trust in what the one before had found.
 All this fades, so what was given up is tried again some day. Trying may cost, and is paid from a *credit*: a
 share of the time and what drafting gained go in, what it lost against plain decoding comes out. Whatever is
 hoped for, a cycle that would overdraw the credit by giving a single token is not made. And drafts get longer
-by and by, so that a drafter much dearer than expected is found out by one step.
+by and by, so that a drafter much dearer than expected is found out by one pass.
 
 No clock and no chance here: the same recorded cycles lead to the same decisions. Needs no torch.
 """
@@ -45,7 +46,7 @@ STALE = 0.1  # weight of evidence on plain cycles below which one is measured ag
 class Cycle:
     """What one cycle did; seconds."""
 
-    steps: int | None  # of drafting; None = the drafter was not asked
+    passes: int | None  # of drafting; None = the drafter was not asked
     tree: TokenTree  # as verified
     outcome: Outcome
     draft_seconds: float
@@ -55,8 +56,8 @@ class Cycle:
 class Controller(Protocol):
     """Decides for one conversation; told of every cycle that was completed."""
 
-    def budget(self, limit: TreeBudget, steps: range) -> TreeBudget | None:
-        """What to draft, within `limit` and the drafter's sensible `steps`; None = nothing."""
+    def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
+        """What to draft, within `limit` and the drafter's sensible numbers of `passes`; None = nothing."""
 
     def prune(self, tree: TokenTree) -> TokenTree:
         """The part of a drafted tree that is worth verifying."""
@@ -71,9 +72,9 @@ class Fixed:
     def __init__(self, budget: TreeBudget) -> None:
         self._budget = budget
 
-    def budget(self, limit: TreeBudget, steps: range) -> TreeBudget | None:
+    def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
         own = self._budget
-        return TreeBudget(min(own.nodes, limit.nodes), min(own.depth, limit.depth), own.steps)
+        return TreeBudget(min(own.nodes, limit.nodes), min(own.depth, limit.depth), own.passes)
 
     def prune(self, tree: TokenTree) -> TokenTree:
         return tree
@@ -103,18 +104,18 @@ class Adaptive:
         heir.credit = min(self.credit, GRACE)
         return heir
 
-    def budget(self, limit: TreeBudget, steps: range) -> TreeBudget | None:
+    def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
         if limit.depth < 1 or limit.nodes < 2 or self.costs.verify.weight(1) < STALE:
             return None
         tokens, nodes = self.gives.expect(self.chances.by_depth)
         seconds = np.maximum(self.costs.cycle(nodes, STEPS), 1e-9)
-        # Steps beyond the depth that the reply has left are wasted; many whose cost is a guess may be.
-        most = min(steps.stop - 1, max(min(limit.depth, 1 + GROWTH * self.costs.longest), steps.start))
-        sensible = (steps.start <= STEPS) & (most >= STEPS) & (seconds * self.plain_rate - 1 <= self.credit)
+        # Passes beyond the depth that the reply has left are wasted; many whose cost is a guess may be.
+        most = min(passes.stop - 1, max(min(limit.depth, 1 + GROWTH * self.costs.longest), passes.start))
+        sensible = (passes.start <= STEPS) & (most >= STEPS) & (seconds * self.plain_rate - 1 <= self.credit)
         rates = np.where(sensible, tokens / seconds, 0.0)
         best = int(np.argmax(rates))
         self._rate = max(self.plain_rate, float(rates[best]))
-        return replace(limit, steps=int(STEPS[best])) if rates[best] > self.plain_rate else None
+        return replace(limit, passes=int(STEPS[best])) if rates[best] > self.plain_rate else None
 
     def prune(self, tree: TokenTree) -> TokenTree:
         """The nodes that earn their verification at the best rate known; a sampled tree stays whole."""
@@ -131,16 +132,16 @@ class Adaptive:
         self.chances.fade()
         self.gives.fade()
         # A pause of the machine is nobody's fault.
-        usual = float(self.costs.cycle(nodes, cycle.steps or 0))
+        usual = float(self.costs.cycle(nodes, cycle.passes or 0))
         seconds = cycle.draft_seconds + cycle.verify_seconds
         seconds = min(seconds, PAUSE * usual) if usual else seconds
-        self.costs.add(nodes, cycle.verify_seconds, cycle.steps, cycle.draft_seconds)
+        self.costs.add(nodes, cycle.verify_seconds, cycle.passes, cycle.draft_seconds)
         self.took = seconds * self.plain_rate
         self.credit += ALLOWANCE * self.took
-        if cycle.steps is not None:
+        if cycle.passes is not None:
             self.chances.add(cycle.tree, cycle.outcome.path)
             scores = self.chances.scores(cycle.tree)
-            expected = self.gives.add(cycle.steps, cycle.tree, scores, cycle.outcome.accepted)
+            expected = self.gives.add(cycle.passes, cycle.tree, scores, cycle.outcome.accepted)
             # Half of luck counts: bad luck alone should not end what pays, nor hope alone pay for it.
             self.credit += (tokens + 1 + expected) / 2 - self.took
         self.credit = min(self.credit, SAVED)

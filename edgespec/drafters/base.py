@@ -3,11 +3,13 @@
 A drafter belongs to one conversation and follows its tokens:
 
     prefill ── start ─ step ─ step … ─ tree ── commit ── start …    (a plain cycle has a commit alone)
-                          └ cancel (interrupted; or an outcome has made it worthless)
+                          ├ stop (the outcome is there: what was drafted below it is kept by `commit`)
+                          └ cancel (interrupted: everything drafted is dropped)
 
 `start` takes several *roots*, because a schedule may draft while the target is still verifying, for each
-outcome it thinks likely. `step` is the unit of work that fits into a wait for flash. Drafters speak token
-ids and never see text; what they propose cannot change what the target says, only how fast.
+outcome it thinks likely. A *pass* of drafting says what follows some nodes; a *step* is the part of it that
+fits into a wait for flash. Drafters speak token ids and never see text; what they propose cannot change what
+the target says, only how fast.
 """
 
 from __future__ import annotations
@@ -28,21 +30,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TreeBudget:
-    """How much may be drafted. `steps` counts those that cost something; what is free is drafted anyway."""
+    """How much may be drafted. What costs no pass is drafted anyway."""
 
     nodes: int  # of a tree, the root included
     depth: int  # of the deepest node
-    steps: int  # of drafting
+    passes: int  # of the draft model
 
 
 @dataclass(frozen=True)
 class Root:
     """Where a tree hangs: `path` [>= 1] are the tokens behind the committed ones, the last of them the root.
 
-    More than one while the target is verifying: a predicted path, then the predicted bonus token.
+    More than one while the target is verifying: a predicted path, then the predicted bonus token. `logprob`
+    [nats] is how likely that outcome is believed to be.
     """
 
     path: tuple[int, ...]
+    logprob: float = 0.0
 
     @property
     def token(self) -> int:
@@ -69,21 +73,24 @@ class Drafting(Protocol):
     """One round of drafting under way."""
 
     def step(self) -> bool:
-        """Do one unit of work; False = there was nothing left to do."""
+        """Do one unit of work, milliseconds; False = there was nothing left to do."""
 
     def tree(self, root: int = 0) -> TokenTree:
         """The best tree so far for the given root; the root alone before the first step."""
 
+    def stop(self) -> None:
+        """Do no more, and keep what is drafted for the drafter's next `commit`."""
+
     def cancel(self) -> None:
-        """Drop the work; the drafter can start again."""
+        """Do no more, and drop all that is drafted; the drafter can start again."""
 
 
 class Drafter(Protocol):
     """One conversation's source of drafts."""
 
     @property
-    def steps(self) -> range:
-        """Numbers of steps that make sense: range(1) for a drafter whose drafts are free."""
+    def passes(self) -> range:
+        """Numbers of draft passes that make sense: range(1) for a drafter whose drafts are free."""
 
     def prefill(self, context: Context) -> None:
         """A reply begins. The context may share any part of what was committed before, or nothing."""

@@ -29,9 +29,9 @@ class Combined:
         self.members = tuple(members)
 
     @property
-    def steps(self) -> range:
-        steps = [member.steps for member in self.members] or [range(0)]
-        return range(min(s.start for s in steps), max(s.stop for s in steps))
+    def passes(self) -> range:
+        passes = [member.passes for member in self.members] or [range(0)]
+        return range(min(p.start for p in passes), max(p.stop for p in passes))
 
     def prefill(self, context: Context) -> None:
         for member in self.members:
@@ -66,6 +66,10 @@ class CombinedDrafting:
     def tree(self, root: int = 0) -> TokenTree:
         trees = [member.tree(root) for member in self.members]
         return trees[0] if len(trees) == 1 else merge(trees).best(self.budget.nodes)
+
+    def stop(self) -> None:
+        for member in self.members:
+            member.stop()
 
     def cancel(self) -> None:
         for member in self.members:

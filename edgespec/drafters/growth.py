@@ -16,7 +16,7 @@ from edgespec.drafters.base import Cancelling, Context, Drafting, Root, TreeBudg
 from edgespec.runtimes.base import KVCache, Rows, Target
 
 BRANCH = 8  # children proposed for a node
-MAX_STEPS = 16
+MAX_PASSES = 16
 
 
 class Forest(Protocol):
@@ -85,7 +85,7 @@ class BestFirst:
 
     def __init__(self, drafter: Forest, roots: Sequence[Root], budget: TreeBudget) -> None:
         self.drafter, self.roots = drafter, roots
-        self.left = budget.steps if budget.nodes > 1 and budget.depth > 0 else 0
+        self.left = budget.passes if budget.nodes > 1 and budget.depth > 0 else 0
         self.builders = [TreeBuilder(root.token, budget.nodes, budget.depth) for root in roots]
         self.slots: list[dict[int, int]] = [{} for _ in roots]  # expanded node -> slot
 
@@ -122,6 +122,9 @@ class BestFirst:
     def tree(self, root: int = 0) -> TokenTree:
         return self.builders[root].tree()
 
+    def stop(self) -> None:
+        self.left = 0
+
     def cancel(self) -> None:
         self.left = 0
         self.drafter.forget()
@@ -139,7 +142,7 @@ class DrawnChain:
         noise: Noise,
     ) -> None:
         self.drafter, self.roots, self.sampler, self.noise = drafter, roots, sampler, noise
-        self.left = min(budget.steps, budget.depth, budget.nodes - 1)
+        self.left = min(budget.passes, budget.depth, budget.nodes - 1)
         self.position = drafter.position
         self.slots: list[int] = []
         self.chains = [[root.token] for root in roots]
@@ -167,6 +170,9 @@ class DrawnChain:
         chain, drafts = self.chains[root], self.drafts[root]
         drawn = [np.log(draft.of(token)) for draft, token in zip(drafts, chain[1:], strict=True)]
         return TokenTree.chain(chain, [0.0, *drawn], drafts)
+
+    def stop(self) -> None:
+        self.left = 0
 
     def cancel(self) -> None:
         self.left = 0

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from edgespec.core.acceptance import Outcome
 from edgespec.core.decode import prefill
 from edgespec.drafters.base import Context, Drafting, Root, TreeBudget, committed, shared_prefix
-from edgespec.drafters.growth import MAX_STEPS, grow, root_nodes, run_nodes
+from edgespec.drafters.growth import MAX_PASSES, grow, root_nodes, run_nodes
 from edgespec.runtimes.base import Target
 
 LONG_TAIL = 16  # a tail beyond this is followed by prefill passes, not beside the root
-DRAFT_ROWS = 256  # slots beside the context: a tail, the roots, and `MAX_STEPS` x `width` nodes
+DRAFT_ROWS = 256  # slots beside the context: a tail, the roots, and `MAX_PASSES` x `width` nodes
 
 
 class ModelDrafter:
@@ -31,7 +31,7 @@ class ModelDrafter:
     vocabulary: of the target; where the draft model's is padded further, the padding is never proposed.
     """
 
-    steps = range(1, MAX_STEPS + 1)
+    passes = range(1, MAX_PASSES + 1)
     width = 8
 
     def __init__(self, model: Target, context: int, vocabulary: int) -> None:
@@ -54,7 +54,7 @@ class ModelDrafter:
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
         self.forget()
         room = self.cache.capacity - len(self.tokens) - len(self.tail) - max(len(r.path) for r in roots)
-        budget = TreeBudget(budget.nodes, max(0, min(budget.depth, room)), budget.steps)
+        budget = TreeBudget(budget.nodes, max(0, min(budget.depth, room)), budget.passes)
         return grow(self, self.context, roots, budget)
 
     def commit(self, root: int, outcome: Outcome) -> None:

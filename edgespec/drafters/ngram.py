@@ -28,7 +28,7 @@ PRIOR = 4.0  # strength, in observations, of what is believed before measuring
 class NGram:
     """See `drafters.base.Drafter`. Several continuations become branches; its trees are free."""
 
-    steps = range(1)
+    passes = range(1)
 
     def __init__(self) -> None:
         self._hits = np.zeros(LONGEST + 1)  # by length of the longest match: predictions that came true,
@@ -155,6 +155,9 @@ class NGramDrafting:
 
     def tree(self, root: int = 0) -> TokenTree:
         return TokenTree.root(self.roots[root].token) if self.trees is None else self.trees[root]
+
+    def stop(self) -> None:
+        pass
 
     def cancel(self) -> None:
         pass

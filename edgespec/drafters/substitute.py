@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgespec.core.acceptance import Outcome
 from edgespec.drafters.base import Context, Drafting, Root, TreeBudget
-from edgespec.drafters.growth import MAX_STEPS, grow, root_nodes, run_nodes
+from edgespec.drafters.growth import MAX_PASSES, grow, root_nodes, run_nodes
 from edgespec.errors import ModelError, OptionError
 from edgespec.offload.chunk_store import is_store
 from edgespec.offload.manifest import SUBSTITUTE
@@ -83,7 +83,7 @@ class Substitute:
 class SubstituteDrafter:
     """See `drafters.base.Drafter`. `cache` is the conversation's own, the target's."""
 
-    steps = range(1, MAX_STEPS + 1)
+    passes = range(1, MAX_PASSES + 1)
     width = 1  # its kernel for int4 costs nearly as much again for every further row (benchmarks/kernels.py)
 
     def __init__(self, model: TorchTarget[SubstituteWeights], cache: TorchKVCache) -> None:

@@ -64,12 +64,12 @@ class Serial(Plain):
 
     def next_tree(self, root: int) -> TokenTree:
         began = self.clock()
-        self.root, self.tree, self.steps = root, TokenTree.root(root), None
+        self.root, self.tree, self.passes = root, TokenTree.root(root), None
         # Every outcome has a bonus token, so the deepest useful node is the last token but one.
-        limit = TreeBudget(self.nodes, self.left - 1, steps=0)
-        budget = self.controller.budget(limit, self.drafter.steps)
-        if budget is not None and self.drafter.steps:
-            self.steps = budget.steps
+        limit = TreeBudget(self.nodes, self.left - 1, passes=0)
+        budget = self.controller.budget(limit, self.drafter.passes)
+        if budget is not None and self.drafter.passes:
+            self.passes = budget.passes
             self.tree = self.controller.prune(self._draft(root, budget))
         self.drafted = self.clock()
         self.draft_seconds = self.drafted - began
@@ -103,6 +103,6 @@ class Serial(Plain):
 
     def settle(self, outcome: Outcome) -> None:
         verify_seconds = self.clock() - self.drafted
-        self.controller.record(Cycle(self.steps, self.tree, outcome, self.draft_seconds, verify_seconds))
+        self.controller.record(Cycle(self.passes, self.tree, outcome, self.draft_seconds, verify_seconds))
         self.drafter.commit(self.root, outcome)
         self.left -= len(outcome.tokens)

@@ -25,7 +25,7 @@ from edgespec.drafters.cascade.exits import AdapterExit, Exit
 from edgespec.drafters.cascade.forest import Forest
 from edgespec.drafters.cascade.rounds import CascadeDrafting, Claim, DrawnInside
 from edgespec.drafters.cascade.tree import Calibration
-from edgespec.drafters.growth import MAX_STEPS
+from edgespec.drafters.growth import MAX_PASSES
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
@@ -64,7 +64,7 @@ class Variant:
 VARIANTS = {
     "kangaroo": Variant(branch=1, width=1, round=0, after=0),  # a chain from the draft's exit
     "kangaroo-tree": Variant(round=0, after=0),  # a tree from the draft's exit
-    "chain": Variant(branch=1, width=1, round=MAX_STEPS, after=0),  # Algorithm 1: a chain, and corrections
+    "chain": Variant(branch=1, width=1, round=MAX_PASSES, after=0),  # Algorithm 1: a chain, and corrections
     "tree": Variant(),  # the default
     "deep": Variant(branch=1, width=1, round=0, after=0, deep=True),  # a chain from the verifier's exit
     "deep-tree": Variant(round=0, after=0, deep=True),
@@ -78,7 +78,7 @@ class CascadeDrafter:
     again in the layers below its exits, without touching the target's keys and values.
     """
 
-    steps = range(1, MAX_STEPS + 1)
+    passes = range(1, MAX_PASSES + 1)
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ class CascadeDrafting:
         self.ranked = RankedTree(root, budget.nodes, budget.depth)
         self.nodes: list[int] = []  # of the tree, by slot
         self.verified = 0  # slots that the shallow verifier has seen
-        self.work = self._rounds(budget.steps if budget.nodes > 1 and budget.depth > 0 else 0)
+        self.work = self._rounds(budget.passes if budget.nodes > 1 and budget.depth > 0 else 0)
 
     def step(self) -> bool:
         return next(self.work, None) is not None
@@ -56,6 +56,9 @@ class CascadeDrafting:
         slots = {node: slot for slot, node in enumerate(self.nodes)}
         own = np.array([slots.get(node, -1) for node in chosen.tolist()])
         return TokenTree(tokens, parents, logprobs, computed=self.forest.computed(own))
+
+    def stop(self) -> None:
+        self.work.close()
 
     def cancel(self) -> None:
         self.work.close()
