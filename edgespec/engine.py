@@ -15,8 +15,8 @@ from edgespec.control.controller import Adaptive
 from edgespec.control.handover import HandOver, speedup, without_drafter
 from edgespec.core.decode import Schedule
 from edgespec.devices.allocator import return_freed_memory
+from edgespec.devices.machine import Machine
 from edgespec.devices.probe import peak_memory
-from edgespec.devices.rates import read_rate
 from edgespec.drafters.choose import choose_drafters
 from edgespec.drafters.combined import without_models
 from edgespec.drafters.model import DRAFT_ROWS
@@ -27,7 +27,7 @@ from edgespec.offload.plan.plan import Plan
 from edgespec.planning import plan_engine
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.config import ModelConfig
-from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model, open_target
+from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model, measure_machine, open_target
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.schedules.make import make_controller, make_schedule
@@ -77,11 +77,15 @@ class Engine:
 
     @staticmethod
     def load(
-        model: str | Path, options: EngineOptions | None = None, progress: ProgressCallback | None = None
+        model: str | Path,
+        options: EngineOptions | None = None,
+        progress: ProgressCallback | None = None,
+        machine: Machine | None = None,
     ) -> Engine:
         """Open a model under a memory dial.
 
         model: a Hugging Face directory or hub id, a GGUF file, or a packed directory.
+        machine: what the plan goes by; None = this one as it is now.
 
         Raises ModelError, BudgetError and OptionError before any weight is read; StorageError and
         CorruptFileError while reading.
@@ -97,8 +101,8 @@ class Engine:
         drafting = find_resident(options.drafter, _members(options), files, named, tokenizer, adapters)
         if progress is not None:  # disk, memory and matmuls: seconds at the first start, then remembered
             progress(Progress("probe", 0, 1, "steps"))
-        disk = read_rate(next(files.table.files()))
-        plan = plan_engine(files, options, disk, device, drafting)
+        machine = machine or measure_machine(files, device)
+        plan = plan_engine(files, options, machine, device, drafting)
         extra, done = drafting.nbytes(plan), 0
 
         def advance(nbytes: int) -> None:
@@ -107,7 +111,7 @@ class Engine:
             if progress is not None:
                 progress(Progress("load", done, plan.pinned_bytes + extra, "bytes"))
 
-        target = open_target(files, plan, disk.settings if disk else None, advance, device)
+        target = open_target(files, plan, machine.read_settings, advance, device)
         try:
             resident = drafting.open(files, plan, target, advance)
             return Engine(files, tokenizer, plan, options, target, resident)

@@ -1,4 +1,4 @@
-"""The plan of an engine: what its options ask for, on this machine as it is now."""
+"""The plan of an engine: what its options ask for, on a machine. Nothing is measured here."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from dataclasses import replace
 import torch
 
 from edgespec.config import EngineOptions
-from edgespec.devices.probe import memory_available, memory_total, process_memory
-from edgespec.devices.rates import ReadRate, memory_rate
+from edgespec.devices.machine import Machine
 from edgespec.drafters.resident import ResidentFiles
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.plan.ledger import gigabytes
-from edgespec.offload.plan.plan import Plan, Rates
+from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.torch.open import ModelFiles, plan_model
 
 FREE_SHARE = 0.9  # of the free memory belongs to the dial when the user names none
 
 
-def choose_dial(options: EngineOptions) -> int:
+def choose_dial(options: EngineOptions, machine: Machine) -> int:
     """Bytes that the process may use: what the user says, else most of what is free. Raises OptionError."""
-    dial = options.memory or process_memory().current + int(memory_available() * FREE_SHARE)
-    if dial > memory_total() + 2**20:  # a cgroup's limit is cut to whole pages
+    dial = options.memory or machine.baseline + int(machine.available * FREE_SHARE)
+    if dial > machine.total + 2**20:  # a cgroup's limit is cut to whole pages
         raise OptionError(
-            f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(memory_total())}; lower --memory"
+            f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(machine.total)}; lower --memory"
         )
     return dial
 
@@ -31,18 +30,17 @@ def choose_dial(options: EngineOptions) -> int:
 def plan_engine(
     files: ModelFiles,
     options: EngineOptions,
-    disk: ReadRate | None,
+    machine: Machine,
     device: torch.device,
     drafting: ResidentFiles | None = None,
 ) -> Plan:
-    """The plan for these options on this machine as it is now; reads no weights.
+    """The plan for these options on this machine; reads no weights.
 
     Under drafter `auto` a cascade or a low-bit copy that does not fit is left out.
 
     Raises BudgetError and OptionError.
     """
-    dial = choose_dial(options)
-    rates = Rates(read=disk.gbps if disk else None, compute=memory_rate())
+    dial = choose_dial(options, machine)
     drafting = drafting or ResidentFiles()
     optional = drafting.copy is not None or drafting.cascade is not None
     if optional and device.type != "cpu":
@@ -54,11 +52,10 @@ def plan_engine(
     def plan(drafting: ResidentFiles) -> Plan:
         return plan_model(
             files,
+            machine,
             dial,
-            rates,
             options.context,
             options.resident_layers,
-            device,
             options.device_memory,
             drafting.held if drafting.model or drafting.cascade else None,
             drafting.copy.nbytes if drafting.copy else None,

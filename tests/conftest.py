@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test remembers of this machine, it alone remembers."""
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{os.urandom(6).hex()}"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _given_machine() -> Iterator[None]:
+    """Plans go by `tests.machine.GIVEN`: this process may have grown to more than a test's dial."""
+    from tests.machine import given
+
+    with given():
+        yield

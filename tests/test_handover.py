@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from edgespec.engine import Engine
 from edgespec.errors import StorageError
 from edgespec.models.packing import pack_model
 from edgespec.offload.plan import fill
-from edgespec.runtimes.torch import open as opening
 from edgespec.runtimes.torch.substitute import SubstituteWeights
 from edgespec.schedules.serial import Serial
 from tests.test_session import prompt_of, write_model
@@ -51,7 +49,6 @@ def expected(packed: Path) -> list[int]:
 @pytest.fixture
 def engine(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """Under a dial with room for the low-bit copy and some layers, and sure to gain from the others."""
-    monkeypatch.setattr(opening, "process_memory", lambda: SimpleNamespace(current=10**8))
     monkeypatch.setattr(fill, "RING_CHUNKS", fill.MIN_RING_CHUNKS)
     options: dict[str, Any] = {"context": 300, "drafter": "auto"}
     with edgespec.load(packed, memory="2GB", resident_layers=0, **options) as bare:

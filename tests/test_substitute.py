@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,6 @@ import torch
 import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Fixed
-from edgespec.devices.disk import ReadSettings
-from edgespec.devices.rates import ReadRate
 from edgespec.drafters.base import TreeBudget
 from edgespec.drafters.substitute import Substitute, SubstituteDrafter
 from edgespec.engine import Engine
@@ -22,6 +21,7 @@ from edgespec.models.packing import pack_model, verify_store
 from edgespec.offload.chunk_store import open_store
 from edgespec.response import Stats
 from edgespec.schedules.serial import Serial
+from tests.machine import DISK, given
 from tests.test_session import prompt_of, write_model
 
 REPLY = GenerationOptions(max_tokens=60)
@@ -82,17 +82,10 @@ def test_ratio_takes_its_drawn_chains(packed: Path) -> None:
 
 
 @pytest.fixture
-def unknown_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts then read pinned layers as they are."""
-    monkeypatch.setattr(edgespec.engine, "read_rate", lambda file: None)
-
-
-@pytest.fixture
-def slow_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_memory() -> Iterator[None]:
     """Reading pinned layers in every step then costs more than streaming them: 1 MB/s beside 1 GB/s."""
-    disk = ReadRate(1.0, ReadSettings(2, 4 * 2**20))
-    monkeypatch.setattr(edgespec.engine, "read_rate", lambda file: disk)
-    monkeypatch.setattr(edgespec.planning, "memory_rate", lambda: 1e-3)
+    with given(memory_gbps=1e-3, disk=DISK):
+        yield
 
 
 @pytest.mark.usefixtures("slow_memory")
@@ -110,7 +103,6 @@ def test_where_memory_is_slow_the_copy_stands_for_all(packed: Path) -> None:
     assert stats.accepted > 0
 
 
-@pytest.mark.usefixtures("unknown_disk")
 def test_a_copy_of_the_streamed_rows_alone_is_in_memory(packed: Path) -> None:
     """What is pinned serves as it is; the rest is the stored low-bit rows; the ledger has their bytes."""
     with edgespec.load(packed, memory="2GB", context=300, drafter="substitute", resident_layers=1) as engine:
@@ -127,7 +119,6 @@ def test_a_copy_of_the_streamed_rows_alone_is_in_memory(packed: Path) -> None:
         assert any(name.startswith("model.layers.0.") for name in weights.blocks)
 
 
-@pytest.mark.usefixtures("unknown_disk")
 def test_its_numbers_are_the_quantised_weights(packed: Path, model: Path) -> None:
     from tests.models import read_tensors
 

@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from edgespec.api import stream_generate
 from edgespec.apps.main import run
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.devices.probe import process_memory
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, OptionError
 from edgespec.kernels.reference import rms_norm
@@ -36,6 +35,7 @@ from edgespec.training.generate import Replies
 from edgespec.training.plots import CURVES
 from edgespec.training.target import FrozenTarget, open_beside, plan_beside
 from edgespec.training.trainer import CHECKPOINT, LOG, Report, read_log
+from tests.machine import GIVEN
 from tests.models import make_tokenizer
 from tests.tiny import open_tiny, write_checkpoint
 
@@ -141,7 +141,7 @@ def test_the_dial_decides_how_much_a_pass_holds(model: Path) -> None:
 
     with pytest.raises(BudgetError) as refused:
         beside(10**6)
-    smallest = refused.value.smallest + 5 * 10**6  # the process grows a little between two measurements
+    smallest = refused.value.smallest + 5 * 10**6  # the LM head has to be pinned, too
     beside(smallest)
     beside(smallest + 200 * 10**6)
     assert opened[0] < opened[1] <= 4096
@@ -152,7 +152,7 @@ def test_processes_share_what_is_free(model: Path, monkeypatch: pytest.MonkeyPat
 
     def dial(memory: int | None) -> int:
         options = EngineOptions(memory=memory)
-        return plan_beside(files, options, CPU, 64, 64, lambda n: n * 10**4)[0].dial
+        return plan_beside(files, options, GIVEN, 64, 64, lambda n: n * 10**4)[0].dial
 
     alone = dial(None)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
@@ -353,7 +353,7 @@ def test_bad_text_is_found_before_replies_are_made(model: Path, text: Path, tmp_
                     held_out=held_out,
                     progress=lambda report: stages.append(report.stage),
                 )
-    tight = EngineOptions(memory=process_memory().current + 10**6)
+    tight = EngineOptions(memory=GIVEN.baseline + 10**6)
     with pytest.raises(BudgetError):
         train(model, text, tmp_path / "out", options, engine=tight)
     assert "generate" not in stages

@@ -29,7 +29,14 @@ from edgespec.training.data import Batches, Samples, Shards, padded, passes, spl
 from edgespec.training.held_out import Agreement
 from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, RowsLoss, distill, make_loss
 from edgespec.training.prepare import DataMaker, Making
-from edgespec.training.target import KERNELS_BYTES, FrozenTarget, open_beside, pass_bytes, plan_beside
+from edgespec.training.target import (
+    KERNELS_BYTES,
+    FrozenTarget,
+    measure_for_training,
+    open_beside,
+    pass_bytes,
+    plan_beside,
+)
 from edgespec.training.trainer import Loss, Report, Settings, Trainer, recorded
 from edgespec.training.workers import Workers
 
@@ -163,7 +170,8 @@ def train_cascade(
     the dial is too small; TrainingError when the loss is not finite.
     """
     depths = choose_depths(files.config.layers, options)
-    plan_beside(files, engine, device, 64, 64, lambda rows: training_bytes(files, rows, len(depths)))
+    machine = measure_for_training(files, device)
+    plan_beside(files, engine, machine, 64, 64, lambda rows: training_bytes(files, rows, len(depths)))
     workers = Workers()
     device = workers.device(device)
     if workers.first:

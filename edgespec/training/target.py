@@ -18,17 +18,17 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from edgespec.config import EngineOptions
-from edgespec.devices.rates import memory_rate, read_rate
+from edgespec.devices.machine import Machine
 from edgespec.errors import BudgetError, OptionError
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.reference import rms_norm
 from edgespec.offload.plan.ledger import gigabytes, smallest_dial_text
-from edgespec.offload.plan.plan import Plan, Rates
+from edgespec.offload.plan.plan import Plan
 from edgespec.planning import choose_dial
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.open import ModelFiles, open_target, plan_model
+from edgespec.runtimes.torch.open import ModelFiles, measure_machine, open_target, plan_model
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.training.corpus import Sample
@@ -38,6 +38,13 @@ from edgespec.training.workers import Workers
 KERNELS = 32  # matmuls that torch and oneDNN keep compiled: one for each shape, and passes have ever new ones
 KERNELS_BYTES = 96 * 10**6  # of those, and of freed small blocks (measured)
 STREAMED_SHARE = 4  # one part in so many of the dial goes to a pass's rows when the target streams
+
+
+def measure_for_training(files: ModelFiles, device: torch.device) -> Machine:
+    """`measure_machine`, in a process whose matmuls will be of ever new shapes."""
+    for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # read at the first matmul
+        os.environ.setdefault(cache, str(KERNELS))
+    return measure_machine(files, device)
 
 
 def open_beside(
@@ -55,8 +62,8 @@ def open_beside(
 
     Raises what `plan_beside` raises, StorageError and CorruptFileError.
     """
-    plan, chosen = plan_beside(files, options, device, count, least, nbytes)
-    disk = read_rate(next(files.table.files()))
+    machine = measure_for_training(files, device)
+    plan, chosen = plan_beside(files, options, machine, count, least, nbytes)
     done = 0
 
     def advance(read: int) -> None:
@@ -65,7 +72,7 @@ def open_beside(
         if progress is not None:
             progress(Progress("load", done, plan.pinned_bytes, "bytes"))
 
-    target = open_target(files, plan, disk.settings if disk else None, advance, device)
+    target = open_target(files, plan, machine.read_settings, advance, device)
     target.prefill_rows = pass_rows(chosen)
     return target, plan, chosen
 
@@ -73,7 +80,7 @@ def open_beside(
 def plan_beside(
     files: ModelFiles,
     options: EngineOptions,
-    device: torch.device,
+    machine: Machine,
     count: int,
     least: int,
     nbytes: Callable[[int], int],
@@ -85,17 +92,13 @@ def plan_beside(
 
     Raises BudgetError when `least` does not fit, or the LM head would have to be streamed.
     """
-    for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):  # read at the first matmul
-        os.environ.setdefault(cache, str(KERNELS))
-    dial = choose_dial(options)
+    dial = choose_dial(options, machine)
     if options.memory is None:
         dial //= Workers.on_this_machine()
-    disk = read_rate(next(files.table.files()))
-    rates = Rates(read=disk.gbps if disk else None, compute=memory_rate())
 
     def plan_for(count: int) -> Plan:
         return plan_model(
-            files, dial, rates, 1, None, device, options.device_memory, lambda positions: nbytes(count)
+            files, machine, dial, 1, None, options.device_memory, lambda positions: nbytes(count)
         )
 
     counts = [count]

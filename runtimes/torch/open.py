@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from edgespec.devices.disk import ReadSettings
-from edgespec.devices.probe import process_memory
+from edgespec.devices.machine import Accelerator, Machine
 from edgespec.errors import OptionError
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.offload.chunk_store import in_place, is_store
@@ -80,19 +80,30 @@ def describe_model(path: Path, precision: str | None = None) -> ModelFiles:
     return files
 
 
+def measure_machine(files: ModelFiles, device: torch.device = CPU) -> Machine:
+    """This machine as it is now, with all code loaded that the first pass needs."""
+    if device.type == "cpu":
+        warm_up(files.table, files.dtype)
+    accelerator = None
+    if device.type != "cpu" and not torch.cuda.get_device_properties(device).is_integrated:
+        torch.zeros(1, device=device)  # the driver's context exists from here on, and counts as used
+        free, total = torch.cuda.mem_get_info(device)
+        accelerator = Accelerator(total, total - free)
+    return Machine.measure(next(files.table.files()), accelerator)
+
+
 def plan_model(
     files: ModelFiles,
+    machine: Machine,
     dial: int,
-    rates: Rates,
     context: int | None = None,
     resident_layers: int | None = None,
-    device: torch.device = CPU,
     device_dial: int | None = None,
     drafter: Callable[[int], int] | None = None,
     substitute: Callable[[Chunk], int] | None = None,
     depths: tuple[int, ...] = (),
 ) -> Plan:
-    """Where every byte goes; raises BudgetError or OptionError before any weight is read.
+    """Where every byte goes on this machine; raises BudgetError or OptionError before any weight is read.
 
     `device_dial` is the second dial, of a discrete accelerator (default: all it has). `drafter` gives the
     bytes in host memory of a resident drafter that follows so many positions, `substitute` those of the
@@ -100,10 +111,8 @@ def plan_model(
     do with, of which the deepest that fits is pinned.
     """
     config, dtype = files.config, files.dtype
-    if device.type == "cpu":
-        warm_up(files.table, dtype)
     needs = Needs(
-        baseline=process_memory().current + PROGRAM_CACHE,
+        baseline=machine.baseline + PROGRAM_CACHE,
         small=sum(t.nbytes for t in files.table.small),
         activations=activation_bytes(config, dtype),
         kv=lambda positions: context_bytes(config, positions, dtype),
@@ -112,17 +121,16 @@ def plan_model(
         substitute=substitute,
         depths=depths,
     )
-    if device.type == "cpu" or torch.cuda.get_device_properties(device).is_integrated:
+    rates = Rates(machine.read_gbps, machine.memory_gbps)
+    if machine.accelerator is None:
         return make_plan(files.table, dial, needs, rates, context, resident_layers)
-    torch.zeros(1, device=device)  # the driver's context exists from here on, and counts as used
-    free, total = torch.cuda.mem_get_info(device)
     return make_device_plan(
         files.table,
         dial,
-        device_dial or total - MIN_HEADROOM,
+        device_dial or machine.accelerator.total - MIN_HEADROOM,
         needs,
         rates,
-        total - free,
+        machine.accelerator.used,
         DEVICE_SLOTS,
         context,
         resident_layers,
