@@ -16,8 +16,9 @@ from edgespec.apps import options
 from edgespec.apps.common import open_engine
 from edgespec.apps.reply import reply_to
 from edgespec.apps.terminal import Terminal
-from edgespec.config import EngineOptions, GenerationOptions, format_bytes
+from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import OptionError
+from edgespec.values import format_bytes
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 MAX_TOKENS, MAX_REPETITIONS = 10**6, 1000
 
 
+@options.takes()
 def bench(
-    ctx: typer.Context,
     model: options.Model,
     prompt_tokens: Annotated[
         str, typer.Option("--prompt-tokens", "-p", metavar="N,...", help="Lengths of prompts; 0 for none.")
@@ -39,17 +40,8 @@ def bench(
         int, typer.Option("--repetitions", "-r", metavar="N", help="Runs of each test.")
     ] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    memory: options.Memory = None,
-    device: options.Device = None,
-    device_memory: options.DeviceMemory = None,
-    context: options.ContextLength = None,
-    precision: options.Precision = None,
-    resident_layers: options.ResidentLayers = None,
-    drafter: options.Drafter = None,
-    draft_model: options.DraftModel = None,
-    adapters: options.Adapters = None,
-    schedule: options.Schedule = None,
-    tree_nodes: options.TreeNodes = None,
+    *,
+    engine: EngineOptions,
 ) -> None:
     """Measure speed: prompt reading (pp), greedy replies (tg), and what they read.
 
@@ -63,19 +55,18 @@ def bench(
     if not 1 <= repetitions <= MAX_REPETITIONS:
         raise OptionError(f"--repetitions is {repetitions}; it must be from 1 to {MAX_REPETITIONS}")
     needed = max(test.positions for test in tests)
-    chosen = options.engine_options(ctx.params)
-    options.check_together(chosen, GenerationOptions())
-    if chosen.context is None:
-        chosen = replace(chosen, context=needed)
-    elif chosen.context < needed:
-        raise OptionError(f"--context is {chosen.context}, but the longest test takes {needed} positions")
-    with Terminal() as terminal, open_engine(model, chosen, terminal) as engine:
-        _measure(engine, tests, repetitions, terminal)
+    options.check_together(engine, GenerationOptions())
+    if engine.context is None:
+        engine = replace(engine, context=needed)
+    elif engine.context < needed:
+        raise OptionError(f"--context is {engine.context}, but the longest test takes {needed} positions")
+    with Terminal() as terminal, open_engine(model, engine, terminal) as opened:
+        _measure(opened, tests, repetitions, terminal)
         name = Path(model).name
         if as_json:
-            terminal.result(json.dumps(_report(engine, name, chosen, tests)))
+            terminal.result(json.dumps(_report(opened, name, engine, tests)))
         else:
-            terminal.result(_table(engine, name, tests))
+            terminal.result(_table(opened, name, tests))
 
 
 @dataclass

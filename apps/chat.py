@@ -15,7 +15,7 @@ from edgespec.apps.reader import Interrupted, PipeReader, Reader, TerminalReader
 from edgespec.apps.reply import Reply, reply_to
 from edgespec.apps.stats import stats_line
 from edgespec.apps.terminal import Terminal
-from edgespec.config import GenerationOptions
+from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import ContextError, EdgeSpecError
 from edgespec.response import Stats
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from edgespec.engine import Engine
 
 
+@options.takes(generation=())
 def chat(
-    ctx: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -42,35 +42,17 @@ def chat(
         bool, typer.Option("--history/--no-history", help="Remember typed lines for the next chat.")
     ] = True,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Show figures after each reply.")] = True,
-    memory: options.Memory = None,
-    device: options.Device = None,
-    device_memory: options.DeviceMemory = None,
-    context: options.ContextLength = None,
-    precision: options.Precision = None,
-    resident_layers: options.ResidentLayers = None,
-    drafter: options.Drafter = None,
-    draft_model: options.DraftModel = None,
-    adapters: options.Adapters = None,
-    schedule: options.Schedule = None,
-    tree_nodes: options.TreeNodes = None,
-    acceptance: options.Acceptance = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
+    *,
+    engine: EngineOptions,
+    generation: GenerationOptions,
 ) -> None:
     """Talk with a model. Without a terminal, each line of standard input is a message."""
-    engine_options = options.engine_options(ctx.params)
-    generation_options = options.generation_options(ctx.params)
     source = model or str(demo_model())
     if model is None:
-        engine_options = demo_options(engine_options)
-    options.check_together(engine_options, generation_options)
-    with Terminal() as terminal, open_engine(source, engine_options, terminal) as engine:
-        this = Chat(engine, source, terminal, generation_options, stats)
+        engine = demo_options(engine)
+    options.check_together(engine, generation)
+    with Terminal() as terminal, open_engine(source, engine, terminal) as opened:
+        this = Chat(opened, source, terminal, generation, stats)
         if system:
             this.conversation.set_system(system)
         if prompt is not None:
@@ -137,9 +119,9 @@ class Chat:
                 elif message.strip():
                     self.ask(message)
             except ContextError as error:
-                self.terminal.error(f"{error}, or /clear to start afresh")
+                self.terminal.error(f"{options.message_of(error)}, or /clear to start afresh")
             except EdgeSpecError as error:
-                self.terminal.error(error)
+                self.terminal.error(options.message_of(error, prefix=""))
             except KeyboardInterrupt:  # between two replies, or once more while one was ending
                 self.terminal.note("[stopped]")
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgespec.apps import conversation
 from edgespec.apps.options import check_together
 from edgespec.apps.stats import stats_table
-from edgespec.config import GenerationOptions
+from edgespec.config import GenerationOptions, with_keywords
 from edgespec.errors import OptionError
+from edgespec.values import did_you_mean, options_of
 
 if TYPE_CHECKING:
     from edgespec.apps.chat import Chat
@@ -30,8 +30,7 @@ def run_command(chat: Chat, line: str) -> None:
     name, _, argument = line[1:].partition(" ")
     name = ALIASES.get(name, name)
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f"did you mean /{near[0]}?" if near else "/help lists them"
+        hint = did_you_mean(f"/{name}", [f"/{known}" for known in COMMANDS], "/help lists them")
         raise OptionError(f"there is no command /{name}; {hint} (begin with a space to send it as text)")
     COMMANDS[name].run(chat, argument.strip())
 
@@ -53,34 +52,21 @@ def _set(chat: Chat, argument: str) -> None:
     if not name:
         chat.terminal.note(describe_options(chat.options))
         return
+    known = options_of(GenerationOptions)
     key = name.replace("-", "_")
-    defaults = {f.name: f.default for f in fields(GenerationOptions)}
-    if key not in defaults:
-        known = ", ".join(sorted(n.replace("_", "-") for n in defaults))
-        raise OptionError(f"there is no option {name}; known are {known}")
+    if key not in known:
+        flags = [n.replace("_", "-") for n in known]
+        raise OptionError(f"there is no option {name}; {did_you_mean(name, flags)}")
     if not value.strip():
         raise OptionError(f"/set {name} needs a value, or `default`")
-    wanted = replace(chat.options, **{key: _convert(key, value.strip(), defaults[key])})
+    given = known[key].default if value.strip() == "default" else value.strip()
+    wanted = with_keywords(chat.options, {key: given})
     check_together(chat.engine.options, wanted)
     chat.options = wanted
     chat.terminal.note(describe_options(chat.options))
-
-
-def _convert(name: str, text: str, default: Any) -> Any:
-    if text == "default":
-        return default
-    if name == "stop":
-        return (text,)
-    if name == "acceptance":
-        return text
-    kind = float if name in ("temperature", "top_p", "min_p") else int
-    try:
-        return kind(text)
-    except ValueError:
-        wanted = "a number" if kind is float else "a whole number"
-        raise OptionError(
-            f"{name.replace('_', '-')} is {text!r}; it must be {wanted}, or `default`"
-        ) from None
+    if wanted.idle:
+        idle = " and ".join(n.replace("_", "-") for n in wanted.idle)
+        chat.terminal.note(f"at temperature 0 the likeliest token is taken, whatever {idle} says")
 
 
 def describe_options(options: GenerationOptions) -> str:

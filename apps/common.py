@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.config import EngineOptions, format_bytes
+from edgespec.config import EngineOptions
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
+from edgespec.values import format_bytes
 
 if TYPE_CHECKING:
     from edgespec.apps.terminal import Terminal

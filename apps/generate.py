@@ -17,15 +17,15 @@ from edgespec.apps.prompts import Prompt
 from edgespec.apps.reply import Reply, reply_to
 from edgespec.apps.stats import stats_line, stats_object
 from edgespec.apps.terminal import Terminal
-from edgespec.config import GenerationOptions
+from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import EdgeSpecError, OptionError
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
 
 
+@options.takes(generation=())
 def generate(
-    ctx: typer.Context,
     model: options.Model,
     prompt: Annotated[
         list[str] | None,
@@ -38,25 +38,9 @@ def generate(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a reply.")] = False,
-    memory: options.Memory = None,
-    device: options.Device = None,
-    device_memory: options.DeviceMemory = None,
-    context: options.ContextLength = None,
-    precision: options.Precision = None,
-    resident_layers: options.ResidentLayers = None,
-    drafter: options.Drafter = None,
-    draft_model: options.DraftModel = None,
-    adapters: options.Adapters = None,
-    schedule: options.Schedule = None,
-    tree_nodes: options.TreeNodes = None,
-    acceptance: options.Acceptance = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
+    *,
+    engine: EngineOptions,
+    generation: GenerationOptions,
 ) -> None:
     """Continue texts: -p, or standard input with one prompt a line.
 
@@ -64,12 +48,10 @@ def generate(
     {"turns": ["a message"]} for a conversation in the model's chat format.
     To ask a chat model one question, use `edgespec chat -p`.
     """
-    engine_options = options.engine_options(ctx.params)
-    generation_options = options.generation_options(ctx.params)
-    options.check_together(engine_options, generation_options)
+    options.check_together(engine, generation)
     queue = _prompts(prompt)
-    with Terminal() as terminal, open_engine(model, engine_options, terminal) as engine:
-        _Run(engine, generation_options, terminal, as_json).all(queue)
+    with Terminal() as terminal, open_engine(model, engine, terminal) as opened:
+        _Run(opened, generation, terminal, as_json).all(queue)
 
 
 def _prompts(texts: list[str] | None) -> Iterator[Prompt]:

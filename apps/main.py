@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from edgespec import __version__
+from edgespec.apps import options
 from edgespec.apps.bench import bench
 from edgespec.apps.chat import chat
 from edgespec.apps.generate import generate
@@ -57,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         return int(app(args=list(arguments), prog_name="edgespec", standalone_mode=False) or 0)
     except EdgeSpecError as error:
-        Terminal().error(error)
+        Terminal().error(options.message_of(error))
         return 2 if isinstance(error, OptionError) else 1
     except OSError as error:
         if error.filename is None:

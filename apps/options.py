@@ -1,190 +1,94 @@
-"""The options that commands share, and how flags become typed options. Needs no torch."""
+"""Flags from the fields of the options' dataclasses, and options from flags. Needs no torch."""
 
 from __future__ import annotations
 
-import difflib
+import functools
+import inspect
 import os
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import Annotated, Any
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from edgespec.config import PRECISIONS, EngineOptions, GenerationOptions, parse_bytes, resolve
-from edgespec.errors import OptionError
+from edgespec.config import EngineOptions, GenerationOptions, refuse_idle, resolve
+from edgespec.errors import EdgeSpecError, OptionError
+from edgespec.values import Field, Options, did_you_mean, options_of
 
 MODEL_HELP = "Hugging Face directory or hub id, GGUF file, or packed directory."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
 
-_MEMORY, _DRAFTING, _SAMPLING = "Memory", "Drafting", "Reply"
-
-
-def _option(*names: str, panel: str, metavar: str, help: str) -> Any:
-    return typer.Option(*names, rich_help_panel=panel, metavar=metavar, help=help, show_default=False)
-
-
-Memory = Annotated[
-    str | None,
-    _option(
-        "--memory",
-        panel=_MEMORY,
-        metavar="SIZE",
-        help="Most memory the process may use, such as 8GB or 512MB. Default: what the machine has free.",
-    ),
-]
-Device = Annotated[
-    str | None,
-    _option("--device", panel=_MEMORY, metavar="NAME", help="auto, cpu or cuda. Default: auto."),
-]
-DeviceMemory = Annotated[
-    str | None,
-    _option(
-        "--device-memory",
-        panel=_MEMORY,
-        metavar="SIZE",
-        help="Most memory on the accelerator. Default: what it has free.",
-    ),
-]
-ContextLength = Annotated[
-    int | None,
-    _option(
-        "--context",
-        panel=_MEMORY,
-        metavar="TOKENS",
-        help="Positions that prompt and reply may take together. Default: by the memory plan.",
-    ),
-]
-Precision = Annotated[
-    str | None,
-    _option(
-        "--precision",
-        panel=_MEMORY,
-        metavar="NAME",
-        help=f"{', '.join(PRECISIONS)}. Default: what the files hold.",
-    ),
-]
-ResidentLayers = Annotated[
-    int | None,
-    _option(
-        "--resident-layers",
-        panel=_MEMORY,
-        metavar="N",
-        help="Keep exactly the first N layers in memory. Default: by the memory plan.",
-    ),
-]
-Drafter = Annotated[
-    str | None,
-    _option(
-        "--drafter",
-        panel=_DRAFTING,
-        metavar="NAME",
-        help="none, auto, ngram, model, substitute, cascade, ngram+model, ngram+substitute, ngram+cascade or "
-        "cascade+substitute. "
-        "Default: auto, what makes replies faster.",
-    ),
-]
-DraftModel = Annotated[
-    str | None,
-    _option(
-        "--draft-model",
-        panel=_DRAFTING,
-        metavar="MODEL",
-        help="A small model with the same tokenizer (drafter model), or a low-bit packed copy of MODEL "
-        "(drafter substitute; not needed when it was packed with MODEL).",
-    ),
-]
-Adapters = Annotated[
-    str | None,
-    _option(
-        "--adapters",
-        panel=_DRAFTING,
-        metavar="DIR",
-        help="What `edgespec train cascade` made for MODEL (drafter cascade).",
-    ),
-]
-Schedule = Annotated[
-    str | None,
-    _option("--schedule", panel=_DRAFTING, metavar="NAME", help="serial, the default."),
-]
-Acceptance = Annotated[
-    str | None,
-    _option(
-        "--acceptance",
-        panel=_DRAFTING,
-        metavar="NAME",
-        help="greedy, sample, ratio, or typical (lossy). Default: greedy at temperature 0, else sample.",
-    ),
-]
-TreeNodes = Annotated[
-    int | None,
-    _option(
-        "--tree-nodes",
-        panel=_DRAFTING,
-        metavar="N",
-        help=f"Most tokens verified in a pass. Default: {EngineOptions.tree_nodes}.",
-    ),
-]
-MaxTokens = Annotated[
-    int | None,
-    _option(
-        "--max-tokens",
-        panel=_SAMPLING,
-        metavar="N",
-        help="Longest reply. Default: until the model ends or the context is full.",
-    ),
-]
-Temperature = Annotated[
-    float | None,
-    _option("--temperature", panel=_SAMPLING, metavar="T", help="0 takes the likeliest token. Default: 0."),
-]
-TopP = Annotated[
-    float | None,
-    _option(
-        "--top-p",
-        panel=_SAMPLING,
-        metavar="P",
-        help="Sample from the likeliest tokens that hold this much probability. Default: 1, all.",
-    ),
-]
-TopK = Annotated[
-    int | None,
-    _option("--top-k", panel=_SAMPLING, metavar="K", help="Sample from the K likeliest. Default: 0, all."),
-]
-MinP = Annotated[
-    float | None,
-    _option(
-        "--min-p",
-        panel=_SAMPLING,
-        metavar="P",
-        help="Leave out tokens less likely than P times the likeliest. Default: 0, none.",
-    ),
-]
-Seed = Annotated[
-    int | None,
-    _option("--seed", panel=_SAMPLING, metavar="N", help="Same seed, same reply. Default: 0."),
-]
-Stop = Annotated[
-    list[str] | None,
-    _option("--stop", panel=_SAMPLING, metavar="TEXT", help="End the reply before this text. Repeatable."),
-]
+KINDS: tuple[type[Options], ...] = (EngineOptions, GenerationOptions)
+ALL = {name: field for kind in KINDS for name, field in options_of(kind).items()}
 
 # Variables that are not options of a run: where things are remembered, install.sh's, the benchmark scripts'.
 _OTHER_VARIABLES = {"EDGESPEC_CACHE", "EDGESPEC_TORCH", "EDGESPEC_VENV", "EDGESPEC_BENCH_DIR"}
 
+T = TypeVar("T", bound=Options)
 
-def engine_options(flags: Mapping[str, Any]) -> EngineOptions:
-    """From parameters (None = not given), the environment and edgespec.toml. Raises OptionError."""
+
+def takes(
+    engine: tuple[str, ...] | None = (), generation: tuple[str, ...] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of options; it is called with `engine` and `generation`, resolved.
+
+    engine, generation: names of EngineOptions and GenerationOptions that become flags; () = all, None = no
+        such parameter.
+    """
+    wanted: dict[str, tuple[type[Options], tuple[str, ...]]] = {}
+    if engine is not None:
+        wanted["engine"] = (EngineOptions, engine or tuple(options_of(EngineOptions)))
+    if generation is not None:
+        wanted["generation"] = (GenerationOptions, generation or tuple(options_of(GenerationOptions)))
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        own = [p for name, p in signature.parameters.items() if name not in wanted]
+        given = [_parameter(options_of(kind)[name]) for kind, names in wanted.values() for name in names]
+        order = sorted(given, key=lambda p: ("Memory", "Drafting", "Reply").index(_panel(p)))
+
+        @functools.wraps(command)
+        def run(**arguments: Any) -> None:
+            flags = {p.name: arguments.pop(p.name) for p in given}
+            for parameter, (kind, _) in wanted.items():
+                arguments[parameter] = from_flags(kind, flags)
+            if "generation" in wanted:
+                refuse_idle(arguments["generation"], flags)
+            command(**arguments)
+
+        run.__signature__ = signature.replace(parameters=own + order)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in own + order}
+        del run.__wrapped__  # typer would look there for types
+        return run
+
+    return decorate
+
+
+def _parameter(field: Field) -> inspect.Parameter:
+    """The flag of one option. Its value stays text, which `Field.typed` reads for flags as for variables."""
+    option = field.option
+    info = typer.Option(
+        field.flag,
+        metavar=option.metavar,
+        help=f"{option.help} Default: {field.default_words}.",
+        rich_help_panel=option.panel,
+        hidden=option.hidden,
+        show_default=False,
+    )
+    kind = list[str] if field.kind is tuple else str
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
+    )
+
+
+def _panel(parameter: inspect.Parameter) -> str:
+    return ALL[parameter.name].option.panel
+
+
+def from_flags(kind: type[T], flags: Mapping[str, Any]) -> T:
+    """From flags (None or [] = not given), the environment and edgespec.toml. Raises OptionError."""
     _check_environment()
-    sizes = {
-        name: _size(name, flags[name]) for name in ("memory", "device_memory") if flags.get(name) is not None
-    }
-    return resolve(EngineOptions, {**flags, **sizes})
-
-
-def generation_options(flags: Mapping[str, Any]) -> GenerationOptions:
-    """From parameters (None = not given), the environment and edgespec.toml. Raises OptionError."""
-    _check_environment()
-    return resolve(GenerationOptions, {**flags, "stop": tuple(flags.get("stop") or ()) or None})
+    return resolve(kind, {name: None if value == [] else value for name, value in flags.items()})
 
 
 def check_together(engine: EngineOptions, generation: GenerationOptions) -> None:
@@ -196,24 +100,33 @@ def check_together(engine: EngineOptions, generation: GenerationOptions) -> None
     check_acceptance(make_acceptance(generation.acceptance, generation), engine.drafter, members)
 
 
-def _size(name: str, text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except OptionError as error:
-        raise OptionError(f"--{name.replace('_', '-')}: {error}") from None
+def in_flags(message: str) -> str:
+    """A message of the library, which names options as Python does (`memory=`), with flags."""
+
+    def flag(match: re.Match[str]) -> str:
+        value = match[2]
+        return ALL[match[1]].flag + (f" {value}" if value else "")
+
+    return re.sub(rf"\b({'|'.join(ALL)})=([\w.+\"'-]*)", flag, message)
+
+
+def message_of(error: EdgeSpecError, prefix: str = "--") -> str:
+    """An error's message with options as flags; the one that is wrong was a flag, or (prefix "") a /set."""
+    text = str(error)
+    option = getattr(error, "option", None)
+    if option in ALL and text.startswith(option):
+        text = text.replace(option, prefix + ALL[option].flag[2:], 1)
+    return in_flags(text)
 
 
 def known_variables() -> set[str]:
     """Names of all environment variables of this project."""
-    names = [f.name for kind in (EngineOptions, GenerationOptions) for f in fields(kind)]
-    return {f"EDGESPEC_{name.upper()}" for name in names} | _OTHER_VARIABLES
+    return {field.variable for field in ALL.values()} | _OTHER_VARIABLES
 
 
 def _check_environment() -> None:
     """A misspelt EDGESPEC_* variable is an error too: no option is silently ignored."""
-    known = sorted(known_variables())
+    known = known_variables()
     for name in sorted(os.environ):
         if name.startswith("EDGESPEC_") and name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            raise OptionError(f"environment variable {name} is not an option; {hint}")
+            raise OptionError(f"environment variable {name} is not an option; {did_you_mean(name, known)}")

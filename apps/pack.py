@@ -11,9 +11,10 @@ import typer
 from edgespec.apps import options
 from edgespec.apps.progress import format_seconds
 from edgespec.apps.terminal import Terminal
-from edgespec.config import PRECISIONS, format_bytes
+from edgespec.config import PRECISIONS, EngineOptions
 from edgespec.errors import OptionError
 from edgespec.progress import Progress
+from edgespec.values import format_bytes
 
 
 def pack(
@@ -55,7 +56,7 @@ def pack(
         return
     if model is None or out is None:
         raise OptionError("pack needs MODEL and --out DIR (or --verify DIR)")
-    _pack(model, out, options.engine_options({"precision": precision}).precision, substitute)
+    _pack(model, out, options.from_flags(EngineOptions, {"precision": precision}).precision, substitute)
 
 
 def _pack(model: str, out: Path, precision: str | None, substitute: str | None) -> None:

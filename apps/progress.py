@@ -9,8 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
-from edgespec.config import format_bytes
 from edgespec.progress import Progress
+from edgespec.values import format_bytes
 
 REDRAW_SECONDS = 0.1
 PASS_PATIENCE = 0.3  # a pass shows its layers only when it takes longer than this

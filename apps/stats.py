@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec.apps.progress import format_seconds
-from edgespec.config import format_bytes
 from edgespec.response import Stats
+from edgespec.values import format_bytes
 
 
 def stats_line(stats: Stats) -> str:

@@ -12,8 +12,9 @@ import typer
 from edgespec.apps import options
 from edgespec.apps.progress import format_seconds
 from edgespec.apps.terminal import Terminal
-from edgespec.config import format_bytes
+from edgespec.config import EngineOptions
 from edgespec.errors import MissingExtraError, OptionError
+from edgespec.values import format_bytes
 
 if TYPE_CHECKING:
     from edgespec.training.trainer import Report
@@ -33,6 +34,7 @@ def _flag(*names: str, metavar: str, help: str) -> Any:
 
 
 @train.command()
+@options.takes(("memory", "device", "device_memory", "precision"))
 def cascade(
     model: options.Model,
     data: Annotated[
@@ -87,10 +89,8 @@ def cascade(
         float | None, _flag("--rate", metavar="R", help="Learning rate. Default: 0.25 / the model's width.")
     ] = None,
     seed: Annotated[int | None, _flag("--seed", metavar="N", help="Default: 0.")] = None,
-    memory: options.Memory = None,
-    device: options.Device = None,
-    device_memory: options.DeviceMemory = None,
-    precision: options.Precision = None,
+    *,
+    engine: EngineOptions,
 ) -> None:
     """Train a cascade's adapters for MODEL. Interrupted, the same command goes on where it stopped."""
     wanted: dict[str, Any] = {
@@ -106,12 +106,6 @@ def cascade(
         "rate": rate,
         "seed": seed,
     }
-    flags = {
-        "memory": memory,
-        "device": device,
-        "device_memory": device_memory,
-        "precision": precision,
-    }
     with Terminal() as terminal:
         terminal.busy("starting")
         from edgespec.devices.probe import peak_memory
@@ -122,7 +116,6 @@ def cascade(
         from edgespec.training.cascade import CascadeOptions, choose_depths, train_cascade
         from edgespec.training.workers import Workers
 
-        engine = options.engine_options(flags)
         chosen = CascadeOptions(**{k: v for k, v in wanted.items() if v is not None})
         path = resolve_model(model, terminal.progress)
         files = describe_model(path, engine.precision)

@@ -27,7 +27,7 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))  # measure this checkout, installed or not
 
-from edgespec.config import format_bytes, parse_bytes  # noqa: E402
+from edgespec.values import format_bytes, parse_bytes  # noqa: E402
 
 __all__ = [
     "REPO",

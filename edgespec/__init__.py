@@ -15,38 +15,63 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgespec.api import generate, load, stream_generate
+    from edgespec.api import agenerate, astream_generate, generate, load, stream_generate
     from edgespec.config import EngineOptions, GenerationOptions
     from edgespec.engine import Engine
-    from edgespec.errors import EdgeSpecError
-    from edgespec.response import Response
+    from edgespec.errors import (
+        BudgetError,
+        Cancelled,
+        ContextError,
+        CorruptFileError,
+        DeviceError,
+        EdgeSpecError,
+        MissingExtraError,
+        ModelError,
+        OptionError,
+        StorageError,
+        TokenizerError,
+        TrainingError,
+        UnsupportedModelError,
+    )
+    from edgespec.response import Response, Stats
     from edgespec.session import Session
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BudgetError",
+    "Cancelled",
+    "ContextError",
+    "CorruptFileError",
+    "DeviceError",
     "EdgeSpecError",
     "Engine",
     "EngineOptions",
     "GenerationOptions",
+    "MissingExtraError",
+    "ModelError",
+    "OptionError",
     "Response",
     "Session",
+    "Stats",
+    "StorageError",
+    "TokenizerError",
+    "TrainingError",
+    "UnsupportedModelError",
     "__version__",
+    "agenerate",
+    "astream_generate",
     "generate",
     "load",
     "stream_generate",
 ]
 
 _HOME = {
-    "EdgeSpecError": "edgespec.errors",
+    **dict.fromkeys(["agenerate", "astream_generate", "generate", "load", "stream_generate"], "edgespec.api"),
+    **dict.fromkeys(["EngineOptions", "GenerationOptions"], "edgespec.config"),
+    **dict.fromkeys(["Response", "Stats"], "edgespec.response"),
     "Engine": "edgespec.engine",
-    "EngineOptions": "edgespec.config",
-    "GenerationOptions": "edgespec.config",
-    "Response": "edgespec.response",
     "Session": "edgespec.session",
-    "generate": "edgespec.api",
-    "load": "edgespec.api",
-    "stream_generate": "edgespec.api",
 }
 
 # In a checkout, apps/, runtimes/, offload/, devices/ and kernels/ are siblings of this folder;
@@ -57,6 +82,6 @@ if (_root / "pyproject.toml").is_file() and (_root / "offload" / "__init__.py").
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
+    if name in __all__:
+        return getattr(importlib.import_module(_HOME.get(name, "edgespec.errors")), name)
     raise AttributeError(f"module 'edgespec' has no attribute {name!r}")

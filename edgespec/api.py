@@ -1,56 +1,73 @@
-"""The Python API: open a model, reply to a prompt."""
+"""The Python API: open a model, reply to a prompt, also from asyncio. docs/api.md shows it in use."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields, replace
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
-from edgespec.config import EngineOptions, GenerationOptions, parse_bytes
-from edgespec.engine import Engine, Prompt
-from edgespec.errors import OptionError
+from edgespec.config import EngineOptions, GenerationOptions, refuse_idle, with_keywords
+from edgespec.engine import Engine
 from edgespec.progress import ProgressCallback
 from edgespec.response import Response
-from edgespec.runtimes.torch.open import TREE_ROWS
+from edgespec.session import Session
+from edgespec.text.prompt import Prompt
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+T = TypeVar("T")
+
+
+class EngineKeywords(TypedDict, total=False):
+    """The fields of EngineOptions, for type checkers (which cannot derive them; a test compares)."""
+
+    memory: str | float | None  # "8GB", or bytes
+    context: int | None
+    precision: str | None
+    resident_layers: int | None
+    device: str
+    device_memory: str | float | None
+    drafter: str
+    draft_model: str | Path | None
+    adapters: str | Path | None
+    tree_nodes: int
+    schedule: str
+
+
+class GenerationKeywords(TypedDict, total=False):
+    """The fields of GenerationOptions, for type checkers."""
+
+    max_tokens: int | None
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop: str | list[str] | tuple[str, ...]
+    acceptance: str | None
 
 
 def load(
-    model: str | Path,
-    *,
-    memory: str | int | None = None,
-    device: str = "auto",
-    device_memory: str | int | None = None,
-    context: int | None = None,
-    precision: str | None = None,
-    resident_layers: int | None = None,
-    drafter: str = "auto",
-    draft_model: str | Path | None = None,
-    adapters: str | Path | None = None,
-    schedule: str = "serial",
-    tree_nodes: int = TREE_ROWS,
-    progress: ProgressCallback | None = None,
+    model: str | Path, *, progress: ProgressCallback | None = None, **options: Unpack[EngineKeywords]
 ) -> Engine:
-    """`Engine.load` with the options spelt out; sizes as "8GB" or bytes. Raises what that raises.
+    """Open a model: a Hugging Face directory or hub id, a GGUF file, or a packed directory.
+
+    options: the fields of EngineOptions; sizes as "8GB" or bytes. The environment and edgespec.toml are not
+        read: they are the command line's.
 
     Two settings of the whole process change, and stay changed: threads hand over the interpreter every 0.5 ms
     (`sys.setswitchinterval`) once weights are streamed, or busy Python would hold up the readers; and glibc
     gives freed blocks above 4 MiB back at once (`mallopt`), or they would stay in the process uncounted.
+
+    Raises OptionError for options that are unknown, malformed or do not go together, and what `Engine.load`
+    raises.
     """
-    options = EngineOptions(
-        memory=None if memory is None else parse_bytes(memory),
-        device=device,
-        device_memory=None if device_memory is None else parse_bytes(device_memory),
-        context=context,
-        precision=precision,
-        resident_layers=resident_layers,
-        drafter=drafter,
-        draft_model=None if draft_model is None else str(draft_model),
-        adapters=None if adapters is None else str(adapters),
-        schedule=schedule,
-        tree_nodes=tree_nodes,
-    )
-    return Engine.load(model, options, progress)
+    return Engine.load(model, with_keywords(EngineOptions(), options), progress)
 
 
 def stream_generate(
@@ -59,49 +76,124 @@ def stream_generate(
     options: GenerationOptions | None = None,
     *,
     progress: ProgressCallback | None = None,
-    **overrides: Any,
+    **overrides: Unpack[GenerationKeywords],
 ) -> Iterator[Response]:
-    """Reply to one prompt in a session of its own, token by token.
+    """Reply to `prompt`, one Response a token, in a session of its own.
 
-    prompt: text (completed as it is), token ids, or chat messages ({"role": ..., "content": ...}).
-    overrides: fields of GenerationOptions, e.g. max_tokens=100, temperature=0.7.
+    prompt: text to continue, chat messages ({"role": ..., "content": ...}, formatted by the model's
+        template), or token ids, in a list or an array.
+    overrides: fields of GenerationOptions, such as max_tokens=100, temperature=0.7.
 
-    Raises OptionError for unknown or malformed options, ContextError when it would not fit.
+    Raises OptionError for an empty prompt or malformed options, ContextError when it would not fit.
     """
-    options = with_overrides(options, overrides)
-    tokens = engine.encode(prompt)
-    session = engine.new_session()
-    try:
-        replies = session.generate(tokens, options, progress)
-    except BaseException:
-        session.close()
-        raise
-
-    def run() -> Iterator[Response]:
-        try:
-            yield from replies
-        finally:
-            session.close()
-
-    return run()
+    return _replies(*_begin(engine, prompt, options, progress, overrides))
 
 
 def generate(
-    engine: Engine, prompt: Prompt, options: GenerationOptions | None = None, **overrides: Any
+    engine: Engine,
+    prompt: Prompt,
+    options: GenerationOptions | None = None,
+    *,
+    progress: ProgressCallback | None = None,
+    **overrides: Unpack[GenerationKeywords],
 ) -> Response:
     """The whole reply of `stream_generate` as one Response, with all its text and tokens."""
+    return whole(stream_generate(engine, prompt, options, progress=progress, **overrides))
+
+
+async def astream_generate(
+    engine: Engine,
+    prompt: Prompt,
+    options: GenerationOptions | None = None,
+    *,
+    progress: ProgressCallback | None = None,
+    **overrides: Unpack[GenerationKeywords],
+) -> AsyncIterator[Response]:
+    """`stream_generate` for asyncio: passes run in a thread of their own, and the loop goes on meanwhile.
+
+    Cancelling the task ends the reply within one chunk. `progress` is called in that thread.
+    """
+    session, replies = _begin(engine, prompt, options, progress, overrides)
+    async with aclosing(in_thread(_replies(session, replies), session.cancel)) as responses:
+        async for response in responses:
+            yield response
+
+
+async def agenerate(
+    engine: Engine,
+    prompt: Prompt,
+    options: GenerationOptions | None = None,
+    *,
+    progress: ProgressCallback | None = None,
+    **overrides: Unpack[GenerationKeywords],
+) -> Response:
+    """`generate` for asyncio; see `astream_generate`."""
+    stream = astream_generate(engine, prompt, options, progress=progress, **overrides)
+    return whole([response async for response in stream])
+
+
+def whole(responses: Iterator[Response] | list[Response]) -> Response:
+    """A reply's responses as one, with all its text and tokens."""
     texts, tokens, last = [], [], Response("")
-    for last in stream_generate(engine, prompt, options, **overrides):
+    for last in responses:
         texts.append(last.text)
         if last.token is not None:
             tokens.append(last.token)
     return replace(last, text="".join(texts), tokens=tokens)
 
 
-def with_overrides(options: GenerationOptions | None, overrides: dict[str, Any]) -> GenerationOptions:
+async def in_thread(
+    responses: Generator[T, None, None], cancel: Callable[[], None]
+) -> AsyncGenerator[T, None]:
+    """What a generator yields, each step run in one thread beside the loop.
+
+    A thread of its own, not the loop's pool: what a pass keeps for its thread is kept once. When the task is
+    cancelled, `cancel` ends the step under way, which is waited for; the generator is closed in any case.
+    """
+    loop, end = asyncio.get_running_loop(), object()
+    with_thread = ThreadPoolExecutor(1, "edgespec")
     try:
-        return replace(options or GenerationOptions(), **overrides)
-    except TypeError:
-        known = ", ".join(f.name for f in fields(GenerationOptions))
-        unknown = ", ".join(sorted(set(overrides) - {f.name for f in fields(GenerationOptions)}))
-        raise OptionError(f"unknown generation option {unknown}; known are {known}") from None
+        while True:
+            step = loop.run_in_executor(with_thread, next, responses, end)
+            try:
+                found = await asyncio.shield(step)
+            except asyncio.CancelledError:
+                cancel()
+                while not step.done():
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.wait([step])
+                step.exception()  # it was cancelled: how it ended is of no interest
+                raise
+            if found is end:
+                return
+            yield cast(T, found)
+    finally:
+        closing = loop.run_in_executor(with_thread, responses.close)
+        with_thread.shutdown(wait=False)
+        await asyncio.shield(closing)
+
+
+def _begin(
+    engine: Engine,
+    prompt: Prompt,
+    options: GenerationOptions | None,
+    progress: ProgressCallback | None,
+    overrides: Mapping[str, Any],
+) -> tuple[Session, Iterator[Response]]:
+    """A session of its own and its reply, checked but not begun."""
+    options = with_keywords(options or GenerationOptions(), overrides)
+    refuse_idle(options, overrides)
+    tokens = engine.encode(prompt)
+    session = engine.new_session()
+    try:
+        return session, session.generate(tokens, options, progress)
+    except BaseException:
+        session.close()
+        raise
+
+
+def _replies(session: Session, replies: Iterator[Response]) -> Generator[Response, None, None]:
+    try:
+        yield from replies
+    finally:
+        session.close()

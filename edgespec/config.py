@@ -1,122 +1,196 @@
-"""Options: what a user may set, with the defaults the command line shows. Needs no torch.
+"""Options: what a user may set. Needs no torch.
 
-Precedence is flag > environment (`EDGESPEC_*`) > `edgespec.toml` > automatic; `resolve` applies it.
+An option is declared here and nowhere else: its field has the type, the default, and an `Option` that words
+and bounds it. The command line, the EDGESPEC_* variables, edgespec.toml, the keywords of the API and the
+tables of docs/cli.md follow from the fields. (For type checkers alone, `edgespec.api` names keywords again.)
+
+Precedence is flag > environment > edgespec.toml > default; `resolve` applies it.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from edgespec.errors import OptionError
+from edgespec.values import Option, Options, did_you_mean, options_of
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-}
 PRECISIONS = ("source", "bf16", "int8", "int4")
-
-
-def parse_bytes(text: str | int) -> int:
-    """Bytes of "8GB", "512MB", "1.5 GiB" or a plain number; GB = 10^9. Raises OptionError."""
-    if isinstance(text, int):
-        return text
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if not match or match[2].upper() not in UNITS:
-        raise OptionError(f"{text!r} is not a size; write for example 8GB, 512MB or 1.5GiB")
-    return int(float(match[1]) * UNITS[match[2].upper()])
-
-
-def format_bytes(n: float) -> str:
-    """1234567 -> "1.23 MB"."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if abs(n) >= size:
-            return f"{n / size:.3g} {unit}" if abs(n) < 1000 * size else f"{n / size:,.0f} {unit}"
-    return f"{n:.0f} B"
+MEMORY, DRAFTING, REPLY = "Memory", "Drafting", "Reply"
+SETTINGS_BYTES = 10**6  # of an edgespec.toml, at most
 
 
 @dataclass(frozen=True)
-class EngineOptions:
+class EngineOptions(Options):
     """How a model is loaded. `None` means: decide by plan."""
 
-    memory: int | None = None  # bytes the whole process may use; None = what the machine has free
-    device: str = "auto"  # "auto", "cpu" or "cuda"
-    device_memory: int | None = None  # bytes on the accelerator; only with a discrete one
-    context: int | None = None  # positions a session may hold
-    precision: str | None = None  # None = what the files hold
-    resident_layers: int | None = None  # overrides the plan: pin exactly the first N layers
-    drafter: str = "auto"  # "none", "auto", or "ngram", "model", "substitute", "cascade" joined by "+"
-    draft_model: str | None = None  # a small model with the same tokenizer, or a low-bit packed copy
-    adapters: str | None = None  # a directory that `edgespec train cascade` made
-    schedule: str = "serial"
-    tree_nodes: int = 64  # of the largest tree, its root included
+    memory: Annotated[
+        int | None,  # bytes, of the whole process
+        Option(
+            "Most memory the process may use, such as 8GB or 512MB.",
+            metavar="SIZE", panel=MEMORY, default="what the machine has free",
+        ),
+    ] = None  # fmt: skip
+    context: Annotated[
+        int | None,
+        Option(
+            "Positions that prompt and reply may take together.",
+            metavar="TOKENS", panel=MEMORY, default="by the memory plan, said at the start", least=1,
+        ),
+    ] = None  # fmt: skip
+    precision: Annotated[
+        str | None,
+        Option(
+            f"{', '.join(PRECISIONS)}.",
+            metavar="NAME", panel=MEMORY, default="what the files hold", choices=PRECISIONS,
+        ),
+    ] = None  # fmt: skip
+    resident_layers: Annotated[
+        int | None,
+        Option(
+            "Keep exactly the first N layers in memory.",
+            metavar="N", panel=MEMORY, default="by the memory plan", least=0,
+        ),
+    ] = None  # fmt: skip
+    device: Annotated[str, Option("auto, cpu or cuda.", metavar="NAME", panel=MEMORY)] = "auto"
+    device_memory: Annotated[
+        int | None,  # bytes; only with a discrete accelerator
+        Option("Most memory on the accelerator.", metavar="SIZE", panel=MEMORY, default="what it has free"),
+    ] = None
+    drafter: Annotated[
+        str,
+        Option(
+            "none, auto, ngram, model, substitute, cascade, ngram+model, ngram+substitute, ngram+cascade or "
+            "cascade+substitute.",
+            metavar="NAME", panel=DRAFTING, default="auto, what makes replies faster",
+        ),
+    ] = "auto"  # fmt: skip
+    draft_model: Annotated[
+        str | None,
+        Option(
+            "A small model with the same tokenizer (drafter model), or a low-bit packed copy of MODEL "
+            "(drafter substitute; not needed when it was packed with MODEL).",
+            metavar="MODEL", panel=DRAFTING, default="the copy that was packed with MODEL, if there is one",
+        ),
+    ] = None  # fmt: skip
+    adapters: Annotated[
+        str | None,
+        Option(
+            "What `edgespec train cascade` made for MODEL (drafter cascade; auto takes it where it fits).",
+            metavar="DIR", panel=DRAFTING, default="none",
+        ),
+    ] = None  # fmt: skip
+    tree_nodes: Annotated[
+        int, Option("Most tokens verified in a pass.", metavar="N", panel=DRAFTING, least=1)
+    ] = 64  # the root included
+    schedule: Annotated[
+        str, Option("When drafting happens: serial.", metavar="NAME", panel=DRAFTING, hidden=True)
+    ] = "serial"
 
     def __post_init__(self) -> None:
-        if self.memory is not None and self.memory <= 0:
-            raise OptionError(f"memory is {self.memory} bytes; it must be positive")
-        if self.context is not None and self.context <= 0:
-            raise OptionError(f"context is {self.context}; it must be at least 1")
-        if self.precision is not None and self.precision not in PRECISIONS:
-            raise OptionError(f"precision {self.precision!r} is unknown; choose from {', '.join(PRECISIONS)}")
-        if self.resident_layers is not None and self.resident_layers < 0:
-            raise OptionError(f"resident_layers is {self.resident_layers}; it cannot be negative")
-        if self.tree_nodes < 1:
-            raise OptionError(f"tree_nodes is {self.tree_nodes}; it must be at least 1 (plain decoding)")
+        super().__post_init__()
         if self.tree_nodes == 1 and self.drafter not in ("auto", "none"):
             raise OptionError(
                 f"trees of 1 node are plain decoding, with nothing to draft for {self.drafter}; use "
-                "--tree-nodes 2 or more, or --drafter none"
+                "tree_nodes=2 or more, or drafter=none"
             )
 
 
 @dataclass(frozen=True)
-class GenerationOptions:
+class GenerationOptions(Options):
     """How one reply is made. `temperature` 0 is greedy."""
 
-    max_tokens: int | None = None  # None = until the model ends or the context is full
-    temperature: float = 0.0
-    top_k: int = 0  # 0 = off
-    top_p: float = 1.0  # 1 = off
-    min_p: float = 0.0  # 0 = off
-    seed: int = 0
-    stop: tuple[str, ...] = ()  # the reply ends before the first of these
-    acceptance: str | None = None  # None = "greedy" at temperature 0, else "sample"
+    max_tokens: Annotated[
+        int | None,
+        Option(
+            "Longest reply.",
+            metavar="N", panel=REPLY, default="until the model ends, or the context is full", least=1,
+        ),
+    ] = None  # fmt: skip
+    temperature: Annotated[
+        float, Option("0 takes the likeliest token.", metavar="T", panel=REPLY, least=0, most=100)
+    ] = 0.0
+    top_p: Annotated[
+        float,
+        Option(
+            "Sample from the likeliest tokens that hold this much probability.",
+            metavar="P", panel=REPLY, default="1, all",
+        ),
+    ] = 1.0  # fmt: skip
+    top_k: Annotated[
+        int, Option("Sample from the K likeliest.", metavar="K", panel=REPLY, default="0, all", least=0)
+    ] = 0
+    min_p: Annotated[
+        float,
+        Option(
+            "Leave out tokens less likely than P times the likeliest.",
+            metavar="P", panel=REPLY, default="0, none",
+        ),
+    ] = 0.0  # fmt: skip
+    seed: Annotated[
+        int, Option("Same seed, same reply.", metavar="N", panel=REPLY, least=0, most=2**63 - 1)
+    ] = 0
+    stop: Annotated[
+        tuple[str, ...],
+        Option("End the reply before this text. Repeatable.", metavar="TEXT", panel=REPLY, default="none"),
+    ] = ()
+    acceptance: Annotated[
+        str | None,
+        Option(
+            "What is kept of the drafts: greedy, sample, ratio, or typical (lossy).",
+            metavar="NAME", panel=DRAFTING, default="greedy at temperature 0, else sample",
+        ),
+    ] = None  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise OptionError(f"max_tokens is {self.max_tokens}; it must be at least 1")
-        if not 0 <= self.temperature <= 100:
-            raise OptionError(f"temperature is {self.temperature}; it must be between 0 (greedy) and 100")
-        if self.top_k < 0:
-            raise OptionError(f"top_k is {self.top_k}; it must be 0 (off) or positive")
+        super().__post_init__()
         if not 0 < self.top_p <= 1:
-            raise OptionError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (off)")
+            raise OptionError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (off)", "top_p")
         if not 0 <= self.min_p < 1:
-            raise OptionError(f"min_p is {self.min_p}; it must be at least 0 (off) and below 1")
-        if not 0 <= self.seed < 2**63:
-            raise OptionError(f"seed is {self.seed}; it must be between 0 and 2^63 - 1")
+            raise OptionError(f"min_p is {self.min_p}; it must be at least 0 (off) and below 1", "min_p")
         if any(not s for s in self.stop):
-            raise OptionError("a stop string is empty; it would end every reply at once")
+            raise OptionError("stop has an empty text; it would end every reply at once", "stop")
+
+    @property
+    def idle(self) -> list[str]:
+        """The options that are set but change nothing, because temperature 0 takes the likeliest token."""
+        if self.temperature:
+            return []
+        known = options_of(type(self))
+        return [n for n in ("top_k", "top_p", "min_p") if getattr(self, n) != known[n].default]
 
 
-T = TypeVar("T", EngineOptions, GenerationOptions)
+T = TypeVar("T", bound=Options)
+
+
+def with_keywords(options: T, keywords: Mapping[str, Any]) -> T:
+    """`options` with some fields changed. Raises OptionError for an unknown name or a wrong value."""
+    known = options_of(type(options))
+    for name in keywords:
+        if name not in known:
+            kind = type(options).__name__.removesuffix("Options").lower()
+            raise OptionError(f"unknown {kind} option {name}; {did_you_mean(name, known)}")
+    return replace(options, **keywords)  # type: ignore[type-var]
+
+
+def refuse_idle(options: GenerationOptions, given: Mapping[str, Any]) -> None:
+    """Raises OptionError when one of the options that were `given` for this very run changes nothing."""
+    for name in options.idle:
+        if given.get(name) is not None:
+            raise OptionError(
+                f"{name} changes nothing at temperature 0, which takes the likeliest token; set "
+                "temperature=0.7, for example, or leave it out",
+                name,
+            )
 
 
 def resolve(
@@ -127,52 +201,45 @@ def resolve(
 ) -> T:
     """Options from flags (None = not given), then EDGESPEC_* variables, then edgespec.toml.
 
-    Raises OptionError for a malformed value, naming where it came from, and for unknown keys in the file.
+    Raises OptionError for a malformed value, by the name under which it was given, and for unknown keys in
+    the file.
     """
     environment = os.environ if environment is None else environment
-    settings = read_settings(file or Path("edgespec.toml"))
+    file = file or Path("edgespec.toml")
+    settings = read_settings(file)
     values: dict[str, Any] = {}
-    for field in fields(kind):
-        if flags.get(field.name) is not None:
-            values[field.name] = flags[field.name]
-        elif (variable := f"EDGESPEC_{field.name.upper()}") in environment:
-            values[field.name] = _convert(field.name, environment[variable], variable)
-        elif field.name in settings:
-            values[field.name] = _convert(field.name, settings[field.name], str(file or "edgespec.toml"))
-    return kind(**values)
+    names: dict[str, str] = {}  # of the options, as the user wrote them
+    for name, field in options_of(kind).items():
+        if flags.get(name) is not None:
+            values[name], names[name] = flags[name], field.flag
+        elif field.variable in environment:
+            values[name], names[name] = environment[field.variable], field.variable
+        elif name in settings:
+            values[name], names[name] = settings[name], f"{file}: {name}"
+    try:
+        return kind(**values)
+    except OptionError as error:
+        if error.option not in names:
+            raise
+        given = names[error.option]
+        raise OptionError(str(error).replace(error.option, given, 1), error.option) from None
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The flat table of an edgespec.toml; {} when there is none."""
-    if not path.is_file():
+    """The flat table of an edgespec.toml; {} when there is none. Raises OptionError."""
+    if not path.exists():
         return {}
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:
+            data = file.read(SETTINGS_BYTES + 1)
+        if len(data) > SETTINGS_BYTES:
+            raise OptionError(f"{path} is longer than {SETTINGS_BYTES} bytes; it is not a file of settings")
+        table = tomllib.loads(data.decode())
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OptionError(f"{path} is not valid TOML: {error}") from None
-    known = {f.name for kind in (EngineOptions, GenerationOptions) for f in fields(kind)}
+    known = {*options_of(EngineOptions), *options_of(GenerationOptions)}
     if unknown := sorted(set(table) - known):
-        raise OptionError(
-            f"{path}: unknown option {', '.join(unknown)}; known are {', '.join(sorted(known))}"
-        )
+        raise OptionError(f"{path}: unknown option {unknown[0]}; {did_you_mean(unknown[0], known)}")
     return table
-
-
-_FLOATS = {"temperature", "top_p", "min_p"}
-_INTS = {"context", "resident_layers", "max_tokens", "top_k", "seed", "tree_nodes"}
-_SIZES = {"memory", "device_memory"}
-
-
-def _convert(name: str, value: Any, where: str) -> Any:
-    try:
-        if name in _SIZES:
-            return parse_bytes(value)
-        if name in _FLOATS:
-            return float(value)
-        if name in _INTS:
-            return int(value)
-        if name == "stop":
-            return (value,) if isinstance(value, str) else tuple(map(str, value))
-    except (TypeError, ValueError, OptionError) as error:
-        raise OptionError(f"{where}: {name} = {value!r}: {error}") from None
-    return str(value)

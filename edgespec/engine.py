@@ -33,9 +33,8 @@ from edgespec.runtimes.torch.weights import Weights
 from edgespec.schedules.make import make_controller, make_schedule
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
+from edgespec.text.prompt import Prompt, encode_prompt
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
-
-Prompt = str | Sequence[int] | Sequence[dict[str, str]]
 
 
 class Engine:
@@ -183,12 +182,7 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of text, of chat messages (by the model's template), or of ids as they are."""
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        messages = [m for m in prompt if isinstance(m, dict)]
-        if messages:
-            return self.tokenizer.apply_chat(messages)
-        return [t for t in prompt if isinstance(t, int)]
+        return encode_prompt(self.tokenizer, prompt)
 
     @property
     def bytes_read(self) -> int:

@@ -26,7 +26,15 @@ class EdgeSpecError(Exception):
 
 
 class OptionError(EdgeSpecError):
-    """An option is unknown, malformed, or does not apply to this model or command."""
+    """An option is unknown, malformed, or does not apply to this model or command.
+
+    Attributes:
+        option: the one that is wrong, where one is; the message then has its name first.
+    """
+
+    def __init__(self, message: str, option: str | None = None) -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class ModelError(EdgeSpecError):

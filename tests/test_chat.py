@@ -241,7 +241,7 @@ def test_unknown_commands_and_arguments_are_refused(chat: Chat, engine: FakeEngi
     parts = [
         "did you mean /help?", "/help lists them", "no option temprature", "it must be a number",
         "ratio acceptance",
-        "needs a value", "top_p is 2.0", "'all'", "/show me", "/stats maybe", "/save needs a file name",
+        "needs a value", "top-p is 2.0", "'all'", "/show me", "/stats maybe", "/save needs a file name",
         "/load needs a file name", "temperature 0", "'now'",
     ]  # fmt: skip
     assert len(errors) == len(parts)

@@ -83,12 +83,20 @@ def test_help_and_version(edgespec: Edgespec) -> None:
         (["generate", "m", "extra", "-p", "x"], "extra"),
         (["generate", "m", "-p", "x", "--temperature", "hot"], "--temperature"),
         (["generate", "m", "-p", "x", "--memory", "8XB"], "--memory: '8XB' is not a size"),
-        (["generate", "m", "-p", "x", "--top-p", "1.5"], "top_p is 1.5"),
+        (["generate", "m", "-p", "x", "--top-p", "1.5"], "--top-p is 1.5"),
         (["generate", "m", "-p", "x", "--precision", "int3"], "int3"),
-        (["generate", "m", "-p", "x", "--context", "0"], "context is 0"),
+        (["generate", "m", "-p", "x", "--context", "0"], "--context is 0"),
+        (["generate", "m", "-p", "x", "--memory", "8"], "--memory: '8' has no unit; write for example 8GB"),
+        (["generate", "m", "-p", "x", "--memory", "9" * 400], "is not a size"),
+        (
+            ["chat", "m", "--precision", "itn8"],
+            "--precision 'itn8' is unknown; did you mean int8",
+        ),
+        (["generate", "m", "-p", "x", "--top-k", "5"], "--top-k changes nothing at temperature 0"),
+        (["chat", "m", "--top-p", "0.5", "--seed", "7"], "--top-p changes nothing"),
         (["generate", "m", "-p", ""], "-p is empty"),
         (["generate", "m"], "standard input has no prompt"),
-        (["chat", "m", "--max-tokens", "0"], "max_tokens is 0"),
+        (["chat", "m", "--max-tokens", "0"], "--max-tokens is 0"),
         (["pack", "m"], "--out"),
         (["pack", "m", "-o", "d", "--precision", "int3"], "int3"),
         (["pack", "m", "-o", "d", "--memory", "8GB"], "--memory"),
@@ -125,7 +133,8 @@ def test_help_names_what_there_is(edgespec: Edgespec) -> None:
     from edgespec.drafters.choose import DRAFTERS, SCHEDULES
 
     shown = set(re.split(r"[^\w+]+", edgespec("generate", "--help").out))
-    assert shown >= {*ACCEPTANCES, *DRAFTERS, *SCHEDULES, *PRECISIONS}
+    assert shown >= {*ACCEPTANCES, *DRAFTERS, *PRECISIONS}
+    assert (set(SCHEDULES) <= shown) == (len(SCHEDULES) > 1), "one schedule is no choice, and is not shown"
 
 
 def test_environment_and_file_set_options_too(

@@ -18,10 +18,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.config import format_bytes
 from edgespec.errors import EdgeSpecError, ModelError, StorageError
 from edgespec.offload.chunk_store import is_store
 from edgespec.progress import Progress, ProgressCallback
+from edgespec.values import format_bytes
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 BESIDE = {

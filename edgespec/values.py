@@ -1,0 +1,208 @@
+"""Values of options as people write them, and the fields that hold them. Needs no torch.
+
+Each reader takes what a flag, a variable, edgespec.toml or Python gives, and returns one type or raises
+OptionError; the field that asked says which option it was.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import math
+import operator
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from edgespec.errors import OptionError
+
+# GB = 10^9 bytes. "8G" is 2^30 to some programs and 10^9 to others: the smaller keeps what either promises.
+UNITS = {
+    "B": 1,
+    **{unit + end: 1000**power for power, unit in enumerate("KMGT", 1) for end in ("", "B")},
+    **{unit + "IB": 1024**power for power, unit in enumerate("KMGT", 1)},
+}
+LEAST_BYTES = 10**6  # a smaller size is a forgotten unit: nothing runs in less
+MOST_BYTES = 10**18
+
+
+def parse_bytes(value: str | float) -> int:
+    """Bytes of "8GB", "8G", "512MB", "1.5 GiB", or of a number of bytes such as 8e9. Raises OptionError."""
+    number: float
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]*)\s*", value)
+        if not match or (match[2] and match[2].upper() not in UNITS):
+            raise OptionError(f"{value[:80]!r} is not a size; write for example 8GB, 512MB or 1.5GiB")
+        if not match[2] and float(match[1]) < LEAST_BYTES:
+            raise OptionError(f"{value!r} has no unit; write for example {match[1]}GB or {match[1]}MB")
+        number = float(match[1]) * (UNITS[match[2].upper()] if match[2] else 1)
+    else:
+        number = as_number(value)
+    if not math.isfinite(number) or number > MOST_BYTES:
+        raise OptionError(f"{str(value)[:80]} is not a size; write for example 8GB, 512MB or 1.5GiB")
+    return int(number)
+
+
+def format_bytes(n: float) -> str:
+    """1234567 -> "1.23 MB"."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
+        if abs(n) >= size:
+            return f"{n / size:.3g} {unit}" if abs(n) < 1000 * size else f"{n / size:,.0f} {unit}"
+    return f"{n:.0f} B"
+
+
+def as_whole(value: Any) -> int:
+    """An integer of any kind (numpy's too, but no bool), or its text. Raises OptionError."""
+    try:
+        if isinstance(value, str):
+            return int(value[:30])
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except (TypeError, ValueError):
+        pass
+    raise OptionError("it must be a whole number")
+
+
+def as_number(value: Any) -> float:
+    """A number of any kind (numpy's too, but no bool), or its text. Raises OptionError."""
+    try:
+        if not isinstance(value, (bool, bytes, bytearray)):
+            return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch raises the last for several numbers
+        pass
+    raise OptionError("it must be a number")
+
+
+def as_text(value: Any) -> str:
+    """A text or a path. Raises OptionError."""
+    if isinstance(value, (str, os.PathLike)):
+        return str(value)
+    raise OptionError("it must be a text")
+
+
+def as_texts(value: Any) -> tuple[str, ...]:
+    """One text, or several. Raises OptionError."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
+        texts = tuple(value)
+        if all(isinstance(text, str) for text in texts):
+            return texts
+    raise OptionError("it must be a text or a list of texts")
+
+
+def did_you_mean(given: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """What to do about an unknown name: "did you mean X?", or `otherwise` (by default a list of all)."""
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, 1)
+    if near:
+        return f"did you mean {near[0]}?"
+    return otherwise or f"known are {', '.join(names)}"
+
+
+@dataclass(frozen=True)
+class Option:
+    """How an option is shown and bounded.
+
+    metavar: what stands for its value; "SIZE" is a number of bytes, written as 8GB.
+    default: what happens when it is not set, in words; "": the field's default says it.
+    least, most: inclusive bounds of a number.
+    hidden: works, but is not shown: there is nothing to choose yet.
+    """
+
+    help: str
+    metavar: str
+    panel: str
+    default: str = ""
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class Field:
+    """An option as a field of its dataclass: name, type, default, and how it is shown."""
+
+    name: str
+    kind: type[Any]  # int, float, str or tuple (of texts)
+    optional: bool  # may be None
+    default: Any
+    option: Option
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        return f"EDGESPEC_{self.name.upper()}"
+
+    @property
+    def default_words(self) -> str:
+        return self.option.default or (
+            f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        )
+
+    def typed(self, value: Any) -> Any:
+        """`value`, from Python or as text, as the field's type and within its bounds. Raises OptionError."""
+        if value is None and self.optional:
+            return None
+        if self.option.metavar == "SIZE":
+            try:
+                number = parse_bytes(value)
+            except OptionError as error:
+                raise OptionError(f"{self.name}: {error}", self.name) from None
+            if number <= 0:
+                raise OptionError(f"{self.name} is {number} bytes; it must be positive", self.name)
+            if number < LEAST_BYTES:
+                raise OptionError(
+                    f"{self.name} is {number} bytes; nothing runs in that; {number}GB?",
+                    self.name,
+                )
+            return number
+        read = {int: as_whole, float: as_number, str: as_text, tuple: as_texts}[self.kind]
+        try:
+            found = read(value)
+        except OptionError as error:
+            raise OptionError(f"{self.name} is {value!r:.80}; {error}", self.name) from None
+        self._bound(found)
+        return found
+
+    def _bound(self, value: Any) -> None:
+        least, most, choices = self.option.least, self.option.most, self.option.choices
+        if (least is not None and not value >= least) or (most is not None and not value <= most):  # NaN too
+            wanted = f"at least {least}" if most is None else f"between {least} and {most}"
+            raise OptionError(f"{self.name} is {value}; it must be {wanted}", self.name)
+        if choices and value not in choices:
+            hint = did_you_mean(value, choices, f"choose from {', '.join(choices)}")
+            raise OptionError(f"{self.name} {value!r} is unknown; {hint}", self.name)
+
+
+class Options:
+    """Base of the dataclasses of options: every value is checked, and made what its field says."""
+
+    def __post_init__(self) -> None:
+        for field in options_of(type(self)).values():
+            object.__setattr__(self, field.name, field.typed(getattr(self, field.name)))
+
+
+def options_of(kind: type[Options]) -> dict[str, Field]:
+    """The options of a dataclass, by name."""
+    cached: Any = kind  # mypy holds that no class with a __hash__ is hashable itself
+    return _options_of(cached)
+
+
+@functools.cache
+def _options_of(kind: type[Any]) -> dict[str, Field]:
+    found = {}
+    hints = get_type_hints(kind, include_extras=True)
+    for field in fields(kind):
+        hint, option = get_args(hints[field.name])
+        kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+        plain = get_origin(kinds[0]) or kinds[0]
+        found[field.name] = Field(field.name, plain, type(None) in kinds, field.default, option)
+    return found

@@ -1,0 +1,232 @@
+"""Options are declared once: their types, bounds and names, from wherever they come."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+
+from edgespec.api import EngineKeywords, GenerationKeywords
+from edgespec.apps import options
+from edgespec.config import (
+    EngineOptions,
+    GenerationOptions,
+    read_settings,
+    refuse_idle,
+    resolve,
+    with_keywords,
+)
+from edgespec.errors import OptionError
+from edgespec.values import Field, format_bytes, options_of, parse_bytes
+
+ROOT = Path(__file__).resolve().parent.parent
+NO_FILE = Path("/no/such/edgespec.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("8GB", 8 * 10**9), ("8G", 8 * 10**9), ("8 gb", 8 * 10**9), ("8GiB", 2**33), ("1.5GiB", 3 * 2**29),
+        ("512MB", 512 * 10**6), ("2T", 2 * 10**12), ("8000000000", 8 * 10**9), ("900000KB", 9 * 10**8),
+        (8e9, 8 * 10**9), (8 * 10**9, 8 * 10**9), (np.float32(8e9), 8 * 10**9), ("5000000B", 5 * 10**6),
+    ],
+)  # fmt: skip
+def test_sizes(text: Any, nbytes: int) -> None:
+    assert parse_bytes(text) == nbytes
+    assert EngineOptions(memory=text).memory == nbytes
+    assert type(EngineOptions(memory=text).memory) is int
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ("8", "'8' has no unit; write for example 8GB or 8MB"),
+        ("8XB", "'8XB' is not a size"),
+        ("", "is not a size"),
+        ("-8GB", "is not a size"),
+        ("9" * 400, "is not a size"),
+        ("9" * 20 + "TB", "is not a size"),
+        (math.inf, "is not a size"),
+        (math.nan, "is not a size"),
+        (True, "must be a number"),
+        ([8], "must be a number"),
+        (10**400, "must be a number"),
+        (0, "must be positive"),
+        (-5.0, "must be positive"),
+        (8, "nothing runs in that; 8GB?"),
+    ],
+)
+def test_what_is_no_size(value: Any, part: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        EngineOptions(memory=value)
+    assert part in str(raised.value)
+    assert raised.value.option == "memory"
+    assert str(raised.value).startswith("memory")
+    assert len(str(raised.value)) < 300
+
+
+def test_sizes_are_shown_as_they_are_read() -> None:
+    for nbytes in (2 * 10**6, 1_500_000_000, 8 * 10**9):
+        assert parse_bytes(format_bytes(nbytes)) == nbytes
+
+
+WRONG = {int: ("5.5", 5.5, True, "x", [1], math.inf, None), float: ("hot", True, [1.0], "nan", None)}
+WRONG |= {str: (5, True, ["a"], b"a"), tuple: (5, [1], b"ab", {"a": 1}, ("a", 1))}
+
+
+@pytest.mark.parametrize("field", options.ALL.values(), ids=str)
+def test_every_option_refuses_other_types_by_its_name(field: Field) -> None:
+    kind = EngineOptions if field.name in options_of(EngineOptions) else GenerationOptions
+    for value in WRONG[field.kind]:
+        if (value is None and field.optional) or (field.option.metavar == "SIZE" and value in (5.5, True)):
+            continue
+        if field.name == "stop" and value == {"a": 1}:
+            continue
+        with pytest.raises(OptionError) as raised:
+            with_keywords(kind(), {field.name: value})
+        assert raised.value.option == field.name
+        assert str(raised.value).startswith(field.name)
+
+
+def test_numbers_of_every_kind_are_taken() -> None:
+    made = GenerationOptions(
+        max_tokens=np.int64(5),  # type: ignore[arg-type]
+        top_k=torch.tensor(3),  # type: ignore[arg-type]
+        temperature=np.float32(0.5),  # type: ignore[arg-type]
+        top_p=1,
+    )
+    assert made == GenerationOptions(max_tokens=5, top_k=3, temperature=0.5)
+    assert [type(made.max_tokens), type(made.top_k), type(made.temperature)] == [int, int, float]
+
+
+def test_a_stop_is_one_text_or_several() -> None:
+    assert GenerationOptions(stop="girl").stop == ("girl",)  # type: ignore[arg-type]
+    assert GenerationOptions(stop=["a", "bc"]).stop == ("a", "bc")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="stop has an empty text"):
+        GenerationOptions(stop="")  # type: ignore[arg-type]
+
+
+def test_paths_are_texts() -> None:
+    assert EngineOptions(adapters=Path("a/b")).adapters == str(Path("a/b"))  # type: ignore[arg-type]
+
+
+def test_unknown_names_are_named_and_corrected() -> None:
+    with pytest.raises(OptionError, match=r"^unknown generation option max_token; did you mean max_t"):
+        with_keywords(GenerationOptions(), {"max_token": 3})
+    with pytest.raises(OptionError, match="unknown engine option qqq; known are adapters, context, device"):
+        with_keywords(EngineOptions(), {"qqq": 3})
+
+
+@pytest.mark.parametrize("name", ["top_k", "top_p", "min_p"])
+def test_sampling_options_that_change_nothing(name: str) -> None:
+    value = {"top_k": 5, "top_p": 0.5, "min_p": 0.1}[name]
+    idle = with_keywords(GenerationOptions(), {name: value})
+    with pytest.raises(OptionError, match=f"^{name} changes nothing at temperature 0"):
+        refuse_idle(idle, {name: value})
+    refuse_idle(idle, {"max_tokens": 3})  # a standing setting waits for a run that samples
+    refuse_idle(with_keywords(idle, {"temperature": 1.0}), {name: value})
+
+
+# Where they come from
+
+
+def test_the_nearest_setting_wins(tmp_path: Path) -> None:
+    file = tmp_path / "edgespec.toml"
+    file.write_text('memory = "1GB"\ncontext = 100\nadapters = "a"\ntemperature = 1\nstop = ["x", "y"]\n')
+    environment = {"EDGESPEC_CONTEXT": "200", "EDGESPEC_ADAPTERS": "b"}
+    found = resolve(EngineOptions, {"adapters": "c", "memory": None}, environment, file)
+    assert found == EngineOptions(memory=10**9, context=200, adapters="c")
+    assert resolve(GenerationOptions, {}, environment, file) == GenerationOptions(
+        temperature=1.0, stop=("x", "y")
+    )
+
+
+def test_an_error_has_the_name_that_was_used(tmp_path: Path) -> None:
+    file = tmp_path / "edgespec.toml"
+    for source, shown in (
+        ({"flags": {"max_tokens": "x"}}, "--max-tokens"),
+        ({"flags": {}, "environment": {"EDGESPEC_MAX_TOKENS": "0"}}, "EDGESPEC_MAX_TOKENS"),
+    ):
+        with pytest.raises(OptionError) as raised:
+            resolve(GenerationOptions, **{"environment": {}, "file": NO_FILE, **source})  # type: ignore[arg-type]
+        assert str(raised.value).startswith(f"{shown} is ")
+    for content, part in (
+        ("max_tokens = 0", "max_tokens is 0"),
+        ("context = inf", "context is inf; it must be a whole number"),
+        ("stop = 5", "stop is 5; it must be a text or a list of texts"),
+        ("resident_layers = true", "resident_layers is True; it must be a whole number"),
+        ("memory = 1.5", "memory is 1 bytes; nothing runs in that"),
+        ("memory = [1]", "memory: it must be a number"),
+        ("memroy = 1", "unknown option memroy; did you mean memory?"),
+        ("x = " + "[" * 5000, "is not valid TOML"),
+        ("x = ", "is not valid TOML"),
+        ("#" * 10**6 + "#", "is longer than"),
+    ):
+        file.write_text(content)
+        kind: Any = GenerationOptions if part.startswith(("max_tokens", "stop")) else EngineOptions
+        with pytest.raises(OptionError) as raised:
+            resolve(kind, {}, {}, file)
+        assert str(file) in str(raised.value)
+        assert part in str(raised.value)
+
+
+def test_a_folder_of_that_name_is_no_silence(tmp_path: Path) -> None:
+    (tmp_path / "edgespec.toml").mkdir()
+    with pytest.raises(OptionError, match="cannot be read"):
+        read_settings(tmp_path / "edgespec.toml")
+
+
+def test_library_messages_name_options_as_flags_on_the_command_line() -> None:
+    said = "lower memory=, or set context=512 (drafter=ngram+model, tree_nodes=2); other=3 stays"
+    assert options.in_flags(said) == (
+        "lower --memory, or set --context 512 (--drafter ngram+model, --tree-nodes 2); other=3 stays"
+    )
+    error = OptionError("max_tokens is 0; it must be at least 1", "max_tokens")
+    assert options.message_of(error) == "--max-tokens is 0; it must be at least 1"
+    assert options.message_of(error, prefix="") == "max-tokens is 0; it must be at least 1"
+
+
+# Nothing else declares them
+
+
+@pytest.mark.parametrize(
+    ("keywords", "kind"), [(EngineKeywords, EngineOptions), (GenerationKeywords, GenerationOptions)]
+)
+def test_the_keywords_for_type_checkers_are_the_fields(keywords: Any, kind: Any) -> None:
+    hints = get_type_hints(keywords)
+    assert list(hints) == list(options_of(kind))
+    names = {int: "int", float: "float", str: "str", tuple: "tuple"}
+    for name, field in options_of(kind).items():
+        shown = str(hints[name])
+        wanted = "float" if field.option.metavar == "SIZE" else names[field.kind]
+        assert wanted in shown, name
+        assert ("None" in shown) == field.optional, name
+
+
+@pytest.mark.parametrize("command", ["chat", "generate", "bench"])
+def test_every_command_has_the_flags(command: str) -> None:
+    module = importlib.import_module(f"edgespec.apps.{command}")
+    parameters = list(inspect.signature(getattr(module, command)).parameters)
+    wanted = {*options_of(EngineOptions)} | (
+        set() if command == "bench" else {*options_of(GenerationOptions)}
+    )
+    assert wanted <= set(parameters)
+    assert not {"engine", "generation"} & set(parameters)
+
+
+def test_the_tables_of_the_docs_are_current() -> None:
+    spec = importlib.util.spec_from_file_location("write_options", ROOT / "docs" / "write_options.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert module.updated(page) == page, "run `python docs/write_options.py`"
+    assert "`--memory SIZE`" in module.option_table()
+    assert "--schedule" not in module.option_table()
