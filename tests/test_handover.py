@@ -112,7 +112,7 @@ def test_a_failed_hand_over_is_gone_on_with(
     weights = engine.target.weights
     pin, before = weights.pin, set(weights.pinned)
 
-    def fail_at_second(chunks: Any, on_device: bool = False, progress: Any = None) -> None:
+    def fail_at_second(chunks: Any, on_device: Any = (), progress: Any = None) -> None:
         count = 0
 
         def advance(nbytes: int) -> None:

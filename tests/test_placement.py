@@ -175,7 +175,7 @@ def test_host_memory_on_the_way_to_the_device_is_bounded(
         assert started - taken < 2 * weights.settings.threads
 
     monkeypatch.setattr(DirectFile, "read", counted)
-    weights.pin(chunks, on_device=True, progress=slow)
+    weights.pin([], on_device=chunks, progress=slow)
     assert started == taken == len(chunks) > 8
     assert weights.on_device.keys() == {c.index for c in chunks}
     weights.close()

@@ -172,9 +172,11 @@ def open_target(
     weights = Weights(files.table, plan.ring_bytes, files.dtype, settings, device)
     try:
         chunks = files.table.chunks
-        if plan.on_device:
-            weights.pin((c for c in chunks if c.index in plan.on_device), on_device=True, progress=progress)
-        weights.pin((c for c in chunks if c.index in plan.pinned), progress=progress)
+        weights.pin(
+            (c for c in chunks if c.index in plan.pinned),
+            on_device=(c for c in chunks if c.index in plan.on_device),
+            progress=progress,
+        )
         if plan.pin_embedding:
             weights.embedding.pin()
     except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -42,8 +43,14 @@ class Weights:
         self.settings = settings or ReadSettings()
         self.device = device
         self.placement = placement_for(device, max(c.nbytes for c in table.chunks))
-        self.files = {path: DirectFile(path) for path in table.files()}
-        self.small = {t.name: self._vector(t) for t in table.small}
+        self.files: dict[Path, DirectFile] = {}
+        try:
+            for path in table.files():
+                self.files[path] = DirectFile(path)
+            self.small = {t.name: self._vector(t) for t in table.small}
+        except BaseException:
+            self._close_files()
+            raise
         self.pinned: dict[int, memoryview] = {}  # in host memory, by chunk index
         self.on_device: dict[int, Tensor] = {}  # uint8, by chunk index
         self.embedding = Embedding(table, self.files[table.embedding.file], self.pinned)
@@ -55,13 +62,40 @@ class Weights:
     def pin(
         self,
         chunks: Iterable[Chunk],
-        on_device: bool = False,
+        on_device: Iterable[Chunk] = (),
         progress: Callable[[int], None] | None = None,
     ) -> None:
-        """Read chunks into host (or device) memory to stay; the others will be streamed.
+        """Read chunks into host memory, and others into the device's, to stay; the rest will be streamed.
 
-        Raises CorruptFileError when a checksum differs.
+        Raises CorruptFileError when a checksum differs, StorageError, and whatever `progress` raises. Weights
+        that streamed before then stream what has not been read; others can only be closed.
         """
+        try:
+            # What goes to the device must not pile up in host memory on its way.
+            self._read(on_device, self._keep_on_device, progress, at_once=2 * self.settings.threads)
+            self._read(chunks, self._keep, progress)
+        except BaseException:
+            if self.streamer is not None:
+                self._restream()
+            raise
+        self._restream()
+
+    def _keep(self, chunk: Chunk, buffer: memoryview) -> None:
+        self.placement.register(buffer)
+        self.pinned[chunk.index] = buffer
+
+    def _keep_on_device(self, chunk: Chunk, buffer: memoryview) -> None:
+        data = torch.frombuffer(buffer, dtype=torch.uint8)
+        self.on_device[chunk.index] = data.to(self.device, copy=True)
+
+    def _read(
+        self,
+        chunks: Iterable[Chunk],
+        keep: Callable[[Chunk, memoryview], None],
+        progress: Callable[[int], None] | None,
+        at_once: int | None = None,
+    ) -> None:
+        """Several threads read the chunks, at most `at_once` ahead of `keep`, which gets them in order."""
 
         def read(chunk: Chunk) -> memoryview:
             buffer = self.files[chunk.file].read(chunk.offset, chunk.nbytes)
@@ -70,24 +104,17 @@ class Weights:
             return buffer
 
         wanted = list(chunks)
-        # What goes to the device must not pile up in host memory on its way.
-        step = 2 * self.settings.threads if on_device else max(1, len(wanted))
+        step = at_once or max(1, len(wanted))
         pool = ThreadPoolExecutor(self.settings.threads)
         try:
             for start in range(0, len(wanted), step):
                 part = wanted[start : start + step]
                 for chunk, buffer in zip(part, pool.map(read, part), strict=True):
-                    if on_device:
-                        data = torch.frombuffer(buffer, dtype=torch.uint8)
-                        self.on_device[chunk.index] = data.to(self.device, copy=True)
-                    else:
-                        self.placement.register(buffer)
-                        self.pinned[chunk.index] = buffer
+                    keep(chunk, buffer)
                     if progress is not None:
                         progress(chunk.nbytes)
         finally:
             pool.shutdown(cancel_futures=True)  # an error, or Ctrl-C, need not wait for gigabytes
-            self._restream()  # what was read stays
 
     def _restream(self) -> None:
         self.release()
@@ -177,12 +204,15 @@ class Weights:
         self.placement.drain()
         if self.streamer is not None:
             self.streamer.close()
-        for file in self.files.values():
-            file.close()
+        self._close_files()
         self.pinned.clear()
         self.embedding.whole = None
         self.on_device.clear()
         self.resident.clear()
+
+    def _close_files(self) -> None:
+        for file in self.files.values():
+            file.close()
 
 
 def as_block(data: Tensor, piece: Piece, scale: Piece | None) -> Block:
