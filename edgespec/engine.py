@@ -27,6 +27,7 @@ from edgespec.offload.plan.plan import Plan
 from edgespec.planning import plan_engine
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.torch.kv_cache import overlay_positions
 from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model, measure_machine, open_target
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
@@ -138,8 +139,10 @@ class Engine:
                 self.plan.dial,
                 self.plan.dial,
             )
-        # Every session needs room for a pass's uncommitted rows; the plan counts those of one.
+        # Every session needs room for a pass's uncommitted rows, and its drafts'; the plan has those of one.
         rows = DRAFT_ROWS if "model" in self.drafters else TREE_ROWS
+        if self.plan.owners.get("draft overlay"):
+            rows += overlay_positions(TREE_ROWS)
         held = wanted + (rows if self._positions_held else 0)
         cache = self.target.new_cache(wanted)
         self._handover.forgive()

@@ -8,6 +8,7 @@
     │   └── TokenizerError          missing, or does not match the model
     ├── BudgetError             the memory dial is too small; names each owner of bytes
     ├── ContextError            prompt and reply would pass the context
+    ├── BusyError               what was asked for is in use: a pass is under way there
     ├── StorageError            disk full, a read or a write failed
     ├── DeviceError             no such device, or it cannot do what is asked
     ├── TrainingError           a training run cannot go on
@@ -71,6 +72,10 @@ class BudgetError(EdgeSpecError):
 
 class ContextError(EdgeSpecError):
     """Prompt and reply together would pass the context; the message has both counts."""
+
+
+class BusyError(EdgeSpecError):
+    """What was asked for is in use: a pass is under way in that cache, and would lose what it has written."""
 
 
 class StorageError(EdgeSpecError):

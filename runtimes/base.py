@@ -8,6 +8,7 @@ cache, its ancestors among the uncommitted slots, and itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,8 +33,14 @@ class KVCache(Protocol):
     """Keys and values of one conversation: committed positions, then uncommitted *slots* (a tree's nodes).
 
     Slot s lies behind the committed prefix until `commit` moves it to its position or drops it. A slot's
-    position is `length` + its depth among the slots, whatever its slot number.
+    position is `length` + its depth among the slots, whatever its slot number. While there are slots, a pass
+    is under way, and nothing else may write where they lie: drafts have an `overlay`, or are made `inside`
+    before the pass.
     """
+
+    @property
+    def owner(self) -> KVCache:
+        """The cache in whose memory the slots lie: itself, or the one that this was opened `inside` of."""
 
     @property
     def length(self) -> int:
@@ -54,17 +61,34 @@ class KVCache(Protocol):
         """
 
     def adopt(self, parents: Sequence[int] | IntArray, written: IntArray, layers: int) -> IntArray:
-        """`append`, in an empty cache of slots, for nodes that a fork has run already: new slot i takes over
+        """`append`, in a cache without slots, for nodes that were run `inside` already: new slot i takes over
         the keys and values of the first `layers` layers that lie at slot `written[i]` (-1 = nowhere)."""
 
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
         """K, V of the committed prefix, [kv_heads, length, head_dim] each, K after RoPE."""
 
-    def commit(self, path: Sequence[int] | IntArray) -> None:
-        """Move the path's slots (root first) to the positions behind the prefix; drop all other slots."""
+    def overlay(self, rows: int) -> KVCache:
+        """The same committed prefix, read only, with up to `rows` slots in memory of their own: for drafts
+        while a pass is under way here. It follows this cache where it is told to: `truncate` to at most this
+        cache's length, or `commit` a path that this cache has committed in its own words."""
+
+    def inside(self) -> KVCache:
+        """The same prefix and memory, for drafts that lie where the next pass will write, which may `adopt`
+        them. Raises BusyError while a pass is under way here, and so does opening or writing slots of it."""
+
+    def rewound(self, start: int, stop: int, layers: int) -> AbstractContextManager[KVCache]:
+        """This cache as it was at `start` positions, to run those up to `stop` through the first `layers`
+        layers again. Whatever that writes is taken back. Raises BusyError as `inside`."""
+
+    def commit(self, path: Sequence[int] | IntArray, keep: Sequence[int] | IntArray = ()) -> None:
+        """Move the path's slots (root first) to the positions behind the prefix; drop all other slots but
+        `keep` (ascending, each hanging on the path's end or another of them): these become slots 0, 1, ..."""
 
     def truncate(self, length: int) -> None:
         """Forget positions from `length` on, and every slot."""
+
+    def wipe(self) -> None:
+        """Zero what lies behind the prefix: a masked score is 0, but 0 times NaN is NaN."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +167,28 @@ def slot_depths(parents: IntArray) -> IntArray:
         if parent >= 0:
             depths[slot] = depths[parent] + 1
     return depths
+
+
+def kept_parents(
+    parents: IntArray, path: Sequence[int] | IntArray, keep: Sequence[int] | IntArray
+) -> IntArray:
+    """[keep] parents of the slots `keep` once `path` is committed and they are numbered anew, in order.
+
+    Raises ValueError for a path that is none, and for a kept slot that would hang nowhere.
+    """
+    end = -1
+    for slot in path:
+        if parents[slot] != end:
+            raise ValueError(f"slot {slot} does not continue the path {list(path)}")
+        end = int(slot)
+    number = {end: -1}
+    kept = np.empty(len(keep), dtype=np.int64)
+    for new, slot in enumerate(keep):
+        if int(parents[slot]) not in number or (new and slot <= keep[new - 1]):
+            raise ValueError(f"slot {slot} of {list(keep)} cannot be kept behind the path {list(path)}")
+        kept[new] = number[int(parents[slot])]
+        number[int(slot)] = new
+    return kept
 
 
 class PassObserver(Protocol):

@@ -47,7 +47,7 @@ def drafted_inside(
 ) -> TokenTree:
     """The tree with a connected part of it run through some of the layers, at slots in another order, among
     slots of nodes that did not stay."""
-    fork = cache.fork()
+    fork = cache.inside()
     n = len(tree)
     known = np.zeros(n, dtype=np.bool_)
     for node in range(n):

@@ -39,7 +39,7 @@ class HandOver:
 def without_drafter(plan: Plan) -> Plan | None:
     """The plan with layers pinned in the drafter's place; None when that would pin nothing more."""
     owners = plan.owners
-    freed = owners.pop("drafter", 0) + owners.pop("substitute", 0)
+    freed = sum(owners.pop(name, 0) for name in ("drafter", "substitute", "draft overlay"))
     left = tuple(c for c in plan.table.chunks if c.index not in plan.pinned | plan.on_device)
     more = choose_pinned(replace(plan.table, chunks=left), freed) if freed and left else []
     if not more:

@@ -1,8 +1,8 @@
 """The target itself as its drafter: a low-bit copy of what would be streamed, and what is pinned as it is.
 
 SubSpec (arXiv 2509.18344). Where that is quicker the copy stands for pinned layers, too (`offload.fill`). It
-needs no KV cache: behind the committed prefix, whose keys and values are the target's own, it writes those of
-its drafts where the target will write its own when it verifies them.
+follows no tokens: it attends to the target's own keys and values of the committed prefix. Those of its drafts
+lie in an overlay, so that it may draft while the target verifies.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ class SubstituteDrafter:
 
     def __init__(self, model: TorchTarget[SubstituteWeights], cache: TorchKVCache) -> None:
         self.model = model
-        self.owner = self.cache = cache
+        self.target = cache
+        self.cache = cache.overlay(TREE_ROWS)
         self.context = Context([])
 
     def prefill(self, context: Context) -> None:
@@ -103,7 +104,7 @@ class SubstituteDrafter:
 
     @property
     def position(self) -> int:
-        return self.cache.length
+        return self.target.length
 
     @property
     def free_rows(self) -> int:
@@ -113,8 +114,8 @@ class SubstituteDrafter:
         """One pass over new nodes (parent slot, token): their slots, and what follows them [n, V]."""
         try:
             return run_nodes(self.model, self.cache, nodes, self.context.check)
-        except ModelError:  # not finite: nothing of it may stay where the target looks
-            self.owner.wipe()
+        except ModelError:  # NaN: nothing of it may stay where a later pass looks
+            self.cache.wipe()
             raise
 
     def extend_roots(self, roots: Sequence[Root]) -> tuple[list[int], NDArray[np.float32]]:
@@ -124,4 +125,4 @@ class SubstituteDrafter:
         return ends, logits[ends]
 
     def forget(self) -> None:
-        self.cache = self.owner.fork()
+        self.cache.truncate(self.target.length)

@@ -93,6 +93,8 @@ def _fill(
             "embedding": embedding,
             "substitute": sum(low_bit.values()) - sum(saved.get(c.index, 0) for c in pinned),
         }
+        if needs.overlay:
+            owners["draft overlay"] = needs.overlay if owners["substitute"] else 0
         if needs.drafter is not None:
             owners["drafter"] = needs.drafter(positions)
         return Ledger(dial, owners)

@@ -22,6 +22,7 @@ class Needs:
     max_context: int
     drafter: Callable[[int], int] | None = None  # of a resident drafter that follows so many positions
     substitute: Callable[[Chunk], int] | None = None  # of the low-bit rows that stand for a chunk
+    overlay: int = 0  # of the drafts' own keys and values, where such rows draft
     depths: tuple[int, ...] = ()  # a cascade's: so many first layers, and the head, must be pinned; ascending
 
 

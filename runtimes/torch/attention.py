@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from edgespec.kernels.dispatch import attend
 from edgespec.kernels.reference import Mask
 from edgespec.runtimes.base import IntArray, Rows, slot_depths
-from edgespec.runtimes.torch.kv_cache import BLOCK, TorchKVCache
+from edgespec.runtimes.torch.kv_cache import BLOCK, Overlay, TorchKVCache
 
+KV = tuple[Tensor, Tensor]  # of one layer, [kv_heads, places, head_dim] each
 GATHER_ROWS = 16  # rows whose own blocks are gathered at a time: bounds the copy's memory
 
 
@@ -39,7 +40,8 @@ class AttentionPlan:
         outputs = []
         for cache, span, slots, part in self.parts:
             cache.write(layer, slots, k[span], v[span])
-            outputs.append(part(cache.k[layer], cache.v[layer], q[span], window).flatten(1))
+            out = part(cache.prefix(layer), (cache.k[layer], cache.v[layer]), q[span], window)
+            outputs.append(out.flatten(1))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -49,12 +51,14 @@ class _Prefill:
     def __init__(
         self, cache: TorchKVCache, slots: IntArray, positions: IntArray, device: torch.device
     ) -> None:
+        assert not isinstance(cache, Overlay), "prompts are not followed in an overlay"
         self.positions = torch.from_numpy(positions).to(device)  # [n]
         self.end = int(positions[-1]) + 1
         self.first = cache.length
         self.masks: dict[int | None, Tensor] = {}
 
-    def __call__(self, k: Tensor, v: Tensor, q: Tensor, window: int | None) -> Tensor:
+    def __call__(self, prefix: KV, own: KV, q: Tensor, window: int | None) -> Tensor:
+        k, v = own
         start = 0 if window is None else max(0, self.first - window + 1) // BLOCK * BLOCK
         if window not in self.masks:
             keys = torch.arange(start, self.end, device=q.device)
@@ -85,7 +89,7 @@ class _Tree:
         self.positions = torch.from_numpy(positions).to(device)  # [n]
         paths = ancestor_paths(cache.parents, slots)
         # On a chain (plain decoding is the shortest) every place is its position: nothing is gathered.
-        self.chain = all(int(path[-1]) == len(path) - 1 for path in paths)
+        self.chain = not isinstance(cache, Overlay) and all(int(path[-1]) == len(path) - 1 for path in paths)
         if not self.chain:
             place = np.full((self.n, self.end - self.shared), -1, dtype=np.int64)  # -1 = not on the path
             start = cache.length - self.shared
@@ -93,21 +97,22 @@ class _Tree:
             for row, path in enumerate(paths):
                 place[row, start : start + len(path)] = path + cache.length
             self.on_path = torch.from_numpy(place >= 0).to(device)  # [n, end - shared]
-            self.places = torch.from_numpy(np.maximum(place, 0)).to(device)
+            self.places = torch.from_numpy(np.maximum(place - cache.origin, 0)).to(device)
         self.masks: dict[tuple[int, int, int | None], Mask] = {}
 
-    def __call__(self, k: Tensor, v: Tensor, q: Tensor, window: int | None) -> Tensor:
-        kv_heads, _, e = k.shape
+    def __call__(self, prefix: KV, own: KV, q: Tensor, window: int | None) -> Tensor:
+        """`prefix`: K, V by position. `own`: by place, and where nothing is gathered by position, too."""
+        kv_heads, _, e = own[0].shape
         grouped = q.view(self.n, kv_heads, -1, e)  # [n, h, g, e]
         merge = _Merge()
         start = 0 if window is None else max(0, self.first - window + 1) // BLOCK * BLOCK
         if self.chain:
-            merge.add(*self._together(k, v, grouped, start, self.end, window))
+            merge.add(*self._together(*prefix, grouped, start, self.end, window))
         else:
             if start < self.shared:
-                merge.add(*self._together(k, v, grouped, start, self.shared, window))
+                merge.add(*self._together(*prefix, grouped, start, self.shared, window))
             parts = [
-                self._apart(k, v, grouped, slice(row, min(row + GATHER_ROWS, self.n)), window)
+                self._apart(*own, grouped, slice(row, min(row + GATHER_ROWS, self.n)), window)
                 for row in range(0, self.n, GATHER_ROWS)
             ]
             outs, lses = zip(*parts, strict=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import copy
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from edgespec.errors import ContextError, DeviceError
-from edgespec.runtimes.base import IntArray
+from edgespec.errors import BusyError, ContextError, DeviceError
+from edgespec.runtimes.base import IntArray, kept_parents
 from edgespec.runtimes.config import ModelConfig
 
 BLOCK = 64  # positions per attention block; see attention.py
@@ -18,6 +19,16 @@ BLOCK = 64  # positions per attention block; see attention.py
 
 def round_up(positions: int) -> int:
     return -(-positions // BLOCK) * BLOCK
+
+
+def overlay_bytes(config: ModelConfig, rows: int, dtype: torch.dtype) -> int:
+    """Bytes of an overlay with so many slots."""
+    return config.kv_bytes(overlay_positions(rows), dtype.itemsize)
+
+
+def overlay_positions(rows: int) -> int:
+    """Positions that an overlay with so many slots has memory for: the prefix's last block is copied."""
+    return BLOCK + rows
 
 
 def cache_bytes(config: ModelConfig, context: int, slots: int, dtype: torch.dtype) -> int:
@@ -32,21 +43,30 @@ class TorchKVCache:
     really there, and a reply cannot run out of it half-way. Raises DeviceError when the system refuses.
     """
 
+    origin = 0  # the position that the first place of `k` and `v` is
+
     def __init__(
         self, config: ModelConfig, context: int, slots: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (config.layers, config.kv_heads, round_up(context + slots), config.head_dim)
+        self._allocate(shape, dtype, device, f"a KV cache of {context} positions")
+        self.capacity = context
+        self.length = 0
+        self.parents: IntArray = np.empty(0, dtype=np.int64)
+
+    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str) -> None:
         try:
             self.k = torch.empty(shape, dtype=dtype, device=device).zero_()
             self.v = torch.empty(shape, dtype=dtype, device=device).zero_()
         except RuntimeError:  # torch has no narrower type for it on a CPU
             raise DeviceError(
-                f"the system refused {cache_bytes(config, context, slots, dtype)} bytes for a KV cache of "
-                f"{context} positions; load with a smaller context"
+                f"the system refused {2 * math.prod(shape) * dtype.itemsize} bytes for {what}; load with a "
+                "smaller context"
             ) from None
-        self.capacity = context
-        self.length = 0
-        self.parents: IntArray = np.empty(0, dtype=np.int64)
+
+    @property
+    def owner(self) -> TorchKVCache:
+        return self
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +79,7 @@ class TorchKVCache:
         slots = np.arange(first, first + len(added))
         if np.any(added >= slots) or np.any(added < -1):
             raise ValueError("a slot's parent must be an earlier slot or -1")
-        end = self.length + first + len(added)
+        end = self.length + first + len(added) - self.origin
         if end > self.k.shape[2]:
             raise ContextError(
                 f"{self.length} committed positions and {first + len(added)} uncommitted rows need {end} "
@@ -69,8 +89,8 @@ class TorchKVCache:
         return slots
 
     def adopt(self, parents: Sequence[int] | IntArray, written: IntArray, layers: int) -> IntArray:
-        """`append` for nodes that a fork has run through the first `layers` layers, at slots `written`."""
-        assert not len(self.parents), "what a fork wrote is adopted before there are other slots"
+        """`append` for nodes that were run `inside` through the first `layers` layers, at slots `written`."""
+        assert not len(self.parents), "what was drafted inside is adopted before there are other slots"
         slots = self.append(parents)
         moved = (written >= 0) & (written != slots)
         if moved.any():
@@ -82,46 +102,59 @@ class TorchKVCache:
 
     def write(self, layer: int, slots: IntArray, k: Tensor, v: Tensor) -> None:
         """Store k, v [n, kv_heads, head_dim] of one layer in these slots."""
+        places = slots + (self.length - self.origin)
         if len(slots) == slots[-1] - slots[0] + 1:  # a contiguous run: a plain copy
-            where: slice | Tensor = slice(self.length + int(slots[0]), self.length + int(slots[-1]) + 1)
+            where: slice | Tensor = slice(int(places[0]), int(places[-1]) + 1)
         else:
-            where = torch.from_numpy(slots + self.length).to(self.k.device)
+            where = torch.from_numpy(places).to(self.k.device)
         self.k[layer][:, where] = k.transpose(0, 1)
         self.v[layer][:, where] = v.transpose(0, 1)
+
+    def prefix(self, layer: int) -> tuple[Tensor, Tensor]:
+        """K, V by position [kv_heads, >= length, head_dim], K after RoPE: at least the prefix's whole blocks
+        are there."""
+        return self.k[layer], self.v[layer]
 
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
         """K, V of the committed prefix [kv_heads, length, head_dim], K after RoPE."""
         return self.k[layer, :, : self.length], self.v[layer, :, : self.length]
 
-    def fork(self) -> TorchKVCache:
-        """The same prefix and memory with no slots: for drafts behind the prefix, to be forgotten before this
-        cache has slots of its own."""
-        other = copy(self)
-        other.parents = self.parents[:0]
-        return other
+    def overlay(self, rows: int) -> TorchKVCache:
+        return Overlay(self, rows)
+
+    def inside(self) -> TorchKVCache:
+        return Inside(self)
+
+    @contextmanager
+    def rewound(self, start: int, stop: int, layers: int) -> Iterator[TorchKVCache]:
+        again = self.inside()
+        again.truncate(start)
+        places = slice(None, layers), slice(None), slice(start, stop)
+        k, v = self.k[places].clone(), self.v[places].clone()
+        try:
+            yield again
+        finally:
+            self.k[places], self.v[places] = k, v
 
     def wipe(self) -> None:
-        """Zero what lies behind the prefix: a masked score is 0, but 0 times what is no number is none."""
+        """Zero what lies behind the prefix: a masked score is 0, but 0 times NaN is NaN."""
         for kv in (self.k, self.v):
-            kv[:, :, self.length :].zero_()
+            kv[:, :, self.length - self.origin :].zero_()
 
-    def commit(self, path: Sequence[int] | IntArray) -> None:
-        """Move the path's slots (root first) behind the prefix; drop all other slots."""
-        for depth, slot in enumerate(path):
-            expected = -1 if depth == 0 else path[depth - 1]
-            if self.parents[slot] != expected:
-                raise ValueError(f"slot {slot} does not continue the path {list(path)[:depth]}")
+    def commit(self, path: Sequence[int] | IntArray, keep: Sequence[int] | IntArray = ()) -> None:
+        """Move the path's slots (root first) behind the prefix, and then those to `keep`; drop the others."""
+        parents = kept_parents(self.parents, path, keep)
         if self.length + len(path) > self.capacity:
             raise ContextError(
                 f"committing {len(path)} positions to {self.length} passes the {self.capacity} held"
             )
-        for depth, slot in enumerate(path):
-            if slot != depth:  # slots ascend along a path, so the source is never overwritten first
-                to, start = self.length + depth, self.length + int(slot)
+        for place, slot in enumerate((*path, *keep)):
+            if slot != place:  # slots ascend along a path, so the source is never overwritten first
+                to, start = self.length + place, self.length + int(slot)
                 self.k[:, :, to] = self.k[:, :, start]
                 self.v[:, :, to] = self.v[:, :, start]
         self.length += len(path)
-        self.parents = self.parents[:0]
+        self.parents = parents
 
     def truncate(self, length: int) -> None:
         """Forget positions from `length` on, and every slot."""
@@ -129,3 +162,86 @@ class TorchKVCache:
             raise ValueError(f"cannot truncate {self.length} positions to {length}")
         self.length = length
         self.parents = self.parents[:0]
+
+
+class Inside(TorchKVCache):
+    """Slots in the memory of another cache, behind its prefix as it was; see `KVCache.inside`."""
+
+    def __init__(self, base: TorchKVCache) -> None:
+        self.base = base
+        self.k, self.v = base.k, base.v
+        self.capacity, self.length = base.capacity, base.length
+        self.behind = base.length
+        self.parents = np.empty(0, dtype=np.int64)
+        self._refuse()
+
+    @property
+    def owner(self) -> TorchKVCache:
+        return self.base
+
+    def append(self, parents: Sequence[int] | IntArray) -> IntArray:
+        self._refuse()
+        return super().append(parents)
+
+    def write(self, layer: int, slots: IntArray, k: Tensor, v: Tensor) -> None:
+        self._refuse()
+        super().write(layer, slots, k, v)
+
+    def wipe(self) -> None:
+        self._refuse()
+        super().wipe()
+
+    def _refuse(self) -> None:
+        if slots := len(self.base.parents):
+            raise BusyError(
+                f"a pass is under way over {slots} slots behind {self.base.length} positions, and drafting "
+                "inside this cache would overwrite them; draft before the pass, or in an overlay"
+            )
+        if self.base.length != self.behind:
+            raise BusyError(
+                f"this cache went on from {self.behind} to {self.base.length} positions since this drafting "
+                "inside it began, which would overwrite them; begin anew"
+            )
+
+
+class Overlay(TorchKVCache):
+    """Slots in memory of their own, behind another cache's prefix; see `KVCache.overlay`.
+
+    Attention reads the prefix in whole blocks, so the rest of it, less than one block, is copied here: `k`
+    and `v` begin with the position `origin`, a multiple of BLOCK, and have room for `rows` slots.
+    """
+
+    def __init__(self, base: TorchKVCache, rows: int) -> None:
+        self.base = base
+        layers, kv_heads, _, head_dim = base.k.shape
+        shape = (layers, kv_heads, overlay_positions(rows), head_dim)
+        self._allocate(shape, base.k.dtype, base.k.device, f"{rows} rows of drafts")
+        self.capacity = base.capacity
+        self.parents = np.empty(0, dtype=np.int64)
+        self.truncate(base.length)
+
+    def prefix(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.base.prefix(layer)
+
+    def view(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self.base.k[layer, :, : self.length], self.base.v[layer, :, : self.length]
+
+    def commit(self, path: Sequence[int] | IntArray, keep: Sequence[int] | IntArray = ()) -> None:
+        """The base has committed a path of this length, with its own keys and values for it."""
+        parents = kept_parents(self.parents, path, keep)
+        places = torch.tensor([self.length - self.origin + int(slot) for slot in keep], dtype=torch.int64)
+        k, v = self.k[:, :, places.to(self.k.device)], self.v[:, :, places.to(self.v.device)]  # copies
+        self.truncate(self.length + len(path))
+        start = self.length - self.origin
+        self.k[:, :, start : start + len(keep)], self.v[:, :, start : start + len(keep)] = k, v
+        self.parents = parents
+
+    def truncate(self, length: int) -> None:
+        """Begin anew behind the base's first `length` positions."""
+        if not 0 <= length <= self.base.length:
+            raise ValueError(f"an overlay of {self.base.length} positions cannot begin behind {length}")
+        self.length, self.parents = length, self.parents[:0]
+        self.origin = length // BLOCK * BLOCK
+        rest = length - self.origin
+        self.k[:, :, :rest] = self.base.k[:, :, self.origin : length]
+        self.v[:, :, :rest] = self.base.v[:, :, self.origin : length]

@@ -26,7 +26,7 @@ from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.checkpoint import read_checkpoint
 from edgespec.runtimes.formats.gguf import read_gguf
 from edgespec.runtimes.formats.packed import open_packed
-from edgespec.runtimes.torch.kv_cache import BLOCK, cache_bytes
+from edgespec.runtimes.torch.kv_cache import BLOCK, cache_bytes, overlay_bytes
 from edgespec.runtimes.torch.placement import DEVICE_SLOTS
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.warm_up import warm_up
@@ -119,6 +119,7 @@ def plan_model(
         max_context=config.max_context,
         drafter=drafter,
         substitute=substitute,
+        overlay=overlay_bytes(config, TREE_ROWS, dtype) if substitute is not None and not depths else 0,
         depths=depths,
     )
     rates = Rates(machine.read_gbps, machine.memory_gbps)

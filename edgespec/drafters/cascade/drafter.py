@@ -155,16 +155,10 @@ class CascadeDrafter:
     def _recompute(self, start: int, stop: int) -> None:
         """Run committed tokens through the layers below the exits again. They are cut into other blocks than
         when they were committed, so their keys and values may differ in the last bit and are put back."""
-        again = self.cache.fork()
-        again.truncate(start)
         depth = max(e.depth for e in self.exits)
-        places = slice(None, depth), slice(None), slice(start, stop)
-        k, v = self.cache.k[places].clone(), self.cache.v[places].clone()
-        try:
+        with self.cache.rewound(start, stop, depth) as again:
             rows = Rows.append(again, np.arange(-1, stop - start - 1), prefill=True)
             self.target.run(self.target.embed(self.tokens[start:stop]), rows, range(depth), self)
-        finally:
-            self.cache.k[places], self.cache.v[places] = k, v
 
     # What it watches of the target's passes; see `runtimes.base.PassObserver`.
 
@@ -173,7 +167,7 @@ class CascadeDrafter:
             if e.depth != index + 1:
                 continue
             for cache, segment in zip(rows.caches, rows.segments, strict=True):
-                if isinstance(cache, TorchKVCache) and cache.k is self.cache.k:
+                if cache.owner is self.cache:
                     part = slice(segment.start, segment.stop)
                     e.observe(hidden[part], rows.slots[part], cache.length, rows.prefill)
                     self.watched = min(self.watched, cache.length)

@@ -12,7 +12,6 @@ from torch import Tensor
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import IntArray, Rows
 from edgespec.runtimes.torch.adapter import Adapter
-from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.open import TREE_ROWS
 from edgespec.runtimes.torch.substitute import SubstituteWeights
 from edgespec.runtimes.torch.target import TorchTarget
@@ -130,9 +129,8 @@ class SubstituteExit:
         last = self.model.run(hidden, rows, range(self.depth, self.model.config.layers))
         try:
             return self.model.logits(last)
-        except ModelError:  # not finite: nothing of it may stay where the target looks
+        except ModelError:  # NaN: nothing of it may stay where the target looks
             for cache in rows.caches:
-                assert isinstance(cache, TorchKVCache)
                 cache.wipe()
             raise
 

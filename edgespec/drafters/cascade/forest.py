@@ -22,7 +22,7 @@ class Forest:
     def __init__(self, target: TorchTarget[Weights], cache: TorchKVCache, observer: PassObserver) -> None:
         """`observer` hears of the passes."""
         self.target, self.observer = target, observer
-        self.cache = cache.fork()
+        self.cache = cache.inside()
         self.tokens: list[int] = []  # by slot
         self.slots: dict[tuple[int, int], int] = {}  # (parent slot or -1, token) -> slot
         self.layers = np.zeros(TREE_ROWS, dtype=np.int64)  # that each slot has been through
