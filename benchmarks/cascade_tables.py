@@ -132,7 +132,7 @@ def speeds(bench: Bench, dial: int) -> Report:
         turns = [row for row in turns if "cycles" in row]
         if not turns:
             continue
-        big = turns[0]["plan"]["cascade_layers"]
+        big = turns[0]["plan"]["must_pin_layers"]
         depth = small(big)
         best: tuple[float, list[str]] | None = None
         for g in bench.args.g:

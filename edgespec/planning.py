@@ -11,6 +11,7 @@ from edgespec.devices.machine import Machine
 from edgespec.drafters.resident import ResidentFiles
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.plan.ledger import gigabytes
+from edgespec.offload.plan.needs import Request
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.torch.open import ModelFiles, plan_model
 
@@ -49,18 +50,10 @@ def plan_engine(
         reason = f"a low-bit copy and a cascade draft on the CPU only, not on {device.type}"
         drafting = replace(drafting, copy=None, cascade=None, reason=reason)
 
+    request = Request(dial, options.context, options.resident_layers, options.device_memory)
+
     def plan(drafting: ResidentFiles) -> Plan:
-        return plan_model(
-            files,
-            machine,
-            dial,
-            options.context,
-            options.resident_layers,
-            options.device_memory,
-            drafting.held if drafting.model or drafting.cascade else None,
-            drafting.copy.nbytes if drafting.copy else None,
-            drafting.cascade.depths if drafting.cascade else (),
-        )
+        return plan_model(files, machine, request, drafting.extras(files))
 
     try:
         found = plan(drafting)

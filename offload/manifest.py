@@ -30,7 +30,6 @@ from edgespec.offload.strict_json import is_file_name, read_bounded
 MANIFEST = "manifest.json"
 FORMAT = 2
 TARGET = "target"  # the set that holds the model itself
-SUBSTITUTE = "substitute"  # folder in a packed directory: a low-bit copy of the same model, packed likewise
 _LIMIT = 64 * 2**20  # bytes of a manifest; a 70B model's has 2 MB
 
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**62)]

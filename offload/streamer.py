@@ -27,7 +27,7 @@ from edgespec.offload.reader import DirectFile, ReadSettings
 from edgespec.offload.ring import Ring
 
 # Between two requests a reader needs the interpreter for some microseconds. By default a thread busy in
-# Python keeps it for 5 ms, longer than a request takes, and the disk would idle while drafts are made.
+# Python keeps it for 5 ms, longer than a request takes, and the disk would idle while others compute.
 _SWITCH = 0.0005  # seconds
 _TICK = 1.0  # seconds; a blocked wait looks up this often, so that Ctrl-C is heard on every system
 

@@ -27,8 +27,9 @@ from edgespec.drafters.cascade.files import Cascade
 from edgespec.drafters.cascade.tree import Calibration, RankedTree
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, Cancelled, ModelError, OptionError
+from edgespec.offload.plan.costs import Rates
 from edgespec.offload.plan.fill import make_plan
-from edgespec.offload.plan.plan import Needs, Rates
+from edgespec.offload.plan.needs import Extras, MustPin, Needs, Request
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.adapter_files import MANIFEST
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
@@ -387,16 +388,21 @@ def test_the_deepest_verifier_that_fits_is_taken(model: Path, engine: Engine) ->
         assert not whole.plan.streamed
 
 
+def needs_of_a_cascade() -> Needs:
+    extras = Extras({"drafter": lambda n: 9 * MB}, MustPin("the cascade", "drafts in", (3, 5, 7)))
+    return Needs(40 * MB, MB, 5 * MB, lambda n: n * 1000, 2048, extras)
+
+
 @pytest.mark.parametrize("dial", range(225, 400, 25))
 def test_the_plan_pins_the_head_and_the_first_layers(dial: int) -> None:
     model = table()  # 8 layers of 25 MB, a head of 12.6 MB
-    needs = Needs(40 * MB, MB, 5 * MB, lambda n: n * 1000, 2048, drafter=lambda n: 9 * MB, depths=(3, 5, 7))
+    needs = needs_of_a_cascade()
     rates = Rates(read=2.0, compute=10.0)
-    made = make_plan(model, dial * MB, needs, rates, context=512)
+    made = make_plan(model, needs, rates, Request(dial * MB, context=512))
     assert made.ledger.used <= dial * MB
     held = {c.index for c in model.chunks if c.layer < made.depth or c.layer == 8}
     assert held <= made.pinned
-    deeper = [d for d in needs.depths if d > made.depth]
+    deeper = [d for d in needs.extras.depths if d > made.depth]
     if deeper:
         more = sum(c.read_bytes for c in model.chunks if c.layer < deeper[0] or c.layer == 8)
         least_ring = 3 * model.chunks[0].read_bytes
@@ -405,17 +411,17 @@ def test_the_plan_pins_the_head_and_the_first_layers(dial: int) -> None:
 
 
 def test_a_dial_too_small_says_what_would_do() -> None:
-    needs = Needs(40 * MB, MB, 5 * MB, lambda n: n * 1000, 2048, drafter=lambda n: 9 * MB, depths=(3, 5, 7))
+    needs = needs_of_a_cascade()
     rates = Rates(read=2.0, compute=10.0)
     with pytest.raises(BudgetError, match="3 layers and the head pinned for the cascade") as refused:
-        make_plan(table(), 180 * MB, needs, rates, context=512)
+        make_plan(table(), needs, rates, Request(180 * MB, context=512))
     assert refused.value.owners["drafter"] == 9 * MB
     assert refused.value.owners["pinned weights"] > 80 * MB
     assert "drafter" in str(refused.value)
     smallest = refused.value.smallest
-    assert make_plan(table(), smallest, needs, rates, context=512).depth == 3
+    assert make_plan(table(), needs, rates, Request(smallest, context=512)).depth == 3
     with pytest.raises(BudgetError):
-        make_plan(table(), smallest - 2 * MB, needs, rates, context=512)
+        make_plan(table(), needs, rates, Request(smallest - 2 * MB, context=512))
 
 
 def test_its_bytes_are_in_the_ledger(engine: Engine) -> None:

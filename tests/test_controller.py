@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from edgespec.control.controller import Adaptive, Cycle, Fixed
-from edgespec.control.estimates import STEPS, Chances, Curve, Prior, Yield, ranks, rising
+from edgespec.control.estimates import STEPS, Chances, Curve, Yield, ranks, rising
 from edgespec.control.handover import PATIENCE, HandOver
 from edgespec.core.acceptance import Outcome
 from edgespec.core.tree import TokenTree, TreeBuilder
 from edgespec.drafters.base import TreeBudget
+from edgespec.offload.plan.costs import CostModel
 
 NODES, BRANCH, WIDTH = 64, 4, 8
 LIMIT = TreeBudget(NODES, 40, 0)
@@ -101,7 +102,7 @@ class Run:
 
 
 def simulate(
-    worlds: list[tuple[int, World]], prior: Prior | None = None, seed: int = 0, noise: float = 0.0
+    worlds: list[tuple[int, World]], prior: CostModel | None = None, seed: int = 0, noise: float = 0.0
 ) -> Run:
     """Cycles of a controller in one world after the other."""
     return converse(worlds, Adaptive(prior), seed, noise)
@@ -133,7 +134,7 @@ def converse(worlds: list[tuple[int, World]], controller: Adaptive, seed: int = 
     return Run(np.array(tokens), np.array(seconds), chosen, nodes)
 
 
-def conversations(count: int, worlds: list[tuple[int, World]], prior: Prior) -> list[Run]:
+def conversations(count: int, worlds: list[tuple[int, World]], prior: CostModel) -> list[Run]:
     """One after the other, on one engine."""
     controller, runs = Adaptive(prior), []
     for seed in range(count):
@@ -160,15 +161,15 @@ def with_a_jump(nodes: np.ndarray) -> np.ndarray:
     return np.where(nodes > 1, 0.18, 0.1) + nodes * 0.001
 
 
-FLASH, COMPUTE = Prior(1.0, 0.2, 0.02), Prior(0.0, 0.1, 0.02)
+FLASH, COMPUTE = CostModel(1.0, 0.2, 0.02), CostModel(0.0, 0.1, 0.02)
 REGIMES = {
     "flash-bound": (World(0.85, 0.8, flash_bound, 0.02), FLASH),
     "flash-bound, sceptical drafter": (World(0.9, 0.3, flash_bound, 0.02), FLASH),
-    "flash-bound, dear drafter": (World(0.8, 0.9, flash_bound, 0.25), Prior(1.0, 0.2, 0.25)),
-    "flash-bound, nothing known": (World(0.85, 0.8, flash_bound, 0.02), Prior()),
+    "flash-bound, dear drafter": (World(0.8, 0.9, flash_bound, 0.25), CostModel(1.0, 0.2, 0.25)),
+    "flash-bound, nothing known": (World(0.85, 0.8, flash_bound, 0.02), CostModel()),
     "compute-bound": (World(0.8, 0.8, compute_bound, 0.01), COMPUTE),
     "compute-bound, boastful drafter": (World(0.6, 0.99, compute_bound, 0.01), COMPUTE),
-    "compute-bound, nothing known": (World(0.8, 0.8, compute_bound, 0.01), Prior()),
+    "compute-bound, nothing known": (World(0.8, 0.8, compute_bound, 0.01), CostModel()),
     "a jump behind one row": (World(0.9, 0.8, with_a_jump, 0.01), COMPUTE),
     "hopeless": (World(0.02, 0.9, compute_bound, 0.05), COMPUTE),
     "hopeless and dear": (World(0.0, 0.9, compute_bound, 0.5), COMPUTE),
@@ -177,17 +178,17 @@ REGIMES = {
     "free drafts": (World(0.7, 0.5, compute_bound, 0.0, paid=range(1), free=4), COMPUTE),
     "free drafts beside dear ones": (
         World(0.8, 0.8, flash_bound, 0.2, paid=range(17), free=2),
-        Prior(1, 0.2, 0.2),
+        CostModel(1, 0.2, 0.2),
     ),
 }
 DEEP = range(1, 33)
 SUBSTITUTES = {  # a low-bit copy of the target: nearly always right, dear steps, passes far dearer still
-    "right 0.95": (World(0.97, 0.95, streamed(5), 0.1, 0.98, DEEP), Prior(5, 0.35, 0.1)),
-    "right 0.9": (World(0.95, 0.95, streamed(4), 0.15, 0.947, DEEP), Prior(4, 0.35, 0.15)),
-    "right 0.8": (World(0.9, 0.9, streamed(3), 0.2, 0.89, DEEP), Prior(3, 0.3, 0.2)),
-    "sceptical": (World(0.95, 0.6, streamed(4), 0.15, 0.947, DEEP), Prior(4, 0.35, 0.15)),
-    "wrong prior": (World(0.95, 0.95, streamed(4), 0.15, 0.947, DEEP), Prior(2, 0.6, 0.4)),
-    "wide trees": (World(0.95, 0.9, streamed(6), 0.1, 0.6, DEEP), Prior(6, 0.3, 0.1)),
+    "right 0.95": (World(0.97, 0.95, streamed(5), 0.1, 0.98, DEEP), CostModel(5, 0.35, 0.1)),
+    "right 0.9": (World(0.95, 0.95, streamed(4), 0.15, 0.947, DEEP), CostModel(4, 0.35, 0.15)),
+    "right 0.8": (World(0.9, 0.9, streamed(3), 0.2, 0.89, DEEP), CostModel(3, 0.3, 0.2)),
+    "sceptical": (World(0.95, 0.6, streamed(4), 0.15, 0.947, DEEP), CostModel(4, 0.35, 0.15)),
+    "wrong prior": (World(0.95, 0.95, streamed(4), 0.15, 0.947, DEEP), CostModel(2, 0.6, 0.4)),
+    "wide trees": (World(0.95, 0.9, streamed(6), 0.1, 0.6, DEEP), CostModel(6, 0.3, 0.1)),
 }
 
 

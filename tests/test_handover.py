@@ -24,7 +24,7 @@ from edgespec.drafters.substitute import Substitute, SubstituteDrafter
 from edgespec.engine import Engine
 from edgespec.errors import StorageError
 from edgespec.models.packing import pack_model
-from edgespec.offload.plan import fill
+from edgespec.offload.plan import fill, pinning
 from edgespec.runtimes.torch.substitute import SubstituteWeights
 from edgespec.schedules.serial import Serial
 from tests.test_session import prompt_of, write_model
@@ -49,7 +49,7 @@ def expected(packed: Path) -> list[int]:
 @pytest.fixture
 def engine(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """Under a dial with room for the low-bit copy and some layers, and sure to gain from the others."""
-    monkeypatch.setattr(fill, "RING_CHUNKS", fill.MIN_RING_CHUNKS)
+    monkeypatch.setattr(pinning, "RING_CHUNKS", pinning.MIN_RING_CHUNKS)
     options: dict[str, Any] = {"context": 300, "drafter": "auto"}
     with edgespec.load(packed, memory="2GB", resident_layers=0, **options) as bare:
         owners, weights = bare.plan.owners, bare.plan.table.nbytes

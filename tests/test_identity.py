@@ -38,7 +38,7 @@ from edgespec.drafters.ngram import NGram
 from edgespec.drafters.substitute import Substitute, find_copy
 from edgespec.engine import Engine
 from edgespec.models.packing import pack_model
-from edgespec.offload.plan import fill
+from edgespec.offload.plan import pinning
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.config import ARCHITECTURES, HEAD
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
@@ -239,7 +239,7 @@ def loosely_other(engine: Engine, prompt: list[int], plain: list[int]) -> int:
 
 @pytest.fixture(autouse=True)
 def smallest_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fill, "RING_CHUNKS", fill.MIN_RING_CHUNKS)
+    monkeypatch.setattr(pinning, "RING_CHUNKS", pinning.MIN_RING_CHUNKS)
 
 
 @pytest.mark.parametrize(("number", "kind"), list(enumerate(KINDS)))

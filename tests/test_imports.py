@@ -146,3 +146,10 @@ def test_declared_all_of_every_module_resolves() -> None:
             pytest.importorskip("triton")
         module = importlib.import_module(name)
         assert all(hasattr(module, public) for public in module.__all__), name
+
+
+@pytest.mark.parametrize("word", ["cascade", "draft", "substitut", "speculat"])
+def test_what_places_and_streams_weights_does_not_know_for_whom(word: str) -> None:
+    """Who needs memory beside the model says so in neutral terms: owners, what must be pinned, a stand-in."""
+    found = [path for path in (ROOT / "offload").rglob("*.py") if word in path.read_text("utf-8").lower()]
+    assert not found

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from edgespec.errors import BudgetError
-from edgespec.offload.plan.device import make_device_plan
-from edgespec.offload.plan.plan import Rates
+from edgespec.offload.plan.costs import Rates
+from edgespec.offload.plan.device import DeviceMemory, make_device_plan
+from edgespec.offload.plan.needs import Request
 from edgespec.offload.reader import DirectFile
 from edgespec.runtimes.torch.placement import DEVICE_SLOTS, OnDevice
 from tests.test_plan import MB, needs, table
@@ -181,9 +182,18 @@ def test_host_memory_on_the_way_to_the_device_is_bounded(
     weights.close()
 
 
+DEVICE = DeviceMemory(10**10, 50 * MB, 3)
+
+
 def test_both_dials_are_filled() -> None:
     size = table().chunks[0].read_bytes
-    made = make_device_plan(table(), 250 * MB, 200 * MB, needs(), Rates(2.0, 10.0), 50 * MB, 3)
+    made = make_device_plan(
+        table(),
+        needs(),
+        Rates(2.0, 10.0),
+        Request(250 * MB, device_dial=200 * MB),
+        DEVICE,
+    )
     assert made.device_ledger is not None
     assert 0 <= made.ledger.free < size
     assert 0 <= made.device_ledger.free < size
@@ -193,14 +203,26 @@ def test_both_dials_are_filled() -> None:
 
 
 def test_a_device_that_holds_everything_streams_nothing() -> None:
-    made = make_device_plan(table(), 200 * MB, 10**9, needs(), Rates(2.0, 10.0), 50 * MB, 3)
+    made = make_device_plan(
+        table(),
+        needs(),
+        Rates(2.0, 10.0),
+        Request(200 * MB, device_dial=10**9),
+        DEVICE,
+    )
     assert (made.bytes_per_pass, made.ring_bytes, made.pinned) == (0, 0, frozenset())
 
 
 @pytest.mark.parametrize(("dial", "device"), [(100, 1000), (1000, 100), (110, 250)])
 def test_the_dial_that_is_too_small_is_named(dial: int, device: int) -> None:
     with pytest.raises(BudgetError) as caught:
-        make_device_plan(table(), dial * MB, device * MB, needs(), Rates(2.0, 10.0), 50 * MB, 3)
+        make_device_plan(
+            table(),
+            needs(),
+            Rates(2.0, 10.0),
+            Request(dial * MB, device_dial=device * MB),
+            DEVICE,
+        )
     assert caught.value.dial in (dial * MB, device * MB)
     small = "device" if caught.value.dial == device * MB else "host"
     assert f"of {small} memory" in str(caught.value)

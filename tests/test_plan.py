@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +11,11 @@ import pytest
 from edgespec.control.handover import without_drafter
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.chunks import PAGE, Chunk, ChunkTable, Piece, TensorSource
-from edgespec.offload.plan.fill import choose_pinned, drafted_seconds, make_plan
-from edgespec.offload.plan.plan import Needs, Plan, Rates
+from edgespec.offload.plan.costs import Rates
+from edgespec.offload.plan.fill import cycle_seconds, make_plan
+from edgespec.offload.plan.needs import Extras, Needs, Request, StandIn
+from edgespec.offload.plan.pinning import choose_pinned
+from edgespec.offload.plan.plan import Plan
 
 MB = 10**6
 
@@ -32,7 +36,11 @@ def needs(baseline: int = 100 * MB, per_position: int = 1000, max_context: int =
 
 
 def plan(dial: int, **options: int | None) -> Plan:
-    return make_plan(table(), dial, needs(), Rates(read=2.0, compute=10.0), **options)  # type: ignore[arg-type]
+    return make_plan(table(), needs(), Rates(read=2.0, compute=10.0), Request(dial, **options))
+
+
+def stand_in(nbytes: Callable[[Chunk], int]) -> StandIn:
+    return StandIn("substitute", nbytes, 8, "quicker so")
 
 
 @pytest.mark.parametrize("dial", range(180 * MB, 390 * MB, 10 * MB))
@@ -85,7 +93,7 @@ def test_a_dial_too_small_names_owners_shortfall_and_the_smallest_that_works() -
         assert text in str(error)
     assert sum(error.owners.values()) > 120 * MB
     assert plan(error.smallest, context=512).ledger.free >= 0
-    assert make_plan(table(), 10**10, needs(baseline=3 * 10**9), Rates(2.0, 10.0)).ledger.free >= 0
+    assert make_plan(table(), needs(baseline=3 * 10**9), Rates(2.0, 10.0), Request(10**10)).ledger.free >= 0
     with pytest.raises(BudgetError):
         plan(error.smallest - MB, context=512)
 
@@ -97,9 +105,9 @@ def test_the_smallest_dial_holds_for_resident_layers_too() -> None:
 
 
 def test_context_defaults_to_its_share_and_is_said() -> None:
-    small = make_plan(table(), 300 * MB, needs(per_position=100_000), Rates(2.0, 10.0))
+    small = make_plan(table(), needs(per_position=100_000), Rates(2.0, 10.0), Request(300 * MB))
     assert small.context == 512
-    larger = make_plan(table(layers=200), 900 * MB, needs(per_position=100_000), Rates(2.0, 10.0))
+    larger = make_plan(table(layers=200), needs(per_position=100_000), Rates(2.0, 10.0), Request(900 * MB))
     assert 512 < larger.context <= 900 * MB / 8 / 100_000
     assert any(f"context {small.context}" in reason for reason in small.reasons)
     with pytest.raises(OptionError, match="4096 is more than the model's 2048"):
@@ -109,8 +117,8 @@ def test_context_defaults_to_its_share_and_is_said() -> None:
 def test_the_suggested_dial_works_when_the_context_is_automatic_too() -> None:
     many = needs(per_position=20_000, max_context=100_000)
     with pytest.raises(BudgetError) as caught:
-        make_plan(table(), 120 * MB, many, Rates(2.0, 10.0))
-    made = make_plan(table(), caught.value.smallest, many, Rates(2.0, 10.0))
+        make_plan(table(), many, Rates(2.0, 10.0), Request(120 * MB))
+    made = make_plan(table(), many, Rates(2.0, 10.0), Request(caught.value.smallest))
     assert made.context == 512
     assert made.ledger.free >= 0
 
@@ -120,7 +128,7 @@ def test_prediction_is_the_slower_of_reading_and_computing() -> None:
     assert made.predicted_cycle_seconds == pytest.approx(made.bytes_per_pass / 2e9)
     resident = plan(10**9)
     assert resident.predicted_cycle_seconds == pytest.approx(resident.table.nbytes / 10e9 + 8 * 0.8e-3)
-    unknown = make_plan(table(), 200 * MB, needs(), Rates(None, 10.0))
+    unknown = make_plan(table(), needs(), Rates(None, 10.0), Request(200 * MB))
     assert unknown.predicted_tokens_per_second is None
 
 
@@ -135,35 +143,35 @@ def test_a_pinned_chunk_needs_no_low_bit_stand_in() -> None:
     """Low-bit rows are counted for what streams, and pinning fills the dial that they leave."""
     model = table()
     quarter = {c.index: c.nbytes // 4 for c in model.chunks}
-    with_copy = replace(needs(), substitute=lambda chunk: quarter[chunk.index])
-    plain = make_plan(model, 300 * MB, needs(), Rates(2.0, 10.0))
-    made = make_plan(model, 300 * MB, with_copy, Rates(2.0, 1000.0))
+    with_copy = replace(needs(), extras=Extras(stand_in=stand_in(lambda chunk: quarter[chunk.index])))
+    plain = make_plan(model, needs(), Rates(2.0, 10.0), Request(300 * MB))
+    made = make_plan(model, with_copy, Rates(2.0, 1000.0), Request(300 * MB))
     assert made.owners["substitute"] == sum(quarter[c.index] for c in made.streamed) > 0
     assert made.copied == {c.index for c in made.streamed}
     assert 0 < made.pinned_bytes < plain.pinned_bytes
     largest = max(c.read_bytes for c in model.chunks)
     assert 0 <= made.ledger.free < largest
-    whole = make_plan(model, 10**10, with_copy, Rates(2.0, 10.0))
+    whole = make_plan(model, with_copy, Rates(2.0, 10.0), Request(10**10))
     assert not whole.streamed
     assert whole.owners["substitute"] == 0
     with pytest.raises(BudgetError, match="substitute"):
-        make_plan(model, plain.ledger.used - plain.pinned_bytes + MB, with_copy, Rates(2.0, 10.0))
+        make_plan(model, with_copy, Rates(2.0, 10.0), Request(plain.ledger.used - plain.pinned_bytes + MB))
 
 
 def test_the_copy_stands_for_pinned_chunks_where_memory_is_slow() -> None:
     """Each step of drafting reads what it drafts with; a cycle's time decides."""
     model = table()
-    with_copy = replace(needs(), substitute=lambda chunk: chunk.nbytes // 4)
+    with_copy = replace(needs(), extras=Extras(stand_in=stand_in(lambda chunk: chunk.nbytes // 4)))
 
     def made(rates: Rates) -> Plan:
-        return make_plan(model, 300 * MB, with_copy, rates)
+        return make_plan(model, with_copy, rates, Request(300 * MB))
 
     shared, whole = made(Rates(2.0, 1000.0)), made(Rates(2.0, 10.0))
     assert whole.copied == {c.index for c in model.chunks}
     assert whole.owners["substitute"] == sum(c.nbytes // 4 for c in model.chunks)
     assert whole.pinned_bytes < shared.pinned_bytes
     assert whole.ledger.free >= 0
-    seconds = drafted_seconds(whole), drafted_seconds(replace(shared, rates=Rates(2.0, 10.0)))
+    seconds = cycle_seconds(whole), cycle_seconds(replace(shared, rates=Rates(2.0, 10.0)))
     assert seconds[0] is not None
     assert seconds[1] is not None
     assert seconds[0] < seconds[1]
@@ -173,12 +181,12 @@ def test_the_copy_stands_for_pinned_chunks_where_memory_is_slow() -> None:
     assert after.copied == frozenset()
     assert after.owners.get("substitute", 0) == 0
     tight = next(mb for mb in range(60, 300) if fits(model, mb * MB, with_copy))
-    assert make_plan(model, tight * MB, with_copy, Rates(2.0, 10.0)).ledger.free >= 0
+    assert make_plan(model, with_copy, Rates(2.0, 10.0), Request(tight * MB)).ledger.free >= 0
 
 
 def fits(model: ChunkTable, dial: int, wanted: Needs) -> bool:
     try:
-        make_plan(model, dial, wanted, Rates(2.0, 10.0))
+        make_plan(model, wanted, Rates(2.0, 10.0), Request(dial))
     except BudgetError:
         return False
     return True

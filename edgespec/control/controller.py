@@ -29,10 +29,11 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.control.estimates import PAUSE, STEPS, Chances, Costs, Prior, Yield
+from edgespec.control.estimates import PAUSE, STEPS, Chances, Costs, Yield
 from edgespec.core.acceptance import Outcome
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import TreeBudget
+from edgespec.offload.plan.costs import CostModel
 
 ALLOWANCE = 0.015  # of the time may be lost by drafting
 GRACE = 2.0  # plain cycles' worth of credit to begin with,
@@ -86,7 +87,7 @@ class Fixed:
 class Adaptive:
     """See the module."""
 
-    def __init__(self, prior: Prior | None = None) -> None:
+    def __init__(self, prior: CostModel | None = None) -> None:
         self.costs = Costs(prior)
         self.chances = Chances()
         self.gives = Yield()

@@ -15,6 +15,7 @@ import numpy as np
 
 from edgespec.core.sampling import FloatArray, IntArray
 from edgespec.core.tree import TokenTree
+from edgespec.offload.plan.costs import CostModel
 
 MEMORY = 0.985
 HOPE = 0.7  # chance of acceptance before anything is known
@@ -27,26 +28,6 @@ DEPTHS = 32  # beyond this depth evidence is pooled
 RANKS = 4  # likewise
 PAUSE = 3.0  # times what is usual: beyond that, one timing alone is not believed
 LATEST = 9  # timings kept of a point: their median shrugs off pauses of the machine
-
-
-@dataclass(frozen=True)
-class Prior:
-    """Costs before they are measured, seconds; only the shape counts once a plain cycle was timed.
-
-    io: to read what one pass streams. compute: of a pass of one row. step: of drafting one step.
-    """
-
-    io: float = 0.0
-    compute: float = 0.0
-    step: float = 0.0
-
-    def verify(self, nodes: FloatArray) -> FloatArray:
-        """Of a pass over a tree. A row costs a thirty-second of reading the weights from memory: between
-        what was measured with AMX (1/64) and plain AVX2 (1/16)."""
-        return np.maximum(self.io, self.compute * (1 + (nodes - 1) / 32))
-
-    def draft(self, steps: FloatArray) -> FloatArray:
-        return self.step * steps
 
 
 class Curve:
@@ -121,10 +102,10 @@ class Curve:
 class Costs:
     """What passes and drafting cost. All conversations of an engine learn it together."""
 
-    def __init__(self, prior: Prior | None = None) -> None:
-        prior = prior or Prior()
-        self.verify = Curve(prior.verify)
-        self.draft = Curve(prior.draft, start=0.0)
+    def __init__(self, prior: CostModel | None = None) -> None:
+        prior = prior or CostModel()
+        self.verify = Curve(prior.passes)
+        self.draft = Curve(prior.steps, start=0.0)
         self.longest = 0.0  # draft of late, in steps; fading
 
     def cycle(self, nodes: FloatArray | int, steps: IntArray | int) -> FloatArray:

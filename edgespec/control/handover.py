@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgespec.offload.plan.fill import choose_pinned
 from edgespec.offload.plan.ledger import Ledger
+from edgespec.offload.plan.needs import Extras
+from edgespec.offload.plan.pinning import choose_pinned
 from edgespec.offload.plan.plan import Plan
 
 PATIENCE = 5.0  # cycles that drafting may fall behind, before it is given up for good
@@ -39,7 +40,7 @@ class HandOver:
 def without_drafter(plan: Plan) -> Plan | None:
     """The plan with layers pinned in the drafter's place; None when that would pin nothing more."""
     owners = plan.owners
-    freed = sum(owners.pop(name, 0) for name in ("drafter", "substitute", "draft overlay"))
+    freed = sum(owners.pop(name, 0) for name in plan.extras.names)
     left = tuple(c for c in plan.table.chunks if c.index not in plan.pinned | plan.on_device)
     more = choose_pinned(replace(plan.table, chunks=left), freed) if freed and left else []
     if not more:
@@ -50,6 +51,7 @@ def without_drafter(plan: Plan) -> Plan | None:
         ledger=Ledger(plan.dial, owners),
         pinned=plan.pinned | {c.index for c in more},
         copied=frozenset(),
+        extras=Extras(),
         reasons=[*plan.reasons, f"drafting lost: {len(more)} chunks pinned in the drafter's place"],
     )
 

@@ -12,13 +12,16 @@ from edgespec.drafters.cascade.files import Cascade, CascadeFiles, find_cascade
 from edgespec.drafters.draft_model import DraftFiles, DraftModel
 from edgespec.drafters.substitute import Substitute, find_copy, how_to
 from edgespec.errors import OptionError
+from edgespec.offload.plan.needs import Extras, MustPin, StandIn
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.open import ModelFiles
+from edgespec.runtimes.torch.kv_cache import TorchKVCache, overlay_bytes
+from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles
 from edgespec.runtimes.torch.substitute import LowBitCopy
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.text.tokenizer import Tokenizer
+
+USUAL_STEPS = 8  # of drafting with a low-bit copy, in a cycle
 
 
 class Resident(Protocol):
@@ -49,9 +52,17 @@ class ResidentFiles:
         adapters = self.cascade.weight_bytes if self.cascade and plan.depth else 0
         return model + adapters + plan.owners.get("substitute", 0)
 
-    def held(self, context: int) -> int:
-        """Bytes that stay in memory for conversations of `context` positions, the low-bit copy aside."""
-        return sum(found.nbytes(context) for found in (self.model, self.cascade) if found is not None)
+    def extras(self, files: ModelFiles) -> Extras:
+        """What stays in memory, of a target of these files."""
+        held = [found for found in (self.model, self.cascade) if found is not None]
+        reason = "drafts read the low-bit copy alone: quicker than the pinned layers as they are"
+        nbytes = overlay_bytes(files.config, TREE_ROWS, files.dtype)
+        overlay = {} if self.cascade else {"draft overlay": nbytes}
+        return Extras(
+            {"drafter": lambda context: sum(found.nbytes(context) for found in held)} if held else {},
+            MustPin("the cascade", "drafts in", self.cascade.depths) if self.cascade else None,
+            StandIn("substitute", self.copy.nbytes, USUAL_STEPS, reason, overlay) if self.copy else None,
+        )
 
     def open(
         self, files: ModelFiles, plan: Plan, target: TorchTarget[Weights], progress: Callable[[int], None]

@@ -8,13 +8,13 @@ from pathlib import Path
 from edgespec.errors import OptionError
 from edgespec.models.hub import resolve_model
 from edgespec.offload.chunk_store import is_store, open_store
-from edgespec.offload.manifest import SUBSTITUTE
 from edgespec.offload.pack.layout import LOW_BIT, lay_out
 from edgespec.offload.pack.pack import check_precision, pack, verify
 from edgespec.offload.plan.ledger import gigabytes
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.formats.checkpoint import read_checkpoint
 from edgespec.runtimes.formats.gguf import read_gguf
+from edgespec.runtimes.formats.packed import SUBSTITUTE
 
 
 def pack_model(

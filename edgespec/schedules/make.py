@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgespec.control.controller import Adaptive
-from edgespec.control.estimates import Prior
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.ngram import NGram
@@ -21,14 +20,7 @@ if TYPE_CHECKING:
 
 def make_controller(plan: Plan, resident: Sequence[Resident]) -> Adaptive:
     """What an engine believes before its first cycle: by the measured rates of this machine."""
-    compute = plan.rates.compute * 1e9  # bytes a second
-    return Adaptive(
-        Prior(
-            io=plan.bytes_per_pass / (plan.rates.read * 1e9) if plan.rates.read else 0.0,
-            compute=plan.table.nbytes / compute,
-            step=sum(drafter.nbytes for drafter in resident) / compute,
-        )
-    )
+    return Adaptive(plan.costs(sum(r.nbytes for r in resident)))
 
 
 def make_schedule(engine: Engine, cache: TorchKVCache) -> Plain:

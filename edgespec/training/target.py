@@ -23,6 +23,7 @@ from edgespec.errors import BudgetError, OptionError
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.reference import rms_norm
 from edgespec.offload.plan.ledger import gigabytes, smallest_dial_text
+from edgespec.offload.plan.needs import Extras, Request
 from edgespec.offload.plan.plan import Plan
 from edgespec.planning import choose_dial
 from edgespec.progress import Progress, ProgressCallback
@@ -95,11 +96,11 @@ def plan_beside(
     dial = choose_dial(options, machine)
     if options.memory is None:
         dial //= Workers.on_this_machine()
+    request = Request(dial, context=1, device_dial=options.device_memory)
 
     def plan_for(count: int) -> Plan:
-        return plan_model(
-            files, machine, dial, 1, None, options.device_memory, lambda positions: nbytes(count)
-        )
+        extras = Extras({"training": lambda positions: nbytes(count)})
+        return plan_model(files, machine, request, extras)
 
     counts = [count]
     while counts[-1] > least:

@@ -7,46 +7,47 @@ the host's ring and the device's buffers.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from edgespec.offload.chunks import Chunk, ChunkTable
+from edgespec.offload.plan.costs import Rates
 from edgespec.offload.plan.fill import (
     HEADROOM_PART,
     MIN_HEADROOM,
     check_request,
-    choose_pinned,
-    choose_ring,
     default_context,
-    pages,
     smallest_dial,
 )
 from edgespec.offload.plan.ledger import Ledger
-from edgespec.offload.plan.plan import Needs, Plan, Rates
+from edgespec.offload.plan.needs import Needs, Request
+from edgespec.offload.plan.pinning import choose_pinned, choose_ring, pages
+from edgespec.offload.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """A discrete accelerator's memory, in bytes."""
+
+    total: int
+    baseline: int  # what the driver's context takes
+    slots: int  # buffers that chunks pass through
 
 
 def make_device_plan(
-    table: ChunkTable,
-    dial: int,
-    device_dial: int,
-    needs: Needs,
-    rates: Rates,
-    device_baseline: int,
-    device_slots: int,
-    context: int | None = None,
-    resident_layers: int | None = None,
+    table: ChunkTable, needs: Needs, rates: Rates, request: Request, memory: DeviceMemory
 ) -> Plan:
-    """Fill both dials. `device_baseline` is what the driver's context takes; `device_slots` the number of
-    device buffers that chunks pass through. `resident_layers` are pinned on the device.
+    """Fill both dials. `resident_layers` are pinned on the device.
 
     Raises like `make_plan`; the BudgetError's dial is the one that is too small.
     """
+    dial, device_dial = request.dial, request.device_dial or memory.total - MIN_HEADROOM
     reasons: list[str] = []
-    check_request(table, needs, context, resident_layers)
+    check_request(table, needs, request)
     largest = max(c.read_bytes for c in table.chunks)
 
     def device(pinned: int, slots: int, positions: int) -> Ledger:
         owners = {
-            "driver context": device_baseline,
+            "driver context": memory.baseline,
             "headroom": max(MIN_HEADROOM, device_dial // HEADROOM_PART),
             "activations": needs.activations,
             f"KV cache and attention ({positions} positions)": needs.kv(positions),
@@ -63,25 +64,24 @@ def make_device_plan(
             "ring": ring,
             "pinned weights": pinned,
         }
-        if needs.drafter is not None:  # a draft model computes on the host
-            owners["drafter"] = needs.drafter(positions)
+        owners |= {name: nbytes(positions) for name, nbytes in needs.extras.owners.items()}  # all on the host
         return Ledger(dial, owners)
 
     def fits_whole(positions: int) -> bool:
         return device(pages(table.chunks), 0, positions).free >= 0
 
     # The device first: what it holds is neither read nor copied again.
-    positions = context or default_context(device_dial, needs, fits_whole, reasons)
-    if resident_layers is not None:
-        on_device = [c for c in table.chunks if c.layer < resident_layers]
-        reasons.append(f"{resident_layers} layers pinned on the device, as asked")
+    positions = request.context or default_context(device_dial, needs, fits_whole, reasons)
+    if (layers := request.resident_layers) is not None:
+        on_device = [c for c in table.chunks if c.layer < layers]
+        reasons.append(f"{layers} layers pinned on the device, as asked")
     elif fits_whole(positions):
         on_device = list(table.chunks)
     else:
-        book = device(0, device_slots, positions)
+        book = device(0, memory.slots, positions)
         book.require(smallest_dial(book), " of device memory.")
         on_device = choose_pinned(table, book.free)
-    slots = device_slots if len(on_device) < len(table.chunks) else 0
+    slots = memory.slots if len(on_device) < len(table.chunks) else 0
     device_book = device(pages(on_device), slots, positions)
     device_book.require(smallest_dial(device_book), " of device memory.")
 
@@ -113,4 +113,5 @@ def make_device_plan(
         reasons,
         held,
         device_book,
+        extras=needs.extras,
     )

@@ -1,87 +1,87 @@
 """Makes the plan, before any weight is read.
 
-The plan fills the dial: what must be there (interpreter, ring, KV, activations), and then pinned chunks. All
-matrices are used once a pass, so every pinned byte saves one byte of reading; the LM head goes first, because
-a prompt's blocks skip it and the stream then runs through the layers alone. The chunks of the layers are
-pinned evenly through the depth, not from the front: the reader then always has room to read ahead.
+The plan fills the dial: what must be there (interpreter, ring, KV, activations, what others keep beside the
+model), and then pinned chunks (`pinning`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.chunks import Chunk, ChunkTable
+from edgespec.offload.plan.costs import Rates
 from edgespec.offload.plan.ledger import Ledger
-from edgespec.offload.plan.plan import Needs, Plan, Rates
+from edgespec.offload.plan.needs import Needs, Request
+from edgespec.offload.plan.pinning import MIN_RING_CHUNKS, choose_pinned, choose_ring, first_layers, pages
+from edgespec.offload.plan.plan import Plan
 
-RING_CHUNKS = 8  # of the largest size: the reader works ahead while a pass computes
-MIN_RING_CHUNKS = 3  # one in use, two being read
 MIN_CONTEXT = 512
 MAX_DEFAULT_CONTEXT = 4096
 MIN_HEADROOM = 32 * 10**6  # bytes; allocator slack, thread stacks, kernels' scratch
 HEADROOM_PART = 50  # one part in so many of the dial
-DRAFT_STEPS = 8  # of drafting with a low-bit copy in a usual cycle
-KV_SHARE = 1 / 8  # of the dial, unless --context says otherwise
+KV_SHARE = 1 / 8  # of the dial, unless the user names a context
 
 
-def make_plan(
-    table: ChunkTable,
-    dial: int,
-    needs: Needs,
-    rates: Rates,
-    context: int | None = None,
-    resident_layers: int | None = None,
-) -> Plan:
+def make_plan(table: ChunkTable, needs: Needs, rates: Rates, request: Request) -> Plan:
     """Fill the dial.
 
-    A low-bit copy stands for what is streamed; what is pinned serves drafts as it is (SubSpec). Every step
-    of drafting then reads the pinned layers in full. Where memory is not much faster than flash that costs
-    more than pinning fewer of them, so the copy stands for all of them if that makes a cycle shorter.
+    A stand-in is for what is streamed, or for all if that makes a cycle shorter (`needs.StandIn`).
 
     Raises BudgetError (naming the owners and the smallest dial that works) when even a stream with
     nothing pinned does not fit, or `resident_layers` do not; OptionError for a context or layer count that
     the model lacks.
     """
-    check_request(table, needs, context, resident_layers)
-    shared = _fill(table, dial, needs, rates, context, resident_layers)
-    if needs.substitute is None or needs.depths or not shared.streamed:
+    check_request(table, needs, request)
+    shared = _fill(_Books(table, needs, request), rates)
+    if needs.extras.stand_in is None or needs.extras.must_pin is not None or not shared.streamed:
         return shared
     try:
-        whole = _fill(table, dial, needs, rates, context, resident_layers, shared=False)
+        whole = _fill(_Books(table, needs, request, for_all=True), rates)
     except BudgetError:
         return shared
-    seconds = drafted_seconds(shared), drafted_seconds(whole)
+    seconds = cycle_seconds(shared), cycle_seconds(whole)
     return whole if seconds[0] is not None and seconds[1] is not None and seconds[1] < seconds[0] else shared
 
 
-def drafted_seconds(plan: Plan) -> float | None:
-    """Of a cycle with a usual draft by the low-bit copy; None when the disk's rate is unknown."""
-    cycle = plan.predicted_cycle_seconds
+def cycle_seconds(plan: Plan) -> float | None:
+    """Of a usual cycle with the stand-in; None when the disk's rate is unknown."""
+    stand_in = plan.extras.stand_in
+    if stand_in is None or plan.predicted_cycle_seconds is None:
+        return plan.predicted_cycle_seconds
     as_they_are = sum(c.nbytes for c in plan.table.chunks if c.index not in plan.copied)
-    step = (plan.owners["substitute"] + as_they_are) / (plan.rates.compute * 1e9)
-    return None if cycle is None else cycle + DRAFT_STEPS * step
+    return plan.costs(plan.owners[stand_in.owner] + as_they_are).cycle(stand_in.steps)
 
 
-def _fill(
-    table: ChunkTable,
-    dial: int,
-    needs: Needs,
-    rates: Rates,
-    context: int | None,
-    resident_layers: int | None,
-    shared: bool = True,
-) -> Plan:
-    """`shared`: drafts read what is pinned as it is, so that it needs no low-bit rows."""
-    reasons: list[str] = []
-    largest = max(c.read_bytes for c in table.chunks)
+@dataclass(frozen=True)
+class _Books:
+    """Adds up owners, for whatever may be pinned."""
 
-    low_bit = {c.index: needs.substitute(c) for c in table.chunks} if needs.substitute else {}
-    saved = low_bit if shared else {}  # by pinning a chunk
+    table: ChunkTable
+    needs: Needs
+    request: Request
+    for_all: bool = False  # the stand-in is for pinned chunks, too; else pinning one saves its part
 
-    def ledger(pinned: Iterable[Chunk], ring: int, positions: int, embedding: int = 0) -> Ledger:
-        pinned = list(pinned)
+    @cached_property
+    def largest(self) -> int:
+        """Bytes of the largest chunk."""
+        return max(c.read_bytes for c in self.table.chunks)
+
+    @cached_property
+    def copies(self) -> Mapping[int, int]:
+        """By chunk index, bytes of what stands for it."""
+        stand_in = self.needs.extras.stand_in
+        return {c.index: stand_in.nbytes(c) for c in self.table.chunks} if stand_in else {}
+
+    @property
+    def saved(self) -> Mapping[int, int]:
+        """By chunk index, bytes of the stand-in that pinning it makes superfluous."""
+        return {} if self.for_all else self.copies
+
+    def ledger(self, pinned: Iterable[Chunk], ring: int, positions: int, embedding: int = 0) -> Ledger:
+        pinned, needs, dial = list(pinned), self.needs, self.request.dial
         owners = {
             "interpreter and libraries": needs.baseline,
             "headroom": max(MIN_HEADROOM, dial // HEADROOM_PART),
@@ -91,109 +91,133 @@ def _fill(
             "ring": ring,
             "pinned weights": pages(pinned),
             "embedding": embedding,
-            "substitute": sum(low_bit.values()) - sum(saved.get(c.index, 0) for c in pinned),
         }
-        if needs.overlay:
-            owners["draft overlay"] = needs.overlay if owners["substitute"] else 0
-        if needs.drafter is not None:
-            owners["drafter"] = needs.drafter(positions)
+        if (stand_in := needs.extras.stand_in) is not None:
+            copied = sum(self.copies.values()) - sum(self.saved.get(c.index, 0) for c in pinned)
+            owners[stand_in.owner] = copied
+            owners |= {name: nbytes if copied else 0 for name, nbytes in stand_in.beside.items()}
+        owners |= {name: nbytes(positions) for name, nbytes in needs.extras.owners.items()}
         return Ledger(dial, owners)
 
-    def fits_whole(positions: int) -> bool:
-        return ledger(table.chunks, 0, positions).free >= 0
+    def fits_whole(self, positions: int) -> bool:
+        return self.ledger(self.table.chunks, 0, positions).free >= 0
 
-    positions = context or default_context(dial, needs, fits_whole, reasons)
-    least = min(MIN_CONTEXT, needs.max_context)
-    must = first_layers(table, min(needs.depths, default=0))
-    if context is None and ledger(must, MIN_RING_CHUNKS * largest, positions).free < 0 and positions > least:
-        positions = least
-        reasons[-1] = f"context {positions} positions: the dial has no room for more"
 
-    # What to pin.
-    pin_embedding = False
-    depth = max(needs.depths, default=0)
-    if resident_layers is not None:
-        depth = max((d for d in needs.depths if d <= resident_layers), default=0)
-        pinned = [c for c in table.chunks if c.layer < resident_layers or (depth and c.layer == table.layers)]
-        reasons.append(f"{resident_layers} layers pinned, as asked" + (", and the LM head" if depth else ""))
-        ring = RING_CHUNKS * largest if len(pinned) < len(table.chunks) else 0
-        smallest = ledger(pinned, min(ring, MIN_RING_CHUNKS * largest), positions)
-        if ring:
-            ring = choose_ring(largest, lambda ring: ledger(pinned, ring, positions).free)
-        book = ledger(pinned, ring, positions)
-        book.require(
-            smallest_dial(smallest), f" with {resident_layers} layers pinned and context {positions}."
-        )
-    elif (book := ledger(table.chunks, 0, positions)).free >= 0:
-        pinned, ring = list(table.chunks), 0
-        reasons.append("the whole model fits: nothing is streamed")
-        if not table.tied and book.free >= table.embedding.nbytes:
-            book = ledger(table.chunks, 0, positions, table.embedding.nbytes)
-            pin_embedding = True
+@dataclass(frozen=True)
+class _Choice:
+    """What is pinned, bytes of ring, how many first layers somebody must have among the pinned, and why."""
+
+    pinned: list[Chunk]
+    ring: int
+    depth: int
+    reasons: list[str] = field(default_factory=list)
+    embedding: int = 0  # bytes pinned of it
+
+
+def _fill(books: _Books, rates: Rates) -> Plan:
+    positions, reasons = _choose_context(books)
+    if books.request.resident_layers is not None:
+        choice = _as_asked(books, positions, books.request.resident_layers)
     else:
-        least_ring = MIN_RING_CHUNKS * largest
-        fitting = [d for d in needs.depths if ledger(first_layers(table, d), least_ring, positions).free >= 0]
-        depth = max(fitting, default=min(needs.depths, default=0))
-        kept = first_layers(table, depth)
-        ring = choose_ring(largest, lambda ring: ledger(kept, ring, positions).free - 2 * largest)
-        book = ledger(kept, ring, positions)
-        smaller = "" if positions <= MIN_CONTEXT else f"; --context {MIN_CONTEXT} would need less"
-        cascade = (
-            f", with {depth} layers and the head pinned for the cascade (others need less)" if depth else ""
-        )
-        book.require(smallest_dial(book), f" with context {positions}{cascade}{smaller}.")
-        held = {c.index for c in kept}
-        rest = replace(table, chunks=tuple(c for c in table.chunks if c.index not in held))
-        pinned = kept + choose_pinned(rest, book.free, saved)
-        book = ledger(pinned, ring, positions)
-        share = sum(c.nbytes for c in pinned) / table.nbytes
-        if depth:
-            reasons.append(f"the LM head and {depth} layers pinned, in which the cascade drafts")
-        reasons.append(f"{share:.0%} of the weights pinned, spread evenly; the rest streams through the ring")
-    chosen = frozenset(c.index for c in pinned)
-    copied = frozenset(low_bit) - chosen if shared else frozenset(low_bit)
-    if low_bit and not shared:
-        reasons.append("drafts read the low-bit copy alone: quicker than the pinned layers as they are")
+        choice = _whole(books, positions) or _as_far_as_it_fits(books, positions)
+    reasons += choice.reasons
+    chosen = frozenset(c.index for c in choice.pinned)
+    stand_in = books.needs.extras.stand_in
+    if stand_in is not None and books.for_all:
+        reasons.append(stand_in.reason)
     return Plan(
-        book,
-        table,
+        books.ledger(choice.pinned, choice.ring, positions, choice.embedding),
+        books.table,
         chosen,
-        ring,
+        choice.ring,
         positions,
         rates,
         reasons,
-        pin_embedding=pin_embedding,
-        depth=depth,
-        copied=copied,
+        pin_embedding=choice.embedding > 0,
+        depth=choice.depth,
+        copied=frozenset(books.copies) - (frozenset() if books.for_all else chosen),
+        extras=books.needs.extras,
     )
 
 
-def first_layers(table: ChunkTable, depth: int) -> list[Chunk]:
-    """The chunks of the first `depth` layers and of the head; none of nothing."""
-    return [c for c in table.chunks if depth and (c.layer < depth or c.layer == table.layers)]
+def _choose_context(books: _Books) -> tuple[int, list[str]]:
+    """Positions, and why so many."""
+    needs, request = books.needs, books.request
+    if request.context is not None:
+        return request.context, []
+    reasons: list[str] = []
+    positions = default_context(request.dial, needs, books.fits_whole, reasons)
+    least = min(MIN_CONTEXT, needs.max_context)
+    must = first_layers(books.table, min(needs.extras.depths, default=0))
+    if positions > least and books.ledger(must, MIN_RING_CHUNKS * books.largest, positions).free < 0:
+        return least, [f"context {least} positions: the dial has no room for more"]
+    return positions, reasons
 
 
-def choose_ring(largest: int, left: Callable[[int], int]) -> int:
-    """Bytes of the largest ring, a whole number of `largest` chunks, with which `left` is not negative."""
-    sizes = range(RING_CHUNKS, MIN_RING_CHUNKS, -1)
-    return next((n * largest for n in sizes if left(n * largest) >= 0), MIN_RING_CHUNKS * largest)
+def _as_asked(books: _Books, positions: int, layers: int) -> _Choice:
+    """The first `layers` layers; the head as well if somebody must have some of them. Raises BudgetError."""
+    table, largest = books.table, books.largest
+    depth = max((d for d in books.needs.extras.depths if d <= layers), default=0)
+    pinned = [c for c in table.chunks if c.layer < layers or (depth and c.layer == table.layers)]
+    ring = least = 0
+    if len(pinned) < len(table.chunks):
+        ring = choose_ring(largest, lambda ring: books.ledger(pinned, ring, positions).free)
+        least = MIN_RING_CHUNKS * largest
+    smallest = smallest_dial(books.ledger(pinned, least, positions))
+    advice = f" with {layers} layers pinned and context {positions}."
+    books.ledger(pinned, ring, positions).require(smallest, advice)
+    reason = f"{layers} layers pinned, as asked" + (", and the LM head" if depth else "")
+    return _Choice(pinned, ring, depth, [reason])
 
 
-def pages(chunks: Iterable[Chunk]) -> int:
-    """Bytes of memory that these chunks take when pinned."""
-    return sum(c.read_bytes for c in chunks)
+def _whole(books: _Books, positions: int) -> _Choice | None:
+    """All chunks, and the embedding if it is not the head and fits too; None where they do not fit."""
+    table = books.table
+    free = books.ledger(table.chunks, 0, positions).free
+    if free < 0:
+        return None
+    depth = max(books.needs.extras.depths, default=0)
+    embedding = table.embedding.nbytes if not table.tied and free >= table.embedding.nbytes else 0
+    reasons = ["the whole model fits: nothing is streamed"]
+    return _Choice(list(table.chunks), 0, depth, reasons, embedding)
 
 
-def check_request(table: ChunkTable, needs: Needs, context: int | None, resident_layers: int | None) -> None:
-    """Raises OptionError for more positions or layers than the model has."""
+def _as_far_as_it_fits(books: _Books, positions: int) -> _Choice:
+    """What must be pinned, then a ring, then as many chunks as the dial has room for. Raises BudgetError."""
+    table, extras, largest = books.table, books.needs.extras, books.largest
+    least = MIN_RING_CHUNKS * largest
+    fitting = [d for d in extras.depths if books.ledger(first_layers(table, d), least, positions).free >= 0]
+    depth = max(fitting, default=min(extras.depths, default=0))
+    kept = first_layers(table, depth)
+    ring = choose_ring(largest, lambda ring: books.ledger(kept, ring, positions).free - 2 * largest)
+    book = books.ledger(kept, ring, positions)
+    smaller = "" if positions <= MIN_CONTEXT else f"; context={MIN_CONTEXT} would need less"
+    reasons = []
+    must = ""
+    if extras.must_pin is not None:
+        owner, use = extras.must_pin.owner, extras.must_pin.use
+        must = f", with {depth} layers and the head pinned for {owner} (others need less)"
+        reasons.append(f"{owner} {use} {depth} layers and the LM head, which are pinned")
+    book.require(smallest_dial(book), f" with context {positions}{must}{smaller}.")
+    held = {c.index for c in kept}
+    rest = replace(table, chunks=tuple(c for c in table.chunks if c.index not in held))
+    pinned = kept + choose_pinned(rest, book.free, books.saved)
+    share = sum(c.nbytes for c in pinned) / table.nbytes
+    reasons.append(f"{share:.0%} of the weights pinned, spread evenly; the rest streams through the ring")
+    return _Choice(pinned, ring, depth, reasons)
+
+
+def check_request(table: ChunkTable, needs: Needs, request: Request) -> None:
+    """Raises OptionError for more positions or layers than the model has, or fewer layers than must be."""
+    context, layers, must = request.context, request.resident_layers, needs.extras.must_pin
     if context is not None and context > needs.max_context:
         raise OptionError(f"context {context} is more than the model's {needs.max_context} positions")
-    if resident_layers is not None and resident_layers > table.layers:
-        raise OptionError(f"resident_layers is {resident_layers}, but the model has {table.layers} layers")
-    if resident_layers is not None and needs.depths and resident_layers < min(needs.depths):
+    if layers is not None and layers > table.layers:
+        raise OptionError(f"resident_layers is {layers}, but the model has {table.layers} layers")
+    if layers is not None and must is not None and layers < min(must.depths):
         raise OptionError(
-            f"resident_layers is {resident_layers}, but the cascade drafts in {min(needs.depths)} pinned "
-            "layers; pin at least so many, or leave the cascade out"
+            f"resident_layers is {layers}, but {must.owner} {must.use} {min(must.depths)} pinned layers; pin "
+            f"at least so many, or leave {must.owner} out"
         )
 
 
@@ -205,9 +229,7 @@ def default_context(dial: int, needs: Needs, fits_whole: Callable[[int], bool], 
         per_position = max(1, needs.kv(1024) // 1024)
         affordable = int(dial * KV_SHARE) // per_position // 64 * 64
         positions = min(positions, max(affordable, min(MIN_CONTEXT, needs.max_context)))
-    reasons.append(
-        f"context {positions} positions (--context to change; the model allows {needs.max_context})"
-    )
+    reasons.append(f"context {positions} positions, as none was named (the model allows {needs.max_context})")
     return positions
 
 
@@ -215,36 +237,3 @@ def smallest_dial(book: Ledger) -> int:
     """The dial at which these owners fit, headroom growing with it."""
     others = book.used - book.owners["headroom"]
     return max(others + MIN_HEADROOM, -(-others * HEADROOM_PART // (HEADROOM_PART - 1)))
-
-
-def choose_pinned(table: ChunkTable, budget: int, saved: Mapping[int, int] | None = None) -> list[Chunk]:
-    """Chunks to pin within `budget` bytes: the head if it fits, then chunks evenly through the layers.
-
-    `saved`: by chunk index, the bytes of a stand-in that a pinned chunk makes superfluous.
-    """
-    saved = saved or {}
-    cost = {c.index: c.read_bytes - saved.get(c.index, 0) for c in table.chunks}
-    head = [c for c in table.chunks if c.layer == table.layers]
-    chosen: list[Chunk] = []
-    if sum(cost[c.index] for c in head) <= budget:
-        chosen += head
-        budget -= sum(cost[c.index] for c in head)
-    candidates = [c for c in table.chunks if c not in chosen]
-    total = sum(cost[c.index] for c in candidates)
-    if not total:
-        return chosen
-    share, credit = budget / total, 0.0
-    left = []
-    for chunk in candidates:  # error diffusion: each chunk adds its share, and is pinned when that covers it
-        credit += share * cost[chunk.index]
-        if credit >= cost[chunk.index] / 2 and cost[chunk.index] <= budget:
-            chosen.append(chunk)
-            credit -= cost[chunk.index]
-            budget -= cost[chunk.index]
-        else:
-            left.append(chunk)
-    for chunk in left:  # what remains of the budget takes whatever still fits
-        if cost[chunk.index] <= budget:
-            chosen.append(chunk)
-            budget -= cost[chunk.index]
-    return chosen

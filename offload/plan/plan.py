@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edgespec.offload.chunks import Chunk, ChunkTable
+from edgespec.offload.plan.costs import LAYER_SECONDS, CostModel, Rates
 from edgespec.offload.plan.ledger import Ledger, gigabytes
-
-LAYER_SECONDS = 0.8e-3  # of a pass of one row, beside the weights: attention, norms, Python (measured)
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What a model needs beside its matrices; bytes."""
-
-    baseline: int  # the process as it is now: interpreter, libraries
-    small: int  # norms and biases
-    activations: int  # of the largest pass
-    kv: Callable[[int], int]  # of a cache for so many positions
-    max_context: int
-    drafter: Callable[[int], int] | None = None  # of a resident drafter that follows so many positions
-    substitute: Callable[[Chunk], int] | None = None  # of the low-bit rows that stand for a chunk
-    overlay: int = 0  # of the drafts' own keys and values, where such rows draft
-    depths: tuple[int, ...] = ()  # a cascade's: so many first layers, and the head, must be pinned; ascending
-
-
-@dataclass(frozen=True)
-class Rates:
-    """Measured on this machine; GB/s."""
-
-    read: float | None  # direct reads of the weights' disk
-    compute: float  # weights multiplied by one row, from memory
+from edgespec.offload.plan.needs import Extras
 
 
 @dataclass(frozen=True)
@@ -48,8 +24,9 @@ class Plan:
     on_device: frozenset[int] = frozenset()  # chunks pinned in a discrete accelerator's memory
     device_ledger: Ledger | None = None
     pin_embedding: bool = False
-    depth: int = 0  # first layers that are pinned for a cascade
-    copied: frozenset[int] = frozenset()  # chunks that drafts read from the low-bit copy
+    depth: int = 0  # first layers that are pinned for somebody's sake (`needs.MustPin`)
+    copied: frozenset[int] = frozenset()  # chunks that the stand-in stands for
+    extras: Extras = field(default_factory=Extras)  # what others keep beside the model
 
     @property
     def dial(self) -> int:
@@ -77,15 +54,22 @@ class Plan:
         """Bytes that one pass reads from flash, alignment included (embedding rows aside: 4-8 KB a token)."""
         return sum(c.read_bytes for c in self.streamed)
 
+    def costs(self, step_bytes: int = 0) -> CostModel:
+        """What its passes should cost, and steps that read so many bytes of memory."""
+        rates, table = self.rates, self.table
+        return CostModel(
+            io=rates.flash(self.bytes_per_pass),
+            compute=rates.memory(table.nbytes),
+            step=rates.memory(step_bytes),
+            overhead=table.layers * LAYER_SECONDS,
+        )
+
     @property
     def predicted_cycle_seconds(self) -> float | None:
         """max(I/O, compute) of a pass of one row; None when the disk's rate is unknown."""
-        compute = self.table.nbytes / (self.rates.compute * 1e9) + self.table.layers * LAYER_SECONDS
-        if not self.bytes_per_pass:
-            return compute
-        if self.rates.read is None:
+        if self.bytes_per_pass and self.rates.read is None:
             return None
-        return max(compute, self.bytes_per_pass / (self.rates.read * 1e9))
+        return self.costs().cycle()
 
     @property
     def predicted_tokens_per_second(self) -> float | None:
@@ -102,7 +86,7 @@ class Plan:
         lines += self.reasons
         speed = self.predicted_tokens_per_second
         if speed is not None:
-            lines.append(f"predicted: {speed:.3g} tokens/s without drafting")
+            lines.append(f"predicted: {speed:.3g} tokens/s, one a pass")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
@@ -114,7 +98,7 @@ class Plan:
             "pinned_bytes": self.pinned_bytes,
             "streamed_bytes": self.streamed_bytes,
             "bytes_per_pass": self.bytes_per_pass,
-            "cascade_layers": self.depth,
+            "must_pin_layers": self.depth,
             "predicted_tokens_per_second": self.predicted_tokens_per_second,
             "reasons": self.reasons,
         }

@@ -12,6 +12,8 @@ from edgespec.offload.chunks import ChunkTable
 from edgespec.offload.manifest import TARGET
 from edgespec.runtimes.config import ARCHITECTURES, FINAL_NORM, HEAD, ModelConfig
 
+SUBSTITUTE = "substitute"  # folder in a packed directory: a low-bit copy of the same model, packed likewise
+
 
 def open_packed(path: Path, name: str = TARGET) -> tuple[ModelConfig, Store]:
     """The config of a packed directory, and its set of weights called `name`. Reads no weights.

@@ -17,16 +17,18 @@ from edgespec.devices.machine import Accelerator, Machine
 from edgespec.errors import OptionError
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.offload.chunk_store import in_place, is_store
-from edgespec.offload.chunks import Chunk, ChunkTable
-from edgespec.offload.plan.device import make_device_plan
-from edgespec.offload.plan.fill import MIN_HEADROOM, make_plan
-from edgespec.offload.plan.plan import Needs, Plan, Rates
+from edgespec.offload.chunks import ChunkTable
+from edgespec.offload.plan.costs import Rates
+from edgespec.offload.plan.device import DeviceMemory, make_device_plan
+from edgespec.offload.plan.fill import make_plan
+from edgespec.offload.plan.needs import Extras, Needs, Request
+from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import PREFILL_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.checkpoint import read_checkpoint
 from edgespec.runtimes.formats.gguf import read_gguf
 from edgespec.runtimes.formats.packed import open_packed
-from edgespec.runtimes.torch.kv_cache import BLOCK, cache_bytes, overlay_bytes
+from edgespec.runtimes.torch.kv_cache import BLOCK, cache_bytes
 from edgespec.runtimes.torch.placement import DEVICE_SLOTS
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.warm_up import warm_up
@@ -92,23 +94,10 @@ def measure_machine(files: ModelFiles, device: torch.device = CPU) -> Machine:
     return Machine.measure(next(files.table.files()), accelerator)
 
 
-def plan_model(
-    files: ModelFiles,
-    machine: Machine,
-    dial: int,
-    context: int | None = None,
-    resident_layers: int | None = None,
-    device_dial: int | None = None,
-    drafter: Callable[[int], int] | None = None,
-    substitute: Callable[[Chunk], int] | None = None,
-    depths: tuple[int, ...] = (),
-) -> Plan:
-    """Where every byte goes on this machine; raises BudgetError or OptionError before any weight is read.
+def plan_model(files: ModelFiles, machine: Machine, request: Request, extras: Extras | None = None) -> Plan:
+    """Where every byte goes on this machine, `extras` beside the model among them.
 
-    `device_dial` is the second dial, of a discrete accelerator (default: all it has). `drafter` gives the
-    bytes in host memory of a resident drafter that follows so many positions, `substitute` those of the
-    low-bit rows that stand for a streamed chunk; `depths` are the numbers of first layers that a cascade can
-    do with, of which the deepest that fits is pinned.
+    Raises BudgetError or OptionError before any weight is read.
     """
     config, dtype = files.config, files.dtype
     needs = Needs(
@@ -117,25 +106,13 @@ def plan_model(
         activations=activation_bytes(config, dtype),
         kv=lambda positions: context_bytes(config, positions, dtype),
         max_context=config.max_context,
-        drafter=drafter,
-        substitute=substitute,
-        overlay=overlay_bytes(config, TREE_ROWS, dtype) if substitute is not None and not depths else 0,
-        depths=depths,
+        extras=extras or Extras(),
     )
     rates = Rates(machine.read_gbps, machine.memory_gbps)
-    if machine.accelerator is None:
-        return make_plan(files.table, dial, needs, rates, context, resident_layers)
-    return make_device_plan(
-        files.table,
-        dial,
-        device_dial or machine.accelerator.total - MIN_HEADROOM,
-        needs,
-        rates,
-        machine.accelerator.used,
-        DEVICE_SLOTS,
-        context,
-        resident_layers,
-    )
+    if (device := machine.accelerator) is None:
+        return make_plan(files.table, needs, rates, request)
+    memory = DeviceMemory(device.total, device.used, DEVICE_SLOTS)
+    return make_device_plan(files.table, needs, rates, request, memory)
 
 
 def context_bytes(config: ModelConfig, positions: int, dtype: torch.dtype) -> int:

@@ -1,0 +1,73 @@
+"""What a plan must find room for: the model's needs, what others keep beside it, what the user asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from edgespec.offload.chunks import Chunk
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user sets; bytes."""
+
+    dial: int  # the most the process may use
+    context: int | None = None  # positions; None = the plan chooses
+    resident_layers: int | None = None  # pin exactly the first N layers; None = the plan chooses
+    device_dial: int | None = None  # the second dial, of a discrete accelerator; None = all it has
+
+
+@dataclass(frozen=True)
+class MustPin:
+    """First layers, and the head, that somebody needs in memory: the deepest of `depths` that fits."""
+
+    owner: str  # who, as in "{owner} {use} 3 layers"
+    use: str
+    depths: tuple[int, ...]  # numbers of layers, ascending
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A smaller copy of chunks, in memory: of what streams, or, where that makes a cycle shorter, of all.
+
+    Somebody reads `steps` times a cycle the copy, and what it does not stand for as it is. Every step then
+    reads the pinned layers in full; where memory is not much faster than flash, that costs more than pinning
+    fewer of them.
+    """
+
+    owner: str  # as in the ledger
+    nbytes: Callable[[Chunk], int]  # of what stands for a chunk
+    steps: int  # in a usual cycle
+    reason: str  # what the plan says when it stands for pinned chunks, too
+    beside: Mapping[str, int] = field(default_factory=dict)  # bytes of owners that are there if it is
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What others keep in memory beside the model."""
+
+    owners: Mapping[str, Callable[[int], int]] = field(default_factory=dict)  # bytes for so many positions
+    must_pin: MustPin | None = None
+    stand_in: StandIn | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Owners in the ledger."""
+        return (*self.owners, *((self.stand_in.owner, *self.stand_in.beside) if self.stand_in else ()))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        return self.must_pin.depths if self.must_pin else ()
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a model needs beside its matrices, and what others need beside the model; bytes."""
+
+    baseline: int  # the process before it holds a model: interpreter, libraries
+    small: int  # norms and biases
+    activations: int  # of the largest pass
+    kv: Callable[[int], int]  # of a cache for so many positions
+    max_context: int
+    extras: Extras = field(default_factory=Extras)
