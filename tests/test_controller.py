@@ -310,7 +310,7 @@ def test_nothing_is_drafted_beyond_the_limit() -> None:
     assert (budget.nodes, budget.depth) == (64, 3)
     free = controller.budget(TreeBudget(64, 3, 0), range(1))
     assert free is not None
-    assert free.steps == 0
+    assert free.passes == 0
 
 
 def test_a_sampled_tree_stays_whole() -> None:
