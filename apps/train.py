@@ -111,7 +111,7 @@ def cascade(
         from edgespec.devices.probe import peak_memory
         from edgespec.engine import choose_device
         from edgespec.models.hub import resolve_model
-        from edgespec.runtimes.torch.open import describe_model
+        from edgespec.runtimes.formats.describe import describe_model
         from edgespec.text.tokenizer import load_tokenizer
         from edgespec.training.cascade import CascadeOptions, choose_depths, train_cascade
         from edgespec.training.workers import Workers

@@ -83,7 +83,7 @@ def layer_traffic(target: Path, drafting: int, g: int) -> float:
     """Bytes of layers that a cycle reads from memory: those of the first `drafting` in each of g steps, the
     others once. That is the numerator of the paper's BPT, Eq. 3 and 4, for two stages and for three; its
     Table 5 counts 10 draft layers for Kangaroo, which has 3."""
-    from edgespec.runtimes.torch.open import describe_model
+    from edgespec.runtimes.formats.describe import describe_model
 
     table = describe_model(target).table
     sizes = [sum(c.nbytes for c in table.chunks if c.layer == layer) for layer in range(table.layers)]

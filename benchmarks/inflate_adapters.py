@@ -17,9 +17,9 @@ from inflate import Inflation, Source
 from shapes import SHAPES, Shape, get_shape
 from torch import Tensor
 
+from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.torch.adapter import Adapter
 from edgespec.runtimes.torch.adapter_files import Role, describe_adapters, save_adapters
-from edgespec.runtimes.torch.open import describe_model
 
 
 def inflate_adapters(small: Path, adapters: Path, big: Path, shape: Shape, out: Path) -> None:

@@ -26,9 +26,12 @@ from edgespec.models.hub import resolve_model
 from edgespec.offload.plan.plan import Plan
 from edgespec.planning import plan_engine
 from edgespec.progress import Progress, ProgressCallback
+from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.torch.kv_cache import overlay_positions
-from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model, measure_machine, open_target
+from edgespec.runtimes.torch.open import open_target
+from edgespec.runtimes.torch.plan import measure_machine
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.schedules.make import make_controller, make_schedule

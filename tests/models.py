@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgespec.runtimes.torch.open import describe_model
+from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 

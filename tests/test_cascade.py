@@ -25,9 +25,9 @@ from edgespec.engine import Engine
 from edgespec.errors import Cancelled
 from edgespec.models.packing import pack_model
 from edgespec.response import Response, Stats
+from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.torch.adapter import Adapter
 from edgespec.runtimes.torch.adapter_files import MANIFEST, save_adapters
-from edgespec.runtimes.torch.open import describe_model
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
 from tests.test_session import prompt_of, write_model

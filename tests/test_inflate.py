@@ -32,8 +32,8 @@ from edgespec.kernels.quantize import (  # noqa: E402
     quantize_int8,
 )
 from edgespec.runtimes.base import Rows  # noqa: E402
+from edgespec.runtimes.formats.describe import describe_model  # noqa: E402
 from edgespec.runtimes.torch.adapter_files import describe_adapters  # noqa: E402
-from edgespec.runtimes.torch.open import describe_model  # noqa: E402
 from edgespec.runtimes.torch.target import TorchTarget  # noqa: E402
 from edgespec.schedules.serial import Plain  # noqa: E402
 from tests.test_cascade import train  # noqa: E402

@@ -24,8 +24,8 @@ from edgespec.engine import Engine
 from edgespec.errors import BudgetError, OptionError
 from edgespec.kernels.reference import rms_norm
 from edgespec.runtimes.base import Rows
+from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.torch.adapter_files import describe_adapters
-from edgespec.runtimes.torch.open import ModelFiles, describe_model
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
 from edgespec.training import cascade
 from edgespec.training.cascade import CascadeOptions, choose_depths, train_cascade

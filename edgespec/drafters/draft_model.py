@@ -7,8 +7,9 @@ from pathlib import Path
 
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.errors import TokenizerError
+from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.torch.kv_cache import TorchKVCache, cache_bytes
-from edgespec.runtimes.torch.open import ModelFiles, activation_bytes, describe_model
+from edgespec.runtimes.torch.plan import activation_bytes
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.warm_up import warm_up
 from edgespec.runtimes.torch.weights import Weights

@@ -14,8 +14,9 @@ from edgespec.drafters.substitute import Substitute, find_copy, how_to
 from edgespec.errors import OptionError
 from edgespec.offload.plan.needs import Extras, MustPin, StandIn
 from edgespec.offload.plan.plan import Plan
+from edgespec.runtimes.base import TREE_ROWS
+from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.kv_cache import TorchKVCache, overlay_bytes
-from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles
 from edgespec.runtimes.torch.substitute import LowBitCopy
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights

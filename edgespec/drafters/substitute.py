@@ -18,9 +18,10 @@ from edgespec.drafters.base import Context, Drafting, Root, TreeBudget
 from edgespec.drafters.growth import MAX_PASSES, grow, root_nodes, run_nodes
 from edgespec.errors import ModelError, OptionError
 from edgespec.offload.chunk_store import is_store
+from edgespec.runtimes.base import TREE_ROWS
+from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.packed import SUBSTITUTE
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles, describe_model
 from edgespec.runtimes.torch.substitute import LowBitCopy, SubstituteWeights
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights

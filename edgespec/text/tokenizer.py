@@ -15,7 +15,7 @@ from edgespec.text.chat_template import ChatTemplate, Message, read_templates
 from edgespec.text.detokenize import steps
 
 if TYPE_CHECKING:
-    from edgespec.runtimes.torch.open import ModelFiles
+    from edgespec.runtimes.formats.describe import ModelFiles
 
 MAX_TOKENIZER_BYTES = 128 * 2**20  # tokenizer.json; 256k tokens with merges take about 35 MB
 MAX_CONFIG_BYTES = 16 * 2**20

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from edgespec.config import EngineOptions
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
+from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.adapter import Adapter, adapter_bytes
 from edgespec.runtimes.torch.adapter_files import Role, save_adapters
-from edgespec.runtimes.torch.open import ModelFiles
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.text.tokenizer import Tokenizer

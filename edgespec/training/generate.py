@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.core.sampling import Noise, Sampler
 from edgespec.progress import Progress, ProgressCallback
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.base import TREE_ROWS, Rows
+from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.kv_cache import TorchKVCache, cache_bytes
-from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.training.corpus import Sample

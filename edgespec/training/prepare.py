@@ -12,7 +12,7 @@ import torch
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
-from edgespec.runtimes.torch.open import ModelFiles
+from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.training.corpus import corpus_digest, passages, prompts, text_files, text_samples
 from edgespec.training.data import Shards

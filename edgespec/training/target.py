@@ -28,8 +28,10 @@ from edgespec.offload.plan.plan import Plan
 from edgespec.planning import choose_dial
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import Rows
+from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.open import ModelFiles, measure_machine, open_target, plan_model
+from edgespec.runtimes.torch.open import open_target
+from edgespec.runtimes.torch.plan import measure_machine, plan_model
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.training.corpus import Sample

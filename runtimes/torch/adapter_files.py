@@ -27,8 +27,8 @@ from edgespec.offload.reader import DirectFile
 from edgespec.offload.safetensors_header import read_header
 from edgespec.offload.strict_json import is_file_name, parse_object, read_bounded
 from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.adapter import CPU, Adapter, parameter_shapes
-from edgespec.runtimes.torch.open import ModelFiles
 
 MANIFEST = "adapter.json"
 FORMAT = 1

@@ -1,142 +1,17 @@
-"""From a path to a target: read headers, plan, then read weights.
-
-Two steps, so that a plan (and its refusals) comes before any weight is read: `describe_model` reads configs
-and headers only, `open_target` loads what the plan pins.
-"""
+"""Opens a target as its plan has it: reads what is pinned, and starts the stream of the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from edgespec.devices.disk import ReadSettings
-from edgespec.devices.machine import Accelerator, Machine
-from edgespec.errors import OptionError
-from edgespec.kernels.cpu import matmul_dtype
-from edgespec.offload.chunk_store import in_place, is_store
-from edgespec.offload.chunks import ChunkTable
-from edgespec.offload.plan.costs import Rates
-from edgespec.offload.plan.device import DeviceMemory, make_device_plan
-from edgespec.offload.plan.fill import make_plan
-from edgespec.offload.plan.needs import Extras, Needs, Request
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import PREFILL_ROWS
-from edgespec.runtimes.config import ModelConfig
-from edgespec.runtimes.formats.checkpoint import read_checkpoint
-from edgespec.runtimes.formats.gguf import read_gguf
-from edgespec.runtimes.formats.packed import open_packed
-from edgespec.runtimes.torch.kv_cache import BLOCK, cache_bytes
-from edgespec.runtimes.torch.placement import DEVICE_SLOTS
+from edgespec.runtimes.base import TREE_ROWS
+from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.target import TorchTarget
-from edgespec.runtimes.torch.warm_up import warm_up
 from edgespec.runtimes.torch.weights import CPU, Weights
-
-TREE_ROWS = 64  # nodes of the largest tree; a cache has room for them beside its context
-# Page cache of programs and libraries that a cold start reads but does not map, and the kernel's own tables:
-# 70 MB beyond the resident set in a memory cgroup (measured, Linux, torch 2.13).
-PROGRAM_CACHE = 80 * 10**6
-
-
-@dataclass(frozen=True)
-class ModelFiles:
-    """A model on disk, known by its headers."""
-
-    path: Path
-    config: ModelConfig
-    table: ChunkTable
-    digest: str  # of the source's headers, config and a sample of its values
-    source: str  # what it was packed from; else the path itself
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of activations and the KV cache: the checkpoint's own; bf16 where weights were made smaller."""
-        if self.table.precision in ("bf16", "int8", "int4"):
-            return torch.bfloat16
-        dtype = getattr(torch, self.config.dtype)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
-
-
-def describe_model(path: Path, precision: str | None = None) -> ModelFiles:
-    """Read a model's config and headers: a packed directory, a GGUF file or a Hugging Face directory.
-
-    Raises ModelError for files that are damaged or not supported, OptionError when the files do not hold
-    `precision` (nothing is packed silently).
-    """
-    if is_store(path):
-        config, store = open_packed(path)
-        files = ModelFiles(path, config, store.table, store.source_digest, store.source)
-    else:
-        checkpoint = read_gguf(path) if path.is_file() else read_checkpoint(path)
-        table = in_place(checkpoint.order, str(path))
-        files = ModelFiles(path, checkpoint.config, table, checkpoint.digest, str(path))
-    own = {"bfloat16": "bf16"}.get(files.config.dtype) if files.table.precision == "source" else None
-    if precision is not None and precision not in (files.table.precision, own):
-        raise OptionError(
-            f"{path} holds {files.table.precision} weights, not {precision}; make them with "
-            f"`edgespec pack {path} -o DIR --precision {precision}` and use DIR"
-        )
-    return files
-
-
-def measure_machine(files: ModelFiles, device: torch.device = CPU) -> Machine:
-    """This machine as it is now, with all code loaded that the first pass needs."""
-    if device.type == "cpu":
-        warm_up(files.table, files.dtype)
-    accelerator = None
-    if device.type != "cpu" and not torch.cuda.get_device_properties(device).is_integrated:
-        torch.zeros(1, device=device)  # the driver's context exists from here on, and counts as used
-        free, total = torch.cuda.mem_get_info(device)
-        accelerator = Accelerator(total, total - free)
-    return Machine.measure(next(files.table.files()), accelerator)
-
-
-def plan_model(files: ModelFiles, machine: Machine, request: Request, extras: Extras | None = None) -> Plan:
-    """Where every byte goes on this machine, `extras` beside the model among them.
-
-    Raises BudgetError or OptionError before any weight is read.
-    """
-    config, dtype = files.config, files.dtype
-    needs = Needs(
-        baseline=machine.baseline + PROGRAM_CACHE,
-        small=sum(t.nbytes for t in files.table.small),
-        activations=activation_bytes(config, dtype),
-        kv=lambda positions: context_bytes(config, positions, dtype),
-        max_context=config.max_context,
-        extras=extras or Extras(),
-    )
-    rates = Rates(machine.read_gbps, machine.memory_gbps)
-    if (device := machine.accelerator) is None:
-        return make_plan(files.table, needs, rates, request)
-    memory = DeviceMemory(device.total, device.used, DEVICE_SLOTS)
-    return make_device_plan(files.table, needs, rates, request, memory)
-
-
-def context_bytes(config: ModelConfig, positions: int, dtype: torch.dtype) -> int:
-    """What grows with the context: a KV cache, and attention's temporaries over that many keys: each block's
-    outputs and mask for a tree's rows, and the mask of a prompt's block."""
-    blocks, e = -(-positions // BLOCK) + 2, dtype.itemsize
-    outputs = TREE_ROWS * blocks * (config.q_size * e + config.heads * 8)
-    tree_mask = TREE_ROWS * (config.heads // config.kv_heads) * positions * (1 + e)
-    prompt_mask = PREFILL_ROWS * positions * (1 + e)
-    return cache_bytes(config, positions, TREE_ROWS, dtype) + max(outputs + tree_mask, prompt_mask)
-
-
-def activation_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Temporaries of the largest pass, at their peak: in the MLP, in attention, or at the head."""
-    n, e = PREFILL_ROWS, dtype.itemsize
-    d, f = config.hidden_size, config.intermediate_size
-    stream = n * d * e * 3
-    mlp = n * f * (3 * e + 8)  # gate, up, product; two in fp32 inside swiglu
-    attention = n * (config.q_size * (3 * e + 4) + config.kv_size * 4 * e)
-    tile = max(config.matrix_shapes(0).values(), key=lambda s: s[0] * s[1])
-    unpacked = 0 if matmul_dtype(dtype) == dtype else tile[1] * 4 * 4096
-    head = TREE_ROWS * config.vocab_size * (e + 4)
-    # A third more: kernels' scratch, and holes in the heap (measured, 7B shape: 80 MB beside 92).
-    return (stream + max(mlp, attention, head)) * 4 // 3 + unpacked
 
 
 def open_target(

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import ModelError
-from edgespec.runtimes.base import IntArray, Rows
+from edgespec.runtimes.base import TREE_ROWS, IntArray, Rows
 from edgespec.runtimes.torch.adapter import Adapter
-from edgespec.runtimes.torch.open import TREE_ROWS
 from edgespec.runtimes.torch.substitute import SubstituteWeights
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights

@@ -11,10 +11,11 @@ from edgespec.drafters.cascade.exits import AdapterExit, Exit, SubstituteExit
 from edgespec.drafters.cascade.tree import Calibration
 from edgespec.errors import ModelError
 from edgespec.offload.plan.plan import Plan
+from edgespec.runtimes.base import TREE_ROWS
+from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.adapter import adapter_bytes, adapter_cache_bytes
 from edgespec.runtimes.torch.adapter_files import AdapterFile, describe_adapters
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.open import TREE_ROWS, ModelFiles
 from edgespec.runtimes.torch.substitute import LowBitCopy, SubstituteWeights
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights

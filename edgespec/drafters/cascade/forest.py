@@ -8,9 +8,8 @@ import numpy as np
 import torch
 
 from edgespec.core.tree import Computed
-from edgespec.runtimes.base import IntArray, PassObserver, Rows
+from edgespec.runtimes.base import TREE_ROWS, IntArray, PassObserver, Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.open import TREE_ROWS
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 

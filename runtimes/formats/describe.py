@@ -1,0 +1,62 @@
+"""A model's files, known by their headers: a packed directory, a GGUF file, a Hugging Face directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.errors import OptionError
+from edgespec.offload.chunk_store import in_place, is_store
+from edgespec.offload.chunks import ChunkTable
+from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.formats.checkpoint import read_checkpoint
+from edgespec.runtimes.formats.gguf import read_gguf
+from edgespec.runtimes.formats.packed import open_packed
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model on disk, known by its headers."""
+
+    path: Path
+    config: ModelConfig
+    table: ChunkTable
+    digest: str  # of the source's headers, config and a sample of its values
+    source: str  # what it was packed from; else the path itself
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and the KV cache: the checkpoint's own; bf16 where weights were made smaller."""
+        import torch  # headers can be read, and files refused, without it
+
+        if self.table.precision in ("bf16", "int8", "int4"):
+            return torch.bfloat16
+        dtype = getattr(torch, self.config.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+
+def describe_model(path: Path, precision: str | None = None) -> ModelFiles:
+    """Read a model's config and headers: a packed directory, a GGUF file or a Hugging Face directory.
+
+    Raises ModelError for files that are damaged or not supported, OptionError when the files do not hold
+    `precision` (nothing is packed silently).
+    """
+    if is_store(path):
+        config, store = open_packed(path)
+        files = ModelFiles(path, config, store.table, store.source_digest, store.source)
+    else:
+        checkpoint = read_gguf(path) if path.is_file() else read_checkpoint(path)
+        table = in_place(checkpoint.order, str(path))
+        files = ModelFiles(path, checkpoint.config, table, checkpoint.digest, str(path))
+    own = {"bfloat16": "bf16"}.get(files.config.dtype) if files.table.precision == "source" else None
+    if precision is not None and precision not in (files.table.precision, own):
+        raise OptionError(
+            f"{path} holds {files.table.precision} weights, not {precision}; make them with "
+            f"`edgespec pack {path} -o DIR --precision {precision}` and use DIR"
+        )
+    return files
