@@ -72,9 +72,11 @@ def main() -> None:
     from set_acceptance import SetAcceptance, Wrong
 
     from edgespec.config import EngineOptions, GenerationOptions
-    from edgespec.control.controller import Cycle, Fixed
+    from edgespec.control.controller import Fixed
+    from edgespec.core.schedule import TreeBudget
+    from edgespec.core.trace import Cycle
     from edgespec.core.tree import TokenTree
-    from edgespec.drafters.base import Drafter, TreeBudget
+    from edgespec.drafters.base import Drafter
     from edgespec.drafters.cascade.drafter import VARIANTS
     from edgespec.drafters.cascade.files import Cascade
     from edgespec.drafters.cascade.tree import Calibration

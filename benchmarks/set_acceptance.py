@@ -14,8 +14,9 @@ import numpy as np
 from edgespec.config import GenerationOptions
 from edgespec.core.acceptance import Outcome
 from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import Context, Drafter, Drafting, Root, TreeBudget
+from edgespec.drafters.base import Drafter, Drafting, Root
 
 
 class SetAcceptance:
@@ -41,7 +42,7 @@ class SetAcceptance:
     def prefill(self, context: Context) -> None:
         self.done = 0
         sampler = Sampler(GenerationOptions(temperature=1.0))
-        self.inner.prefill(replace(context, sampler=sampler, noise=Noise(self.seed)))
+        self.inner.prefill(replace(context, sampler=sampler, noise=Noise(self.seed), drawn=True))
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
         """Raises ValueError when the target has said something else than was recorded."""

@@ -49,6 +49,7 @@ class GenerationKeywords(TypedDict, total=False):
     min_p: float
     seed: int
     stop: str | list[str] | tuple[str, ...]
+    ignore_eos: bool
     acceptance: str | None
 
 

@@ -143,6 +143,9 @@ class GenerationOptions(Options):
         tuple[str, ...],
         Option("End the reply before this text. Repeatable.", metavar="TEXT", panel=REPLY, default="none"),
     ] = ()
+    ignore_eos: Annotated[
+        bool, Option("Go on where the model would end the reply.", metavar="yes|no", panel=REPLY, hidden=True)
+    ] = False
     acceptance: Annotated[
         str | None,
         Option(

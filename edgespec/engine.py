@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,17 +12,19 @@ from types import TracebackType
 import torch
 
 from edgespec.config import EngineOptions
-from edgespec.control.controller import Adaptive
 from edgespec.control.handover import HandOver, speedup, without_drafter
-from edgespec.core.decode import Schedule
+from edgespec.core.passes import LocalVerifier
+from edgespec.core.schedule import Controller, Schedule
+from edgespec.core.trace import Cycle, Trace
 from edgespec.devices.allocator import return_freed_memory
 from edgespec.devices.machine import Machine
 from edgespec.devices.probe import peak_memory
+from edgespec.drafters.base import Drafter
 from edgespec.drafters.choose import choose_drafters
-from edgespec.drafters.combined import without_models
 from edgespec.drafters.model import DRAFT_ROWS
+from edgespec.drafters.ngram import NGram
 from edgespec.drafters.resident import Resident, find_resident
-from edgespec.errors import BudgetError, DeviceError, OptionError
+from edgespec.errors import BudgetError, ClosedError, DeviceError, OptionError
 from edgespec.models.hub import resolve_model
 from edgespec.offload.plan.plan import Plan
 from edgespec.planning import plan_engine
@@ -35,7 +38,6 @@ from edgespec.runtimes.torch.plan import measure_machine
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.schedules.make import make_controller, make_schedule
-from edgespec.schedules.serial import Serial
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt, encode_prompt
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
@@ -67,11 +69,13 @@ class Engine:
         # With layers pinned as the user said, drafters keep their memory.
         keeps = not resident or options.resident_layers is not None
         self._without_drafter = after = None if keeps else without_drafter(plan)
-        self.controller = make_controller(plan, resident)
+        self.controller: Controller = make_controller(plan, resident)  # of the latest that has learned
         self._handover = HandOver(speedup(plan, after) if after else 1.0)
         self.eos = frozenset(files.config.eos) | frozenset(tokenizer.eos)
-        self.one_pass = threading.Lock()  # sessions may reply in threads of their own; passes take turns
-        self._positions_held = self._sessions = 0
+        self.verifier = LocalVerifier(target)
+        self.closed = False
+        self._sessions = weakref.WeakValueDictionary[int, Session]()  # by number
+        self._positions_held = self._opened = 0
         self._finalizer = weakref.finalize(self, target.weights.close)
 
     @property
@@ -122,22 +126,30 @@ class Engine:
             target.weights.close()
             raise
 
-    def new_session(self, context: int | None = None) -> Session:
+    def new_session(
+        self, context: int | None = None, controller: Controller | None = None, trace: Trace | None = None
+    ) -> Session:
         """A conversation of up to `context` positions (default: all that the plan gave to KV and is free).
 
-        Raises BudgetError when other sessions hold the KV memory.
-        """
-        with self.one_pass:  # while memory changes hands, nobody may begin to draft
-            return self._new_session(context)
+        controller: decides how much is drafted; None = an adaptive one, which begins with what the
+            conversations before have learned. trace: who hears of its cycles and layers.
 
-    def _new_session(self, context: int | None) -> Session:
+        Raises BudgetError when other sessions hold the KV memory, ClosedError when the engine is closed.
+        """
+        with self.verifier.turn:  # while memory changes hands, nobody may begin to draft
+            if self.closed:
+                raise ClosedError("the engine was closed; load the model again")
+            return self._new_session(context, controller or self.controller.heir(), trace)
+
+    def _new_session(self, context: int | None, controller: Controller, trace: Trace | None) -> Session:
         free = self.plan.context - self._positions_held
         wanted = free if context is None else context
         if wanted > free or free <= 0:
+            asked = "another session" if context is None else f"a session of {context} positions"
             raise BudgetError(
-                f"a session of {max(wanted, 1)} positions does not fit: the plan has KV memory for "
-                f"{self.plan.context} positions and open sessions hold {self._positions_held}; close one, or "
-                "load with a larger context",
+                f"{asked} does not fit: the plan has KV memory for {self.plan.context} positions and open "
+                f"sessions hold {self._positions_held}; close one, give each fewer (new_session takes all "
+                "that is free unless it is given context=), or load with a larger context=",
                 self.plan.owners,
                 self.plan.dial,
                 self.plan.dial,
@@ -148,35 +160,43 @@ class Engine:
             rows += overlay_positions(TREE_ROWS)
         held = wanted + (rows if self._positions_held else 0)
         cache = self.target.new_cache(wanted)
+        drafters: list[Drafter] = [NGram()] if "ngram" in self.drafters else []
+        drafters += [resident.drafter(cache, self.config.vocab_size) for resident in self.resident]
         self._handover.forgive()
-        session = Session(self, cache, make_schedule(self, cache))
+        schedule = make_schedule(drafters, controller, self.options.tree_nodes)
+        session = Session(self, cache, schedule, functools.partial(self._release, held), trace)
         self._positions_held += held
-        self._sessions += 1
-        session.released = weakref.finalize(session, self._release, held)
+        self._opened += 1
+        self._sessions[self._opened] = session
         return session
+
+    def _open_sessions(self) -> list[Session]:
+        found = [reference() for reference in self._sessions.valuerefs()]
+        return [session for session in found if session is not None]
 
     def _release(self, positions: int) -> None:
         self._positions_held -= positions
-        self._sessions -= 1
 
     def learn(self, schedule: Schedule) -> None:
         """A reply is over: the next session begins with what it taught."""
-        if isinstance(schedule, Serial) and isinstance(schedule.controller, Adaptive):
-            self.controller = schedule.controller
+        self.controller = schedule.lesson() or self.controller
+        if self.closed:
+            self.close()
 
-    def reconsider(self, session: Session, tokens: int, check: Callable[[], None]) -> None:
-        """After a cycle that gave `tokens`: when drafting with what takes memory loses for good, and no other
-        session needs it, give that memory to pinned layers. `check` raises Cancelled; the next cycle then
-        goes on with it."""
-        after, schedule = self._without_drafter, session.schedule
-        if after is None or not isinstance(schedule, Serial) or schedule.took is None:
+    def after_cycle(self, schedule: Schedule, cycle: Cycle, check: Callable[[], None]) -> None:
+        """When drafting with what takes memory loses for good, and no other session needs it, give that
+        memory to pinned layers. `check` raises Cancelled; the next cycle then goes on with it."""
+        after = self._without_drafter
+        if after is None or schedule.took is None:
             return
-        with self.one_pass:
-            if self._handover.record(tokens, schedule.took) and self._sessions == 1:
+        with self.verifier.turn:
+            check()
+            losing = self._handover.record(len(cycle.outcome.tokens), schedule.took)
+            if losing and sum(not session.closed for session in self._open_sessions()) == 1:
                 self._hand_over(schedule, after, check)
 
-    def _hand_over(self, schedule: Serial, after: Plan, check: Callable[[], None]) -> None:
-        schedule.drafter = without_models(schedule.drafter)
+    def _hand_over(self, schedule: Schedule, after: Plan, check: Callable[[], None]) -> None:
+        schedule.give_back(after.reasons[-1])
         while self.resident:
             self.resident.pop().close()
         return_freed_memory()
@@ -191,6 +211,11 @@ class Engine:
         return encode_prompt(self.tokenizer, prompt)
 
     @property
+    def dial(self) -> int:
+        """Bytes that the whole process may use."""
+        return self.plan.dial
+
+    @property
     def bytes_read(self) -> int:
         """Bytes read from flash so far."""
         return self.target.weights.bytes_read
@@ -200,10 +225,17 @@ class Engine:
         return peak_memory()
 
     def close(self) -> None:
-        """Stop reading and free the weights. Sessions of this engine cannot be used any more."""
-        self._finalizer()
-        for resident in self.resident:
-            resident.close()
+        """End all replies as cancelled, stop reading and free the weights. Sessions of this engine cannot be
+        used any more."""
+        self.closed = True
+        for session in self._open_sessions():
+            session.cancel()
+        if self.verifier.runner == threading.get_ident():
+            return  # called while a pass of this thread is under way; `learn` goes on with it
+        with self.verifier.turn:
+            self._finalizer()
+            while self.resident:
+                self.resident.pop().close()
 
     def __enter__(self) -> Engine:
         return self

@@ -13,6 +13,7 @@
     ├── DeviceError             no such device, or it cannot do what is asked
     ├── TrainingError           a training run cannot go on
     ├── MissingExtraError       an optional dependency is not installed
+    ├── ClosedError             a session or an engine was closed, and is used again
     └── Cancelled               the caller stopped a pass
 
 Each message states the fact, the numbers, and what to do next. This module imports nothing, so every
@@ -92,6 +93,10 @@ class TrainingError(EdgeSpecError):
 
 class MissingExtraError(EdgeSpecError):
     """An optional dependency is not installed; the message has the pip line."""
+
+
+class ClosedError(EdgeSpecError):
+    """A session or an engine was closed, and is used again."""
 
 
 class Cancelled(EdgeSpecError):

@@ -17,7 +17,8 @@ class Stats:
     accepted: int = 0  # of these, kept
     acceptance: str = "greedy"
     lossless: bool = True  # the acceptance keeps the target's own text or distribution
-    drafter_damaged: bool = False  # its model computed what is no number, and drafts no more
+    drafter_damaged: bool = False  # its model computed NaN, and drafts no more
+    undrafted: str | None = None  # why drafting has stopped, wholly or in part; None while it goes on
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     bytes_read: int = 0  # from flash, prefill and decode

@@ -76,6 +76,16 @@ def as_number(value: Any) -> float:
     raise OptionError("it must be a number")
 
 
+def as_switch(value: Any) -> bool:
+    """A bool, or its text. Raises OptionError."""
+    words = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    raise OptionError("it must be yes or no")
+
+
 def as_text(value: Any) -> str:
     """A text or a path. Raises OptionError."""
     if isinstance(value, (str, os.PathLike)):
@@ -128,7 +138,7 @@ class Field:
     """An option as a field of its dataclass: name, type, default, and how it is shown."""
 
     name: str
-    kind: type[Any]  # int, float, str or tuple (of texts)
+    kind: type[Any]  # int, float, bool, str or tuple (of texts)
     optional: bool  # may be None
     default: Any
     option: Option
@@ -164,7 +174,8 @@ class Field:
                     self.name,
                 )
             return number
-        read = {int: as_whole, float: as_number, str: as_text, tuple: as_texts}[self.kind]
+        readers = {int: as_whole, float: as_number, bool: as_switch, str: as_text, tuple: as_texts}
+        read = readers[self.kind]
         try:
             found = read(value)
         except OptionError as error:

@@ -99,7 +99,8 @@ class Rows:
 
     Rows of one cache are contiguous and in slot order: `segments[c]` is the range of rows that belong to
     `caches[c]`. `prefill` marks a pass over a prompt's block: one chain a cache, computed in one piece;
-    every other pass is computed so that a row's bits do not depend on how many rows share it.
+    every other pass is computed so that a row's bits do not depend on how many rows share it. `apart`: each
+    segment of a prefill is multiplied for itself, so that its bits do not depend on the others.
     """
 
     caches: tuple[KVCache, ...]
@@ -107,6 +108,7 @@ class Rows:
     slots: IntArray  # [n] slot of each row in its own cache
     positions: IntArray  # [n] absolute position
     prefill: bool = False
+    apart: bool = False
 
     @property
     def n(self) -> int:
@@ -208,6 +210,9 @@ class PassObserver(Protocol):
 
 class Target(Protocol):
     """A model whose layers can be run in ranges. Holds no conversation."""
+
+    slots: int  # most rows of a pass that is no prefill, and uncommitted rows that a cache has room for
+    prefill_rows: int  # most rows of a prefill
 
     @property
     def config(self) -> ModelConfig: ...

@@ -209,7 +209,8 @@ def _modulo(tree: TokenTree, vocabulary: int) -> TokenTree:
 @pytest.mark.parametrize("options", [SAMPLED[4]], ids=str)
 def test_ratio_over_a_draft_models_chains_has_the_target_distribution(tmp_path, options):
     """The real drafter with the real acceptance: draws that are shared or filtered otherwise would show."""
-    from edgespec.drafters.base import Context, Root, TreeBudget
+    from edgespec.core.schedule import Context, TreeBudget
+    from edgespec.drafters.base import Root
     from edgespec.drafters.model import ModelDrafter
     from tests.tiny import fill, open_tiny, run_tree, write_checkpoint
 
@@ -239,7 +240,7 @@ def test_ratio_over_a_draft_models_chains_has_the_target_distribution(tmp_path, 
     counts, kept, seeds = np.zeros((5, 5)), np.zeros(3), 700
     for seed in range(seeds):
         noise, said = Noise(seed), []
-        drafter.prefill(Context(prompt, sampler, noise))
+        drafter.prefill(Context(prompt, sampler, noise, drawn=True))
         while len(said) < 2:
             path = (root, *said)
             drafting = drafter.start([Root(path)], TreeBudget(8, 2 - len(said), 2))

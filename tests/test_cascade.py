@@ -16,7 +16,7 @@ import torch
 import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Fixed
-from edgespec.drafters.base import TreeBudget
+from edgespec.core.schedule import TreeBudget
 from edgespec.drafters.cascade.drafter import VARIANTS, CascadeDrafter, Variant
 from edgespec.drafters.cascade.files import Cascade
 from edgespec.drafters.combined import Combined

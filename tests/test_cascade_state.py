@@ -17,10 +17,11 @@ import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.handover import without_drafter
 from edgespec.core.acceptance import Logits, Outcome
-from edgespec.core.decode import Verification, prefill, verify
+from edgespec.core.batch import Verification, prefill, verify
 from edgespec.core.sampling import Noise
+from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import Computed, TokenTree, merge
-from edgespec.drafters.base import Context, Drafting, Root, TreeBudget
+from edgespec.drafters.base import Drafting, Root
 from edgespec.drafters.cascade.drafter import VARIANTS, CascadeDrafter, Variant
 from edgespec.drafters.cascade.exits import AdapterExit
 from edgespec.drafters.cascade.files import Cascade
@@ -228,7 +229,7 @@ def test_what_was_not_watched_is_computed_again(engine: Engine) -> None:
 def test_a_prompt_that_is_watched_is_not_computed_again(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.core.decode.PREFILL_ROWS", 32)
+    monkeypatch.setattr("edgespec.core.batch.PREFILL_ROWS", 32)
     ours = Follower(engine, prompt_of(75))
     monkeypatch.setattr(ours.drafter, "_recompute", None)
     tree = ours.draft(4, TreeBudget(12, 4, 4))

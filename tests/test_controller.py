@@ -9,12 +9,13 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from edgespec.control.controller import Adaptive, Cycle, Fixed
+from edgespec.control.controller import Adaptive, Fixed
 from edgespec.control.estimates import STEPS, Chances, Curve, Yield, ranks, rising
 from edgespec.control.handover import PATIENCE, HandOver
 from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import TreeBudget
+from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree, TreeBuilder
-from edgespec.drafters.base import TreeBudget
 from edgespec.offload.plan.costs import CostModel
 
 NODES, BRANCH, WIDTH = 64, 4, 8

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edgespec.config import GenerationOptions
 from edgespec.core.acceptance import Outcome, make_acceptance
-from edgespec.core.decode import Verification, verify
+from edgespec.core.batch import Verification, verify
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import Computed, TokenTree
 from edgespec.runtimes.base import Rows

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Fixed
+from edgespec.core.schedule import TreeBudget
 from edgespec.demo_model.recipe import evaluate as evaluation
 from edgespec.demo_model.recipe import tokenizer as demo_tokenizer
 from edgespec.demo_model.recipe.dialogue import conversation
 from edgespec.demo_model.recipe.draw import HELD_OUT
-from edgespec.drafters.base import TreeBudget
 from edgespec.errors import OptionError
 from edgespec.schedules.serial import Serial
 from edgespec.training import llama

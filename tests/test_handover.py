@@ -17,7 +17,7 @@ import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Fixed
 from edgespec.control.handover import HandOver
-from edgespec.drafters.base import TreeBudget
+from edgespec.core.schedule import TreeBudget
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.substitute import Substitute, SubstituteDrafter

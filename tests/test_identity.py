@@ -30,8 +30,8 @@ from safetensors.torch import load_file, save_file
 import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Adaptive, Controller, Fixed
-from edgespec.core.decode import PREFILL_ROWS
-from edgespec.drafters.base import Context, Drafter, TreeBudget
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.drafters.base import Drafter
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.drafters.ngram import NGram
@@ -39,7 +39,7 @@ from edgespec.drafters.substitute import Substitute, find_copy
 from edgespec.engine import Engine
 from edgespec.models.packing import pack_model
 from edgespec.offload.plan import pinning
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.base import PREFILL_ROWS, Rows
 from edgespec.runtimes.config import ARCHITECTURES, HEAD
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget

@@ -23,7 +23,9 @@ from inflate_adapters import inflate_adapters  # noqa: E402
 from shapes import Shape  # noqa: E402
 
 from edgespec.core.acceptance import Greedy  # noqa: E402
-from edgespec.core.decode import decode, prefill  # noqa: E402
+from edgespec.core.batch import prefill  # noqa: E402
+from edgespec.core.decode import decode  # noqa: E402
+from edgespec.core.passes import LocalVerifier  # noqa: E402
 from edgespec.core.sampling import Noise  # noqa: E402
 from edgespec.kernels.quantize import (  # noqa: E402
     dequantize_int4,
@@ -65,8 +67,8 @@ def greedy(target: TorchTarget, count: int) -> list[int]:
     cache = target.new_cache(512)
     root = int(np.argmax(prefill(target, cache, PROMPT)))
     said = [root]
-    for outcome in decode(target, cache, root, Greedy(), Noise(0), Plain()):
-        said += outcome.tokens
+    for cycle in decode(LocalVerifier(target), cache, root, Greedy(), Noise(0), Plain()):
+        said += cycle.outcome.tokens
         if len(said) >= count:
             return said
     raise AssertionError

@@ -17,8 +17,9 @@ import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Fixed
 from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import Context, Root, TreeBudget, committed
+from edgespec.drafters.base import Root, committed
 from edgespec.engine import Engine
 from edgespec.response import Response, Stats
 from edgespec.schedules.serial import Serial

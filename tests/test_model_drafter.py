@@ -12,8 +12,9 @@ import torch
 from edgespec.config import GenerationOptions
 from edgespec.core.acceptance import Outcome
 from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import Context, Root, TreeBudget
+from edgespec.drafters.base import Root
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.draft_model import DraftFiles, check_vocabulary
 from edgespec.drafters.growth import BRANCH, likeliest
@@ -166,7 +167,7 @@ def test_cancelling_leaves_it_usable(model: TorchTarget) -> None:
 
 
 def test_a_cancelled_prefill_keeps_its_blocks(model: TorchTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.core.decode.PREFILL_ROWS", 256)
+    monkeypatch.setattr("edgespec.core.batch.PREFILL_ROWS", 256)
     drafter = ModelDrafter(model, 400, VOCABULARY)
     long = np.random.default_rng(3).integers(0, VOCABULARY, 300).tolist()
 
@@ -197,7 +198,7 @@ def test_several_roots_share_what_they_begin_with(model: TorchTarget) -> None:
 
 def test_it_stops_at_its_own_context(model: TorchTarget) -> None:
     drafter = ModelDrafter(model, len(PROMPT) + 6, VOCABULARY)
-    drafter.prefill(Context(PROMPT, Sampler(GenerationOptions(temperature=1.0)), Noise(0)))
+    drafter.prefill(Context(PROMPT, Sampler(GenerationOptions(temperature=1.0)), Noise(0), drawn=True))
     assert len(draft(drafter, 1, TreeBudget(64, 16, 16))) == 6  # a chain: the root and 5 behind it
     drafter.prefill(Context(PROMPT))
     assert max(draft(drafter, 1, TreeBudget(64, 16, 16)).depths) <= 5
@@ -219,7 +220,7 @@ def test_padding_of_a_vocabulary_is_never_proposed(model: TorchTarget) -> None:
 def test_ratio_gets_a_chain_drawn_from_the_models_distribution(model: TorchTarget) -> None:
     drafter = ModelDrafter(model, 200, VOCABULARY)
     options = GenerationOptions(temperature=0.9, top_k=20)
-    context = Context(PROMPT, Sampler(options), Noise(3))
+    context = Context(PROMPT, Sampler(options), Noise(3), drawn=True)
     drafter.prefill(context)
     tree = draft(drafter, 7, TreeBudget(64, 5, 5))
     assert tree.parents.tolist() == [-1, 0, 1, 2, 3, 4]
@@ -232,7 +233,7 @@ def test_ratio_gets_a_chain_drawn_from_the_models_distribution(model: TorchTarge
         assert np.allclose(draft_of.at(expected.ids), expected.probs, atol=2e-3)
     again = draft(drafter, 7, TreeBudget(64, 5, 5))
     assert np.array_equal(tree.tokens, again.tokens)  # keyed by position, not by call
-    drafter.prefill(Context(PROMPT, Sampler(options), Noise(4)))
+    drafter.prefill(Context(PROMPT, Sampler(options), Noise(4), drawn=True))
     assert not np.array_equal(tree.tokens, draft(drafter, 7, TreeBudget(64, 5, 5)).tokens)
 
 

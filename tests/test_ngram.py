@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import Context, Root, TreeBudget
+from edgespec.drafters.base import Root
 from edgespec.drafters.ngram import LONGEST, ORDERS, NGram, _copy, _match_length
 
 BUDGET = TreeBudget(64, 16, 0)

@@ -77,6 +77,7 @@ def test_sizes_are_shown_as_they_are_read() -> None:
 
 
 WRONG = {int: ("5.5", 5.5, True, "x", [1], math.inf, None), float: ("hot", True, [1.0], "nan", None)}
+WRONG |= {bool: (2, 0.0, "maybe", None)}
 WRONG |= {str: (5, True, ["a"], b"a"), tuple: (5, [1], b"ab", {"a": 1}, ("a", 1))}
 
 
@@ -201,7 +202,7 @@ def test_library_messages_name_options_as_flags_on_the_command_line() -> None:
 def test_the_keywords_for_type_checkers_are_the_fields(keywords: Any, kind: Any) -> None:
     hints = get_type_hints(keywords)
     assert list(hints) == list(options_of(kind))
-    names = {int: "int", float: "float", str: "str", tuple: "tuple"}
+    names = {int: "int", float: "float", bool: "bool", str: "str", tuple: "tuple"}
     for name, field in options_of(kind).items():
         shown = str(hints[name])
         wanted = "float" if field.option.metavar == "SIZE" else names[field.kind]

@@ -14,8 +14,9 @@ from edgespec.config import GenerationOptions
 from edgespec.control.handover import without_drafter
 from edgespec.core.acceptance import make_acceptance
 from edgespec.core.sampling import Noise
+from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import Context, Drafter, Drafting, Root, TreeBudget
+from edgespec.drafters.base import Drafter, Drafting, Root
 from edgespec.drafters.draft_model import DraftFiles
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.substitute import Substitute, SubstituteDrafter

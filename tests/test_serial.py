@@ -10,11 +10,13 @@ import pytest
 
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Adaptive, Cycle, Fixed
+from edgespec.control.controller import Adaptive, Fixed
 from edgespec.control.handover import speedup, without_drafter
 from edgespec.core.acceptance import Outcome, make_acceptance
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import Context, Root, TreeBudget
+from edgespec.drafters.base import Root
 from edgespec.drafters.choose import check_acceptance, choose_drafters
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.model import ModelDrafter
@@ -73,12 +75,12 @@ class Notes(Fixed):
 
 def test_a_cycle() -> None:
     drafter, controller = Recorder(), Notes(TreeBudget(6, 9, 3))
-    times = iter([10.0, 12.0, 17.0])
+    times = iter([10.0, 12.0])
     schedule = Serial(drafter, controller, 64, clock=lambda: next(times))
     schedule.begin(Context([1, 2, 3]), 100)
     tree = schedule.next_tree(50)
     assert tree.tokens.tolist() == [50, 51, 52, 53]
-    outcome = Outcome(np.array([0, 1]), (51, 99), 3)
+    outcome = Outcome(np.array([0, 1]), (51, 99), 3, seconds=5.0)
     schedule.settle(outcome)
     assert drafter.calls == [
         ("prefill", [1, 2, 3]),

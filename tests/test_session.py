@@ -17,7 +17,7 @@ import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Adaptive
 from edgespec.core.acceptance import make_acceptance
-from edgespec.core.decode import Verification, verify
+from edgespec.core.batch import Verification, verify
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import TokenTree
 from edgespec.engine import Engine
@@ -92,7 +92,7 @@ def test_resident_engine_reads_nothing(tmp_path: Path, tied: bool) -> None:
 
 
 def test_long_prompts_are_prefilled_in_blocks(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.core.decode.PREFILL_ROWS", 100)
+    monkeypatch.setattr("edgespec.core.batch.PREFILL_ROWS", 100)
     session, seen = engine.new_session(), list[Progress]()
     list(session.generate(prompt_of(240), GREEDY, seen.append))
     assert [p.done for p in seen if p.stage == "prefill"] == [100, 200, 240]

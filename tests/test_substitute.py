@@ -12,7 +12,7 @@ import torch
 import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Fixed
-from edgespec.drafters.base import TreeBudget
+from edgespec.core.schedule import TreeBudget
 from edgespec.drafters.substitute import Substitute, SubstituteDrafter
 from edgespec.engine import Engine
 from edgespec.errors import CorruptFileError, OptionError, StorageError

@@ -24,15 +24,14 @@ No clock and no chance here: the same recorded cycles lead to the same decisions
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 import numpy as np
 
 from edgespec.control.estimates import PAUSE, STEPS, Chances, Costs, Yield
-from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import TreeBudget
+from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import TreeBudget
 from edgespec.offload.plan.costs import CostModel
 
 ALLOWANCE = 0.015  # of the time may be lost by drafting
@@ -43,32 +42,11 @@ APART = 15  # cycles lie between two conversations, as far as acceptance is conc
 STALE = 0.1  # weight of evidence on plain cycles below which one is measured again
 
 
-@dataclass(frozen=True)
-class Cycle:
-    """What one cycle did; seconds."""
-
-    passes: int | None  # of drafting; None = the drafter was not asked
-    tree: TokenTree  # as verified
-    outcome: Outcome
-    draft_seconds: float
-    verify_seconds: float
-
-
-class Controller(Protocol):
-    """Decides for one conversation; told of every cycle that was completed."""
-
-    def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
-        """What to draft, within `limit` and the drafter's sensible numbers of `passes`; None = nothing."""
-
-    def prune(self, tree: TokenTree) -> TokenTree:
-        """The part of a drafted tree that is worth verifying."""
-
-    def record(self, cycle: Cycle) -> None:
-        """Learn from a cycle."""
-
-
 class Fixed:
-    """Always the same budget, whatever it costs: for benchmarks and tests."""
+    """Always the same budget, whatever it costs: for benchmarks and tests. See `core.schedule.Controller`."""
+
+    took: float | None = None
+    refusal: str | None = None
 
     def __init__(self, budget: TreeBudget) -> None:
         self._budget = budget
@@ -83,6 +61,9 @@ class Fixed:
     def record(self, cycle: Cycle) -> None:
         pass
 
+    def heir(self) -> Fixed:
+        return self
+
 
 class Adaptive:
     """See the module."""
@@ -93,7 +74,8 @@ class Adaptive:
         self.gives = Yield()
         self.credit = GRACE  # plain cycles that drafting may still lose
         self._rate = 0.0  # the highest expected tokens per second, as of the last `budget`
-        self.took = 1.0  # the latest cycle, in plain cycles
+        self.took: float | None = 1.0  # the latest cycle, in plain cycles
+        self.refusal: str | None = None
 
     def heir(self) -> Adaptive:
         """For the next conversation of the engine. Costs are learned by all of them together; how well drafts
@@ -116,7 +98,16 @@ class Adaptive:
         rates = np.where(sensible, tokens / seconds, 0.0)
         best = int(np.argmax(rates))
         self._rate = max(self.plain_rate, float(rates[best]))
-        return replace(limit, passes=int(STEPS[best])) if rates[best] > self.plain_rate else None
+        self.refusal = self._refusal(float(rates[best]))
+        return replace(limit, passes=int(STEPS[best])) if self.refusal is None else None
+
+    def _refusal(self, rate: float) -> str | None:
+        """Why nothing is drafted, where the best draft would give `rate` tokens a second."""
+        if rate > self.plain_rate:
+            return None
+        if rate:
+            return f"drafts would give {rate:.3g} tokens a second, plain decoding {self.plain_rate:.3g}"
+        return f"drafts have lost the {ALLOWANCE:.1%} of the time that trying them may cost"
 
     def prune(self, tree: TokenTree) -> TokenTree:
         """The nodes that earn their verification at the best rate known; a sampled tree stays whole."""
@@ -129,7 +120,8 @@ class Adaptive:
         return tree.select(np.sort(likeliest[: int(np.argmax(worth)) + 1]))
 
     def record(self, cycle: Cycle) -> None:
-        nodes, tokens = len(cycle.tree), len(cycle.outcome.tokens)
+        beside, tokens = cycle.outcome.beside, len(cycle.outcome.tokens)
+        nodes = len(cycle.tree) + beside  # what the pass cost
         self.chances.fade()
         self.gives.fade()
         # A pause of the machine is nobody's fault.
@@ -137,14 +129,15 @@ class Adaptive:
         seconds = cycle.draft_seconds + cycle.verify_seconds
         seconds = min(seconds, PAUSE * usual) if usual else seconds
         self.costs.add(nodes, cycle.verify_seconds, cycle.passes, cycle.draft_seconds)
-        self.took = seconds * self.plain_rate
-        self.credit += ALLOWANCE * self.took
+        # A plain cycle would have shared the pass with the same others.
+        self.took = took = seconds / max(float(self.costs.verify.at(1 + beside)), 1e-9)
+        self.credit += ALLOWANCE * took
         if cycle.passes is not None:
             self.chances.add(cycle.tree, cycle.outcome.path)
             scores = self.chances.scores(cycle.tree)
             expected = self.gives.add(cycle.passes, cycle.tree, scores, cycle.outcome.accepted)
             # Half of luck counts: bad luck alone should not end what pays, nor hope alone pay for it.
-            self.credit += (tokens + 1 + expected) / 2 - self.took
+            self.credit += (tokens + 1 + expected) / 2 - took
         self.credit = min(self.credit, SAVED)
 
     @property

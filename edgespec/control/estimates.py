@@ -6,6 +6,7 @@ count, and what has not been tried for long is believed as if it never had been.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ class Curve:
         self.start = start
         self._points: dict[int, _Point] = {}  # by bucket
         self._line: _Line | None = None
+        self._lock = threading.Lock()  # conversations in threads of their own learn together
 
     def weight(self, count: int) -> float:
         """Cycles' worth of evidence for such counts."""
@@ -47,23 +49,26 @@ class Curve:
         return point.weight if point else 0.0
 
     def fade(self) -> None:
-        for point in self._points.values():
-            point.weight *= MEMORY
-        self._line = None
+        with self._lock:
+            for point in self._points.values():
+                point.weight *= MEMORY
+            self._line = None
 
     def add(self, count: int, seconds: float) -> None:
-        point = self._points.setdefault(_bucket(count), _Point())
-        point.weight += 1
-        point.counts.append(count)
-        point.seconds.append(seconds)
-        self._line = None
+        with self._lock:
+            point = self._points.setdefault(_bucket(count), _Point())
+            point.weight += 1
+            point.counts.append(count)
+            point.seconds.append(seconds)
+            self._line = None
 
     def at(self, counts: FloatArray | IntArray | float) -> FloatArray:
         """[...] -> [...] seconds."""
         wanted = np.asarray(counts, dtype=np.float64)
         if not self._points:
             return self.shape(wanted)
-        line = self._line = self._line or self._fit()
+        with self._lock:
+            line = self._line = self._line or self._fit()
         last = float(line.counts[-1])
         beyond = self.shape(np.maximum(wanted, last)) - self.shape(np.full_like(wanted, last))
         beyond = np.minimum(np.maximum(line.scale * beyond, 0.0), line.slope * np.maximum(wanted - last, 0.0))

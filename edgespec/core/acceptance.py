@@ -32,11 +32,15 @@ class Outcome:
     path: accepted nodes from the root (always first) down: the rows whose keys and values are committed.
     tokens: the accepted drafted tokens, then the *bonus token*, which is the next tree's root.
     drafted: nodes that were judged, the root aside.
+    seconds: that the pass took, by who ran it, without waiting for its turn.
+    beside: rows that the pass had of other conversations.
     """
 
     path: IntArray
     tokens: tuple[int, ...]
     drafted: int = 0
+    seconds: float = 0.0
+    beside: int = 0
 
     @property
     def accepted(self) -> int:

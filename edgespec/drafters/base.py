@@ -19,22 +19,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from edgespec.core.acceptance import Outcome
-from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from edgespec.runtimes.base import Rows
-
-
-@dataclass(frozen=True)
-class TreeBudget:
-    """How much may be drafted. What costs no pass is drafted anyway."""
-
-    nodes: int  # of a tree, the root included
-    depth: int  # of the deepest node
-    passes: int  # of the draft model
 
 
 @dataclass(frozen=True)
@@ -51,22 +42,6 @@ class Root:
     @property
     def token(self) -> int:
         return self.path[-1]
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a reply begins with.
-
-    tokens: the prompt: all that the target has committed.
-    sampler, noise: given where acceptance judges by the distribution a token was *drawn* from (`ratio`):
-        trees are then chains drawn with them. Without, a tree holds the likeliest continuations.
-    check: called between blocks of long work; raises Cancelled.
-    """
-
-    tokens: Sequence[int]
-    sampler: Sampler | None = None
-    noise: Noise | None = None
-    check: Callable[[], None] = lambda: None
 
 
 class Drafting(Protocol):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree, merge
-from edgespec.drafters.base import Context, Drafter, Drafting, Root, TreeBudget, Watching
+from edgespec.drafters.base import Drafter, Drafting, Root, Watching
 from edgespec.drafters.ngram import NGram
 
 if TYPE_CHECKING:

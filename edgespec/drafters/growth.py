@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from edgespec.core.sampling import DRAFT_DRAW, Distribution, FloatArray, IntArray, Noise, Sampler
+from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree, TreeBuilder
-from edgespec.drafters.base import Cancelling, Context, Drafting, Root, TreeBudget
+from edgespec.drafters.base import Cancelling, Drafting, Root
 from edgespec.runtimes.base import KVCache, Rows, Target
 
 BRANCH = 8  # children proposed for a node
@@ -44,7 +45,7 @@ class Forest(Protocol):
 
 def grow(forest: Forest, context: Context, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
     """A round of drafting, as the reply's acceptance needs it."""
-    if context.sampler is not None and context.noise is not None:
+    if context.drawn:
         return DrawnChain(forest, roots, budget, context.sampler, context.noise)
     return BestFirst(forest, roots, budget)
 

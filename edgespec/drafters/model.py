@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.core.acceptance import Outcome
-from edgespec.core.decode import prefill
-from edgespec.drafters.base import Context, Drafting, Root, TreeBudget, committed, shared_prefix
+from edgespec.core.batch import prefill
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.drafters.base import Drafting, Root, committed, shared_prefix
 from edgespec.drafters.growth import MAX_PASSES, grow, root_nodes, run_nodes
 from edgespec.runtimes.base import Target
 

@@ -14,8 +14,9 @@ from math import log
 import numpy as np
 
 from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import Context, Root, TreeBudget, committed, shared_prefix
+from edgespec.drafters.base import Root, committed, shared_prefix
 
 ORDERS = (4, 2, 1)  # lengths of indexed n-grams, longest first
 LOOKED_AT = 64  # occurrences compared a draft, the latest of each order first
@@ -44,7 +45,7 @@ class NGram:
         self._whole = True  # no update of the index was interrupted
 
     def prefill(self, context: Context) -> None:
-        self._silent = context.sampler is not None  # copies were not drawn from any distribution
+        self._silent = context.drawn  # copies were not drawn from any distribution
         if not self._whole:
             self._clear()
         self._whole = False

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.core.acceptance import Outcome
-from edgespec.drafters.base import Context, Drafting, Root, TreeBudget
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.drafters.base import Drafting, Root
 from edgespec.drafters.growth import MAX_PASSES, grow, root_nodes, run_nodes
 from edgespec.errors import ModelError, OptionError
 from edgespec.offload.chunk_store import is_store

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from edgespec.control.controller import Adaptive, Controller, Cycle
 from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import Context, Controller, TreeBudget
+from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import Context, Drafter, Root, TreeBudget, Watching
+from edgespec.drafters.base import Drafter, Root, Watching
 from edgespec.drafters.combined import without_models
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import Rows
@@ -19,17 +20,26 @@ if TYPE_CHECKING:
 
 
 class Plain:
-    """No drafting: every tree is its root alone."""
+    """No drafting: every tree is its root alone. See `core.schedule.Schedule`."""
 
-    damaged = False  # a drafter's model computed what is no number, and drafts no more
+    damaged = False
+    undrafted: str | None = None
+    took: float | None = None
 
     def begin(self, context: Context, limit: int) -> None:
         pass
 
     def next_tree(self, root: int) -> TokenTree:
-        return TokenTree.root(root)
+        self.tree = TokenTree.root(root)
+        return self.tree
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: Outcome) -> Cycle:
+        return Cycle(None, self.tree, outcome, 0.0, outcome.seconds)
+
+    def lesson(self) -> Controller | None:
+        return None
+
+    def give_back(self, reason: str) -> None:
         pass
 
     def on_chunk(self) -> None:
@@ -42,8 +52,9 @@ class Plain:
         return False
 
 
-class Serial(Plain):
-    """The drafter works while the target rests, as much as the controller thinks worth its time."""
+class Serial:
+    """The drafter works while the target rests, as much as the controller thinks worth its time. See
+    `core.schedule.Schedule`."""
 
     def __init__(
         self, drafter: Drafter, controller: Controller, nodes: int, clock: Callable[[], float] = perf_counter
@@ -53,6 +64,16 @@ class Serial(Plain):
         self.controller = controller
         self.nodes = nodes
         self.clock = clock
+        self.damaged = False
+        self._given_back: str | None = None
+
+    @property
+    def undrafted(self) -> str | None:
+        return self._given_back or self.controller.refusal
+
+    @property
+    def took(self) -> float | None:
+        return self.controller.took
 
     def begin(self, context: Context, limit: int) -> None:
         self.left = limit - 1  # the first token comes from the prompt's own pass
@@ -71,18 +92,8 @@ class Serial(Plain):
         if budget is not None and self.drafter.passes:
             self.passes = budget.passes
             self.tree = self.controller.prune(self._draft(root, budget))
-        self.drafted = self.clock()
-        self.draft_seconds = self.drafted - began
+        self.draft_seconds = self.clock() - began
         return self.tree
-
-    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        if isinstance(self.drafter, Watching):
-            self.drafter.on_layer(index, hidden, rows)
-
-    @property
-    def took(self) -> float | None:
-        """The latest cycle, in plain cycles; None when nobody measures."""
-        return self.controller.took if isinstance(self.controller, Adaptive) else None
 
     def _draft(self, root: int, budget: TreeBudget) -> TokenTree:
         drafting = self.drafter.start([Root((root,))], budget)
@@ -98,11 +109,28 @@ class Serial(Plain):
             drafting.cancel()
             raise
 
+    def settle(self, outcome: Outcome) -> Cycle:
+        cycle = Cycle(self.passes, self.tree, outcome, self.draft_seconds, outcome.seconds)
+        self.controller.record(cycle)
+        self.drafter.commit(self.root, outcome)
+        self.left -= len(outcome.tokens)
+        return cycle
+
+    def lesson(self) -> Controller | None:
+        return None if self.took is None else self.controller
+
+    def give_back(self, reason: str) -> None:
+        self.drafter, self._given_back = without_models(self.drafter), reason
+
     def _drop_models(self) -> None:
         self.damaged, self.drafter = True, without_models(self.drafter)
 
-    def settle(self, outcome: Outcome) -> None:
-        verify_seconds = self.clock() - self.drafted
-        self.controller.record(Cycle(self.passes, self.tree, outcome, self.draft_seconds, verify_seconds))
-        self.drafter.commit(self.root, outcome)
-        self.left -= len(outcome.tokens)
+    def on_chunk(self) -> None:
+        pass
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        if isinstance(self.drafter, Watching):
+            self.drafter.on_layer(index, hidden, rows)
+
+    def on_wait(self) -> bool:
+        return False

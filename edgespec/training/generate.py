@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.core.acceptance import make_acceptance
+from edgespec.core.batch import Verification
+from edgespec.core.passes import LocalVerifier
 from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.tree import TokenTree
 from edgespec.progress import Progress, ProgressCallback
-from edgespec.runtimes.base import TREE_ROWS, Rows
+from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.kv_cache import TorchKVCache, cache_bytes
 from edgespec.runtimes.torch.target import TorchTarget
@@ -32,7 +34,7 @@ SAVE_SECONDS = 60.0
 
 
 @dataclass
-class _Session:
+class _Seat:
     prompt: int  # its index
     start: int  # its length
     tokens: list[int]
@@ -52,34 +54,34 @@ class Replies:
         options: GenerationOptions,
     ) -> None:
         """length: of prompt and reply together, in tokens; a reply ends there, or with a token of `eos`."""
+        self.verifier = LocalVerifier(target)
         self.target = target
         self.eos = eos
         self.sessions = sessions
         self.length = length
         self.sampler, self.seed = Sampler(options), options.seed
+        self.acceptance = make_acceptance(None, options)
 
     def run(self, prompts: Sequence[tuple[int, list[int]]], done: Callable[[int, Sample], None]) -> None:
         """`prompts`: (index, tokens); each shorter than `length`."""
         waiting = list(reversed(prompts))
-        active: list[_Session] = []
+        active: list[_Seat] = []
         while waiting or active:
             if waiting and (not active or (self.sessions - len(active)) * 4 >= self.sessions):
-                joined = self._join(waiting, self.sessions - len(active))
-                self._pass(joined, [s.tokens for s in joined], prefill=True)
-                active += joined
+                active += self._join(waiting, self.sessions - len(active))
             else:
-                self._pass(active, [s.tokens[-1:] for s in active], prefill=False)
-            for session in active:
-                if self._ended(session):
-                    done(session.prompt, Sample.behind(session.tokens, session.start))
-            active = [s for s in active if not self._ended(s)]
+                self._go_on(active)
+            for seat in active:
+                if self._ended(seat):
+                    done(seat.prompt, Sample.behind(seat.tokens, seat.start))
+            active = [seat for seat in active if not self._ended(seat)]
 
-    def _ended(self, session: _Session) -> bool:
-        return session.tokens[-1] in self.eos or len(session.tokens) >= self.length
+    def _ended(self, seat: _Seat) -> bool:
+        return seat.tokens[-1] in self.eos or len(seat.tokens) >= self.length
 
-    def _join(self, waiting: list[tuple[int, list[int]]], most: int) -> list[_Session]:
-        """The next prompts that one pass has room for."""
-        joined: list[_Session] = []
+    def _join(self, waiting: list[tuple[int, list[int]]], most: int) -> list[_Seat]:
+        """The next prompts that one pass has room for, each with its reply's first token."""
+        joined: list[_Seat] = []
         rows = 0
         while waiting and len(joined) < most and (not joined or rows + len(waiting[-1][1]) <= PREFILL_ROWS):
             index, tokens = waiting.pop()
@@ -87,24 +89,21 @@ class Replies:
             target = self.target
             cache = TorchKVCache(target.config, self.length, 1, target.dtype, target.device)
             noise = Noise((self.seed + index) % 2**63)
-            joined.append(_Session(index, len(tokens), list(tokens), cache, noise))
+            joined.append(_Seat(index, len(tokens), list(tokens), cache, noise))
+        logits = self.verifier.prefill_all([(seat.cache, seat.tokens) for seat in joined])
+        for seat, row in zip(joined, logits, strict=True):
+            seat.tokens.append(self.sampler.pick(row, seat.noise, seat.start))
         return joined
 
-    def _pass(self, sessions: list[_Session], tokens: list[list[int]], prefill: bool) -> None:
-        """One more token for each of these sessions."""
-        target = self.target
-        rows = Rows.concat(
-            [
-                Rows.append(s.cache, np.arange(-1, len(new) - 1), prefill)
-                for s, new in zip(sessions, tokens, strict=True)
-            ]
-        )
-        hidden = target.run(target.embed(np.concatenate(tokens)), rows, range(target.config.layers))
-        ends = [segment.stop - 1 for segment in rows.segments]
-        logits: NDArray[np.float32] = target.logits(hidden[ends]).cpu().numpy()
-        for session, new, row in zip(sessions, tokens, logits, strict=True):
-            session.cache.commit(np.arange(len(new)))
-            session.tokens.append(self.sampler.pick(row, session.noise, len(session.tokens)))
+    def _go_on(self, seats: Sequence[_Seat]) -> None:
+        """One more token for each, in one pass."""
+        roots = [TokenTree.root(seat.tokens[-1]) for seat in seats]
+        parts = [
+            Verification(seat.cache, root, self.acceptance, seat.noise)
+            for seat, root in zip(seats, roots, strict=True)
+        ]
+        for seat, outcome in zip(seats, self.verifier.verify_all(parts), strict=True):
+            seat.tokens += outcome.tokens
 
 
 def generate_replies(

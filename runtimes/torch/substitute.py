@@ -118,7 +118,14 @@ class SubstituteWeights:
         tensors = (t for blocks in self.blocks.values() for b in blocks for t in (b.data, b.scale))
         return sum(t.nbytes for t in tensors if t is not None)
 
-    def linear(self, name: str, x: Tensor, exact: bool, observer: PassObserver | None = None) -> Tensor:
+    def linear(
+        self,
+        name: str,
+        x: Tensor,
+        exact: bool,
+        observer: PassObserver | None = None,
+        apart: Sequence[range] = (),
+    ) -> Tensor:
         """x [n, in] @ W^T (+ bias) -> [n, out]. Drafts need no exact bits, so low-bit rows take the fastest
         kernel, and the target's own the one that reads memory fastest, which is the exact one."""
         parts = [linear(x, block, exact=block.scale is None) for block in self.blocks[name + ".weight"]]

@@ -24,8 +24,18 @@ class Matrices(Protocol):
     device: torch.device  # where matmuls run
     small: dict[str, Tensor]  # norms and biases
 
-    def linear(self, name: str, x: Tensor, exact: bool, observer: PassObserver | None = None) -> Tensor:
-        """x [n, in] @ W^T (+ bias) -> [n, out] for the matrix called `name` (without ".weight")."""
+    def linear(
+        self,
+        name: str,
+        x: Tensor,
+        exact: bool,
+        observer: PassObserver | None = None,
+        apart: Sequence[range] = (),
+    ) -> Tensor:
+        """x [n, in] @ W^T (+ bias) -> [n, out] for the matrix called `name` (without ".weight").
+
+        `exact`: a row's bits do not depend on n. `apart`: each of these spans of rows is multiplied alone.
+        """
 
     def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
         """Rows of the embedding, [n] -> [n, d]."""
@@ -108,9 +118,10 @@ class TorchTarget(Generic[W]):
     ) -> Tensor:
         """One decoder layer, [n, d] -> [n, d]."""
         c, name, n = self.config, f"model.layers.{index}.", len(hidden)
+        apart = rows.segments if rows.apart else ()
 
         def linear(matrix: str, x: Tensor) -> Tensor:
-            return self.weights.linear(name + matrix, x, not rows.prefill, observer)
+            return self.weights.linear(name + matrix, x, not rows.prefill, observer, apart)
 
         x = self._norm(name + "input_layernorm", hidden)
         q = linear("self_attn.q_proj", x).view(n, c.heads, c.head_dim)

@@ -138,8 +138,15 @@ class Weights:
         streamed = self.streamer.bytes_read if self.streamer else 0
         return streamed + sum(f.bytes_read for f in self.files.values())
 
-    def linear(self, name: str, x: Tensor, exact: bool, observer: PassObserver | None = None) -> Tensor:
-        """x [n, in] @ W^T (+ bias) -> [n, out] for the matrix called `name` (without ".weight")."""
+    def linear(
+        self,
+        name: str,
+        x: Tensor,
+        exact: bool,
+        observer: PassObserver | None = None,
+        apart: Sequence[range] = (),
+    ) -> Tensor:
+        """x [n, in] @ W^T (+ bias) -> [n, out] for the matrix called `name`; see `runtimes.torch.target`."""
         parts = []
         for chunk, piece, scale in self.blocks[name + ".weight"]:
             if observer is not None:
@@ -147,7 +154,10 @@ class Weights:
             block = self.resident.get((piece.tensor, piece.row))
             if block is None:
                 block = as_block(self._bytes(chunk, observer), piece, scale)
-            parts.append(linear(x, block, exact))
+            if apart:
+                parts.append(torch.cat([linear(x[s.start : s.stop], block, exact) for s in apart]))
+            else:
+                parts.append(linear(x, block, exact))
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         bias = self.small.get(name + ".bias")
         return out if bias is None else out + bias

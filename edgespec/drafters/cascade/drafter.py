@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgespec.core.acceptance import Outcome
-from edgespec.drafters.base import Cancelling, Context, Drafting, Root, TreeBudget, committed, shared_prefix
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.drafters.base import Cancelling, Drafting, Root, committed, shared_prefix
 from edgespec.drafters.cascade.exits import AdapterExit, Exit
 from edgespec.drafters.cascade.forest import Forest
 from edgespec.drafters.cascade.rounds import CascadeDrafting, Claim, DrawnInside
@@ -120,7 +121,7 @@ class CascadeDrafter:
             raise ValueError("a cascade drafts behind one root, while the target rests")
         self.forget()
         self.forest = forest = Forest(self.target, self.cache, Cancelling(self.context.check))
-        if self.context.sampler is not None and self.context.noise is not None:
+        if self.context.drawn:
             return DrawnInside(self, forest, roots[0], budget, self.context.sampler, self.context.noise)
         return CascadeDrafting(self, forest, roots[0].token, budget)
 

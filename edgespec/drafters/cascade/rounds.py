@@ -12,8 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from edgespec.core.sampling import FloatArray, IntArray, Noise, Sampler
+from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import Root, TreeBudget
+from edgespec.drafters.base import Root
 from edgespec.drafters.cascade.exits import Exit
 from edgespec.drafters.cascade.forest import Forest
 from edgespec.drafters.cascade.tree import Calibration, RankedTree

@@ -1,0 +1,281 @@
+"""One pass of the target over parts of several conversations: their trees, or blocks of their prompts.
+
+Rows of all parts share the matmuls, and each part gets exactly the bits of a pass of its own: a tree's rows
+stay within one row class, a prompt's block is multiplied in one piece (docs/exactness.md). What goes wrong
+with one part (its observer, its acceptance, NaN) becomes that part's `error` and is no matter to the others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edgespec.core.acceptance import Acceptance, Logits, Outcome
+from edgespec.core.sampling import IntArray, Noise
+from edgespec.core.tree import TokenTree
+from edgespec.errors import Cancelled, ModelError
+from edgespec.runtimes.base import PREFILL_ROWS, KVCache, PassObserver, Rows, Target
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(eq=False)
+class Verification:
+    """A tree, and after the pass the `outcome` (its path is committed) or the `error`."""
+
+    cache: KVCache
+    tree: TokenTree
+    acceptance: Acceptance
+    noise: Noise
+    observer: PassObserver | None = None
+    outcome: Outcome | None = field(default=None, init=False)
+    error: BaseException | None = field(default=None, init=False)
+
+    @property
+    def rows(self) -> int:
+        return len(self.tree)
+
+    def result(self) -> Outcome:
+        """The outcome; raises the error."""
+        _raise_error(self)
+        assert self.outcome is not None, "not judged yet"
+        return self.outcome
+
+    def open(self) -> Rows:
+        """A row for each node; slot i of the cache is node i."""
+        if self.tree.computed is None:
+            return Rows.append(self.cache, self.tree.parents)
+        written, layers = self.tree.computed.slots, int(self.tree.starts.max())
+        return Rows.of(self.cache, self.cache.adopt(self.tree.parents, written, layers))
+
+    def judge(self, logits: Logits) -> None:
+        """Walk the tree by what follows each node, [n, V]."""
+        outcome = self.acceptance.walk(self.tree, logits, self.noise, self.cache.length + 1)
+        self.cache.commit(outcome.path)
+        self.outcome = outcome
+
+
+@dataclass(eq=False)
+class Block:
+    """Some tokens of a prompt, [n <= PREFILL_ROWS], and after the pass what follows the `last` block's last
+    token, `logits` [V], or the `error`. Its tokens are committed as soon as the layers are through."""
+
+    cache: KVCache
+    tokens: Sequence[int]
+    last: bool = True
+    observer: PassObserver | None = None
+    logits: Logits | None = field(default=None, init=False)
+    error: BaseException | None = field(default=None, init=False)
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+    def result(self) -> Logits | None:
+        """The logits, None unless it is the last block; raises the error."""
+        _raise_error(self)
+        return self.logits
+
+    def open(self) -> Rows:
+        return Rows.append(self.cache, np.arange(-1, len(self.tokens) - 1), prefill=True)
+
+    def commit(self) -> None:
+        self.cache.commit(np.arange(len(self.tokens)))
+
+    def judge(self, logits: Logits) -> None:
+        (self.logits,) = logits
+
+
+Part = Verification | Block
+
+
+def blocks(cache: KVCache, tokens: Sequence[int], observer: PassObserver | None = None) -> Iterator[Block]:
+    """A prompt, cut as its bits need it."""
+    for start in range(0, len(tokens), PREFILL_ROWS):
+        stop = start + PREFILL_ROWS
+        yield Block(cache, tokens[start:stop], stop >= len(tokens), observer)
+
+
+def run_pass(target: Target, parts: Sequence[Part], observer: PassObserver | None = None) -> None:
+    """One pass over parts of one kind, of different caches; `observer` hears all of it (`FanOut`).
+
+    Each part has its result, or its own error, after it. Whatever is raised concerns them all (Ctrl-C, the
+    disk), and leaves every cache at its committed length.
+    """
+    try:
+        trees = [part for part in parts if isinstance(part, Verification)]
+        if trees:
+            _verify(target, trees, observer)
+        else:
+            _prefill(target, [part for part in parts if isinstance(part, Block)], observer)
+    except BaseException:
+        for part in parts:
+            part.cache.truncate(part.cache.length)
+        raise
+
+
+def verify(
+    target: Target, parts: Sequence[Verification], observer: PassObserver | None = None
+) -> list[Outcome]:
+    """Judge one tree of each of several conversations in one pass, and commit what is accepted.
+
+    Raises what ends the pass, and the first part's own error.
+    """
+    run_pass(target, parts, observer)
+    return [part.result() for part in parts]
+
+
+def prefill(
+    target: Target,
+    cache: KVCache,
+    tokens: Sequence[int],
+    observer: PassObserver | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Logits:
+    """Commit `tokens` in blocks of one pass each; returns the last token's logits [V].
+
+    `progress` gets the number of tokens committed so far. A block that is interrupted leaves the blocks
+    before it committed.
+    """
+    logits, done = None, 0
+    for block in blocks(cache, tokens, observer):
+        run_pass(target, [block], observer)
+        logits, done = block.result(), done + block.rows
+        if progress is not None:
+            progress(done)
+    assert logits is not None, "a prompt has at least one token"
+    return logits
+
+
+class FanOut:
+    """The observers of a pass's parts: each hears of its own rows. One that raises ends its own part, and the
+    pass when no other is left. See `runtimes.base.PassObserver`."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = {id(part.cache): part for part in parts}
+
+    def on_chunk(self) -> None:
+        self._tell(lambda observer, part: observer.on_chunk())
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        spans = {id(cache): span for cache, span in zip(rows.caches, rows.segments, strict=True)}
+
+        def tell(observer: PassObserver, part: Part) -> None:
+            if (span := spans.get(id(part.cache))) is not None:
+                own = np.arange(span.start, span.stop)
+                observer.on_layer(index, hidden[span.start : span.stop], rows.take(own))
+
+        self._tell(tell)
+
+    def on_wait(self) -> bool:
+        worked: list[bool] = []
+        self._tell(lambda observer, part: worked.append(observer.on_wait()))
+        return any(worked)
+
+    def _tell(self, say: Callable[[PassObserver, Part], None]) -> None:
+        for part in self.parts.values():
+            if part.error is None and part.observer is not None:
+                _alone(part, say, part.observer, part)
+        if all(part.error is not None for part in self.parts.values()):
+            raise Cancelled("no part of the pass is left")
+
+
+def _alone(part: Part, work: Callable[..., None], *arguments: Any) -> None:
+    """Do what concerns one part only: what it raises is its own error. But a Ctrl-C, which may come at any
+    moment in the main thread, is meant for the whole pass."""
+    try:
+        work(*arguments)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise
+        part.error = error
+
+
+def _raise_error(part: Part) -> None:
+    error, part.error = part.error, None  # an error knows its part by its traceback: no circles
+    if error is not None:
+        try:
+            raise error
+        finally:
+            del error
+
+
+def _prefill(target: Target, parts: Sequence[Block], observer: PassObserver | None) -> None:
+    rows = Rows.concat([part.open() for part in parts])
+    if len(parts) > 1:
+        rows = replace(rows, apart=True)
+    hidden = target.embed(np.concatenate([part.tokens for part in parts]))
+    hidden = target.run(hidden, rows, range(target.config.layers), observer)
+    for part in parts:
+        if part.error is None:
+            part.commit()
+        else:
+            part.cache.truncate(part.cache.length)
+    ends = [(part, span[-1:]) for part, span in zip(parts, rows.segments, strict=True) if part.last]
+    _judge(target, hidden, ends, observer)
+
+
+def _verify(target: Target, parts: Sequence[Verification], observer: PassObserver | None) -> None:
+    rows = Rows.concat([part.open() for part in parts])
+    trees = [part.tree for part in parts]
+    starts = np.concatenate([tree.starts for tree in trees])
+    hidden = _states(target, rows, trees, starts)
+    # A row enters the pass at the layer that its drafter has come to; each layer is run once, for all rows
+    # that have entered.
+    for first, stop in pairwise([*np.unique(starts).tolist(), target.config.layers]):
+        entered = np.flatnonzero(starts <= first)
+        if len(entered) == rows.n:
+            hidden = target.run(hidden, rows, range(first, stop), observer)
+        else:
+            hidden[entered] = target.run(hidden[entered], rows.take(entered), range(first, stop), observer)
+    _judge(target, hidden, list(zip(parts, rows.segments, strict=True)), observer)
+    for part in parts:
+        if part.error is not None:
+            part.cache.truncate(part.cache.length)
+
+
+def _states(target: Target, rows: Rows, trees: Sequence[TokenTree], starts: IntArray) -> Tensor:
+    """The hidden state with which each row enters, [n, d]."""
+    tokens, fresh = np.concatenate([tree.tokens for tree in trees]), np.flatnonzero(starts == 0)
+    if len(fresh) == rows.n:
+        return target.embed(tokens)
+    parts = [(segment, tree.computed) for segment, tree in zip(rows.segments, trees, strict=True)]
+    some = next(computed for _, computed in parts if computed is not None)
+    hidden = some.hidden.new_empty((rows.n, target.config.hidden_size))
+    if len(fresh):
+        hidden[fresh] = target.embed(tokens[fresh])
+    for segment, computed in parts:
+        if computed is not None:
+            known = np.flatnonzero(computed.slots >= 0)
+            hidden[segment.start + known] = computed.hidden[computed.slots[known]]
+    return hidden
+
+
+def _judge(
+    target: Target, hidden: Tensor, spans: Sequence[tuple[Part, range]], observer: PassObserver | None
+) -> None:
+    """Give each of these parts the logits of its rows of `hidden` [n, d]."""
+    asking = [(part, span) for part, span in spans if part.error is None]
+    if not asking:
+        return
+    wanted = np.concatenate([np.arange(span.start, span.stop) for _, span in asking])
+    rows = hidden if len(wanted) == len(hidden) else hidden[wanted]
+    try:
+        logits: Logits = target.logits(rows, observer).cpu().numpy()
+    except ModelError:  # NaN: whose?
+        if len(asking) == 1:
+            raise
+        for part, span in asking:
+            _alone(part, _judge, target, hidden, [(part, span)], part.observer)
+        return
+    done = 0
+    for part, span in asking:
+        own, done = logits[done : done + len(span)], done + len(span)
+        if part.error is None:  # it may have been cancelled on the way through the head
+            _alone(part, part.judge, own)

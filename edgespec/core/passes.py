@@ -1,0 +1,182 @@
+"""The verifier on this machine: conversations take turns, and whoever has the turn takes along who waits.
+
+    thread A   draft │ leads ── pass of A and B ────│ settle, draft │ leads ── pass of A, B and C ──│ ...
+    thread B     draft │ waits ─────────────────────│ settle, draft │ waits ────────────────────────│ ...
+    thread C                   draft │ waits ───────────────────────────────────────────────────────│ ...
+
+Weights are read once a pass, so a pass for three conversations costs about what it costs for one; and
+whatever shares it changes nobody's bits (`core.batch`). So who leads the next pass waits a moment for those
+that the last one has served.
+
+The main thread is the one that Ctrl-C interrupts, at any moment. Nobody takes its parts along, nor it
+anybody's: when it is interrupted, no pass of others is under way in it, and none elsewhere has its caches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter
+
+from edgespec.core.acceptance import Acceptance, Logits, Outcome
+from edgespec.core.batch import FanOut, Part, Verification, blocks, run_pass
+from edgespec.core.sampling import Noise
+from edgespec.core.tree import TokenTree
+from edgespec.runtimes.base import KVCache, PassObserver, Target
+
+TICK = 0.05  # seconds; who waits for a turn looks this often whether it is cancelled
+GATHER = 0.1  # of the last pass's time may the next one wait for those it served
+
+
+class LocalVerifier:
+    """See `core.verify.Verifier`. One for each target, whose passes it runs one after the other."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        # A bare lock: acquired and released by `with` in single steps, between which no Ctrl-C can come.
+        self.turn = threading.Lock()
+        self.runner: int | None = None  # the thread that runs a pass now
+        self._seconds = 0.0  # that the latest pass took
+        self._changed = threading.Condition()  # guards the following, which the main thread stays clear of
+        self._waiting: deque[Part] = deque()
+        self._leader: Part | None = None  # whose thread runs the next pass, or this one
+        self._taken: list[Part] = []  # in the pass under way
+        self._served: set[int] = set()  # ids of the last pass's caches that have not come back
+
+    def prefill(
+        self,
+        seat: KVCache,
+        tokens: Sequence[int],
+        observer: PassObserver | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Logits:
+        logits, done = None, 0
+        for block in blocks(seat, tokens, observer):
+            self._submit(block)
+            logits, done = block.result(), done + block.rows
+            if progress is not None:
+                progress(done)
+        assert logits is not None, "a prompt has at least one token"
+        return logits
+
+    def verify(
+        self,
+        seat: KVCache,
+        tree: TokenTree,
+        acceptance: Acceptance,
+        noise: Noise,
+        observer: PassObserver | None = None,
+    ) -> Outcome:
+        part = Verification(seat, tree, acceptance, noise, observer)
+        self._submit(part)
+        return part.result()
+
+    def prefill_all(self, prompts: Sequence[tuple[KVCache, Sequence[int]]]) -> list[Logits]:
+        """The prompts of several seats of one caller, as many as there is room for in a pass."""
+        cut = [list(blocks(seat, tokens)) for seat, tokens in prompts]
+        for step in range(max(map(len, cut))):  # the blocks of one prompt come one after the other
+            self._run_all([own[step] for own in cut if step < len(own)])
+        found = [own[-1].result() for own in cut]
+        return [logits for logits in found if logits is not None]
+
+    def verify_all(self, parts: Sequence[Verification]) -> list[Outcome]:
+        """The trees of several seats of one caller, as many as there is room for in a pass. Raises the first
+        part's error, when all have been judged."""
+        self._run_all(parts)
+        return [part.result() for part in parts]
+
+    def _run_all(self, parts: Sequence[Part]) -> None:
+        left = deque(parts)
+        while left:
+            with self.turn:
+                self._run(self._fitting(left))
+
+    def _submit(self, part: Part) -> None:
+        """Have the part computed, in this thread or another: it has its result then, or its error."""
+        if threading.current_thread() is threading.main_thread():
+            with self.turn:
+                self._run([part])
+        elif self._is_to_lead(part):
+            self._lead(part)
+
+    def _is_to_lead(self, part: Part) -> bool:
+        """Wait until the next pass is this thread's to run, or another thread has computed the part."""
+        with self._changed:
+            self._waiting.append(part)
+            self._served.discard(id(part.cache))
+            self._changed.notify_all()
+            while part in self._waiting or part in self._taken:
+                if self._leader is None and self._waiting[0] is part:
+                    self._leader = part
+                    return True
+                self._changed.wait(TICK)
+                if part in self._waiting:
+                    self._leave_if_cancelled(part)
+            return False
+
+    def _lead(self, part: Part) -> None:
+        try:
+            with self._changed:
+                last = perf_counter() + GATHER * self._seconds
+                while self._served and (left := last - perf_counter()) > 0:
+                    self._changed.wait(min(left, TICK))
+                    self._leave_if_cancelled(part)
+            while not self.turn.acquire(timeout=TICK):
+                with self._changed:
+                    self._leave_if_cancelled(part)
+            try:
+                with self._changed:
+                    self._taken = self._fitting(self._waiting)
+                self._run(self._taken)
+            except BaseException as error:  # the disk's, say: it concerns all of them
+                for taken in self._taken:
+                    taken.error = taken.error or error
+            finally:
+                self.turn.release()
+        finally:
+            with self._changed:
+                self._served = {id(taken.cache) for taken in self._taken}
+                self._taken, self._leader = [], None
+                self._changed.notify_all()
+
+    def _leave_if_cancelled(self, part: Part) -> None:
+        """While nobody computes the part. Raises whatever its observer would at the next chunk."""
+        try:
+            if part.observer is not None:
+                part.observer.on_chunk()
+        except BaseException:
+            self._waiting.remove(part)
+            self._changed.notify_all()
+            raise
+
+    def _fitting(self, queue: deque[Part]) -> list[Part]:
+        """Take the first part, and those of its kind that the ledger has room for in one pass."""
+        parts = [queue.popleft()]
+        room = self.target.slots if isinstance(parts[0], Verification) else self.target.prefill_rows
+        room -= parts[0].rows
+        for part in list(queue):
+            if type(part) is type(parts[0]) and part.rows <= room:
+                room -= part.rows
+                queue.remove(part)
+                parts.append(part)
+        return parts
+
+    def _run(self, parts: Sequence[Part]) -> None:
+        """One pass; in the thread that has the turn."""
+        observer = parts[0].observer if len(parts) == 1 else FanOut(parts)
+        began = perf_counter()
+        self.runner = threading.get_ident()
+        try:
+            if observer is not None:
+                observer.on_chunk()  # it may have been cancelled, and the target closed, meanwhile
+            run_pass(self.target, parts, observer)
+        finally:
+            self.runner = None
+            self._seconds = perf_counter() - began
+        rows = sum(part.rows for part in parts)
+        for part in parts:
+            if isinstance(part, Verification) and part.outcome is not None:
+                beside = rows - part.rows
+                part.outcome = replace(part.outcome, seconds=self._seconds, beside=beside)

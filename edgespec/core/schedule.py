@@ -1,0 +1,100 @@
+"""When drafting happens, and how much of it: what the loop knows of that. Needs no torch.
+
+A *schedule* hands out the trees of one reply, and hears what became of them. A *controller* decides for a
+schedule how much is worth drafting and verifying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from edgespec.config import GenerationOptions
+from edgespec.core.acceptance import Outcome
+from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.trace import Cycle
+from edgespec.core.tree import TokenTree
+from edgespec.runtimes.base import PassObserver
+
+
+@dataclass(frozen=True)
+class TreeBudget:
+    """How much may be drafted. What costs no pass is drafted anyway."""
+
+    nodes: int  # of a tree, the root included
+    depth: int  # of the deepest node
+    passes: int  # of the draft model
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a reply begins with.
+
+    tokens: the prompt: all that the target has committed.
+    sampler, noise: with which the target's own tokens are chosen.
+    drawn: acceptance judges by the distribution that a token was *drawn* from (`ratio`): trees must be chains
+        drawn with `sampler` and `noise`. Otherwise a tree holds the likeliest continuations.
+    check: called between blocks of long work; raises Cancelled.
+    """
+
+    tokens: Sequence[int]
+    sampler: Sampler = field(default_factory=lambda: Sampler(GenerationOptions()))
+    noise: Noise = field(default_factory=lambda: Noise(0))
+    drawn: bool = False
+    check: Callable[[], None] = lambda: None
+
+
+class Controller(Protocol):
+    """Decides for one conversation; told of every cycle that was completed."""
+
+    @property
+    def took(self) -> float | None:
+        """The latest cycle, in plain cycles; None when nobody measures."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the latest budget was None although the reply had room for drafts; None otherwise."""
+
+    def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
+        """What to draft, within `limit` and the drafter's sensible numbers of `passes`; None = nothing."""
+
+    def prune(self, tree: TokenTree) -> TokenTree:
+        """The part of a drafted tree that is worth verifying."""
+
+    def record(self, cycle: Cycle) -> None:
+        """Learn from a cycle."""
+
+    def heir(self) -> Controller:
+        """For the next conversation: it begins with what this one has learned."""
+
+
+class Schedule(PassObserver, Protocol):
+    """When drafting happens: hands out the trees of one conversation, and is told what became of them."""
+
+    @property
+    def damaged(self) -> bool:
+        """A drafter's model computed NaN, and drafts no more."""
+
+    @property
+    def undrafted(self) -> str | None:
+        """Why drafting has stopped, wholly or in part, for the user; None while it goes on."""
+
+    @property
+    def took(self) -> float | None:
+        """The latest cycle, in plain cycles; None when nobody measures."""
+
+    def begin(self, context: Context, limit: int) -> None:
+        """A reply of at most `limit` tokens begins; its prompt is committed. Raises Cancelled."""
+
+    def next_tree(self, root: int) -> TokenTree:
+        """The tree to verify next, whose root is the last emitted token."""
+
+    def settle(self, outcome: Outcome) -> Cycle:
+        """What the target made of the last tree; its accepted tokens are committed."""
+
+    def lesson(self) -> Controller | None:
+        """What the next conversation may begin with; None when this one has learned nothing."""
+
+    def give_back(self, reason: str) -> None:
+        """Draft no more with what holds memory of its own: the target gets it. `reason` is for the user."""

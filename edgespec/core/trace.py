@@ -1,0 +1,42 @@
+"""What happened, as it happens: an event for each cycle and, where somebody listens, for each layer.
+
+Events only: statistics, the controller, the hand-over of memory and benchmarks all read the same. Needs no
+torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgespec.core.acceptance import Outcome
+from edgespec.core.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """What one cycle did; seconds."""
+
+    passes: int | None  # of drafting; None = the drafter was not asked
+    tree: TokenTree  # as verified
+    outcome: Outcome
+    draft_seconds: float
+    verify_seconds: float  # of the target's pass, without waiting for its turn
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of the target has been run for this conversation's rows, of a prompt or a tree."""
+
+    index: int
+    rows: int
+    at: float  # seconds, as of time.perf_counter
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Who listens to a session. Called in the thread that computes, so it should be quick; costs nothing
+    where it is None."""
+
+    cycle: Callable[[Cycle], None] | None = None
+    layer: Callable[[Layer], None] | None = None

@@ -1,0 +1,224 @@
+"""One reply under way: the prompt, then cycle after cycle, as text and as statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.core.acceptance import Acceptance, Outcome
+from edgespec.core.decode import decode
+from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.schedule import Context, Schedule
+from edgespec.core.trace import Cycle, Layer, Trace
+from edgespec.core.verify import Cancellation, Verifier
+from edgespec.progress import Progress, ProgressCallback
+from edgespec.response import Response, Stats
+from edgespec.runtimes.base import KVCache, Rows
+from edgespec.runtimes.config import ModelConfig
+from edgespec.text.detokenize import Detokenizer
+from edgespec.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Host(Protocol):
+    """What conversations need of the engine that they are on."""
+
+    tokenizer: Tokenizer
+    options: EngineOptions
+    eos: frozenset[int]
+    drafters: tuple[str, ...]
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def verifier(self) -> Verifier: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def dial(self) -> int:
+        """Bytes that the process may use."""
+
+    @property
+    def bytes_read(self) -> int:
+        """From flash so far."""
+
+    def peak_memory(self) -> int:
+        """Bytes that the process has used at most."""
+
+    def after_cycle(self, schedule: Schedule, cycle: Cycle, check: Callable[[], None]) -> None:
+        """Between two cycles of a conversation: memory may change hands. `check` raises Cancelled."""
+
+    def learn(self, schedule: Schedule) -> None:
+        """A reply is over: the next conversation begins with what it taught."""
+
+
+class Reply:
+    """The work of one reply, and what there is to tell of it."""
+
+    def __init__(
+        self,
+        host: Host,
+        prompt: list[int],
+        options: GenerationOptions,
+        acceptance: Acceptance,
+        limit: int,
+        progress: ProgressCallback | None,
+        trace: Trace | None,
+    ) -> None:
+        """`limit`: the most tokens it may have."""
+        self.host, self.prompt, self.limit = host, prompt, limit
+        self.acceptance, self.progress, self.trace = acceptance, progress, trace
+        self.cancellation = Cancellation()
+        self.noise, self.sampler = Noise(options.seed), Sampler(options)
+        self.stats = Stats(prompt_tokens=len(prompt), dial=host.dial)
+        self.stats.acceptance, self.stats.lossless = acceptance.name, acceptance.lossless
+        self.writer = _Writer(host, options, limit, self.stats)
+        self.clock = _Clock(host, self.stats)
+        self.root = -1  # the last token said
+
+    def begin(self, seat: KVCache, schedule: Schedule) -> None:
+        """Commit the prompt from the seat's length on, and choose the first token. Raises Cancelled."""
+        self.cancellation.check()
+        self.clock.start()
+        reused = self.stats.reused_tokens = seat.length
+        host, fresh = self.host, self.prompt[reused:]
+        observer = _Observer(self.cancellation, schedule, host.config.layers, self.progress, self.trace)
+
+        def advance(done: int) -> None:
+            if self.progress is not None:
+                self.progress(Progress("prefill", done, len(fresh), "tokens"))
+
+        logits = host.verifier.prefill(seat, fresh, observer, advance)
+        drawn = self.acceptance.name == "ratio"
+        context = Context(self.prompt, self.sampler, self.noise, drawn, self.cancellation.check)
+        with host.verifier.turn:  # sessions share a draft model
+            self.cancellation.check()
+            schedule.begin(context, self.limit)
+        self.root = self.sampler.pick(logits, self.noise, len(self.prompt))
+        self.schedule = schedule
+        self.cycles = decode(host.verifier, seat, self.root, self.acceptance, self.noise, schedule, observer)
+        self.clock.first_token()
+
+    def cycle(self) -> Cycle:
+        """Some more tokens. Raises Cancelled."""
+        self.cancellation.check()
+        cycle = next(self.cycles)
+        self.root = cycle.outcome.bonus
+        self.stats.drafter_damaged, self.stats.undrafted = self.schedule.damaged, self.schedule.undrafted
+        self.clock.cycle(cycle.outcome)
+        if self.trace is not None and self.trace.cycle is not None:
+            self.trace.cycle(cycle)
+        return cycle
+
+    def cancelled(self) -> Response:
+        """The last response of a reply that was broken off."""
+        self.clock.measure()
+        return self.writer.cancelled()
+
+
+class _Observer:
+    """What happens while a pass is under way, for one reply; see `runtimes.base.PassObserver`."""
+
+    def __init__(
+        self,
+        cancellation: Cancellation,
+        schedule: Schedule,
+        layers: int,
+        progress: ProgressCallback | None,
+        trace: Trace | None,
+    ) -> None:
+        self.cancellation, self.schedule, self.layers, self.progress = (
+            cancellation,
+            schedule,
+            layers,
+            progress,
+        )
+        self.layer = trace.layer if trace is not None else None
+
+    def on_chunk(self) -> None:
+        self.cancellation.check()
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        if self.progress is not None:
+            self.progress(Progress("layers", index + 1, self.layers, "layers"))
+        if self.layer is not None:
+            self.layer(Layer(index, rows.n, perf_counter()))
+        self.schedule.on_layer(index, hidden, rows)
+
+    def on_wait(self) -> bool:
+        self.cancellation.check()
+        return self.schedule.on_wait()
+
+
+class _Writer:
+    """Turns tokens into responses until the reply is over: EOS, a stop string, or the limit."""
+
+    def __init__(self, host: Host, options: GenerationOptions, limit: int, stats: Stats) -> None:
+        self.text = Detokenizer(host.tokenizer, options.stop, continues=True)
+        self.eos = frozenset[int]() if options.ignore_eos else host.eos
+        self.limit = limit
+        self.stats = stats
+        self.finished = False
+
+    def write(self, tokens: Sequence[int], drafted: int) -> Iterator[Response]:
+        """One response a token, the first `drafted` of which came from the drafter."""
+        for place, token in enumerate(tokens):
+            self.stats.reply_tokens += 1
+            reason = None
+            if token in self.eos:
+                text, reason = self.text.finish(), "stop"
+            else:
+                text = self.text.add(token)
+                if self.text.stopped:
+                    reason = "stop"
+                elif self.stats.reply_tokens == self.limit:
+                    text, reason = text + self.text.finish(), "length"
+            self.finished = reason is not None
+            yield Response(text, token, place < drafted, reason, stats=self.stats)
+            if self.finished:
+                return
+
+    def cancelled(self) -> Response:
+        self.finished = True
+        return Response(self.text.finish(), None, False, "cancelled", stats=self.stats)
+
+
+class _Clock:
+    """Fills in the measured part of the stats."""
+
+    def __init__(self, host: Host, stats: Stats) -> None:
+        self.host = host
+        self.stats = stats
+        self.start()
+
+    def start(self) -> None:
+        self.began = self.decode_began = perf_counter()
+        self.bytes = self.decode_bytes = self.host.bytes_read
+
+    def first_token(self) -> None:
+        self.decode_began = perf_counter()
+        self.decode_bytes = self.host.bytes_read
+        self.stats.prefill_seconds = self.decode_began - self.began
+        self.stats.cycles = 1
+        self.measure()
+
+    def cycle(self, outcome: Outcome) -> None:
+        self.stats.cycles += 1
+        self.stats.drafted += outcome.drafted
+        self.stats.accepted += outcome.accepted
+        self.measure()
+
+    def measure(self) -> None:
+        now = self.host.bytes_read
+        self.stats.bytes_read = now - self.bytes
+        if self.stats.cycles:
+            self.stats.decode_seconds = perf_counter() - self.decode_began
+            self.stats.decode_bytes_read = now - self.decode_bytes
+        self.stats.peak_memory = self.host.peak_memory()
