@@ -14,7 +14,7 @@ import typer
 from edgespec import __version__
 from edgespec.apps import options
 from edgespec.apps.common import open_engine
-from edgespec.apps.reply import reply_to
+from edgespec.apps.reply import follow
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import OptionError
@@ -139,8 +139,9 @@ def _run(test: Test, engine: Engine, session: Session, dice: random.Random, term
     is_prompt = test.kind == "pp"
     prompt = [dice.randrange(engine.config.vocab_size) for _ in range(test.length if is_prompt else 1)]
     wanted = GenerationOptions(max_tokens=1 if is_prompt else test.length + 1)
-    reply = reply_to(prompt, session, wanted, terminal, show=False)
-    if reply.interrupted:
+    terminal.busy(f"prompt {len(prompt)} tokens")
+    reply = follow(session.generate(prompt, wanted, terminal.progress), session.cancel, terminal, show=False)
+    if reply.finish_reason == "cancelled":
         raise typer.Exit(130)
     stats = reply.stats
     if not is_prompt:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from edgespec.apps import options
+from edgespec.apps import options, saved
 from edgespec.apps.commands import COMMANDS, run_command
-from edgespec.apps.common import demo_model, demo_options, describe_plan, open_engine
-from edgespec.apps.conversation import Conversation
+from edgespec.apps.common import demo_model, demo_options, open_engine
+from edgespec.apps.keyboard import typing_ahead
+from edgespec.apps.prompts import read_text
 from edgespec.apps.reader import Interrupted, PipeReader, Reader, TerminalReader, history_file
-from edgespec.apps.reply import Reply, reply_to
-from edgespec.apps.stats import stats_line
+from edgespec.apps.talk import Talk
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.errors import ContextError, EdgeSpecError
-from edgespec.response import Stats
-
-if TYPE_CHECKING:
-    from edgespec.engine import Engine
+from edgespec.errors import ContextError, EdgeSpecError, OptionError
+from edgespec.text.conversation import Message
 
 
 @options.takes(generation=())
@@ -33,15 +31,37 @@ def chat(
     ] = None,
     prompt: Annotated[
         str | None,
-        typer.Option("--prompt", "-p", metavar="TEXT", help="Answer this and leave.", show_default=False),
+        typer.Option(
+            "--prompt",
+            "-p",
+            metavar="TEXT",
+            help="Answer this, with what standard input holds below it, and leave.",
+            show_default=False,
+        ),
     ] = None,
     system: Annotated[
         str | None, typer.Option("--system", metavar="TEXT", help="System prompt.", show_default=False)
     ] = None,
+    system_file: Annotated[
+        Path | None,
+        typer.Option("--system-file", metavar="FILE", help="System prompt, from a file.", show_default=False),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")
+    ] = False,
     history: Annotated[
-        bool, typer.Option("--history/--no-history", help="Remember typed lines for the next chat.")
+        bool,
+        typer.Option(
+            "--history/--no-history", help="Remember typed lines, and the conversation for --continue."
+        ),
     ] = True,
     stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Show figures after each reply.")] = True,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show planned and measured memory after each reply, too.")
+    ] = False,
+    show_drafts: Annotated[
+        bool, typer.Option("--show-drafts", help="Colour the tokens that were drafted.")
+    ] = False,
     *,
     engine: EngineOptions,
     generation: GenerationOptions,
@@ -51,14 +71,56 @@ def chat(
     if model is None:
         engine = demo_options(engine)
     options.check_together(engine, generation)
-    with Terminal() as terminal, open_engine(source, engine, terminal) as opened:
-        this = Chat(opened, source, terminal, generation, stats)
+    system = _system_prompt(system, system_file)
+    earlier = _earlier() if resume else None
+    if prompt is not None:
+        prompt = _with_input(prompt)
+    with Terminal() as terminal, typing_ahead(), open_engine(source, engine, terminal) as opened:
+        remembers = history and (resume or (terminal.interactive and prompt is None))
+        talk = Talk(opened, source, terminal, generation, stats, verbose, remembers)
+        if show_drafts and not terminal.show_drafts():
+            terminal.note("drafts are not shown: there are no colours here")
+        if earlier is not None:
+            talk.restore(earlier)
         if system:
-            this.conversation.set_system(system)
+            talk.chat.conversation.set_system(system)
         if prompt is not None:
-            this.ask(prompt)
-            raise typer.Exit(130 if this.interrupted else 0)
-        this.talk(_reader(history, terminal))
+            talk.ask(prompt)
+            raise typer.Exit(130 if talk.interrupted else 0)
+        _converse(talk, _reader(history, terminal), terminal)
+
+
+def _converse(talk: Talk, reader: Reader, terminal: Terminal) -> None:
+    """Answer messages and run commands until the end. Raises typer.Exit when some of a pipe's have failed."""
+    if terminal.interactive:
+        terminal.note(talk.describe())
+        terminal.note("/help lists the commands; Ctrl-C stops a reply; Ctrl-D leaves")
+        if talk.chat.messages:
+            terminal.note(f"going on after {len(talk.chat.messages)} messages; /show chat has them")
+    if not talk.engine.tokenizer.has_chat_template:
+        terminal.note("this model has no chat template; it gets a plain transcript")
+    failed = False
+    while not talk.leaving:
+        try:
+            message = reader.read()
+        except Interrupted:
+            terminal.note("(Ctrl-D or /exit leaves)")
+            continue
+        if message is None:
+            break
+        try:
+            if message.startswith("/"):
+                run_command(talk, message)
+            elif message.strip():
+                talk.ask(message)
+        except EdgeSpecError as error:
+            afresh = ", or /clear to start afresh" if isinstance(error, ContextError) else ""
+            terminal.error(options.message_of(error, in_chat=True) + afresh)
+            failed = True
+        except KeyboardInterrupt:  # between two replies, or once more while one was ending
+            terminal.note("[stopped]")
+    if failed and not terminal.interactive:
+        raise typer.Exit(1)
 
 
 def _reader(history: bool, terminal: Terminal) -> Reader:
@@ -67,104 +129,25 @@ def _reader(history: bool, terminal: Terminal) -> Reader:
     return TerminalReader(history_file() if history else None, [f"/{name}" for name in COMMANDS])
 
 
-class Chat:
-    """One conversation on a terminal.
+def _system_prompt(text: str | None, file: Path | None) -> str | None:
+    if file is None:
+        return text
+    if text is not None:
+        raise OptionError("--system and --system-file both give a system prompt; leave one of them out")
+    with file.open("rb") as stream:
+        return read_text(stream, str(file)).strip()
 
-    Attributes:
-        interrupted: whether the last reply was stopped with Ctrl-C.
-        leaving: set by /exit.
-    """
 
-    def __init__(
-        self,
-        engine: Engine,
-        model: str,
-        terminal: Terminal,
-        options: GenerationOptions,
-        show_stats: bool = True,
-    ) -> None:
-        self.engine = engine
-        self.model = model
-        self.terminal = terminal
-        self.options = options
-        self.show_stats = show_stats
-        self.session = engine.new_session()
-        self.conversation = Conversation(engine.tokenizer)
-        self.last_stats: Stats | None = None
-        self.interrupted = False
-        self.leaving = False
-        terminal.count_reads(lambda: engine.bytes_read)
+def _with_input(prompt: str) -> str:
+    """The prompt of -p, and below it what is piped into the command."""
+    piped = "" if sys.stdin.isatty() else read_text(sys.stdin.buffer, "standard input").strip()
+    if not prompt.strip() and not piped:
+        raise OptionError("-p is empty; give it a message")
+    return "\n\n".join(filter(None, (prompt, piped)))
 
-    def describe(self) -> str:
-        return describe_plan(Path(self.model).name, self.engine.plan, self.engine.drafters)
 
-    def talk(self, reader: Reader) -> None:
-        """Answer messages and run commands until the end."""
-        if self.terminal.interactive:
-            self.terminal.note(self.describe())
-            self.terminal.note("/help lists the commands; Ctrl-C stops a reply; Ctrl-D leaves")
-        if not self.engine.tokenizer.has_chat_template:
-            self.terminal.note("this model has no chat template; it gets a plain transcript")
-        while not self.leaving:
-            try:
-                message = reader.read()
-            except Interrupted:
-                self.terminal.note("(Ctrl-D or /exit leaves)")
-                continue
-            if message is None:
-                break
-            try:
-                if message.startswith("/"):
-                    run_command(self, message)
-                elif message.strip():
-                    self.ask(message)
-            except ContextError as error:
-                self.terminal.error(f"{options.message_of(error)}, or /clear to start afresh")
-            except EdgeSpecError as error:
-                self.terminal.error(options.message_of(error, prefix=""))
-            except KeyboardInterrupt:  # between two replies, or once more while one was ending
-                self.terminal.note("[stopped]")
-
-    def ask(self, message: str, earlier: Conversation | None = None) -> None:
-        """Reply to one message. What a reply said before Ctrl-C or an error is kept; a message without any
-        reply is not. `earlier`: the conversation to go back to unless the new reply is a whole one."""
-        self.conversation.ask(message)
-        reply = Reply()
-        prompt: list[int] = []
-        try:
-            prompt = self.conversation.prompt()
-            options = self.conversation.options(self.options)
-            reply_to(prompt, self.session, options, self.terminal, reply=reply)
-        except BaseException:
-            kept = self._keep(reply, prompt, earlier)
-            if reply.tokens or earlier:
-                self.terminal.note(f"[the reply broke off; {kept}]")
-            raise
-        kept = self._keep(reply, prompt, earlier)
-        self.interrupted = reply.interrupted
-        if reply.interrupted:
-            self.terminal.note(f"[stopped; {kept}]")
-        elif reply.finish_reason == "length":
-            self.terminal.note(self._why_cut(reply))
-        if reply.tokens:
-            self.last_stats = reply.stats
-            if self.show_stats:
-                self.terminal.note(stats_line(reply.stats))
-
-    def _keep(self, reply: Reply, prompt: list[int], earlier: Conversation | None) -> str:
-        """Put the reply into the conversation, or undo what was asked; says which."""
-        if reply.tokens:
-            self.terminal.end_reply()
-        if earlier and reply.interrupted:
-            self.conversation = earlier
-            return "the earlier reply stays"
-        if not reply.tokens:
-            self.conversation.take_back()
-            return "the message is taken back"
-        self.conversation.answer(reply, prompt, self.engine.eos)
-        return "the reply so far is kept"
-
-    def _why_cut(self, reply: Reply) -> str:
-        if len(reply.tokens) == self.options.max_tokens:
-            return f"[stopped after {self.options.max_tokens} tokens, as set by max-tokens]"
-        return f"[the context of {self.session.context} positions is full; /clear starts afresh]"
+def _earlier() -> list[Message]:
+    path = saved.last_chat()
+    if not path.exists():
+        raise OptionError("there is no conversation to go on with: none was kept, or --no-history was given")
+    return saved.load(path)

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.apps import conversation
-from edgespec.apps.options import check_together
+from edgespec.apps import saved
+from edgespec.apps.options import check_together, in_flags
 from edgespec.apps.stats import stats_table
 from edgespec.config import GenerationOptions, with_keywords
 from edgespec.errors import OptionError
 from edgespec.values import did_you_mean, options_of
 
 if TYPE_CHECKING:
-    from edgespec.apps.chat import Chat
+    from edgespec.apps.talk import Talk
 
 
 @dataclass(frozen=True)
 class Command:
-    run: Callable[[Chat, str], None]
+    run: Callable[[Talk, str], None]
     usage: str
     help: str
 
 
-def run_command(chat: Chat, line: str) -> None:
+def run_command(talk: Talk, line: str) -> None:
     """Run one line that begins with "/". Raises OptionError for an unknown command or a wrong argument."""
     name, _, argument = line[1:].partition(" ")
     name = ALIASES.get(name, name)
     if name not in COMMANDS:
         hint = did_you_mean(f"/{name}", [f"/{known}" for known in COMMANDS], "/help lists them")
         raise OptionError(f"there is no command /{name}; {hint} (begin with a space to send it as text)")
-    COMMANDS[name].run(chat, argument.strip())
+    COMMANDS[name].run(talk, argument.strip())
 
 
-def _help(chat: Chat, argument: str) -> None:
+def _help(talk: Talk, argument: str) -> None:
     _takes_nothing("help", argument)
     width = max(len(c.usage) for c in COMMANDS.values())
     lines = [f"{c.usage:<{width}}  {c.help}" for c in COMMANDS.values()]
@@ -44,13 +44,13 @@ def _help(chat: Chat, argument: str) -> None:
         'Enter sends; Alt-Enter or Ctrl-J begins a new line; """ starts and ends a longer message.',
         "Ctrl-G opens $EDITOR. Ctrl-C stops a reply. Ctrl-D leaves.",
     ]
-    chat.terminal.note("\n".join(lines))
+    talk.terminal.note("\n".join(lines))
 
 
-def _set(chat: Chat, argument: str) -> None:
+def _set(talk: Talk, argument: str) -> None:
     name, _, value = argument.partition(" ")
     if not name:
-        chat.terminal.note(describe_options(chat.options))
+        talk.terminal.note(describe_options(talk.chat.options))
         return
     known = options_of(GenerationOptions)
     key = name.replace("-", "_")
@@ -60,13 +60,13 @@ def _set(chat: Chat, argument: str) -> None:
     if not value.strip():
         raise OptionError(f"/set {name} needs a value, or `default`")
     given = known[key].default if value.strip() == "default" else value.strip()
-    wanted = with_keywords(chat.options, {key: given})
-    check_together(chat.engine.options, wanted)
-    chat.options = wanted
-    chat.terminal.note(describe_options(chat.options))
+    wanted = with_keywords(talk.chat.options, {key: given})
+    check_together(talk.engine.options, wanted)
+    talk.chat.options = wanted
+    talk.terminal.note(describe_options(talk.chat.options))
     if wanted.idle:
         idle = " and ".join(n.replace("_", "-") for n in wanted.idle)
-        chat.terminal.note(f"at temperature 0 the likeliest token is taken, whatever {idle} says")
+        talk.terminal.note(f"at temperature 0 the likeliest token is taken, whatever {idle} says")
 
 
 def describe_options(options: GenerationOptions) -> str:
@@ -79,72 +79,85 @@ def describe_options(options: GenerationOptions) -> str:
     return " · ".join(f"{name} {value}" for name, value in shown.items())
 
 
-def _show(chat: Chat, argument: str) -> None:
+def _show(talk: Talk, argument: str) -> None:
     if argument == "plan":
-        chat.terminal.note(chat.engine.plan.describe())
+        talk.terminal.note(in_flags(talk.engine.plan.describe()))
     elif argument == "chat":
         lines = [
-            f"{m.role}{' (stopped)' if m.stopped else ''}: {m.content}" for m in chat.conversation.messages
+            f"{m.role}{' (stopped)' if m.stopped else ''}: {m.content}"
+            for m in talk.chat.conversation.messages
         ]
-        chat.terminal.note("\n".join(lines) or "nothing has been said yet")
+        talk.terminal.note("\n".join(lines) or "nothing has been said yet")
     elif not argument:
-        positions = f"{len(chat.session.tokens)} of {chat.session.context} positions in use"
-        chat.terminal.note(f"{chat.describe()}\n{describe_options(chat.options)}\n{positions}")
+        positions = f"{len(talk.chat.session.tokens)} of {talk.chat.session.context} positions in use"
+        talk.terminal.note(f"{talk.describe()}\n{describe_options(talk.chat.options)}\n{positions}")
     else:
         raise OptionError(f"/show {argument}: write /show, /show plan or /show chat")
 
 
-def _stats(chat: Chat, argument: str) -> None:
+def _stats(talk: Talk, argument: str) -> None:
     if argument in ("on", "off"):
-        chat.show_stats = argument == "on"
+        talk.show_stats = argument == "on"
     elif argument:
         raise OptionError(f"/stats {argument}: write /stats, /stats on or /stats off")
     else:
-        chat.terminal.note(stats_table(chat.last_stats) if chat.last_stats else "there is no reply yet")
+        talk.terminal.note(
+            stats_table(talk.last_stats, talk.engine.plan) if talk.last_stats else "there is no reply yet"
+        )
 
 
-def _clear(chat: Chat, argument: str) -> None:
+def _clear(talk: Talk, argument: str) -> None:
     _takes_nothing("clear", argument)
-    chat.conversation.clear()
-    chat.terminal.note("the conversation is forgotten")
+    talk.chat.conversation.clear()
+    talk.terminal.note("the conversation is forgotten")
 
 
-def _system(chat: Chat, argument: str) -> None:
+def _system(talk: Talk, argument: str) -> None:
+    conversation = talk.chat.conversation
     if not argument:
-        chat.terminal.note(chat.conversation.system or "there is no system prompt")
+        talk.terminal.note(conversation.system or "there is no system prompt")
         return
-    chat.conversation.set_system(None if argument == "none" else argument)
-    chat.terminal.note("the system prompt is removed" if argument == "none" else "the system prompt is set")
+    conversation.set_system(None if argument == "none" else argument)
+    talk.terminal.note("the system prompt is removed" if argument == "none" else "the system prompt is set")
 
 
-def _save(chat: Chat, argument: str) -> None:
+def _save(talk: Talk, argument: str) -> None:
     path = _path("save", argument)
-    conversation.save(path, chat.conversation.messages, chat.model)
-    chat.terminal.note(f"saved {len(chat.conversation.messages)} messages in {path}")
+    if path.exists() and path.resolve() not in talk.files:
+        try:
+            saved.load(path)
+        except OptionError:
+            raise OptionError(f"{path} exists and is not a chat of edgespec; choose another name") from None
+        raise OptionError(f"{path} exists and holds another chat; choose another name, or remove it first")
+    saved.save(path, talk.chat.messages, talk.model)
+    talk.files.add(path.resolve())
+    talk.terminal.note(f"saved {len(talk.chat.messages)} messages in {path}")
 
 
-def _load(chat: Chat, argument: str) -> None:
+def _load(talk: Talk, argument: str) -> None:
     path = _path("load", argument)
-    chat.conversation.messages = conversation.load(path)
-    chat.terminal.note(f"loaded {len(chat.conversation.messages)} messages from {path}")
+    talk.restore(saved.load(path))
+    talk.files.add(path.resolve())
+    talk.terminal.note(f"loaded {len(talk.chat.messages)} messages from {path}")
 
 
-def _regen(chat: Chat, argument: str) -> None:
+def _undo(talk: Talk, argument: str) -> None:
+    _takes_nothing("undo", argument)
+    message = talk.chat.undo()
+    if message is None:
+        raise OptionError("there is no message to take back")
+    shown = " ".join(message.split())
+    talk.terminal.note(f"taken back: {shown if len(shown) <= 60 else shown[:59] + '…'}")
+
+
+def _regen(talk: Talk, argument: str) -> None:
     _takes_nothing("regen", argument)
-    if not chat.options.temperature:
-        raise OptionError("at temperature 0 the reply would be the same; /set temperature 0.7 first")
-    earlier = chat.conversation.copy()
-    question = chat.conversation.take_back()
-    if question is None:
-        raise OptionError("there is no reply to make again")
-    # The noise depends on the seed and the position only, so the same seed would give the same reply.
-    chat.options = replace(chat.options, seed=chat.options.seed + 1)
-    chat.ask(question, earlier)
+    talk.regenerate()
 
 
-def _exit(chat: Chat, argument: str) -> None:
+def _exit(talk: Talk, argument: str) -> None:
     _takes_nothing("exit", argument)
-    chat.leaving = True
+    talk.leaving = True
 
 
 def _takes_nothing(name: str, argument: str) -> None:
@@ -165,7 +178,12 @@ COMMANDS = {
     "system": Command(_system, "/system [TEXT]", "set the system prompt; `none` removes it; show it"),
     "show": Command(_show, "/show [plan|chat]", "the model and options, the memory plan, or what was said"),
     "stats": Command(_stats, "/stats [on|off]", "the last reply's measurements; the line after each reply"),
-    "regen": Command(_regen, "/regen", "answer the last message again, with the next seed"),
+    "regen": Command(
+        _regen,
+        "/regen",
+        "answer the last message again, with the next seed",
+    ),
+    "undo": Command(_undo, "/undo", "take the last message and its reply back"),
     "clear": Command(_clear, "/clear", "forget the conversation, but not the system prompt"),
     "save": Command(_save, "/save FILE", "write the conversation to a file"),
     "load": Command(_load, "/load FILE", "go on with a conversation from a file"),

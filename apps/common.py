@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.config import EngineOptions
+from edgespec.apps import interrupts
+from edgespec.config import DEVICES, EngineOptions
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
-from edgespec.values import format_bytes
+from edgespec.values import did_you_mean, format_bytes
 
 if TYPE_CHECKING:
     from edgespec.apps.terminal import Terminal
@@ -22,10 +23,26 @@ DEMO_LAYERS = 5  # of 10 in memory
 
 
 def load_engine(model: str | Path, options: EngineOptions, progress: ProgressCallback) -> Engine:
-    """The model behind a command; imports torch."""
-    from edgespec.engine import Engine
+    """The model behind a command; imports torch, after what can be refused without it."""
+    if options.device not in DEVICES:
+        hint = did_you_mean(options.device, DEVICES, f"choose from {', '.join(DEVICES)}")
+        raise OptionError(f"device {options.device!r} is unknown; {hint}", "device")
+    check_source(model)
+    if options.draft_model is not None:
+        check_source(options.draft_model)
+    if options.adapters is not None and not Path(options.adapters).is_dir():
+        raise OptionError(f"adapters is {options.adapters!r}; there is no such directory", "adapters")
+    with interrupts.imports():
+        from edgespec.engine import Engine
 
     return Engine.load(model, options, progress)
+
+
+def check_source(model: str | Path) -> None:
+    """Raises ModelError for what is neither here nor a name on the hub: torch takes seconds to import."""
+    from edgespec.models.hub import find_here
+
+    find_here(str(model))
 
 
 @contextmanager

@@ -12,13 +12,15 @@ import typer
 
 from edgespec.apps import options, prompts
 from edgespec.apps.common import open_engine
-from edgespec.apps.conversation import Conversation
+from edgespec.apps.options import message_of
 from edgespec.apps.prompts import Prompt
-from edgespec.apps.reply import Reply, reply_to
+from edgespec.apps.reply import follow
 from edgespec.apps.stats import stats_line, stats_object
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import EdgeSpecError, OptionError
+from edgespec.response import Response
+from edgespec.text.conversation import Conversation
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -38,6 +40,10 @@ def generate(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a reply.")] = False,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="After a prompt that fails, go on with the next.")
+    ] = False,
+    stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Show figures after each reply.")] = True,
     *,
     engine: EngineOptions,
     generation: GenerationOptions,
@@ -49,18 +55,19 @@ def generate(
     To ask a chat model one question, use `edgespec chat -p`.
     """
     options.check_together(engine, generation)
-    queue = _prompts(prompt)
+    queue = _prompts(prompt, keep_going)
     with Terminal() as terminal, open_engine(model, engine, terminal) as opened:
-        _Run(opened, generation, terminal, as_json).all(queue)
+        _Run(opened, generation, terminal, as_json, stats).all(queue, keep_going)
 
 
-def _prompts(texts: list[str] | None) -> Iterator[Prompt]:
-    """The prompts, the first of which is known to be there before a model is loaded."""
+def _prompts(texts: list[str] | None, keep_going: bool) -> Iterator[Prompt | OptionError]:
+    """The prompts, the first of which is known to be there before a model is loaded. With `keep_going`, what
+    is wrong with a line stands in its place."""
     if texts:
         return iter(list(prompts.from_flags(texts)))
     if sys.stdin.isatty():
         raise OptionError("there is no prompt: give -p TEXT, or standard input with one prompt a line")
-    queue = prompts.from_stream(sys.stdin.buffer)
+    queue = prompts.from_stream(sys.stdin.buffer, keep_going)
     first = next(queue, None)
     if first is None:
         raise OptionError("standard input has no prompt; it takes one a line")
@@ -68,22 +75,37 @@ def _prompts(texts: list[str] | None) -> Iterator[Prompt]:
 
 
 class _Run:
-    def __init__(self, engine: Engine, options: GenerationOptions, terminal: Terminal, as_json: bool) -> None:
+    def __init__(
+        self, engine: Engine, options: GenerationOptions, terminal: Terminal, as_json: bool, stats: bool
+    ) -> None:
         self.engine = engine
         self.options = options
         self.terminal = terminal
         self.as_json = as_json
+        self.stats = stats
         self.session = engine.new_session()
         terminal.count_reads(lambda: engine.bytes_read)
 
-    def all(self, queue: Iterator[Prompt]) -> None:
-        """Answer every prompt. Raises typer.Exit after Ctrl-C; errors name the prompt they are about."""
+    def all(self, queue: Iterator[Prompt | OptionError], keep_going: bool) -> None:
+        """Answer every prompt. Raises typer.Exit after Ctrl-C, and after errors that were said already."""
+        failed = False
         for number, prompt in enumerate(queue):
             try:
+                if isinstance(prompt, OptionError):
+                    raise prompt
                 self._one(number, prompt)
             except EdgeSpecError as error:
-                error.args = (f"{prompt.origin}: {error}", *error.args[1:])
-                raise
+                if isinstance(prompt, Prompt):
+                    error.args = (f"{prompt.origin}: {error}", *error.args[1:])
+                if not keep_going:
+                    raise
+                failed = True
+                said = message_of(error)
+                self.terminal.error(said)
+                if self.as_json:
+                    self.terminal.result(json.dumps({"prompt": number, "error": said}, ensure_ascii=False))
+        if failed:
+            raise typer.Exit(1)
 
     def _one(self, number: int, prompt: Prompt) -> None:
         conversation = Conversation(self.engine.tokenizer)
@@ -91,13 +113,15 @@ class _Run:
             conversation.ask(text)
             tokens = conversation.prompt() if prompt.is_chat else self.engine.tokenizer.encode(text)
             options = conversation.options(self.options) if prompt.is_chat else self.options
-            reply = reply_to(tokens, self.session, options, self.terminal, show=not self.as_json)
+            steps = self.session.generate(tokens, options, self.terminal.progress)
+            self.terminal.busy(f"prompt {len(tokens)} tokens")
+            reply = follow(steps, self.session.cancel, self.terminal, show=not self.as_json)
             self._report(reply, {"prompt": number, "turn": turn})
-            if reply.interrupted:
+            if reply.finish_reason == "cancelled":
                 raise typer.Exit(130)
             conversation.answer(reply, tokens, self.engine.eos)
 
-    def _report(self, reply: Reply, place: dict[str, int]) -> None:
+    def _report(self, reply: Response, place: dict[str, int]) -> None:
         if self.as_json:
             result: dict[str, Any] = {
                 **place,
@@ -109,4 +133,5 @@ class _Run:
             self.terminal.result(json.dumps(result, ensure_ascii=False))
         else:
             self.terminal.end_reply()
-            self.terminal.note(stats_line(reply.stats))
+            if self.stats:
+                self.terminal.note(stats_line(reply.stats, self.terminal.width))

@@ -1,11 +1,8 @@
-"""The `edgespec` command: its subcommands, and how errors end it.
-
-Exit codes: 0, 1 for an error met while working, 2 for a wrong option, 130 for Ctrl-C.
-"""
+"""The `edgespec` command: its subcommands, and how errors end it."""
 
 from __future__ import annotations
 
-import sys
+import errno
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -15,6 +12,7 @@ from edgespec import __version__
 from edgespec.apps import options
 from edgespec.apps.bench import bench
 from edgespec.apps.chat import chat
+from edgespec.apps.examples import BENCH, CHAT, GENERATE, PACK
 from edgespec.apps.generate import generate
 from edgespec.apps.pack import pack
 from edgespec.apps.terminal import Terminal
@@ -23,16 +21,16 @@ from edgespec.errors import EdgeSpecError, OptionError
 
 # The base of typer's usage errors: click's class, or, from typer 0.26 on, typer's own copy of it.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+_NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 app = typer.Typer(
     name="edgespec",
     help="Run language models larger than the memory they may use, with exactly the model's own output.",
     epilog="Options can be set in the environment too, as EDGESPEC_MEMORY, and in edgespec.toml.",
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (chat, generate, pack, bench):
-    app.command()(command)
+for command, examples in ((chat, CHAT), (generate, GENERATE), (pack, PACK), (bench, BENCH)):
+    app.command(epilog=examples)(command)
 app.add_typer(train)
 
 
@@ -54,16 +52,18 @@ def _edgespec(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; the exit code."""
+    """Run one command line; the exit code (`edgespec.apps.start` has the list)."""
     try:
         return int(app(args=list(arguments), prog_name="edgespec", standalone_mode=False) or 0)
     except EdgeSpecError as error:
         Terminal().error(options.message_of(error))
         return 2 if isinstance(error, OptionError) else 1
+    except BrokenPipeError:  # whoever read the replies has enough
+        return 1
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in _NO_ROOM:
             raise
-        Terminal().error(f"{error.filename}: {error.strerror}")
+        Terminal().error(f"{error.filename or 'writing to standard output failed'}: {error.strerror}")
         return 1
     except UsageError as error:
         context = getattr(error, "ctx", None)
@@ -72,12 +72,3 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     except (KeyboardInterrupt, typer.Abort):
         return 130
-
-
-def main() -> None:
-    """The console script."""
-    sys.exit(run(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()

@@ -100,23 +100,26 @@ def check_together(engine: EngineOptions, generation: GenerationOptions) -> None
     check_acceptance(make_acceptance(generation.acceptance, generation), engine.drafter, members)
 
 
-def in_flags(message: str) -> str:
-    """A message of the library, which names options as Python does (`memory=`), with flags."""
+def in_flags(message: str, in_chat: bool = False) -> str:
+    """A message of the library, which names options as Python does (`memory=`), with flags; or, in a chat,
+    with /set for what can be set there."""
 
     def flag(match: re.Match[str]) -> str:
-        value = match[2]
-        return ALL[match[1]].flag + (f" {value}" if value else "")
+        name, value = match[1], match[2]
+        settable = in_chat and name in options_of(GenerationOptions)
+        shown = f"/set {ALL[name].flag[2:]}" if settable else ALL[name].flag
+        return shown + (f" {value}" if value else "")
 
     return re.sub(rf"\b({'|'.join(ALL)})=([\w.+\"'-]*)", flag, message)
 
 
-def message_of(error: EdgeSpecError, prefix: str = "--") -> str:
-    """An error's message with options as flags; the one that is wrong was a flag, or (prefix "") a /set."""
+def message_of(error: EdgeSpecError, in_chat: bool = False) -> str:
+    """An error's message with options as the user writes them: as flags, or in a chat as /set does."""
     text = str(error)
     option = getattr(error, "option", None)
     if option in ALL and text.startswith(option):
-        text = text.replace(option, prefix + ALL[option].flag[2:], 1)
-    return in_flags(text)
+        text = text.replace(option, ALL[option].flag[2 if in_chat else 0 :], 1)
+    return in_flags(text, in_chat)
 
 
 def known_variables() -> set[str]:

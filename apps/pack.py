@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from edgespec.apps import options
+from edgespec.apps import common, interrupts, options
 from edgespec.apps.progress import format_seconds
 from edgespec.apps.terminal import Terminal
 from edgespec.config import PRECISIONS, EngineOptions
@@ -62,8 +62,10 @@ def pack(
 def _pack(model: str, out: Path, precision: str | None, substitute: str | None) -> None:
     with Terminal() as terminal:
         terminal.busy("starting")
-        from edgespec.models.packing import pack_model
-        from edgespec.offload.chunk_store import is_store
+        common.check_source(model)
+        with interrupts.imports():
+            from edgespec.models.packing import pack_model
+            from edgespec.offload.chunk_store import is_store
 
         added = substitute is not None and is_store(out)  # to what is there already
         watch = _Watch("pack", terminal)
@@ -86,7 +88,8 @@ def _pack(model: str, out: Path, precision: str | None, substitute: str | None) 
 def _verify(directory: Path) -> None:
     with Terminal() as terminal:
         terminal.busy("starting")
-        from edgespec.models.packing import verify_store
+        with interrupts.imports():
+            from edgespec.models.packing import verify_store
 
         watch = _Watch("verify", terminal)
         verify_store(directory, watch)

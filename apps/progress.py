@@ -125,7 +125,7 @@ class ProgressLine:
     def _show(self, text: str, now: float, force: bool = False) -> None:
         if self._drawn and now < self._next_draw and not force:
             return
-        width = _width(self.stream)
+        width = width_of(self.stream)
         if self.column and self.column % width == 0:
             return  # the reply's last line is exactly full: moving the cursor would lose its place
         line = f"\x1b[2m{text[: width - 1]}\x1b[0m"
@@ -149,7 +149,8 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-def _width(stream: TextIO) -> int:
+def width_of(stream: TextIO) -> int:
+    """Cells of a line on a terminal."""
     try:
         return max(20, os.get_terminal_size(stream.fileno()).columns)
     except (OSError, ValueError):

@@ -22,6 +22,17 @@ class Prompt:
     origin: str  # for messages: "prompt 2", "line 7"
 
 
+def read_text(stream: BinaryIO, name: str) -> str:
+    """All of a stream. Raises OptionError when it is too long, or not UTF-8."""
+    data = stream.read(MAX_LINE_BYTES + 1)
+    if len(data) > MAX_LINE_BYTES:
+        raise OptionError(f"{name} is longer than {MAX_LINE_BYTES} bytes")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
 def from_flags(texts: Sequence[str]) -> Iterator[Prompt]:
     for number, text in enumerate(texts, 1):
         if not text:
@@ -29,10 +40,11 @@ def from_flags(texts: Sequence[str]) -> Iterator[Prompt]:
         yield Prompt((text,), False, f"prompt {number}")
 
 
-def from_stream(stream: BinaryIO) -> Iterator[Prompt]:
+def from_stream(stream: BinaryIO, keep_going: bool = False) -> Iterator[Prompt | OptionError]:
     """One prompt a line: plain text, or a JSON object with "prompt" or "turns". Blank lines are skipped.
 
-    Raises OptionError naming the line that is too long, not UTF-8, or an object of another kind.
+    Raises OptionError naming the line that is too long, not UTF-8, or an object of another kind; yields it
+    instead with `keep_going` (but for a line that is too long: where the next begins is not known).
     """
     number = 0
     while line := stream.readline(MAX_LINE_BYTES + 1):
@@ -41,13 +53,24 @@ def from_stream(stream: BinaryIO) -> Iterator[Prompt]:
         if len(line) > MAX_LINE_BYTES:
             raise OptionError(f"{origin} of standard input is longer than {MAX_LINE_BYTES} bytes")
         try:
-            text = line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise OptionError(
-                f"{origin} of standard input is not UTF-8: {error.reason} at byte {error.start}"
-            ) from None
-        if text.strip():
-            yield _parse(text, origin)
+            prompt = _read(line, origin)
+        except OptionError as error:
+            if not keep_going:
+                raise
+            yield error
+        else:
+            if prompt is not None:
+                yield prompt
+
+
+def _read(line: bytes, origin: str) -> Prompt | None:
+    try:
+        text = line.decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise OptionError(
+            f"{origin} of standard input is not UTF-8: {error.reason} at byte {error.start}"
+        ) from None
+    return _parse(text, origin) if text.strip() else None
 
 
 def _parse(text: str, origin: str) -> Prompt:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edgespec.apps.saved import data_directory
 from edgespec.errors import StorageError
 
 if TYPE_CHECKING:
@@ -131,12 +132,3 @@ def history_file() -> Path:
     except OSError as error:
         raise StorageError(f"cannot keep a history in {path}: {error.strerror}; use --no-history") from None
     return path
-
-
-def data_directory() -> Path:
-    """The user's data folder for this program, by the platform's convention."""
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "edgespec"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home()) / "edgespec"
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "edgespec"

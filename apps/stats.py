@@ -2,34 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.apps.progress import format_seconds
 from edgespec.response import Stats
 from edgespec.values import format_bytes
 
+if TYPE_CHECKING:
+    from edgespec.offload.plan.plan import Plan
 
-def stats_line(stats: Stats) -> str:
-    """Speed, tokens per cycle, drafts accepted, bytes per token, read rate, peak memory against the dial."""
-    parts = []
+
+def stats_line(stats: Stats, width: int | None = None) -> str:
+    """Speed, tokens per cycle, drafts accepted, bytes per token, read rate, peak memory against the dial.
+
+    width: cells of the terminal; what does not fit is left out, the least telling first (/stats has it all).
+    """
+    parts: list[tuple[int, str]] = []  # what matters more has the lower number
     if stats.reply_tokens > 1:
-        parts.append(f"{stats.tokens_per_second:.3g} tok/s")
+        parts.append((0, f"{stats.tokens_per_second:.3g} tok/s"))
     if stats.cycles:
-        parts.append(f"{stats.tokens_per_cycle:.3g} tok/cycle")
+        parts.append((3, f"{stats.tokens_per_cycle:.3g} tok/cycle"))
     if stats.drafted:
-        parts.append(f"{stats.accepted}/{stats.drafted} drafts accepted")
+        parts.append((2, f"{stats.accepted}/{stats.drafted} drafts accepted"))
     if stats.reply_tokens > 1:
-        parts.append(f"{format_bytes(stats.bytes_per_token)}/tok")
-        parts.append(f"read {format_bytes(stats.read_gbps * 1e9)}/s")
-    parts.append(f"peak {_peak(stats)}")
+        parts.append((4, f"{format_bytes(stats.bytes_per_token)}/tok"))
+        parts.append((5, f"read {format_bytes(stats.read_gbps * 1e9)}/s"))
+    parts.append((1, f"peak {_peak(stats)}"))
     if not stats.lossless:
-        parts.append(_acceptance(stats))
+        parts.append((0, _acceptance(stats)))
     if stats.drafter_damaged:
-        parts.append("the drafter's weights are damaged: it drafts no more")
-    return " · ".join(parts)
+        parts.append((0, "the drafter's weights are damaged: it drafts no more"))
+    while width is not None and len(" · ".join(text for _, text in parts)) >= width:
+        least = max(parts)
+        if not least[0]:
+            break
+        parts.remove(least)
+    return " · ".join(text for _, text in parts)
 
 
-def stats_table(stats: Stats) -> str:
+def memory_line(stats: Stats, plan: Plan) -> str:
+    """Planned beside measured memory."""
+    planned = sum(plan.owners.values())
+    return f"memory: planned {format_bytes(planned)} · measured peak {_peak(stats)}"
+
+
+def stats_table(stats: Stats, plan: Plan) -> str:
     """Everything measured about a reply, one figure a line."""
     rows = {
         "prompt": f"{stats.prompt_tokens} tokens, {stats.reused_tokens} of them kept from before, "
@@ -40,7 +57,7 @@ def stats_table(stats: Stats) -> str:
         "drafts": f"{stats.drafted} tokens verified, {stats.accepted} accepted ({_acceptance(stats)})",
         "read": f"{format_bytes(stats.bytes_read)}, {format_bytes(stats.bytes_per_token)}/token, "
         f"{format_bytes(stats.read_gbps * 1e9)}/s while decoding",
-        "peak memory": _peak(stats),
+        "peak memory": f"{_peak(stats)}, planned {format_bytes(sum(plan.owners.values()))}",
     }
     return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
 

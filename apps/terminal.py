@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from collections.abc import Callable
 from types import TracebackType
 
-from edgespec.apps.progress import ProgressLine
+from edgespec.apps.progress import ProgressLine, width_of
+from edgespec.apps.wrap import Wrap
 from edgespec.progress import Progress
 
 # A reply may hold any character; control characters other than tab and newline would drive the terminal.
 _SHOWN_CONTROLS = {c: f"\\x{c:02x}" for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"}
 _STYLES = {"dim": "2", "bold": "1", "red": "31"}
+_DRAFTED = "\x1b[36m"  # cyan
 
 
 class Terminal:
@@ -28,40 +31,57 @@ class Terminal:
         self.interactive = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
         self._reply_on_terminal = sys.stdout.isatty()
         self._same_terminal = self._reply_on_terminal and sys.stderr.isatty()
-        self._colour = (
-            sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-        )
+        self._smart = os.environ.get("TERM") != "dumb"  # knows escape sequences
+        self._may_colour = self._smart and "NO_COLOR" not in os.environ
+        self._wrap = Wrap(lambda: width_of(sys.stdout))
+        self._drafts_style = ""
 
-    def reply(self, text: str) -> None:
-        """Write a piece of a reply, at once."""
+    @property
+    def width(self) -> int | None:
+        """Cells of a line of notes; None without a terminal."""
+        return width_of(sys.stderr) if sys.stderr.isatty() else None
+
+    def show_drafts(self) -> bool:
+        """From now on, colour what was drafted; False where there are no colours."""
+        if self._reply_on_terminal and self._may_colour:
+            self._drafts_style = _DRAFTED
+        return bool(self._drafts_style)
+
+    def reply(self, text: str, drafted: bool = False) -> None:
+        """Write a piece of a reply, at once; on a terminal, lines break between words."""
         if not text:
             return
         self._progress.clear()
         self._mid_reply = True
-        sys.stdout.write(text.translate(_SHOWN_CONTROLS) if self._reply_on_terminal else text)
-        sys.stdout.flush()
+        if self._reply_on_terminal:
+            text = text.translate(_SHOWN_CONTROLS)
+            if self._smart:
+                text = self._wrap.push(text, self._drafts_style if drafted else "")
+        _write(text)
         if self._same_terminal:
-            self._progress.column = self._column_after(text)
+            self._progress.column = self._wrap.column
 
     def end_reply(self) -> None:
         """The reply is complete: end its line."""
         self._progress.clear()
-        sys.stdout.write("\n")
-        sys.stdout.flush()
         self._mid_reply = False
         self._progress.column = 0
+        self._wrap = Wrap(lambda: width_of(sys.stdout))
+        _write("\n")
 
     def result(self, text: str) -> None:
         """Write a command's answer, whole lines, to standard output."""
         self._progress.clear()
-        print(text, flush=True)
+        _write(text + "\n")
 
     def note(self, text: str, style: str = "dim") -> None:
         """Write lines that are not part of a reply."""
         self._progress.clear()
         if self._mid_reply:
             self.end_reply()
-        if self._colour:
+        if self.width is not None:
+            text = "\n".join(_folded(line, self.width - 1) for line in text.split("\n"))
+        if self._may_colour and sys.stderr.isatty():
             text = f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
@@ -89,11 +109,18 @@ class Terminal:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.clear()
-        if self._mid_reply and not isinstance(error, BrokenPipeError):
+        if self._mid_reply and not isinstance(error, OSError):  # which may be about standard output
             self.end_reply()
 
-    def _column_after(self, text: str) -> int:
-        from rich.cells import cell_len
 
-        _, newline, tail = text.rpartition("\n")
-        return cell_len(tail.expandtabs(8)) + (0 if newline else self._progress.column)
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _folded(line: str, width: int) -> str:
+    return (
+        textwrap.fill(line, width, break_on_hyphens=False, drop_whitespace=True)
+        if len(line) > width
+        else line
+    )

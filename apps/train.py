@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgespec.apps import options
+from edgespec.apps import common, interrupts, options
+from edgespec.apps.examples import CASCADE, TRAIN
 from edgespec.apps.progress import format_seconds
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
@@ -21,19 +22,21 @@ if TYPE_CHECKING:
 
 QUIET_SECONDS = 60.0  # between two lines when nobody watches a terminal
 
-train = typer.Typer(name="train", help="Train drafters for a model of yours.", no_args_is_help=True)
+train = typer.Typer(name="train", help="Train drafters for a model of yours.", epilog=TRAIN)
 
 
-@train.callback()
-def _train() -> None:
+@train.callback(invoke_without_command=True)
+def _train(context: typer.Context) -> None:
     """Train drafters for a model of yours."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def _flag(*names: str, metavar: str, help: str) -> Any:
     return typer.Option(*names, metavar=metavar, help=help, show_default=False)
 
 
-@train.command()
+@train.command(epilog=CASCADE)
 @options.takes(("memory", "device", "device_memory", "precision"))
 def cascade(
     model: options.Model,
@@ -108,13 +111,15 @@ def cascade(
     }
     with Terminal() as terminal:
         terminal.busy("starting")
-        from edgespec.devices.probe import peak_memory
-        from edgespec.engine import choose_device
-        from edgespec.models.hub import resolve_model
-        from edgespec.runtimes.formats.describe import describe_model
-        from edgespec.text.tokenizer import load_tokenizer
-        from edgespec.training.cascade import CascadeOptions, choose_depths, train_cascade
-        from edgespec.training.workers import Workers
+        common.check_source(model)
+        with interrupts.imports():
+            from edgespec.devices.probe import peak_memory
+            from edgespec.engine import choose_device
+            from edgespec.models.hub import resolve_model
+            from edgespec.runtimes.formats.describe import describe_model
+            from edgespec.text.tokenizer import load_tokenizer
+            from edgespec.training.cascade import CascadeOptions, choose_depths, train_cascade
+            from edgespec.training.workers import Workers
 
         chosen = CascadeOptions(**{k: v for k, v in wanted.items() if v is not None})
         path = resolve_model(model, terminal.progress)

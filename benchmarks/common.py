@@ -53,7 +53,7 @@ Row = dict[str, Any]
 
 def edgespec_command(*args: str | Path | int) -> list[str]:
     """The command line of this checkout's `edgespec`."""
-    return [sys.executable, "-c", "from edgespec.apps.main import main; main()", *map(str, args)]
+    return [sys.executable, "-c", "from edgespec.apps.start import main; main()", *map(str, args)]
 
 
 def generate_command(

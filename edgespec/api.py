@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
-from dataclasses import replace
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from edgespec.config import EngineOptions, GenerationOptions, refuse_idle, with_keywords
 from edgespec.engine import Engine
 from edgespec.progress import ProgressCallback
-from edgespec.response import Response
+from edgespec.response import Response, in_thread, whole
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-T = TypeVar("T")
 
 
 class EngineKeywords(TypedDict, total=False):
@@ -131,47 +126,6 @@ async def agenerate(
     """`generate` for asyncio; see `astream_generate`."""
     stream = astream_generate(engine, prompt, options, progress=progress, **overrides)
     return whole([response async for response in stream])
-
-
-def whole(responses: Iterator[Response] | list[Response]) -> Response:
-    """A reply's responses as one, with all its text and tokens."""
-    texts, tokens, last = [], [], Response("")
-    for last in responses:
-        texts.append(last.text)
-        if last.token is not None:
-            tokens.append(last.token)
-    return replace(last, text="".join(texts), tokens=tokens)
-
-
-async def in_thread(
-    responses: Generator[T, None, None], cancel: Callable[[], None]
-) -> AsyncGenerator[T, None]:
-    """What a generator yields, each step run in one thread beside the loop.
-
-    A thread of its own, not the loop's pool: what a pass keeps for its thread is kept once. When the task is
-    cancelled, `cancel` ends the step under way, which is waited for; the generator is closed in any case.
-    """
-    loop, end = asyncio.get_running_loop(), object()
-    with_thread = ThreadPoolExecutor(1, "edgespec")
-    try:
-        while True:
-            step = loop.run_in_executor(with_thread, next, responses, end)
-            try:
-                found = await asyncio.shield(step)
-            except asyncio.CancelledError:
-                cancel()
-                while not step.done():
-                    with suppress(asyncio.CancelledError):
-                        await asyncio.wait([step])
-                step.exception()  # it was cancelled: how it ended is of no interest
-                raise
-            if found is end:
-                return
-            yield cast(T, found)
-    finally:
-        closing = loop.run_in_executor(with_thread, responses.close)
-        with_thread.shutdown(wait=False)
-        await asyncio.shield(closing)
 
 
 def _begin(

@@ -24,6 +24,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("source", "bf16", "int8", "int4")
 MEMORY, DRAFTING, REPLY = "Memory", "Drafting", "Reply"
 SETTINGS_BYTES = 10**6  # of an edgespec.toml, at most
@@ -190,8 +191,8 @@ def refuse_idle(options: GenerationOptions, given: Mapping[str, Any]) -> None:
     for name in options.idle:
         if given.get(name) is not None:
             raise OptionError(
-                f"{name} changes nothing at temperature 0, which takes the likeliest token; set "
-                "temperature=0.7, for example, or leave it out",
+                f"{name} changes nothing at temperature 0, which takes the likeliest token; try "
+                "temperature=0.7, or leave it out",
                 name,
             )
 

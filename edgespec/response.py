@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 
@@ -61,3 +63,53 @@ class Response:
     finish_reason: str | None = None
     tokens: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
+
+    def add(self, step: Response) -> None:
+        """Make this the whole of a reply, as far as `step`."""
+        self.text += step.text
+        if step.token is not None:
+            self.tokens.append(step.token)
+        self.token, self.from_draft = step.token, step.from_draft
+        self.finish_reason, self.stats = step.finish_reason, step.stats
+
+
+def whole(steps: Iterable[Response]) -> Response:
+    """A reply's steps as one, with all its text and tokens."""
+    reply = Response("")
+    for step in steps:
+        reply.add(step)
+    return reply
+
+
+async def in_thread(
+    steps: Generator[Response, None, None], cancel: Callable[[], None]
+) -> AsyncGenerator[Response, None]:
+    """A reply's steps for asyncio, each made in one thread beside the loop.
+
+    A thread of its own, not one of the loop's pool: what passes keep for their thread is then kept once.
+    When the task is cancelled, `cancel` ends the step under way, which is waited for. At the end, `steps` is
+    closed.
+    """
+    import asyncio  # not for --help
+    from concurrent.futures import ThreadPoolExecutor
+
+    loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, "edgespec reply")
+    try:
+        while True:
+            step = loop.run_in_executor(thread, next, steps, None)
+            try:
+                made = await asyncio.shield(step)
+            except asyncio.CancelledError:
+                cancel()
+                while not step.done():
+                    with suppress(asyncio.CancelledError):
+                        await asyncio.wait([step])
+                step.exception()  # whatever it is, the task that would care was cancelled
+                raise
+            if made is None:
+                return
+            yield made
+    finally:
+        closed = loop.run_in_executor(thread, steps.close)
+        thread.shutdown(wait=False)
+        await asyncio.shield(closed)

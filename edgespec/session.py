@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
@@ -101,7 +101,7 @@ class Session:
         prompt: Sequence[int],
         options: GenerationOptions | None = None,
         progress: ProgressCallback | None = None,
-    ) -> Iterator[Response]:
+    ) -> Generator[Response, None, None]:
         """Reply to `prompt` (token ids of the whole conversation so far), one Response a token.
 
         What the prompt shares with the session's tokens is not computed again. The last Response has a
@@ -150,7 +150,7 @@ class Session:
             )
         return min(options.max_tokens or room, room)
 
-    def _reply(self, reply: Reply) -> Iterator[Response]:
+    def _reply(self, reply: Reply) -> Generator[Response, None, None]:
         try:
             with suppress(Cancelled):
                 self._in_step(self._begin, reply)

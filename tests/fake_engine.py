@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,6 +55,10 @@ class FakePlan:
         )
     )
 
+    @property
+    def owners(self) -> dict[str, int]:
+        return {"pinned weights": 5 * 10**9, "process": 2 * 10**9}
+
     def describe(self) -> str:
         return "dial 8 GB\n  5 GB  pinned weights"
 
@@ -79,7 +83,7 @@ class FakeSession:
         prompt: Sequence[int],
         options: GenerationOptions,
         progress: Callable[[Progress], None] | None = None,
-    ) -> Iterator[Response]:
+    ) -> Generator[Response, None, None]:
         wanted = options.max_tokens or 1
         if len(prompt) + wanted > self.context:
             raise ContextError(
@@ -90,7 +94,9 @@ class FakeSession:
         self.options.append(options)
         return self._reply(list(prompt), options, progress)
 
-    def _reply(self, prompt: list[int], options: GenerationOptions, progress: Any) -> Iterator[Response]:
+    def _reply(
+        self, prompt: list[int], options: GenerationOptions, progress: Any
+    ) -> Generator[Response, None, None]:
         self._cancelled.clear()
         text = self.engine.tokenizer.decode(prompt)
         message = text.rsplit("<user>")[-1]
@@ -137,7 +143,7 @@ class FakeEngine:
         self.options = EngineOptions()
         self.closed = False
 
-    def new_session(self) -> FakeSession:
+    def new_session(self, context: int | None = None) -> FakeSession:
         self.sessions.append(FakeSession(self))
         return self.sessions[-1]
 

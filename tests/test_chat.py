@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from edgespec.apps import common, main
-from edgespec.apps.conversation import MAX_FILE_BYTES, load
+from edgespec.apps.saved import MAX_FILE_BYTES, load
 from edgespec.errors import EdgeSpecError, StorageError
 from edgespec.response import Response
 from tests.fake_engine import FakeEngine, FakeSession, FakeTokenizer, long_story
@@ -28,7 +28,13 @@ Chat = Callable[..., "tuple[int, str, str]"]
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine()
     monkeypatch.setattr(common, "load_engine", engine.load)
+    monkeypatch.setattr(sys, "stdin", piped(""))
     return engine
+
+
+def piped(text: str | bytes) -> io.TextIOWrapper:
+    data = text.encode() if isinstance(text, str) else text
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="surrogateescape")
 
 
 @pytest.fixture
@@ -38,8 +44,8 @@ def chat(
     """Chat through pipes: lines in; exit code, standard output and standard error back."""
     monkeypatch.chdir(tmp_path)
 
-    def run(lines: str, *flags: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    def run(lines: str | bytes, *flags: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", piped(lines))
         code = main.run(["chat", "m", "--no-stats", *flags])
         captured = capsys.readouterr()
         return code, captured.out, captured.err
@@ -100,9 +106,23 @@ def test_long_messages_stand_between_triple_quotes(chat: Chat, engine: FakeEngin
 
 
 def test_one_message_from_a_flag(chat: Chat, engine: FakeEngine) -> None:
-    code, out, _ = chat("never read\n", "-p", "hi", "--system", "be brief")
+    code, out, _ = chat("", "-p", "hi", "--system", "be brief")
     assert (code, out) == (0, "reply 1\n")
     assert prompts(engine) == ["<system>be brief<user>hi<assistant>"]
+
+
+def test_what_is_piped_in_stands_below_the_message(chat: Chat, engine: FakeEngine) -> None:
+    assert chat("a report\n/help\n", "-p", "sum up")[:2] == (0, "reply 1\n")
+    assert prompts(engine) == ["<user>sum up\n\na report\n/help<assistant>"]
+    for flags, stdin, part in (
+        (["-p", ""], "", "-p is empty"),
+        (["-p", "x"], b"\xff", "standard input is not UTF-8"),
+        (["-p", "x"], b"a" * (16 * 2**20 + 1), "standard input is longer than 16777216 bytes"),
+    ):
+        code, _, err = chat(stdin, *flags)
+        assert code == 2
+        assert part in err
+    assert len(prompts(engine)) == 1
 
 
 def test_stats_line(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +208,7 @@ def test_a_full_context_says_so(chat: Chat, engine: FakeEngine) -> None:
 
 def test_a_message_too_long_for_the_context_is_refused_and_not_kept(chat: Chat, engine: FakeEngine) -> None:
     code, out, err = chat(f"{'long ' * 100}\nshort\n")
-    assert code == 0
+    assert code == 1, "a script sees that a line has failed"
     assert out == "reply 1\n"
     assert re.search(
         r"error: the prompt has 5\d\d tokens .* the context is 400, or /clear to start afresh", err
@@ -236,7 +256,7 @@ def test_unknown_commands_and_arguments_are_refused(chat: Chat, engine: FakeEngi
         "/set temperature\n/set top-p 2\n"
         "/clear all\n/show me\n/stats maybe\n/save\n/load\n/regen\n/exit now\n /not a command\n"
     )
-    assert code == 0
+    assert code == 1
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     parts = [
         "did you mean /help?", "/help lists them", "no option temprature", "it must be a number",

@@ -94,6 +94,9 @@ def test_help_and_version(edgespec: Edgespec) -> None:
         ),
         (["generate", "m", "-p", "x", "--top-k", "5"], "--top-k changes nothing at temperature 0"),
         (["chat", "m", "--top-p", "0.5", "--seed", "7"], "--top-p changes nothing"),
+        (["chat", "m", "-p", ""], "-p is empty"),
+        (["chat", "m", "--system", "a", "--system-file", "b"], "leave one of them out"),
+        (["chat", "m", "--continue"], "there is no conversation to go on with"),
         (["generate", "m", "-p", ""], "-p is empty"),
         (["generate", "m"], "standard input has no prompt"),
         (["chat", "m", "--max-tokens", "0"], "--max-tokens is 0"),
@@ -336,6 +339,45 @@ def test_a_closed_pipe_ends_generate_quietly() -> None:
     assert "Error" not in err
 
 
+def test_generate_without_figures(edgespec: Edgespec, engine: FakeEngine) -> None:
+    assert edgespec("generate", "m", "-p", "x", "--no-stats").err == ""
+
+
+def test_generate_keeps_going(edgespec: Edgespec, engine: FakeEngine) -> None:
+    lines = 'one\n{"text": 1}\n\xff\n%s\nlast\n' % ("long " * 100)
+    stdin = lines.encode("latin-1")
+    result = edgespec("generate", "m", "--json", "--keep-going", "--no-stats", stdin=stdin)
+    assert result.code == 1
+    replies = [json.loads(line) for line in result.out.splitlines()]
+    assert [r.get("text") for r in replies] == ["reply 0", None, None, None, "reply 0"]
+    assert [r["prompt"] for r in replies] == [0, 1, 2, 3, 4]
+    errors = [r["error"] for r in replies if "error" in r]
+    assert [error.split(" ")[:2] for error in errors] == [["line", "2"], ["line", "3"], ["line", "4:"]]
+    assert result.err == "".join(f"error: {error}\n" for error in errors)
+    assert edgespec("generate", "m", stdin=stdin).out == "reply 0\n", "else it stops at the first"
+
+
+def test_train_alone_shows_its_help(edgespec: Edgespec) -> None:
+    result = edgespec("train")
+    assert (result.code, result.err) == (0, "")
+    assert "cascade" in result.out
+
+
+def test_every_help_has_examples(edgespec: Edgespec) -> None:
+    for command in (["chat"], ["generate"], ["pack"], ["bench"], ["train"], ["train", "cascade"]):
+        shown = edgespec(*command, "--help").out
+        assert f"edgespec {' '.join(command)}" in shown.partition("Examples:")[2], command
+
+
+def test_shells_can_complete(edgespec: Edgespec, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--install-completion" in edgespec("--help").out
+    monkeypatch.setenv("_EDGESPEC_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "edgespec generate --mem")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    with pytest.raises(SystemExit):
+        main.run([])
+
+
 # pack
 
 
@@ -368,6 +410,7 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
             raise CorruptFileError(f"{path}/weights.safetensors: chunk 7 fails its checksum")
         progress(Progress("verify", 10**9, 10**9, "bytes"))
 
+    monkeypatch.setattr(common, "check_source", lambda model: None)
     module.pack_model = pack_model  # type: ignore[attr-defined]
     module.verify_store = verify_store  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "edgespec.models.packing", module)

@@ -226,7 +226,7 @@ def test_a_damaged_model_is_one_clear_message(
         (["MODEL", "-p", "x", "--memory", "50MB"], 1, "smallest dial that works"),
         (["MODEL", "-p", "x", "--context", "513"], 2, "512"),
         (["MODEL", "-p", "x", "--resident-layers", "4"], 2, "the model has 3 layers"),
-        (["MODEL", "-p", "x", "--device", "warp"], 1, "warp"),
+        (["MODEL", "-p", "x", "--device", "warp"], 2, "--device 'warp' is unknown"),
         (["MODEL", "-p", "x", "--device", "cpu", "--device-memory", "1GB"], 2, "device"),
         (["MODEL", "-p", "x", "--max-tokens", "600"], 1, "512"),
         (["MODEL", "-p", "word " * 200], 1, "the prompt has 1000 tokens"),

@@ -29,6 +29,8 @@ MAX_LINES = 350
 TORCH_FREE = [
     "edgespec.core.acceptance",
     "edgespec.apps.main",
+    "edgespec.apps.talk",
+    "edgespec.chat",
     "edgespec.config",
     "edgespec.response",
     "edgespec.runtimes.base",

@@ -284,7 +284,7 @@ def test_workers_learn_what_one_learns(model: Path, text: Path, tmp_path: Path) 
     train(model, text, tmp_path / "one")
     options = ["--steps", "6", "--length", "64", "--batch-tokens", "256", "--rate", "3e-3"]
     line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    line += ["-m", "edgespec.apps.main", "train", "cascade", str(model), "--data", str(text)]
+    line += ["-m", "edgespec.apps.start", "train", "cascade", str(model), "--data", str(text)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [*line, "--out", str(tmp_path / "two"), *options, "--memory", "1GB"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)

@@ -68,6 +68,15 @@ def resolve_model(name: str, progress: ProgressCallback | None = None) -> Path:
     Raises ModelError when there is no such model, or none that can be used, StorageError when it does not fit
     on the disk.
     """
+    found = find_here(name)
+    if isinstance(found, Path):
+        return found
+    with _explained(found):
+        return _resolve_hub(found, progress)
+
+
+def find_here(name: str) -> Path | HubModel:
+    """A model's path if it is here, or what to ask the hub for; reads almost nothing. Raises ModelError."""
     path = Path(name).expanduser()
     if name and path.exists():
         return _local(path)
@@ -77,8 +86,7 @@ def resolve_model(name: str, progress: ProgressCallback | None = None) -> Path:
             f"{name!r} is neither a directory or GGUF file here nor a model on the hub (which is org/name, "
             "for example Qwen/Qwen2.5-0.5B-Instruct); check the spelling"
         )
-    with _explained(model):
-        return _resolve_hub(model, progress)
+    return model
 
 
 def _local(path: Path) -> Path:

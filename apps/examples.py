@@ -1,0 +1,32 @@
+"""What stands below each command's --help."""
+
+from __future__ import annotations
+
+
+def _lines(*commands: str) -> str:
+    return "\n\n".join(("Examples:", *commands))  # where the help breaks lines
+
+
+CHAT = _lines(
+    "edgespec chat",
+    "edgespec chat Qwen/Qwen2.5-7B-Instruct --memory 4GB",
+    "edgespec chat MODEL --continue",
+    "cat report.txt | edgespec chat MODEL -p 'Sum this up.'",
+)
+GENERATE = _lines(
+    "edgespec generate MODEL -p 'Once upon a time' --max-tokens 100",
+    "edgespec generate MODEL --json --keep-going < prompts.jsonl",
+)
+PACK = _lines(
+    "edgespec pack MODEL -o packed --precision int8 --substitute int4",
+    "edgespec pack --verify packed",
+)
+BENCH = _lines(
+    "edgespec bench MODEL --memory 8GB",
+    "edgespec bench MODEL -p 512,2048 -n 0 -r 3 --json",
+)
+TRAIN = _lines("edgespec train cascade MODEL --data texts/ --out adapters", "edgespec train cascade --help")
+CASCADE = _lines(
+    "edgespec train cascade MODEL --data texts/ --out adapters --memory 8GB",
+    "edgespec chat MODEL --adapters adapters",
+)

@@ -1,0 +1,132 @@
+"""A chat on the terminal: replies as they come, and what is said about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.apps import saved
+from edgespec.apps.common import describe_plan
+from edgespec.apps.reply import follow
+from edgespec.apps.stats import memory_line, stats_line
+from edgespec.chat import Chat
+from edgespec.config import GenerationOptions
+from edgespec.errors import OptionError, StorageError
+from edgespec.response import Response, Stats
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from edgespec.apps.terminal import Terminal
+    from edgespec.engine import Engine
+    from edgespec.text.conversation import Message
+
+
+class Talk:
+    """One conversation on a terminal.
+
+    Attributes:
+        show_stats: a line of figures after each reply; verbose: planned beside measured memory, too.
+        remembers: the conversation is saved after each reply, for `chat --continue`.
+        last_stats: of the last reply.
+        interrupted: whether the last reply was stopped with Ctrl-C.
+        leaving: set by /exit.
+        files: that this chat was saved in or loaded from.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: str,
+        terminal: Terminal,
+        options: GenerationOptions,
+        show_stats: bool = True,
+        verbose: bool = False,
+        remembers: bool = False,
+    ) -> None:
+        self.chat = Chat(engine, options=options)
+        self.engine = engine
+        self.model = model
+        self.terminal = terminal
+        self.show_stats = show_stats
+        self.verbose = verbose
+        self.remembers = remembers
+        self.last_stats: Stats | None = None
+        self.interrupted = False
+        self.leaving = False
+        self.files: set[Path] = set()
+        terminal.count_reads(lambda: engine.bytes_read)
+
+    def describe(self) -> str:
+        return describe_plan(Path(self.model).name, self.engine.plan, self.engine.drafters)
+
+    def ask(self, message: str) -> None:
+        """Reply to one message; see `Chat` for what is kept of it."""
+        self._reply(lambda: self.chat.stream(message, progress=self.terminal.progress))
+
+    def regenerate(self) -> None:
+        """Reply to the last message again; the earlier reply stays unless the new one is a whole one."""
+        self._reply(lambda: self.chat.regenerate(progress=self.terminal.progress), again=True)
+
+    def restore(self, messages: Sequence[Message]) -> None:
+        """Go on with a saved conversation."""
+        self.chat.conversation.messages = list(messages)
+        system = self.chat.conversation.system
+        if system:
+            try:
+                self.chat.conversation.set_system(system)
+            except OptionError as error:
+                self.terminal.note(f"the saved system prompt: {error}")
+
+    def _reply(self, begin: Callable[[], Generator[Response, None, None]], again: bool = False) -> None:
+        earlier = self.chat.last
+        try:
+            steps = begin()
+            assert self.chat.last is not None
+            self.terminal.busy(f"prompt {self.chat.last.stats.prompt_tokens} tokens")
+            reply = follow(steps, self.chat.cancel, self.terminal)
+        except BaseException:
+            broken = self.chat.last if self.chat.last is not earlier else None
+            if broken is not None and broken.tokens:
+                self.terminal.end_reply()
+            if broken is not None and (broken.tokens or again):
+                self.terminal.note(f"[the reply broke off; {_kept(broken, again)}]")
+            raise
+        if reply.tokens:
+            self.terminal.end_reply()
+        self.interrupted = reply.finish_reason == "cancelled"
+        if self.interrupted:
+            self.terminal.note(f"[stopped; {_kept(reply, again)}]")
+        elif reply.finish_reason == "length":
+            self.terminal.note(self._why_cut(reply))
+        if reply.tokens:
+            self.last_stats = reply.stats
+            self._report(reply.stats)
+            self._remember()
+
+    def _report(self, stats: Stats) -> None:
+        if self.show_stats:
+            self.terminal.note(stats_line(stats, self.terminal.width))
+        if self.verbose:
+            self.terminal.note(memory_line(stats, self.engine.plan))
+
+    def _remember(self) -> None:
+        if self.remembers:
+            try:
+                saved.save_last(self.chat.messages, self.model)
+            except StorageError as error:
+                self.remembers = False
+                self.terminal.note(f"{error}; --continue will not find this conversation")
+
+    def _why_cut(self, reply: Response) -> str:
+        limit, context = self.chat.options.max_tokens, self.chat.session.context
+        if len(reply.tokens) == limit:
+            return f"[stopped after {limit} tokens, as set by max-tokens]"
+        return f"[the context of {context} positions is full; /clear starts afresh]"
+
+
+def _kept(reply: Response, again: bool) -> str:
+    if again:
+        return "the earlier reply stays"
+    return "the reply so far is kept" if reply.tokens else "the message is taken back"

@@ -1,0 +1,192 @@
+"""`Chat`: a conversation with a model, for programs; `edgespec chat` is one of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Sequence
+from contextlib import aclosing, closing
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from edgespec.config import GenerationOptions, refuse_idle, with_keywords
+from edgespec.errors import OptionError
+from edgespec.progress import ProgressCallback
+from edgespec.response import Response, Stats, in_thread, whole
+from edgespec.text.conversation import Conversation, Message
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from edgespec.api import GenerationKeywords
+    from edgespec.engine import Engine
+
+
+class Chat:
+    """Keeps the messages, formats them by the model's template, and computes nothing twice.
+
+        with edgespec.load("model-dir") as engine, edgespec.Chat(engine, system="Be brief.") as chat:
+            for response in chat.stream("Hello!"):
+                print(response.text, end="")
+
+    One reply at a time; `cancel` may come from any thread. A reply that is stopped (by `cancel`, by leaving
+    the iterator, by an error) is kept as far as it went; a message without any reply is not.
+
+    Attributes:
+        options: how replies are made from now on.
+        conversation: what was said; `messages` shows it.
+        last: the last reply, as far as it went; None at the beginning.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        system: str | None = None,
+        options: GenerationOptions | None = None,
+        context: int | None = None,
+    ) -> None:
+        """`context`: positions of the session; None = all that are free, so a second chat needs a number.
+
+        Raises BudgetError when they are not free, OptionError for a system prompt that the model's template
+        would leave out.
+        """
+        self.engine = engine
+        self.options = options or GenerationOptions()
+        self.conversation = Conversation(engine.tokenizer)
+        self.conversation.set_system(system)
+        self.session = engine.new_session(context)
+        self.last: Response | None = None
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """System prompt, questions and replies, oldest first."""
+        return tuple(self.conversation.messages)
+
+    def stream(
+        self,
+        message: str,
+        *,
+        progress: ProgressCallback | None = None,
+        **overrides: Unpack[GenerationKeywords],
+    ) -> Generator[Response, None, None]:
+        """Reply to `message`, one Response a token.
+
+        overrides: fields of GenerationOptions, for this reply.
+
+        Raises OptionError, and ContextError when the conversation would not fit; then nothing has changed.
+        """
+        asked = self.conversation.copy()
+        asked.ask(message)
+        options = with_keywords(self.options, overrides)
+        refuse_idle(options, overrides)
+        return self._reply(asked, options, progress)
+
+    def regenerate(self, *, progress: ProgressCallback | None = None) -> Generator[Response, None, None]:
+        """Reply to the last message again, with the next seed (`options` keeps it).
+
+        The earlier reply stays unless the new one is a whole one. Raises OptionError when there is none, or
+        at temperature 0, where the reply would be the same.
+        """
+        if not self.options.temperature:
+            raise OptionError("at temperature 0 the reply would be the same; try temperature=0.7")
+        asked = self.conversation.copy()
+        question = asked.take_back()
+        if question is None:
+            raise OptionError("there is no reply to make again")
+        asked.ask(question)
+        # The noise depends on seed and position only, so the same seed would give the same reply.
+        options = with_keywords(self.options, {"seed": self.options.seed + 1})
+        replies = self._reply(asked, options, progress, whole_only=True)
+        self.options = options
+        return replies
+
+    def send(
+        self,
+        message: str,
+        *,
+        progress: ProgressCallback | None = None,
+        **overrides: Unpack[GenerationKeywords],
+    ) -> Response:
+        """The whole reply to `message` as one Response; see `stream`."""
+        return whole(self.stream(message, progress=progress, **overrides))
+
+    async def astream(
+        self,
+        message: str,
+        *,
+        progress: ProgressCallback | None = None,
+        **overrides: Unpack[GenerationKeywords],
+    ) -> AsyncIterator[Response]:
+        """`stream` for asyncio: passes run in a thread, and cancelling the task ends the reply."""
+        replies = self.stream(message, progress=progress, **overrides)
+        async with aclosing(in_thread(replies, self.cancel)) as responses:
+            async for response in responses:
+                yield response
+
+    async def asend(
+        self,
+        message: str,
+        *,
+        progress: ProgressCallback | None = None,
+        **overrides: Unpack[GenerationKeywords],
+    ) -> Response:
+        """`send` for asyncio; see `astream`."""
+        return whole([r async for r in self.astream(message, progress=progress, **overrides)])
+
+    def undo(self) -> str | None:
+        """Forget the last message and the reply to it; returns the message, None when there is none."""
+        return self.conversation.take_back()
+
+    def clear(self) -> None:
+        """Forget everything but the system prompt."""
+        self.conversation.clear()
+
+    def cancel(self) -> None:
+        """End the running reply, within one chunk."""
+        self.session.cancel()
+
+    def close(self) -> None:
+        """Give the session's memory back to the engine."""
+        self.session.close()
+
+    def __enter__(self) -> Chat:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Chat of {len(self.messages)} messages with {self.engine!r}>"
+
+    def _reply(
+        self,
+        asked: Conversation,
+        options: GenerationOptions,
+        progress: ProgressCallback | None,
+        whole_only: bool = False,
+    ) -> Generator[Response, None, None]:
+        prompt = asked.prompt()
+        replies = self.session.generate(prompt, asked.options(options), progress)
+        self.last = reply = Response("", stats=Stats(prompt_tokens=len(prompt)))
+        return self._follow(asked, prompt, reply, replies, whole_only)
+
+    def _follow(
+        self,
+        asked: Conversation,
+        prompt: Sequence[int],
+        reply: Response,
+        replies: Generator[Response, None, None],
+        whole_only: bool,
+    ) -> Generator[Response, None, None]:
+        """The conversation stays what it was until the reply to what was `asked` has ended, somehow."""
+        try:
+            with closing(replies):
+                for response in replies:
+                    reply.add(response)
+                    yield response
+        finally:
+            stopped = reply.finish_reason in (None, "cancelled")
+            if reply.tokens and not (stopped and whole_only):
+                asked.answer(reply, prompt, self.engine.eos)
+                self.conversation = asked
