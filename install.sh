@@ -22,7 +22,7 @@ venv=${EDGESPEC_VENV:-.venv}
 python=$venv/bin/python
 
 # Nothing to do when the same sources asked for the same extras before.
-digest=$(cat pyproject.toml install.sh <(printf '%s' "$PWD" "${EDGESPEC_TORCH:-}") | cksum | cut -d' ' -f1)
+digest=$(cat pyproject.toml install.sh kernels/native/* <(printf '%s' "$PWD" "${EDGESPEC_TORCH:-}") | cksum | cut -d' ' -f1)
 stamp=$venv/.edgespec-$digest${extras:+-$extras}
 if [[ -e $stamp ]] && "$python" -I -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ("torch", "edgespec"))))'
 then
@@ -89,6 +89,8 @@ fi
 
 say "Installing EdgeSpec${extras:+ with $extras}"
 pip install --no-build-isolation --editable ".${extras:+[$extras]}" || fail "could not install EdgeSpec (see above)"
+compgen -G "kernels/_native*" >/dev/null ||
+  say "No C compiler was found, so low-bit weights will be multiplied by torch, several times slower (Debian, Ubuntu: apt install gcc; then run this again)"
 find "$venv" -maxdepth 1 -name '.edgespec-*' ! -name ".edgespec-$digest*" -delete
 touch "$stamp"
 say "Ready: $venv/bin/edgespec"

@@ -7,6 +7,7 @@ order of bytes (d, m: fp16; little-endian):
     Q4_0   32: d, 16 bytes (low nibbles first)              w = d (q - 8)
     Q4_K  256: d, m, 12 bytes of 6-bit scales and minima,   w = (d s) q - (m t)   s, t per 32 weights
                128 bytes of nibbles
+    Q5_K  256: as Q4_K, with 32 bytes of fifth bits before the nibbles
     Q6_K  256: 128 bytes of low nibbles, 64 of high bits,   w = (d s) (q - 32)    s per 16 weights
                16 x int8 scales, d
 
@@ -38,6 +39,7 @@ BLOCKS: dict[str, Block] = {
     "Q8_0": Block(32, 2 + 32),
     "Q4_0": Block(32, 2 + 16),
     "Q4_K": Block(256, 2 + 2 + 12 + 128),
+    "Q5_K": Block(256, 2 + 2 + 12 + 32 + 128),
     "Q6_K": Block(256, 128 + 64 + 16 + 2),
 }
 
@@ -83,14 +85,29 @@ def _q4_0(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
     return w
 
 
-def _q4_k(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+def _scales_k(raw: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The factors and minima of a Q4_K or Q5_K block's eight groups, [n, 8, 1] each."""
     d, m = _half(raw[:, 0:2]), _half(raw[:, 2:4])
     low, mid, high = raw[:, 4:8], raw[:, 8:12], raw[:, 12:16]
     s = np.concatenate((low & 63, (high & 15) | (low >> 6 << 4)), axis=1)  # [n, 8]
     t = np.concatenate((mid & 63, (high >> 4) | (mid >> 6 << 4)), axis=1)
+    return (d * s)[:, :, None], (m * t)[:, :, None]
+
+
+def _q4_k(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+    factor, minimum = _scales_k(raw)
     packed = raw[:, 16:].reshape(-1, 4, 1, 32)
     q = np.concatenate((packed & 15, packed >> 4), axis=2).reshape(-1, 8, 32)
-    return (d * s)[:, :, None] * q - (m * t)[:, :, None]
+    return factor * q - minimum
+
+
+def _q5_k(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
+    factor, minimum = _scales_k(raw)
+    packed = raw[:, 48:].reshape(-1, 4, 1, 32)
+    low = np.concatenate((packed & 15, packed >> 4), axis=2).reshape(-1, 8, 32)
+    fifth = raw[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # [n, 8, 32]
+    w: NDArray[np.float32] = factor * (low | fifth << 4) - minimum
+    return w
 
 
 def _q6_k(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -104,7 +121,7 @@ def _q6_k(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
     return w
 
 
-_NUMPY = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k, "Q6_K": _q6_k}
+_NUMPY = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k}
 
 
 def dequantize_torch(
@@ -125,7 +142,7 @@ def dequantize_torch(
             raw = raw.clone()  # a typed view must start on a multiple of its element size
         plain_rows = raw.view(plain)
         return plain_rows.to(dtype) if out is None else out.copy_(plain_rows)
-    expand = {"Q8_0": _torch_q8_0, "Q4_0": _torch_q4_0, "Q4_K": _torch_q4_k, "Q6_K": _torch_q6_k}[encoding]
+    expand = _TORCH[encoding]
     rows = raw.shape[0]
     if out is None:
         out = torch.empty(rows, cols, dtype=dtype, device=raw.device)
@@ -171,7 +188,8 @@ def _torch_q4_0(raw: Tensor, out: Tensor) -> None:
     torch.mul(_nibbles(raw[:, 2:], 16).sub_(8), _torch_half(raw[:, :2]), out=out)
 
 
-def _torch_q4_k(raw: Tensor, out: Tensor) -> None:
+def _torch_scales_k(raw: Tensor) -> tuple[Tensor, Tensor]:
+    """As `_scales_k`."""
     import torch
 
     head = raw[:, :16].clone(memory_format=torch.contiguous_format)
@@ -180,9 +198,27 @@ def _torch_q4_k(raw: Tensor, out: Tensor) -> None:
     four, six, two = 0x0F0F0F0F, 0x3F3F3F3F, 0x30303030
     s = torch.stack((low & six, high & four | low >> 2 & two), dim=1).view(torch.int8)  # [n, 8]
     t = torch.stack((mid & six, high >> 4 & four | mid >> 2 & two), dim=1).view(torch.int8)
-    scale, minimum = (s * dm[:, :1])[:, :, None], (t * dm[:, 1:])[:, :, None]
+    return (s * dm[:, :1])[:, :, None], (t * dm[:, 1:])[:, :, None]
+
+
+def _torch_q4_k(raw: Tensor, out: Tensor) -> None:
+    import torch
+
+    factor, minimum = _torch_scales_k(raw)
     q = _nibbles(raw[:, 16:], 32).view(-1, 8, 32)
-    torch.sub(q * scale, minimum, out=out.view(-1, 8, 32))
+    torch.sub(q * factor, minimum, out=out.view(-1, 8, 32))
+
+
+def _torch_q5_k(raw: Tensor, out: Tensor) -> None:
+    import torch
+
+    factor, minimum = _torch_scales_k(raw)
+    bits = _words(raw[:, 16:48]).view(-1, 4)  # bit g of byte j: of weight j of group g
+    mask = 0x1010101010101010
+    fifth = [bits << 4 - g & mask if g < 5 else bits >> g - 4 & mask for g in range(8)]
+    high = torch.stack(fifth, dim=1).view(torch.int8).view(-1, 8, 32)
+    q = _nibbles(raw[:, 48:], 32).view(-1, 8, 32).bitwise_or_(high)
+    torch.sub(q * factor, minimum, out=out.view(-1, 8, 32))
 
 
 def _torch_q6_k(raw: Tensor, out: Tensor) -> None:
@@ -195,6 +231,15 @@ def _torch_q6_k(raw: Tensor, out: Tensor) -> None:
     high = torch.stack(shifted, dim=1).view(torch.int8).view(len(raw), -1)  # [n, 256]
     q = _nibbles(raw[:, :128], 64).bitwise_or_(high).sub_(32)
     torch.mul(q.view(-1, 16, 16), (d * s)[:, :, None], out=out.view(-1, 16, 16))
+
+
+_TORCH = {
+    "Q8_0": _torch_q8_0,
+    "Q4_0": _torch_q4_0,
+    "Q4_K": _torch_q4_k,
+    "Q5_K": _torch_q5_k,
+    "Q6_K": _torch_q6_k,
+}
 
 
 def _checked(encoding: str, shape: tuple[int, ...], cols: int) -> Block:

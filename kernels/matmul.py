@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgespec.kernels import draft_block, integer
+from edgespec.kernels import compiled, integer
 from edgespec.kernels.cpu import matmul_dtype, multiply
 from edgespec.kernels.dispatch import has_triton
 from edgespec.kernels.gguf_blocks import dequantize_torch
@@ -25,7 +25,6 @@ STORED = {  # every other encoding is raw bytes to torch
     "I8": torch.int8,
 }
 FEW = 256  # above so many rows one bf16 matmul with unpacked weights is faster than three of digits
-DRAFT = "int4 for drafting"  # an encoding in memory only, see `Block.for_drafting`
 TILE_BYTES = 2 * 2**20  # unpacked at a time: stays in cache until it is used, and below what malloc maps
 
 
@@ -53,6 +52,11 @@ class Block:
     def dense(self, start: int, stop: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """Rows [start, stop) as a dense [rows, k] matrix of `dtype`; in `out` [rows, padded k] if given."""
         data = self.data[start:stop]
+        if data.device.type == "cpu" and dtype != torch.float16 and compiled.available(self.encoding):
+            if out is None:
+                out = torch.empty((stop - start, self.inner), dtype=dtype)
+            scale = None if self.scale is None else self.scale[start:stop]
+            return compiled.dense(self.encoding, data, scale, self.inner, out)
         if self.scale is None:
             if self.encoding in STORED:
                 return data.to(dtype) if out is None else out.copy_(data)
@@ -65,17 +69,6 @@ class Block:
         """Rows [start, stop) of a block with scales, without them: int8 [rows, k]; those of int4 in `out`."""
         data = self.data[start:stop]
         return data if self.encoding == "I8" else unpack_int4(data, out)[:, : self.inner]
-
-    def for_drafting(self) -> Block:
-        """The block in whatever form drafts (few rows, not exact) are fastest with.
-
-        int4 in host memory is arranged anew, 4.5 bits a weight; anything else stays as it is.
-        """
-        if self.encoding != "U8" or self.scale is None or self.data.device.type != "cpu":
-            return self
-        if not draft_block.available(self.rows):
-            return self
-        return Block(DRAFT, *draft_block.arrange(self.data, self.scale), self.rows, self.inner)
 
     def tiles(self, dtype: torch.dtype) -> Iterator[Tensor]:
         """The block as dense matrices of `dtype`, a view where it is stored so; valid until the next."""
@@ -101,8 +94,12 @@ def tile_bounds(rows: int, row_bytes: int) -> list[tuple[int, int]]:
     return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
-def integers(encoding: str, inner: int) -> bool:
-    """Whether weights so stored are multiplied in integers on this CPU: then every row count is one class."""
+def one_class(encoding: str, inner: int) -> bool:
+    """Whether every row count gives the same bits with weights so stored, multiplied on this CPU."""
+    return compiled.available(encoding) or _digits_do(encoding, inner)
+
+
+def _digits_do(encoding: str, inner: int) -> bool:
     return encoding in ("I8", "U8") and 1 < inner < integer.MOST_COLUMNS and integer.available()
 
 
@@ -112,11 +109,10 @@ def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     With `exact` a row's bits do not depend on n (the matmuls stay within one row class); without it torch is
     left to choose the fastest algorithm for n rows.
     """
-    if block.encoding == DRAFT:
-        assert block.scale is not None
-        return draft_block.multiply(x, block.data, block.scale)
     cpu = x.device.type == "cpu"
-    if cpu and (exact or len(x) <= FEW) and integers(block.encoding, block.inner):
+    if cpu and (exact or len(x) <= FEW) and compiled.available(block.encoding):
+        return compiled.linear(x, block.encoding, block.data, block.scale).to(x.dtype)
+    if cpu and (exact or len(x) <= FEW) and _digits_do(block.encoding, block.inner):
         return _in_integers(x, block)
     if block.scale is not None and has_triton(x.device):
         from edgespec.kernels.triton import low_bit

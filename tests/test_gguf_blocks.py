@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edgespec.kernels import gguf_blocks
 from edgespec.kernels.gguf_blocks import BLOCKS, dequantize, dequantize_torch, row_bytes
 
-PACKED = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
+PACKED = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 COLS = 512
 
 
@@ -53,7 +53,7 @@ def test_random_bytes_equal_the_reference(encoding: str) -> None:
 @pytest.mark.parametrize("encoding", PACKED)
 @pytest.mark.parametrize("fill", [0x00, 0x7F, 0x80, 0xFF, 0x0F, 0xF0])
 def test_extreme_weights_under_extreme_scales(encoding: str, fill: int) -> None:
-    scale_at = {"Q8_0": [0], "Q4_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}[encoding]
+    scale_at = {"Q8_0": [0], "Q4_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}[encoding]
     for scale in (0.0, -0.0, 6e-8, -1.0, 65504.0):
         raw = np.full((2, row_bytes(encoding, COLS)), fill, dtype=np.uint8)
         blocks = raw.reshape(-1, BLOCKS[encoding].nbytes)

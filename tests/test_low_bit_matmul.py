@@ -6,16 +6,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgespec.kernels import integer, reference
-from edgespec.kernels.draft_block import arrange
-from edgespec.kernels.low_bit import draft_bytes
-from edgespec.kernels.matmul import DRAFT, TILE_BYTES, Block, integers, linear
+from edgespec.kernels import compiled, integer, reference
+from edgespec.kernels.matmul import TILE_BYTES, Block, linear, one_class
 from edgespec.kernels.quantize import quantize_int4, quantize_int8
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 # Of the result's norm: the rounding of the output and, above FEW rows, of the weights; in fp32, what sums and
 # digits lose beside large elements.
 TOLERANCE = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2e-6}
+
+
+@pytest.fixture(autouse=True, params=["compiled", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """With the compiled kernels, and with torch's operations alone."""
+    if request.param == "torch":
+        monkeypatch.setattr(compiled, "available", lambda encoding: False)
+    elif why := compiled.unavailable():
+        pytest.skip(why)
+    return str(request.param)
+
 
 needs_integers = pytest.mark.skipif(not integer.available(), reason="this CPU has no int8 matmul (VNNI)")
 
@@ -56,11 +65,11 @@ def test_linear_equals_the_reference(n: int, m: int, k: int, encoding: str, dtyp
 
 
 @pytest.mark.parametrize("encoding", ["I8", "U8"])
-def test_unpacked_tiles_equal_the_reference(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpacked_tiles_equal_the_reference(encoding: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What CPUs without an exact int8 matmul do; bf16 rounds the weights, too."""
     monkeypatch.setattr(integer, "available", lambda: False)
     block = make(encoding, 70, 130)
-    assert not integers(encoding, 130)
+    assert one_class(encoding, 130) == (way == "compiled")
     for dtype in DTYPES:
         x = inputs(5, 130, dtype)
         for exact in (True, False):
@@ -145,38 +154,6 @@ def test_saturating_int8_matmuls_are_noticed(monkeypatch: pytest.MonkeyPatch) ->
     assert not integer.available.__wrapped__()
     monkeypatch.setattr(torch, "_int_mm", lambda a, b: (a.double() @ b.double()).int())
     assert integer.available.__wrapped__()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("m", "k"), [(64, 128), (4112, 64), (208, 300), (16, 5)])
-def test_drafting_equals_the_reference(m: int, k: int, dtype: torch.dtype) -> None:
-    """A group's scale is rounded to bf16, and the kernel's own arithmetic is the output's type."""
-    block = make("U8", m, k)
-    draft = block.for_drafting()
-    assert draft.encoding == DRAFT
-    assert draft.scale is not None
-    assert draft.data.nbytes + draft.scale.nbytes == draft_bytes(m, k)
-    for n in (1, 4, 17):
-        x = inputs(n, k, dtype)
-        out = linear(x, draft, exact=False)
-        assert out.dtype == dtype
-        assert error(out, expected(x, block)) < TOLERANCE[dtype] + 2**-8
-
-
-def test_blocks_that_cannot_be_arranged_stay_as_they_are() -> None:
-    for block in (make("I8", 64, 64), make("U8", 17, 64)):
-        assert block.for_drafting() is block
-    odd = make("U8", 17, 100)
-    assert odd.scale is not None
-    assert odd.data.nbytes + odd.scale.nbytes == draft_bytes(17, 100)
-
-
-def test_arranging_in_tiles_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    block = make("U8", 208, 128)
-    assert block.scale is not None
-    whole = arrange(block.data, block.scale)
-    monkeypatch.setattr("edgespec.kernels.draft_block._TILE", 1)
-    assert all(torch.equal(a, b) for a, b in zip(arrange(block.data, block.scale), whole, strict=True))
 
 
 def test_int4_bytes_may_begin_anywhere() -> None:

@@ -52,7 +52,7 @@ _SCALARS = {
 }
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
-_ENCODINGS = {0: "F32", 1: "F16", 2: "Q4_0", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K", 30: "BF16"}
+_ENCODINGS = {0: "F32", 1: "F16", 2: "Q4_0", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 30: "BF16"}
 # fmt: off
 _OTHERS = {  # only to name them in the message that refuses them
     3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K", 16: "IQ2_XXS",

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from edgespec.errors import OptionError
-from edgespec.kernels.low_bit import draft_bytes
 from edgespec.kernels.matmul import Block, linear
 from edgespec.offload.chunks import Blocks, Chunk, ChunkTable, Piece
 from edgespec.offload.digest import mismatch
@@ -54,10 +52,8 @@ class LowBitCopy:
         target: Weights,
         copied: Collection[int],
         progress: Callable[[int], None] | None = None,
-        few: bool = True,
     ) -> dict[str, list[Block]]:
-        """By tensor, its rows in order: low-bit ones for the chunks `copied`, else the target's own. They are
-        kept as passes of `few` rows read them best, or of many.
+        """By tensor, its rows in order: low-bit ones for the chunks `copied`, else the target's own.
 
         `progress` gets the bytes kept. Raises CorruptFileError and StorageError.
         """
@@ -79,7 +75,7 @@ class LowBitCopy:
                     raise error
                 data = torch.frombuffer(buffer, dtype=torch.uint8)
                 for name, row, piece, scale, start, stop in slices:
-                    ordered[name][row] = _copy_rows(as_block(data, piece, scale), start, stop, few)
+                    ordered[name][row] = _copy_rows(as_block(data, piece, scale), start, stop)
                     if progress is not None:
                         progress(_bytes(piece, scale, stop - start))
         finally:
@@ -105,12 +101,11 @@ class SubstituteWeights:
         copy: LowBitCopy,
         copied: Collection[int],
         progress: Callable[[int], None] | None = None,
-        few: bool = True,
     ) -> None:
-        """Loads the low-bit rows; `few` and what is raised as of `LowBitCopy.load`."""
+        """Loads the low-bit rows; raises as `LowBitCopy.load`."""
         self.target = target
         self.dtype, self.device, self.small = target.dtype, target.device, target.small
-        self.blocks = copy.load(target, copied, progress, few)
+        self.blocks = copy.load(target, copied, progress)
 
     @property
     def nbytes(self) -> int:
@@ -149,18 +144,13 @@ def _rows(blocks: Blocks) -> dict[str, int]:
     return {name: sum(piece.shape[0] for _, piece, _ in found) for name, found in blocks.items()}
 
 
-def _copy_rows(block: Block, start: int, stop: int, few: bool) -> Block:
+def _copy_rows(block: Block, start: int, stop: int) -> Block:
     """Rows [start, stop), in memory of their own: the chunk they came in is let go."""
     scale = None if block.scale is None else block.scale[start:stop]
-    rows = Block(block.encoding, block.data[start:stop], scale, stop - start, block.inner)
-    arranged = rows.for_drafting() if few else rows
-    if arranged is not rows:
-        return arranged
-    return replace(rows, data=rows.data.clone(), scale=None if scale is None else scale.clone())
+    scale = None if scale is None else scale.clone()
+    return Block(block.encoding, block.data[start:stop].clone(), scale, stop - start, block.inner)
 
 
 def _bytes(piece: Piece, scale: Piece | None, rows: int) -> int:
     """Of so many rows, as they are kept in memory."""
-    if piece.encoding == "U8":
-        return draft_bytes(rows, piece.shape[1])
     return rows * ((piece.nbytes + (scale.nbytes if scale else 0)) // piece.shape[0])

@@ -10,7 +10,7 @@ from edgespec.devices.allocator import return_large_blocks
 from edgespec.devices.rates import recall, remember
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.dispatch import attend
-from edgespec.kernels.matmul import integers, tile_bounds
+from edgespec.kernels.matmul import one_class, tile_bounds
 from edgespec.kernels.row_class import COUNTS, KNOWN, RowClass, row_class
 from edgespec.offload.chunks import ChunkTable, Piece
 
@@ -49,7 +49,7 @@ def warm_up(table: ChunkTable, dtype: torch.dtype) -> None:
 
 def _matmuls(piece: Piece, arithmetic: torch.dtype) -> list[tuple[int, int]]:
     """[out, in] of the matmuls with row classes that a piece of a matrix is used in."""
-    if integers(piece.encoding, piece.shape[1]):
+    if one_class(piece.encoding, piece.shape[1]):
         return []
     rows, inner = piece.shape
     if STORED_AS.get(piece.encoding) == arithmetic:

@@ -109,7 +109,7 @@ class Cascade:
                 progress(adapter.nbytes)
         self.substitute: TorchTarget[SubstituteWeights] | None = None
         if found.copy is not None and plan.streamed:
-            weights = SubstituteWeights(target.weights, found.copy, plan.copied, progress, few=False)
+            weights = SubstituteWeights(target.weights, found.copy, plan.copied, progress)
             self.substitute = TorchTarget(config, weights, TREE_ROWS)
         self.depth = plan.depth
         self.calibrations = Calibration(), Calibration()

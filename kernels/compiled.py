@@ -1,0 +1,125 @@
+"""Compiled kernels for low-bit weights (kernels/native): bits that no row count, CPU or thread count changes.
+
+Activations become 15-bit integers, one step for 32 columns; products with the weights' own integers are
+summed exactly, and groups in a fixed order (native.h says which). A group's largest activation is right to
+2^-15, where a bf16 number has 2^-9: this is the weight-only matmul, without the 8-bit activations of other
+runtimes.
+
+`install.sh` builds the library where it finds a C compiler. Without it torch's operations do the work,
+several times slower (`unavailable()` says why).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from edgespec.kernels.low_bit import padded_columns
+from edgespec.kernels.scratch import scratch
+
+VERSION = 1  # of native.c's functions
+FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
+LEVELS = ("portable C", "AVX2", "AVX-512 VNNI")
+_GROUP, _SUPER = 32, 256  # columns with one step; columns decoded together
+
+_P, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+
+
+def _open(folder: Path) -> tuple[ctypes.CDLL | None, str]:
+    """The library in `folder`, or None and why there is none."""
+    files = [folder / f"_native{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        return None, "they were not built: install.sh builds them where it finds a C compiler"
+    try:
+        library = ctypes.CDLL(str(file))
+        version = int(library.es_version())
+    except (OSError, AttributeError) as error:
+        return None, f"{file} cannot be loaded ({error}); run install.sh again"
+    if version != VERSION:
+        return None, f"{file} is of version {version}, not {VERSION}; run install.sh again"
+    library.es_quantise.argtypes = [_I, _P, _N, _N, _N, _P, _P, _P]
+    library.es_quantise.restype = None
+    library.es_matmul.argtypes = [_I, _P, _N, _N, _N, _P, _P, _P, _P, _N, _N, _P, _N, _I]
+    library.es_dense.argtypes = [_I, _P, _N, _N, _N, _P, _N, _P, _N, _I, _I]
+    library.es_dense.restype = None
+    return library, ""
+
+
+@lru_cache
+def _library() -> tuple[ctypes.CDLL | None, str]:
+    return _open(Path(__file__).resolve().parent)
+
+
+def unavailable() -> str:
+    """Why the kernels are not there; empty when they are."""
+    return _library()[1]
+
+
+def available(encoding: str) -> bool:
+    """Whether weights of this encoding are multiplied here."""
+    return encoding in FORMATS and _library()[0] is not None
+
+
+def level(most: int = -1) -> int:
+    """An index of LEVELS: the instructions in use. `most` lowers it (for tests: the bits are the same)."""
+    library, why = _library()
+    assert library is not None, why
+    return int(library.es_level(most))
+
+
+def linear(x: Tensor, encoding: str, data: Tensor, scale: Tensor | None) -> Tensor:
+    """x [n, k] @ weights^T -> fp32 [n, rows]; `data` [rows, row bytes], `scale` [rows]: `matmul.Block`."""
+    library, why = _library()
+    assert library is not None, why
+    n, columns = x.shape
+    rows, supers, code = len(data), _supers(encoding, columns), FORMATS[encoding]
+    terms = 2 if x.dtype == torch.float32 else 1  # what 15 bits miss of fp32 is multiplied, too
+    numbers = scratch("activations", (terms * n, supers * _SUPER), torch.int16)
+    steps = scratch("activations' steps", (2, terms * n, supers * _SUPER // _GROUP), torch.float32)
+    rest = scratch("activations' rest", (n, columns), torch.float32).copy_(x)
+    for term in range(terms):
+        mine = slice(term * n, (term + 1) * n)
+        library.es_quantise(
+            code, rest.data_ptr(), n, columns, supers, numbers[mine].data_ptr(), steps[0, mine].data_ptr(),
+            steps[1, mine].data_ptr(),
+        )  # fmt: skip
+    out = torch.empty((terms * n, rows))
+    status = library.es_matmul(
+        code, *_weights(data, columns, scale), numbers.data_ptr(), steps[0].data_ptr(), steps[1].data_ptr(),
+        terms * n, supers, out.data_ptr(), rows, torch.get_num_threads(),
+    )  # fmt: skip
+    if status:
+        raise MemoryError("the matmul found no memory for its sums")
+    return out if terms == 1 else out[:n] + out[n:]
+
+
+def dense(encoding: str, data: Tensor, scale: Tensor | None, columns: int, out: Tensor) -> Tensor:
+    """The weights as numbers, written into `out` [rows, at least `columns`], bf16 or fp32."""
+    library, why = _library()
+    assert library is not None, why
+    assert out.dtype in (torch.bfloat16, torch.float32)
+    assert out.stride(1) == 1
+    library.es_dense(
+        FORMATS[encoding], *_weights(data, columns, scale), _supers(encoding, columns), out.data_ptr(),
+        out.stride(0), int(out.dtype == torch.bfloat16), torch.get_num_threads(),
+    )  # fmt: skip
+    return out[:, :columns]
+
+
+def _weights(data: Tensor, columns: int, scale: Tensor | None) -> tuple[int, int, int, int, int | None]:
+    assert data.stride(1) == 1
+    assert scale is None or scale.is_contiguous()
+    row_bytes = data.stride(0) * data.element_size()
+    return data.data_ptr(), row_bytes, len(data), columns, None if scale is None else scale.data_ptr()
+
+
+def _supers(encoding: str, columns: int) -> int:
+    """Spans of 256 columns; those of int4 hold 128 of each half of a row, a half being whole groups of 32."""
+    held = padded_columns(columns) if encoding == "U8" else columns
+    return (held + _SUPER - 1) // _SUPER

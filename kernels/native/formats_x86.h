@@ -1,0 +1,162 @@
+/* formats.h's decoding where AVX2 can be relied on: the same numbers, bit for bit, without hoping for what a compiler
+   makes of the loops. */
+#pragma once
+
+#include <immintrin.h>
+
+#include "formats.h"
+
+INLINE float x86_half(const uint8_t *p) {
+  uint16_t h;
+  memcpy(&h, p, 2);
+  return _cvtsh_ss(h);
+}
+
+INLINE __m256i bytes32(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
+
+/* 32 int8 numbers, or bytes below 128, as int16. */
+INLINE void put(int16_t *to, __m256i v) {
+  _mm256_store_si256((__m256i *)to, _mm256_cvtepi8_epi16(_mm256_castsi256_si128(v)));
+  _mm256_store_si256((__m256i *)(to + 16), _mm256_cvtepi8_epi16(_mm256_extracti128_si256(v, 1)));
+}
+
+/* The same, those of each 16 times a factor. */
+INLINE void put_times(int16_t *to, __m256i v, int a, int b) {
+  __m256i low = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(v));
+  __m256i high = _mm256_cvtepi8_epi16(_mm256_extracti128_si256(v, 1));
+  _mm256_store_si256((__m256i *)to, _mm256_mullo_epi16(low, _mm256_set1_epi16((short)a)));
+  _mm256_store_si256((__m256i *)(to + 16), _mm256_mullo_epi16(high, _mm256_set1_epi16((short)b)));
+}
+
+INLINE __m256i low_nibbles(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
+INLINE __m256i high_nibbles(__m256i v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
+INLINE __m256i minus(__m256i v, int n) { return _mm256_sub_epi8(v, _mm256_set1_epi8((char)n)); }
+/* Bits `at` and `at` + 1 of each byte, moved to bits 4 and 5. */
+INLINE __m256i two_bits(__m256i v, int at) {
+  __m256i moved = at < 4 ? _mm256_slli_epi16(v, 4 - at) : _mm256_srli_epi16(v, at - 4);
+  return _mm256_and_si256(moved, _mm256_set1_epi8(0x30));
+}
+INLINE __m256i one_bit(__m256i v, int at) { return _mm256_and_si256(two_bits(v, at), _mm256_set1_epi8(0x10)); }
+
+INLINE void x86_int8(const Row *r, int64_t s, Decoded *out) {
+  if (clip(r->columns - s * SUPER, SUPER) < SUPER) {
+    decode_int8(r, s, out);
+    return;
+  }
+  for (int j = 0; j < SUPER; j += 32) put(out->number + j, bytes32(r->row + s * SUPER + j));
+  _mm256_storeu_ps(out->factor, _mm256_set1_ps(r->scale));
+}
+
+INLINE void x86_int4(const Row *r, int64_t s, Decoded *out) {
+  int64_t groups = (r->columns + 63) / 64; /* groups of 32 in each half */
+  if (clip(groups - 4 * s, 4) < 4) {
+    decode_int4(r, s, out);
+    return;
+  }
+  const int8_t *m = (const int8_t *)r->row + groups * 32, *a = m + 2 * s;
+  for (int g = 0; g < 4; g++) {
+    __m256i v = bytes32(r->row + s * 128 + 32 * g);
+    int b = m[(groups + 4 * s + g) / 2];
+    put_times(out->number + 32 * g, minus(low_nibbles(v), 8), a[g / 2], a[g / 2]);
+    put_times(out->number + 128 + 32 * g, minus(high_nibbles(v), 8), b, b);
+  }
+  _mm256_storeu_ps(out->factor, _mm256_set1_ps(r->scale));
+}
+
+INLINE void x86_q8_0(const Row *r, int64_t s, Decoded *out) {
+  if (clip(r->columns / GROUP - s * GROUPS, GROUPS) < GROUPS) {
+    decode_q8_0(r, s, out);
+    return;
+  }
+  const uint8_t *block = r->row + s * GROUPS * 34;
+  for (int g = 0; g < GROUPS; g++, block += 34) {
+    out->factor[g] = x86_half(block);
+    put(out->number + 32 * g, bytes32(block + 2));
+  }
+}
+
+INLINE void x86_q4_0(const Row *r, int64_t s, Decoded *out) {
+  if (clip(r->columns / GROUP - s * GROUPS, GROUPS) < GROUPS) {
+    decode_q4_0(r, s, out);
+    return;
+  }
+  const uint8_t *block = r->row + s * GROUPS * 18;
+  for (int g = 0; g < GROUPS; g++, block += 18) {
+    out->factor[g] = x86_half(block);
+    __m128i v = _mm_loadu_si128((const __m128i *)(block + 2));
+    put(out->number + 32 * g, minus(low_nibbles(_mm256_set_m128i(_mm_srli_epi16(v, 4), v)), 8));
+  }
+}
+
+INLINE void x86_scales_k(const uint8_t *block, Decoded *out) {
+  uint32_t p[3], six[4]; /* eight factors, then eight minima, a byte each */
+  memcpy(p, block + 4, 12);
+  six[0] = p[0] & 0x3F3F3F3F;
+  six[1] = (p[2] & 0x0F0F0F0F) | (p[0] >> 2 & 0x30303030);
+  six[2] = p[1] & 0x3F3F3F3F;
+  six[3] = (p[2] >> 4 & 0x0F0F0F0F) | (p[1] >> 2 & 0x30303030);
+  __m128i all = _mm_loadu_si128((const __m128i *)six);
+  __m256 factors = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(all));
+  __m256 minima = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(all, 8)));
+  _mm256_storeu_ps(out->factor, _mm256_mul_ps(factors, _mm256_set1_ps(x86_half(block))));
+  _mm256_storeu_ps(out->minimum, _mm256_mul_ps(minima, _mm256_set1_ps(x86_half(block + 2))));
+}
+
+INLINE void x86_q4_k(const Row *r, int64_t s, Decoded *out) {
+  const uint8_t *block = r->row + s * 144;
+  x86_scales_k(block, out);
+  for (int c = 0; c < 4; c++) {
+    __m256i v = bytes32(block + 16 + 32 * c);
+    put(out->number + 64 * c, low_nibbles(v));
+    put(out->number + 64 * c + 32, high_nibbles(v));
+  }
+}
+
+INLINE void x86_q5_k(const Row *r, int64_t s, Decoded *out) {
+  const uint8_t *block = r->row + s * 176;
+  __m256i high = bytes32(block + 16);
+  x86_scales_k(block, out);
+  for (int c = 0; c < 4; c++) {
+    __m256i v = bytes32(block + 48 + 32 * c);
+    put(out->number + 64 * c, _mm256_or_si256(low_nibbles(v), one_bit(high, 2 * c)));
+    put(out->number + 64 * c + 32, _mm256_or_si256(high_nibbles(v), one_bit(_mm256_srli_epi16(high, 1), 2 * c)));
+  }
+}
+
+INLINE void x86_q6_k(const Row *r, int64_t s, Decoded *out) {
+  const uint8_t *block = r->row + s * 210;
+  const int8_t *scale = (const int8_t *)block + 192;
+  for (int h = 0; h < 2; h++, scale += 8) {
+    __m256i a = bytes32(block + 64 * h), b = bytes32(block + 64 * h + 32), high = bytes32(block + 128 + 32 * h);
+    int16_t *n = out->number + 128 * h;
+    put_times(n, minus(_mm256_or_si256(low_nibbles(a), two_bits(high, 0)), 32), scale[0], scale[1]);
+    put_times(n + 32, minus(_mm256_or_si256(low_nibbles(b), two_bits(high, 2)), 32), scale[2], scale[3]);
+    put_times(n + 64, minus(_mm256_or_si256(high_nibbles(a), two_bits(high, 4)), 32), scale[4], scale[5]);
+    put_times(n + 96, minus(_mm256_or_si256(high_nibbles(b), two_bits(high, 6)), 32), scale[6], scale[7]);
+  }
+  _mm256_storeu_ps(out->factor, _mm256_set1_ps(x86_half(block + 208)));
+}
+
+/* Eight sums, side by side: what both x86 files need of rows.inc's vectors. */
+typedef __m256 Eight;
+#define eight_zero _mm256_setzero_ps
+#define eight_load _mm256_loadu_ps
+#define eight_mul _mm256_mul_ps
+#define eight_fma _mm256_fmadd_ps
+#define eight_fnma _mm256_fnmadd_ps
+
+/* Each vector's sum, as floats. */
+INLINE __m256 eight_sums(__m256i *p) {
+  for (int g = 0; g < 8; g += 2)
+    p[g] = _mm256_add_epi32(_mm256_unpacklo_epi32(p[g], p[g + 1]), _mm256_unpackhi_epi32(p[g], p[g + 1]));
+  for (int g = 0; g < 8; g += 4)
+    p[g] = _mm256_add_epi32(_mm256_unpacklo_epi64(p[g], p[g + 2]), _mm256_unpackhi_epi64(p[g], p[g + 2]));
+  return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_permute2x128_si256(p[0], p[4], 0x20),
+                                             _mm256_permute2x128_si256(p[0], p[4], 0x31)));
+}
+
+INLINE float eight_total(__m256 v) {
+  __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); /* 0+4 1+5 2+6 3+7 */
+  a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+  return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
+}

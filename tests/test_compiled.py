@@ -1,0 +1,217 @@
+"""The compiled kernels: the right values, and the same bits for every row count, CPU and thread count."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from edgespec.kernels import compiled
+from edgespec.kernels.gguf_blocks import BLOCKS, dequantize
+from edgespec.kernels.matmul import Block, linear
+from edgespec.kernels.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
+
+pytestmark = pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.unavailable())
+
+COUNTS = (1, 2, 3, 4, 5, 6, 8, 13, 16, 31, 63, 64, 65, 67, 128, 129, 256)
+SHAPES = [(1, 256), (16, 256), (37, 512), (40, 1536)]
+ODD = {"I8": [(5, 1), (17, 36), (33, 300)], "U8": [(5, 1), (17, 36), (33, 300), (20, 320), (7, 64)]}
+ODD |= {"Q8_0": [(9, 32), (20, 320)], "Q4_0": [(9, 32), (20, 320)]}
+CASES = [(encoding, shape) for encoding in compiled.FORMATS for shape in SHAPES + ODD.get(encoding, [])]
+
+
+@pytest.fixture(autouse=True)
+def _best_level() -> Iterator[None]:
+    yield
+    compiled.level(len(compiled.LEVELS))
+
+
+def weights(encoding: str, rows: int, columns: int, seed: int = 0) -> tuple[Block, Tensor]:
+    """A block, and its numbers as fp64 [rows, columns]."""
+    if encoding in ("I8", "U8"):
+        w = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+        data, scale = (quantize_int8 if encoding == "I8" else quantize_int4)(w)
+        back = dequantize_int8 if encoding == "I8" else dequantize_int4
+        dense = back(data, scale, torch.float32)[:, :columns].double()
+        return Block(encoding, data, scale, rows, columns), dense
+    rng = np.random.default_rng(seed)
+    size = BLOCKS[encoding]
+    raw = rng.integers(0, 256, (rows * columns // size.elements, size.nbytes), dtype=np.uint8)
+    for at in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(encoding, (0,)):
+        raw[:, at : at + 2] = rng.uniform(-0.01, 0.01, (len(raw), 1)).astype(np.float16).view(np.uint8)
+    raw = raw.reshape(rows, -1)
+    block = Block.of_bytes(encoding, torch.from_numpy(raw), rows, columns)
+    return block, torch.from_numpy(dequantize(encoding, raw, columns)).double()
+
+
+def inputs(n: int, columns: int, seed: int = 1) -> Tensor:
+    x = torch.randn(n, columns, generator=torch.Generator().manual_seed(seed))
+    x[:, 3::97] *= 100  # as transformers have them
+    return x.bfloat16()
+
+
+def multiply(x: Tensor, block: Block) -> Tensor:
+    return compiled.linear(x, block.encoding, block.data, block.scale)
+
+
+@pytest.mark.parametrize(("encoding", "shape"), CASES)
+def test_values_are_the_weights_times_the_activations(encoding: str, shape: tuple[int, int]) -> None:
+    """Off by what 15 bits of a group's largest activation lose, far less than bf16's own rounding."""
+    block, numbers = weights(encoding, *shape)
+    x = inputs(9, shape[1])
+    for n in (1, 9):
+        exact = x[:n].double() @ numbers.t()
+        size = (x[:n].double().square() @ numbers.square().t()).sqrt().norm()  # however much of it cancels
+        assert (multiply(x[:n], block).double() - exact).norm() < size * 2**-12
+        fine = multiply(x[:n].float() * (1 + 2**-13), block).double() / (1 + 2**-13)
+        assert (fine - exact).norm() < size * 2**-18  # of fp32 nothing that its sums would keep
+
+
+@pytest.mark.parametrize(("encoding", "shape"), CASES)
+def test_a_rows_bits_depend_on_nothing_else(encoding: str, shape: tuple[int, int]) -> None:
+    """Neither on the other rows, nor on instructions, nor on threads."""
+    block, _ = weights(encoding, *shape)
+    x = inputs(256, shape[1])
+    best = compiled.level()
+    whole = multiply(x, block)
+    for n in COUNTS:
+        assert torch.equal(multiply(x[:n], block), whole[:n])
+        assert torch.equal(multiply(x[-n:], block), whole[-n:])
+    for level in range(best + 1):
+        assert compiled.level(level) == level
+        for n in (1, 2, 3, 4, 5, 70):
+            assert torch.equal(multiply(x[:n], block), whole[:n])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_threads_share_a_matrix_without_changing_it(threads: int) -> None:
+    block, _ = weights("Q4_K", 400, 512)
+    x = inputs(70, 512)
+    before = torch.get_num_threads()
+    alone = multiply(x, block)
+    try:
+        torch.set_num_threads(threads)
+        for n in (1, 3, 70) * 20:
+            assert torch.equal(multiply(x[:n], block), alone[:n])
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_callers_in_several_threads_do_not_meet() -> None:
+    cases = [(weights(e, 64, 512, i)[0], inputs(5, 512, i)) for i, e in enumerate(compiled.FORMATS)]
+    expected = [multiply(x, block) for block, x in cases]
+    wrong: list[int] = []
+
+    def work(i: int) -> None:
+        torch.set_num_threads(2)
+        for _ in range(100):
+            if not torch.equal(multiply(cases[i][1], cases[i][0]), expected[i]):
+                wrong.append(i)
+
+    before = torch.get_num_threads()
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(cases))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.set_num_threads(before)
+    assert not wrong
+
+
+def test_a_child_that_was_forked_has_threads_of_its_own() -> None:
+    code = """
+import os, torch
+from edgespec.kernels import compiled
+from edgespec.kernels.quantize import quantize_int8
+torch.set_num_threads(2)
+w, scale = quantize_int8(torch.randn(300, 256))
+x = torch.randn(2, 256)
+first = compiled.linear(x, "I8", w, scale)
+child = os.fork()
+if child == 0:
+    os._exit(0 if torch.equal(compiled.linear(x, "I8", w, scale), first) else 1)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("encoding", compiled.FORMATS)
+def test_an_activation_that_is_not_finite_shows_in_its_row_alone(encoding: str, bad: float) -> None:
+    block, _ = weights(encoding, 20, 512)
+    x = inputs(6, 512)
+    clean = multiply(x, block)
+    x[2, 300] = bad
+    for n in (3, 6):
+        out = multiply(x[:n], block)
+        assert torch.isnan(out[2]).all()
+        others = [i for i in range(n) if i != 2]
+        assert torch.equal(out[others], clean[others])
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-38, 1e-30, 1.0, 3.3e38])
+def test_activations_of_any_size(size: float) -> None:
+    """The largest sums fit: Q6_K's numbers go to 32 x 128."""
+    raw = np.zeros((2, 2 * 210), dtype=np.uint8)
+    for block in raw.reshape(-1, 210):
+        block[192:208] = 128  # scales of -128, numbers of -32
+        block[208:] = np.float16(2**-14).reshape(1).view(np.uint8)
+    numbers = torch.from_numpy(dequantize("Q6_K", raw, 512)).double()
+    assert (numbers == 0.25).all()
+    x = torch.full((5, 512), size)
+    x[1, ::2] *= -1
+    out = multiply(x * 2**-10, Block.of_bytes("Q6_K", torch.from_numpy(raw), 2, 512))
+    exact = (x * 2**-10).double() @ numbers.t()
+    assert torch.allclose(out.double(), exact, rtol=1e-5, atol=max(1e-30, size * 1e-5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("encoding", "shape"), CASES)
+def test_dense_numbers_are_the_definitions(encoding: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    block, numbers = weights(encoding, *shape)
+    out = torch.full((shape[0], shape[1] + 3), 7.0, dtype=dtype)
+    for level in range(compiled.level() + 1):
+        compiled.level(level)
+        found = compiled.dense(encoding, block.data, block.scale, shape[1], out)
+        assert torch.equal(found, numbers.float().to(dtype))
+        assert (out[:, shape[1] :] == 7).all()
+
+
+@pytest.mark.parametrize("encoding", compiled.FORMATS)
+def test_bytes_may_begin_anywhere(encoding: str) -> None:
+    """A piece's place in a chunk is the file's business."""
+    block, _ = weights(encoding, 9, 512)
+    raw = block.data.view(torch.uint8).flatten()
+    shifted = torch.zeros(len(raw) + 3, dtype=torch.uint8)
+    shifted[3:] = raw
+    moved = Block.of_bytes(encoding, shifted[3:], 9, 512, block.scale)
+    x = inputs(7, 512)
+    for exact in (True, False):
+        assert torch.equal(linear(x, moved, exact), linear(x, block, exact))
+
+
+def test_a_library_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    library, why = compiled._open(tmp_path)
+    assert library is None
+    assert "not built" in why
+    file = tmp_path / f"_native{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    file.write_bytes(b"\x7fELF of another machine")
+    library, why = compiled._open(tmp_path)
+    assert library is None
+    assert str(file) in why
+    assert "install.sh" in why
+
+
+def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "VERSION", compiled.VERSION + 1)
+    library, why = compiled._open(Path(compiled.__file__).parent)
+    assert library is None
+    assert "version" in why
