@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from edgespec.config import EngineOptions, GenerationOptions, refuse_idle, resolve
+from edgespec.config import PANELS, EngineOptions, GenerationOptions, refuse_idle, resolve
 from edgespec.errors import EdgeSpecError, OptionError
 from edgespec.values import Field, Options, did_you_mean, options_of
 
@@ -45,7 +45,7 @@ def takes(
         signature = inspect.signature(command, eval_str=True)
         own = [p for name, p in signature.parameters.items() if name not in wanted]
         given = [_parameter(options_of(kind)[name]) for kind, names in wanted.values() for name in names]
-        order = sorted(given, key=lambda p: ("Memory", "Drafting", "Reply").index(_panel(p)))
+        order = sorted(given, key=lambda p: PANELS.index(_panel(p)))
 
         @functools.wraps(command)
         def run(**arguments: Any) -> None:
@@ -69,13 +69,13 @@ def _parameter(field: Field) -> inspect.Parameter:
     option = field.option
     info = typer.Option(
         field.flag,
-        metavar=option.metavar,
+        metavar=None if field.kind is bool else option.metavar,
         help=f"{option.help} Default: {field.default_words}.",
         rich_help_panel=option.panel,
         hidden=option.hidden,
         show_default=False,
     )
-    kind = list[str] if field.kind is tuple else str
+    kind: Any = {tuple: list[str], bool: bool}.get(field.kind, str)
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
     )

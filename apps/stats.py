@@ -54,7 +54,8 @@ def stats_table(stats: Stats, plan: Plan) -> str:
         "reply": f"{stats.reply_tokens} tokens in {format_seconds(stats.decode_seconds)}, "
         f"{stats.tokens_per_second:.3g} tokens/s",
         "cycles": f"{stats.cycles}, {stats.tokens_per_cycle:.3g} tokens each",
-        "drafts": f"{stats.drafted} tokens verified, {stats.accepted} accepted ({_acceptance(stats)})",
+        "drafts": f"{stats.drafted} tokens verified, {stats.accepted} accepted ({_acceptance(stats)})"
+        + (f"; paused: {stats.undrafted}" if stats.undrafted else ""),
         "read": f"{format_bytes(stats.bytes_read)}, {format_bytes(stats.bytes_per_token)}/token, "
         f"{format_bytes(stats.read_gbps * 1e9)}/s while decoding",
         "peak memory": f"{_peak(stats)}, planned {format_bytes(sum(plan.owners.values()))}",
@@ -77,6 +78,7 @@ def stats_object(stats: Stats, plan: dict[str, Any]) -> dict[str, Any]:
         "acceptance": stats.acceptance,
         "lossless": stats.lossless,
         "drafter_damaged": stats.drafter_damaged,
+        "undrafted": stats.undrafted,
         "prompt_tokens": stats.prompt_tokens,
         "reused_tokens": stats.reused_tokens,
         "reply_tokens": stats.reply_tokens,

@@ -56,6 +56,7 @@ class Talk:
         self.interrupted = False
         self.leaving = False
         self.files: set[Path] = set()
+        self._said_undrafted = False  # once a chat; /stats always has it
         terminal.count_reads(lambda: engine.bytes_read)
 
     def describe(self) -> str:
@@ -107,6 +108,9 @@ class Talk:
 
     def _report(self, stats: Stats) -> None:
         if self.show_stats:
+            if stats.undrafted and not self._said_undrafted:
+                self._said_undrafted = True
+                self.terminal.note(f"[drafting has paused: {stats.undrafted}]")
             self.terminal.note(stats_line(stats, self.terminal.width))
         if self.verbose:
             self.terminal.note(memory_line(stats, self.engine.plan))

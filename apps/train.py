@@ -37,7 +37,7 @@ def _flag(*names: str, metavar: str, help: str) -> Any:
 
 
 @train.command(epilog=CASCADE)
-@options.takes(("memory", "device", "device_memory", "precision"))
+@options.takes(("memory", "device", "device_memory", "precision", "offline"))
 def cascade(
     model: options.Model,
     data: Annotated[
@@ -122,7 +122,7 @@ def cascade(
             from edgespec.training.workers import Workers
 
         chosen = CascadeOptions(**{k: v for k, v in wanted.items() if v is not None})
-        path = resolve_model(model, terminal.progress)
+        path = resolve_model(model, terminal.progress, engine.offline)
         files = describe_model(path, engine.precision)
         depths = choose_depths(files.config.layers, chosen)
         terminal.note("adapters: " + ", ".join(f"{role} after layer {depth}" for role, depth in depths))

@@ -10,17 +10,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 
 from edgespec.apps.commands import COMMANDS
 from edgespec.apps.options import ALL
+from edgespec.config import PANELS
 
 PAGE = Path(__file__).with_name("cli.md")
 
 
 def option_table() -> str:
     lines = ["| option | meaning | default |", "|---|---|---|"]
-    for panel in ("Memory", "Drafting", "Reply"):
+    for panel in PANELS:
         for field in ALL.values():
             option = field.option
             if option.panel == panel and not option.hidden:
-                lines.append(f"| `{field.flag} {option.metavar}` | {option.help} | {field.default_words} |")
+                shown = field.flag if field.kind is bool else f"{field.flag} {option.metavar}"
+                lines.append(f"| `{shown}` | {option.help} | {field.default_words} |")
     return "\n".join(lines)
 
 

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgespec.api import agenerate, astream_generate, generate, load, stream_generate
+    from edgespec.chat import Chat
     from edgespec.config import EngineOptions, GenerationOptions
     from edgespec.engine import Engine
     from edgespec.errors import (
         BudgetError,
+        BusyError,
         Cancelled,
+        ClosedError,
         ContextError,
         CorruptFileError,
         DeviceError,
@@ -40,7 +43,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BudgetError",
+    "BusyError",
     "Cancelled",
+    "Chat",
+    "ClosedError",
     "ContextError",
     "CorruptFileError",
     "DeviceError",
@@ -70,6 +76,7 @@ _HOME = {
     **dict.fromkeys(["agenerate", "astream_generate", "generate", "load", "stream_generate"], "edgespec.api"),
     **dict.fromkeys(["EngineOptions", "GenerationOptions"], "edgespec.config"),
     **dict.fromkeys(["Response", "Stats"], "edgespec.response"),
+    "Chat": "edgespec.chat",
     "Engine": "edgespec.engine",
     "Session": "edgespec.session",
 }

@@ -31,6 +31,7 @@ class EngineKeywords(TypedDict, total=False):
     draft_model: str | Path | None
     adapters: str | Path | None
     tree_nodes: int
+    offline: bool
     schedule: str
 
 

@@ -26,7 +26,7 @@ else:
 
 DEVICES = ("auto", "cpu", "cuda")
 PRECISIONS = ("source", "bf16", "int8", "int4")
-MEMORY, DRAFTING, REPLY = "Memory", "Drafting", "Reply"
+MODEL, MEMORY, DRAFTING, REPLY = PANELS = ("Model", "Memory", "Drafting", "Reply")
 SETTINGS_BYTES = 10**6  # of an edgespec.toml, at most
 
 
@@ -93,6 +93,10 @@ class EngineOptions(Options):
     tree_nodes: Annotated[
         int, Option("Most tokens verified in a pass.", metavar="N", panel=DRAFTING, least=1)
     ] = 64  # the root included
+    offline: Annotated[
+        bool,
+        Option("Take models from the disk and the cache only.", metavar="", panel=MODEL, default="no"),
+    ] = False
     schedule: Annotated[
         str, Option("When drafting happens: serial.", metavar="NAME", panel=DRAFTING, hidden=True)
     ] = "serial"

@@ -100,10 +100,10 @@ class Engine:
         options = options or EngineOptions()
         check_drafting(options)
         device = choose_device(options)
-        path = resolve_model(str(model), progress)
+        path = resolve_model(str(model), progress, options.offline)
         files = describe_model(path, options.precision)
         tokenizer = load_tokenizer(files, path)
-        named = resolve_model(options.draft_model, progress) if options.draft_model else None
+        named = resolve_model(options.draft_model, progress, options.offline) if options.draft_model else None
         adapters = Path(options.adapters) if options.adapters else None
         drafting = find_resident(options.drafter, _members(options), files, named, tokenizer, adapters)
         if progress is not None:  # disk, memory and matmuls: seconds at the first start, then remembered

@@ -143,10 +143,12 @@ class Session:
         room = self.context - len(prompt)
         wanted = options.max_tokens or 1
         if room < wanted:
+            most = self.context >= self.host.config.max_context
             raise ContextError(
                 f"the prompt has {len(prompt)} tokens and the reply may have {wanted}, together "
-                f"{len(prompt) + wanted}, but the context is {self.context}; shorten the prompt or load with "
-                "a larger context="
+                f"{len(prompt) + wanted}, but the context is {self.context}"
+                + (", the model's own maximum; shorten" if most else "; set a larger context= or shorten")
+                + " the prompt"
             )
         return min(options.max_tokens or room, room)
 

@@ -59,11 +59,11 @@ class HubModel:
         return f"{self.repo}{file}@{self.revision}" if self.revision else self.repo + file
 
 
-def resolve_model(name: str, progress: ProgressCallback | None = None) -> Path:
+def resolve_model(name: str, progress: ProgressCallback | None = None, offline: bool = False) -> Path:
     """The path of a model directory (Hugging Face or packed) or a GGUF file.
 
     name: such a path, or a model on the hub, which is downloaded into the Hugging Face cache if it is not
-    there. `progress` hears of the download in bytes.
+    there; or, `offline`, refused. `progress` hears of the download in bytes.
 
     Raises ModelError when there is no such model, or none that can be used, StorageError when it does not fit
     on the disk.
@@ -72,7 +72,7 @@ def resolve_model(name: str, progress: ProgressCallback | None = None) -> Path:
     if isinstance(found, Path):
         return found
     with _explained(found):
-        return _resolve_hub(found, progress)
+        return _resolve_hub(found, progress, offline)
 
 
 def find_here(name: str) -> Path | HubModel:
@@ -106,10 +106,12 @@ def _local(path: Path) -> Path:
     return path
 
 
-def _resolve_hub(model: HubModel, progress: ProgressCallback | None) -> Path:
+def _resolve_hub(model: HubModel, progress: ProgressCallback | None, offline: bool) -> Path:
     import huggingface_hub as hub
     from huggingface_hub import constants
 
+    if offline:
+        return _cached(model, "offline= is set: leave it out once to download the model")
     if constants.HF_HUB_OFFLINE:
         return _cached(model, "HF_HUB_OFFLINE is set: unset it once to download the model")
     try:
