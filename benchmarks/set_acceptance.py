@@ -65,21 +65,15 @@ class SetAcceptance:
 class SetDrafting:
     """See `drafters.base.Drafting`."""
 
-    def __init__(self, inner: Drafting, chain: Sequence[int], steps: int) -> None:
-        self.inner, self.chain, self.left = inner, chain, steps
-        self.nodes = 1
+    def __init__(self, inner: Drafting, chain: Sequence[int], passes: int) -> None:
+        self.inner, self.chain, self.passes = inner, chain, passes
 
     def step(self) -> bool:
-        if self.left <= 0:
-            return False
-        self.left -= 1
-        self.inner.step()
-        self.nodes += 1
-        return True
+        return len(self.inner.tree()) <= self.passes and self.inner.step()
 
     def tree(self, root: int = 0) -> TokenTree:
-        """The chain, as far as it was drafted and the reply is known."""
-        return TokenTree.chain(self.chain[: self.nodes])
+        """The chain, as far as the inner one was drafted and the reply is known."""
+        return TokenTree.chain(self.chain[: len(self.inner.tree())])
 
     def stop(self) -> None:
         self.inner.stop()

@@ -7,7 +7,7 @@ cache, its ancestors among the uncommitted slots, and itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -206,6 +206,50 @@ class PassObserver(Protocol):
 
     def on_wait(self) -> bool:
         """Flash is the bottleneck: do one unit of other work. False = nothing to do. May raise Cancelled."""
+
+
+class DraftPass(Protocol):
+    """A pass of a draft model, under way."""
+
+    def advance(self) -> bool:
+        """Do a part of it, milliseconds (where layers can be told apart, one); True = the pass has ended.
+        Raises ModelError for NaN."""
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        """[n, V] what follows each of the pass's tokens, once it has ended."""
+
+
+class DraftRuntime(Protocol):
+    """One conversation's use of a draft model, wherever that runs: numpy in and out, no torch.
+
+    It has committed tokens, and behind them *slots*, numbered from 0: a tree's nodes, as in a `KVCache`.
+    """
+
+    @property
+    def length(self) -> int:
+        """Committed tokens."""
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that may ever be committed."""
+
+    @property
+    def rows(self) -> int:
+        """Slots there is room for."""
+
+    def prefill(self, tokens: Sequence[int]) -> Iterator[int]:
+        """Commit these tokens, part by part: each item comes after milliseconds of work, and is how many of
+        them are committed so far. Begun without slots; what is left in the middle leaves none."""
+
+    def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> DraftPass:
+        """A pass over n new slots; `parents` are earlier slots, or -1 = the last committed token."""
+
+    def commit(self, path: Sequence[int], keep: Sequence[int]) -> None:
+        """Commit the path's slots; drop all others but `keep`, which are numbered anew. See `KVCache`."""
+
+    def truncate(self, length: int) -> None:
+        """Forget committed tokens from `length` on, and every slot."""
 
 
 class Target(Protocol):

@@ -212,11 +212,12 @@ def test_ratio_over_a_draft_models_chains_has_the_target_distribution(tmp_path, 
     from edgespec.core.schedule import Context, TreeBudget
     from edgespec.drafters.base import Root
     from edgespec.drafters.model import ModelDrafter
+    from edgespec.runtimes.torch.draft import TorchDraft
     from tests.tiny import fill, open_tiny, run_tree, write_checkpoint
 
     shape = {"vocab_size": 5, "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32}
     models = [open_tiny(write_checkpoint(tmp_path / str(s), seed=s, **shape)) for s in (1, 2)]
-    target, drafter = models[0], ModelDrafter(models[1], 40, 5)
+    target, drafter = models[0], ModelDrafter(TorchDraft.alone(models[1], 40), 5)
     prompt, root = [0, 3, 1], 2
     cache = target.new_cache(40)
     fill(target, cache, prompt)

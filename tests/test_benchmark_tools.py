@@ -209,11 +209,16 @@ class Steps:
         self.context = context
 
     def start(self, roots: list[Root], budget: TreeBudget) -> Drafting:
+        self.nodes = 1
         return self  # type: ignore[return-value]
 
     def step(self) -> bool:
         self.taken += 1
+        self.nodes += 1
         return True
+
+    def tree(self, root: int = 0) -> TokenTree:
+        return TokenTree.chain([0] * self.nodes)
 
     def commit(self, root: int, outcome: Outcome) -> None:
         pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from edgespec.control.controller import Fixed
 from edgespec.control.handover import HandOver
 from edgespec.core.schedule import TreeBudget
 from edgespec.drafters.combined import Combined
+from edgespec.drafters.forest import Forest
 from edgespec.drafters.ngram import NGram
-from edgespec.drafters.substitute import Substitute, SubstituteDrafter
+from edgespec.drafters.substitute import Substitute
 from edgespec.engine import Engine
 from edgespec.errors import StorageError
 from edgespec.models.packing import pack_model
@@ -62,19 +63,18 @@ def engine(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
         yield engine
 
 
-def wrong(self: SubstituteDrafter, nodes: list[tuple[int, int]]) -> tuple[list[int], np.ndarray]:
+def wrong(self: Forest, nodes: list[tuple[int, int]]) -> Generator[None, None, np.ndarray]:
     """Drafts that are never right, at the usual cost."""
-    slots, logits = extend(self, nodes)
-    return slots, -logits
+    return -(yield from run(self, nodes))
 
 
-extend = SubstituteDrafter.extend
+run = Forest.run
 
 
 def test_a_losing_copy_becomes_pinned_layers(
     engine: Engine, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SubstituteDrafter, "extend", wrong)
+    monkeypatch.setattr(Forest, "run", wrong)
     before = engine.plan
     session = engine.new_session()
     assert [r.token for r in session.generate(prompt_of(20), REPLY)] == expected

@@ -41,6 +41,7 @@ from edgespec.models.packing import pack_model
 from edgespec.offload.plan import pinning
 from edgespec.runtimes.base import PREFILL_ROWS, Rows
 from edgespec.runtimes.config import ARCHITECTURES, HEAD
+from edgespec.runtimes.torch.draft import TorchDraft
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.schedules.serial import Serial
@@ -156,7 +157,7 @@ def make_drafter(
         return WellRead(text), Fixed(TreeBudget(48, 12, 0))
     if name == "adversary":
         return adversaries(text)["often right"], Fixed(TreeBudget(64, 12, 1))
-    model = ModelDrafter(draft, session.context, draft.config.vocab_size)
+    model = ModelDrafter(TorchDraft.alone(draft, session.context), draft.config.vocab_size)
     if name == "model":
         return model, Fixed(TreeBudget(32, 8, 6))
     return Combined([WellRead(text), model]), Adaptive()

@@ -24,6 +24,7 @@ from edgespec.engine import Engine
 from edgespec.errors import BusyError, ContextError, ModelError
 from edgespec.models.packing import pack_model
 from edgespec.runtimes.base import KVCache, Rows, Target
+from edgespec.runtimes.torch.draft import TorchDraft
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.text.tokenizer import Tokenizer
 from tests.test_session import prompt_of, write_model
@@ -117,7 +118,7 @@ def test_drafting_at_every_chunk_of_a_pass_leaves_the_text(
         drafter: Drafter = substitute(engine, cache)
     else:
         model = DraftFiles(packed.parent / "m", Tokenizer.from_directory(packed.parent / "m")).open()
-        drafter = ModelDrafter(model, 200, engine.config.vocab_size)
+        drafter = ModelDrafter(TorchDraft.alone(model, 200), engine.config.vocab_size)
     text, steps = reply(engine.target, cache, drafter, [*plain, *[0] * 8])
     assert steps > COUNT
     assert text == plain
@@ -138,7 +139,7 @@ def test_drafts_leave_the_slots_of_a_pass_under_way(packed: Path, damaged: bool)
         fill(target, cache, PROMPT)
         drafter.prefill(Context(PROMPT))
         if damaged:
-            for block in (b for blocks in drafter.model.weights.blocks.values() for b in blocks):
+            for block in (b for blocks in drafter.runtime.model.weights.blocks.values() for b in blocks):
                 if block.scale is not None:
                     block.scale.fill_(torch.nan)
         run_tree(target, cache, [5, 6, 7, 8], [-1, 0, 0, 2])
@@ -154,7 +155,8 @@ def test_drafts_leave_the_slots_of_a_pass_under_way(packed: Path, damaged: bool)
         assert all(torch.equal(a, b) for a, b in zip(before, kv_of(cache, 4), strict=True))
         assert len(cache.parents) == 4
         cache.commit([0, 2, 3])
-        assert all(torch.isfinite(kv).all() for kv in (drafter.cache.k, drafter.cache.v))
+        over = drafter.runtime.cache  # type: ignore[attr-defined]
+        assert all(torch.isfinite(kv).all() for kv in (over.k, over.v))
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 70])
@@ -236,7 +238,7 @@ def test_drafting_inside_is_refused_while_a_pass_is_under_way(engine: Engine) ->
 def test_the_ledger_has_the_overlay(packed: Path) -> None:
     with edgespec.load(packed, memory="4GB", context=300, drafter="substitute", resident_layers=1) as engine:
         session = engine.new_session()
-        over = session.schedule.drafter.cache  # type: ignore[attr-defined]
+        over = session.schedule.drafter.runtime.cache  # type: ignore[attr-defined]
         assert engine.plan.owners["draft overlay"] == over.nbytes > 0
         assert "draft overlay" not in without_drafter(engine.plan).owners  # type: ignore[union-attr]
     with edgespec.load(packed, memory="4GB", context=300, drafter="substitute") as engine:

@@ -231,7 +231,8 @@ class TreeBuilder:
         tree = builder.tree()
 
     A drafter may stop after any step and has the best tree so far. Node numbers are the builder's own: they
-    never change and index `tokens`, `parents` and `depths`; `selection` says which of them the tree holds.
+    never change and index `tokens`, `parents`, `depths` and `scores`; `selection` says which of them the tree
+    holds.
     """
 
     def __init__(self, root: int, nodes: int, depth: int) -> None:
@@ -242,7 +243,7 @@ class TreeBuilder:
         self.tokens: IntArray = np.array([root])
         self.parents: IntArray = np.array([-1])
         self.depths: IntArray = np.array([0])
-        self._logprobs = self._scores = np.zeros(1)
+        self._logprobs = self.scores = np.zeros(1)  # of each node given its parent, and of its whole path
         self._expanded = np.zeros(1, dtype=np.bool_)
         self.selection: IntArray = np.array([0])  # the best tree's nodes, most probable first
 
@@ -251,7 +252,7 @@ class TreeBuilder:
         chosen = self.selection
         useful = ~self._expanded[chosen] & (self.depths[chosen] < self.depth)
         if len(chosen) == self.nodes:  # a child has to displace the least probable node
-            useful &= self._scores[chosen] > self._scores[chosen[-1]]
+            useful &= self.scores[chosen] > self.scores[chosen[-1]]
         return chosen[useful][:width]
 
     def expand(self, nodes: IntArray, tokens: IntArray, logprobs: FloatArray) -> None:
@@ -273,19 +274,19 @@ class TreeBuilder:
         if (self.depths[nodes] >= self.depth).any():
             raise ValueError(f"a node at depth {self.depth} is expanded; the tree may not be deeper")
         self._expanded[nodes] = True
-        scores = self._scores[nodes, None] + logprobs
+        scores = self.scores[nodes, None] + logprobs
         repeated = np.tril(tokens[:, :, None] == tokens[:, None, :], -1).any(axis=2)
         # What cannot enter a full tree now never will: the tree's least score only rises.
         full = len(self.selection) == self.nodes
-        floor = self._scores[self.selection[-1]] if full else -np.inf
+        floor = self.scores[self.selection[-1]] if full else -np.inf
         rows, columns = np.nonzero((scores > floor) & ~repeated)
         self.tokens = np.concatenate([self.tokens, tokens[rows, columns]])
         self.parents = np.concatenate([self.parents, nodes[rows]])
         self.depths = np.concatenate([self.depths, self.depths[nodes[rows]] + 1])
         self._logprobs = np.concatenate([self._logprobs, logprobs[rows, columns]])
-        self._scores = np.concatenate([self._scores, scores[rows, columns]])
+        self.scores = np.concatenate([self.scores, scores[rows, columns]])
         self._expanded = np.concatenate([self._expanded, np.zeros(len(rows), dtype=np.bool_)])
-        self.selection = _best(self._scores, self.nodes)
+        self.selection = _best(self.scores, self.nodes)
 
     def tree(self) -> TokenTree:
         """The most probable connected tree within the budget; its node i is the builder's `selection[i]`."""

@@ -7,8 +7,10 @@ from pathlib import Path
 
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.errors import TokenizerError
+from edgespec.runtimes.base import KVCache
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
-from edgespec.runtimes.torch.kv_cache import TorchKVCache, cache_bytes
+from edgespec.runtimes.torch.draft import TorchDraft
+from edgespec.runtimes.torch.kv_cache import cache_bytes
 from edgespec.runtimes.torch.plan import activation_bytes
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.warm_up import warm_up
@@ -67,8 +69,8 @@ class DraftModel:
         self.model = files.open(progress)
         self.nbytes = files.files.table.nbytes
 
-    def drafter(self, cache: TorchKVCache, vocabulary: int) -> ModelDrafter:
-        return ModelDrafter(self.model, cache.capacity, vocabulary)
+    def drafter(self, cache: KVCache, vocabulary: int) -> ModelDrafter:
+        return ModelDrafter(TorchDraft.alone(self.model, cache.capacity), vocabulary)
 
     def close(self) -> None:
         self.model.weights.close()

@@ -1,189 +1,230 @@
-"""How a model grows trees: best first for likely continuations, or chains drawn from its distribution."""
+"""How a model grows trees: best first for likely continuations, or chains drawn from its distribution.
+
+Needs no torch. A round of growth is a generator that yields after each part of a pass, so that it can be
+resumed, stopped and cancelled anywhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import inf
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
 from typing import Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from edgespec.core.sampling import DRAFT_DRAW, Distribution, FloatArray, IntArray, Noise, Sampler
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree, TreeBuilder
-from edgespec.drafters.base import Cancelling, Drafting, Root
-from edgespec.runtimes.base import KVCache, Rows, Target
+from edgespec.drafters.base import Drafting, Root
+from edgespec.drafters.forest import Forest, Node
 
 BRANCH = 8  # children proposed for a node
 MAX_PASSES = 16
 
 
-class Forest(Protocol):
-    """A model with uncommitted slots behind what is committed: the nodes that it has expanded."""
+class Grower(Protocol):
+    """A drafter whose model grows trees."""
 
     width: int  # nodes expanded in one pass
+    forest: Forest
+    context: Context
 
     @property
     def position(self) -> int:
-        """Of the first token behind the committed ones."""
+        """The position of the first token behind those that the target has committed."""
 
-    @property
-    def free_rows(self) -> int:
-        """Nodes that may still be expanded."""
-
-    def extend_roots(self, roots: Sequence[Root]) -> tuple[list[int], NDArray[np.float32]]:
-        """Run the roots' paths: the roots' slots, and what follows them [r, V]."""
-
-    def extend(self, nodes: Sequence[tuple[int, int]]) -> tuple[list[int], NDArray[np.float32]]:
-        """Run new nodes (parent slot, token): their slots, and what follows them [n, V]."""
-
-    def forget(self) -> None:
-        """Drop all slots."""
+    def trunk(self) -> Generator[None, None, Sequence[int]]:
+        """The committed tokens that the forest has still to follow, after what has to be done first, part by
+        part."""
 
 
-def grow(forest: Forest, context: Context, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
+def grow(drafter: Grower, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
     """A round of drafting, as the reply's acceptance needs it."""
+    context = drafter.context
     if context.drawn:
-        return DrawnChain(forest, roots, budget, context.sampler, context.noise)
-    return BestFirst(forest, roots, budget)
+        return DrawnChain(drafter, roots, budget, context.sampler, context.noise)
+    return BestFirst(drafter, roots, budget)
 
 
-def run_nodes(
-    model: Target, cache: KVCache, nodes: Sequence[tuple[int, int]], check: Callable[[], None]
-) -> tuple[list[int], NDArray[np.float32]]:
-    """One pass over new nodes (parent slot, token): their slots, and what follows them [n, V]. `check` raises
-    Cancelled."""
-    rows = Rows.append(cache, [parent for parent, _ in nodes])
-    hidden = model.embed([token for _, token in nodes])
-    hidden = model.run(hidden, rows, range(model.config.layers), Cancelling(check))
-    logits: NDArray[np.float32] = model.logits(hidden).cpu().numpy()
-    return rows.slots.tolist(), logits
+class Growing(ABC):
+    """See `drafters.base.Drafting`. A step is a part of a pass of the drafter's model."""
 
+    def __init__(self, drafter: Grower, roots: Sequence[Root]) -> None:
+        self.drafter, self.forest, self.roots = drafter, drafter.forest, roots
+        self.work = self.forest.work = self._grow()
 
-def root_nodes(paths: Sequence[Sequence[int]]) -> tuple[list[tuple[int, int]], list[int]]:
-    """Nodes (parent slot, token) that the first slots of an empty forest get, and each path's last slot.
+    @abstractmethod
+    def _grow(self) -> Generator[None, None, None]:
+        """All the work, part by part."""
 
-    Paths that begin alike share slots.
-    """
-    nodes: list[tuple[int, int]] = []
-    known: dict[tuple[int, int], int] = {}
-    ends = []
-    for path in paths:
-        slot = -1
-        for token in path:
-            if (slot, token) not in known:
-                known[slot, token] = len(nodes)
-                nodes.append((slot, token))
-            slot = known[slot, token]
-        ends.append(slot)
-    return nodes, ends
-
-
-class BestFirst:
-    """A tree for each root, the likeliest nodes of all expanded first; see `drafters.base.Drafting`."""
-
-    def __init__(self, drafter: Forest, roots: Sequence[Root], budget: TreeBudget) -> None:
-        self.drafter, self.roots = drafter, roots
-        self.left = budget.passes if budget.nodes > 1 and budget.depth > 0 else 0
-        self.builders = [TreeBuilder(root.token, budget.nodes, budget.depth) for root in roots]
-        self.slots: list[dict[int, int]] = [{} for _ in roots]  # expanded node -> slot
+    @abstractmethod
+    def tree(self, root: int = 0) -> TokenTree:
+        """The best tree so far for the given root."""
 
     def step(self) -> bool:
-        if self.left <= 0:
+        self.drafter.context.check()
+        try:
+            next(self.work)
+        except StopIteration:
             return False
-        self.left -= 1
-        if not self.slots[0]:
-            slots, logits = self.drafter.extend_roots(self.roots)
-            work = [(builder, np.array([0])) for builder in self.builders]
-        else:
-            share = max(1, self.drafter.width // len(self.roots))
-            work = [(builder, builder.frontier(share)) for builder in self.builders]
-            if not 0 < sum(len(nodes) for _, nodes in work) <= self.drafter.free_rows:
-                self.left = 0
-                return False
-            slots, logits = self.drafter.extend(
-                [
-                    (known[int(builder.parents[node])], int(builder.tokens[node]))
-                    for (builder, nodes), known in zip(work, self.slots, strict=True)
-                    for node in nodes
-                ]
-            )
-        tokens, logprobs = likeliest(logits, BRANCH)
-        done = 0
-        for (builder, nodes), known in zip(work, self.slots, strict=True):
-            part = slice(done, done + len(nodes))
-            known.update(zip(nodes.tolist(), slots[part], strict=True))
-            if len(nodes):
-                builder.expand(nodes, tokens[part], logprobs[part])
-            done += len(nodes)
         return True
+
+    def stop(self) -> None:
+        self.work.close()
+
+    def cancel(self) -> None:
+        self.forest.forget()
+
+    def _plant(self) -> Generator[None, None, tuple[list[Node], list[int | None]]]:
+        """Nodes of the roots' paths that are not in the forest yet, and the slot each root will have; None
+        where there is no room. The likeliest outcomes come first; paths that begin alike share slots."""
+        trunk = yield from self.drafter.trunk()
+        nodes: list[Node] = []
+        known = dict(self.forest.slots)
+        ends: list[int | None] = [None] * len(self.roots)
+        for i in sorted(range(len(self.roots)), key=lambda i: -self.roots[i].logprob):
+            slot, fresh = -1, dict[Node, int]()
+            for token in (*trunk, *self.roots[i].path):
+                node = slot, token
+                if node not in known:
+                    fresh[node] = len(known) + len(fresh)
+                slot = known[node] if node in known else fresh[node]
+            if len(nodes) + len(fresh) <= self.forest.free_rows:
+                nodes += fresh
+                known |= fresh
+                ends[i] = slot
+        return nodes, ends
+
+
+class BestFirst(Growing):
+    """A tree for each root. Of all trees the likeliest nodes are expanded first, and those cost no pass that
+    the forest has expanded already."""
+
+    def __init__(self, drafter: Grower, roots: Sequence[Root], budget: TreeBudget) -> None:
+        super().__init__(drafter, roots)
+        self.passes = budget.passes if budget.nodes > 1 and budget.depth > 0 else 0
+        self.builders = [TreeBuilder(root.token, budget.nodes, budget.depth) for root in roots]
+        self.slots: list[dict[int, int]] = [{} for _ in roots]  # by root: expanded node -> slot
 
     def tree(self, root: int = 0) -> TokenTree:
         return self.builders[root].tree()
 
     def stop(self) -> None:
-        self.left = 0
+        super().stop()
+        self.forest.keeps = True
 
-    def cancel(self) -> None:
-        self.left = 0
-        self.drafter.forget()
+    def _grow(self) -> Generator[None, None, None]:
+        if not self.passes:
+            return
+        nodes, ends = yield from self._plant()
+        if nodes:
+            yield from self._run(nodes)
+        self._expand([(i, 0, slot) for i, slot in enumerate(ends) if slot is not None])
+        while True:
+            if nodes:
+                yield
+            chosen = self._frontier()
+            nodes = list(dict.fromkeys(key for _, _, key in chosen if key not in self.forest.slots))
+            if len(nodes) == len({key for _, _, key in chosen}):  # else what is here already goes first
+                nodes = nodes[: self.forest.free_rows]
+                if not nodes or not self.passes:
+                    return
+                yield from self._run(nodes)
+            else:
+                nodes = []
+            here = self.forest.slots
+            self._expand([(i, node, here[key]) for i, node, key in chosen if key in here])
+
+    def _run(self, nodes: Sequence[Node]) -> Generator[None, None, None]:
+        """A pass over new nodes."""
+        self.passes -= 1
+        tokens, logprobs = likeliest((yield from self.forest.run(nodes)), BRANCH)
+        for i, node in enumerate(nodes):
+            self.forest.said[self.forest.slots[node]] = tokens[i], logprobs[i]
+
+    def _frontier(self) -> list[tuple[int, int, Node]]:
+        """(root, node of its tree, node of the forest) of those to expand next."""
+        found = []
+        for i, (builder, known) in enumerate(zip(self.builders, self.slots, strict=True)):
+            for node in builder.frontier(self.drafter.width).tolist() if known else ():
+                key = known[int(builder.parents[node])], int(builder.tokens[node])
+                found.append((self.roots[i].logprob + float(builder.scores[node]), (i, node, key)))
+        found.sort(key=lambda item: -item[0])  # stable
+        return [chosen for _, chosen in found[: self.drafter.width]]
+
+    def _expand(self, chosen: Sequence[tuple[int, int, int]]) -> None:
+        """Let trees have what the forest says: (root, node of its tree, slot)."""
+        for i, (builder, known) in enumerate(zip(self.builders, self.slots, strict=True)):
+            mine = [(node, slot) for root, node, slot in chosen if root == i]
+            if mine:
+                known.update(mine)
+                tokens, logprobs = zip(*(self.forest.said[slot] for _, slot in mine), strict=True)
+                builder.expand(np.array([node for node, _ in mine]), np.stack(tokens), np.stack(logprobs))
 
 
-class DrawnChain:
-    """One branch a root, *drawn* from the draft model's distribution, which `ratio` acceptance needs."""
+class DrawnChain(Growing):
+    """One branch a root, *drawn* from the draft model's distribution, which `ratio` acceptance needs.
+
+    Nothing of it is kept below an outcome: what is drawn for a position depends on the depth in the tree.
+    """
 
     def __init__(
-        self,
-        drafter: Forest,
-        roots: Sequence[Root],
-        budget: TreeBudget,
-        sampler: Sampler,
-        noise: Noise,
+        self, drafter: Grower, roots: Sequence[Root], budget: TreeBudget, sampler: Sampler, noise: Noise
     ) -> None:
-        self.drafter, self.roots, self.sampler, self.noise = drafter, roots, sampler, noise
-        self.left = min(budget.passes, budget.depth, budget.nodes - 1)
+        super().__init__(drafter, roots)
+        self.sampler, self.noise = sampler, noise
+        self.most = min(budget.passes, budget.depth, budget.nodes - 1)
         self.position = drafter.position
-        self.slots: list[int] = []
         self.chains = [[root.token] for root in roots]
         self.drafts: list[list[Distribution]] = [[] for _ in roots]
-
-    def step(self) -> bool:
-        if self.left <= 0 or (self.slots and len(self.roots) > self.drafter.free_rows):
-            return False
-        self.left -= 1
-        if not self.slots:
-            self.slots, logits = self.drafter.extend_roots(self.roots)
-        else:
-            ends = [(slot, chain[-1]) for slot, chain in zip(self.slots, self.chains, strict=True)]
-            self.slots, logits = self.drafter.extend(ends)
-        for root, chain, drafts, row in zip(self.roots, self.chains, self.drafts, logits, strict=True):
-            drafts.append(self.sampler.distribution(row))
-            # The depth makes it another draw than the one for the same position a cycle ago: what was seen
-            # of that had a say in how much is drafted now.
-            depth = len(chain) - 1
-            position = self.position + len(root.path) + depth
-            chain.append(drafts[-1].pick(self.noise.uniform(position, DRAFT_DRAW + depth)))
-        return True
 
     def tree(self, root: int = 0) -> TokenTree:
         chain, drafts = self.chains[root], self.drafts[root]
         drawn = [np.log(draft.of(token)) for draft, token in zip(drafts, chain[1:], strict=True)]
         return TokenTree.chain(chain, [0.0, *drawn], drafts)
 
-    def stop(self) -> None:
-        self.left = 0
+    def _grow(self) -> Generator[None, None, None]:
+        if self.most <= 0:
+            return
+        nodes, ends = yield from self._plant()
+        last = {i: slot for i, slot in enumerate(ends) if slot is not None}  # slot of each chain's last node
+        for _ in range(self.most):
+            if not 0 < len(nodes) <= self.forest.free_rows:
+                return
+            first = len(self.forest.slots)
+            logits = yield from self.forest.run(nodes)
+            for i, slot in last.items():
+                self._draw(i, logits[slot - first])
+            nodes = list(dict.fromkeys((slot, self.chains[i][-1]) for i, slot in last.items()))
+            first = len(self.forest.slots)
+            last = {i: first + nodes.index((slot, self.chains[i][-1])) for i, slot in last.items()}
+            yield
 
-    def cancel(self) -> None:
-        self.left = 0
-        self.drafter.forget()
+    def _draw(self, root: int, logits: NDArray[np.float32]) -> None:
+        chain, drafts = self.chains[root], self.drafts[root]
+        drafts.append(self.sampler.distribution(logits))
+        # The depth makes it another draw than the one for the same position a cycle ago: what was seen of
+        # that had a say in how much is drafted now.
+        depth = len(chain) - 1
+        position = self.position + len(self.roots[root].path) + depth
+        chain.append(drafts[-1].pick(self.noise.uniform(position, DRAFT_DRAW + depth)))
 
 
 def likeliest(logits: NDArray[np.float32], count: int) -> tuple[IntArray, FloatArray]:
-    """[n, V] -> the `count` likeliest tokens of each row and their log-probabilities, [n, count] each."""
-    rows = torch.from_numpy(logits)
-    top = rows.topk(min(count, rows.shape[1]), dim=1)
-    logprobs = top.values.double() - rows.double().logsumexp(1, keepdim=True)
-    logprobs = torch.nan_to_num(logprobs, nan=-inf)  # a damaged draft model proposes nothing
-    return top.indices.numpy(), logprobs.numpy()
+    """[n, V] -> the `count` likeliest tokens of each row and their log-probabilities, [n, count] each.
+
+    Of equal ones the lower token comes first. A row with NaN or +inf, a damaged model's, proposes nothing:
+    all its log-probabilities are -inf.
+    """
+    count = min(count, logits.shape[1])
+    tokens = np.tile(np.arange(count), (len(logits), 1))
+    logprobs = np.full(tokens.shape, -np.inf)
+    for i, row in enumerate(logits):
+        top = row.max()
+        if np.isfinite(top):
+            least = np.partition(row, -count)[-count]
+            found = np.flatnonzero(row >= least)
+            tokens[i] = found[np.argsort(-row[found], kind="stable")[:count]]
+            logprobs[i] = row[tokens[i]] - (float(top) + np.log(np.exp(row - top).sum(dtype=np.float64)))
+    return tokens, logprobs

@@ -7,22 +7,20 @@ lie in an overlay, so that it may draft while the target verifies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
-from edgespec.drafters.base import Drafting, Root
-from edgespec.drafters.growth import MAX_PASSES, grow, root_nodes, run_nodes
-from edgespec.errors import ModelError, OptionError
+from edgespec.drafters.base import Drafting, Root, committed
+from edgespec.drafters.forest import Forest
+from edgespec.drafters.growth import MAX_PASSES, grow
+from edgespec.errors import OptionError
 from edgespec.offload.chunk_store import is_store
-from edgespec.runtimes.base import TREE_ROWS
+from edgespec.runtimes.base import TREE_ROWS, DraftRuntime, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.packed import SUBSTITUTE
-from edgespec.runtimes.torch.kv_cache import TorchKVCache
+from edgespec.runtimes.torch.draft import TorchDraft
 from edgespec.runtimes.torch.substitute import LowBitCopy, SubstituteWeights
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
@@ -75,56 +73,45 @@ class Substitute:
         self.model = TorchTarget(files.config, self.weights, TREE_ROWS)
         self.nbytes = self.weights.nbytes
 
-    def drafter(self, cache: TorchKVCache, vocabulary: int) -> SubstituteDrafter:
-        return SubstituteDrafter(self.model, cache)
+    def drafter(self, cache: KVCache, vocabulary: int) -> SubstituteDrafter:
+        return SubstituteDrafter(TorchDraft(self.model, cache.overlay(TREE_ROWS)), cache, vocabulary)
 
     def close(self) -> None:
         self.weights.close()
 
 
 class SubstituteDrafter:
-    """See `drafters.base.Drafter`. `cache` is the conversation's own, the target's."""
+    """See `drafters.base.Drafter`. `cache` is the conversation's own, the target's; `runtime` is the copy's,
+    in an overlay of it."""
 
     passes = range(1, MAX_PASSES + 1)
     width = 1  # its kernel for int4 costs nearly as much again for every further row (benchmarks/kernels.py)
 
-    def __init__(self, model: TorchTarget[SubstituteWeights], cache: TorchKVCache) -> None:
-        self.model = model
-        self.target = cache
-        self.cache = cache.overlay(TREE_ROWS)
+    def __init__(self, runtime: DraftRuntime, cache: KVCache, vocabulary: int) -> None:
+        self.runtime, self.target = runtime, cache
+        self.forest = Forest(runtime, vocabulary)
         self.context = Context([])
 
     def prefill(self, context: Context) -> None:
         self.context = context
+        self.forest.drop(self.target.length)
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
-        self.forget()
-        return grow(self, self.context, roots, budget)
+        self.forest.renew()
+        return grow(self, roots, budget)
 
     def commit(self, root: int, outcome: Outcome) -> None:
         """The target has committed its own keys and values."""
+        fresh = committed(root, outcome)
+        if self.forest.commit(fresh, outcome.tokens[-1]) < len(fresh):
+            self.forest.drop(self.target.length)
 
     @property
     def position(self) -> int:
+        """See `drafters.growth.Grower`."""
         return self.target.length
 
-    @property
-    def free_rows(self) -> int:
-        return TREE_ROWS - len(self.cache.parents)
-
-    def extend(self, nodes: Sequence[tuple[int, int]]) -> tuple[list[int], NDArray[np.float32]]:
-        """One pass over new nodes (parent slot, token): their slots, and what follows them [n, V]."""
-        try:
-            return run_nodes(self.model, self.cache, nodes, self.context.check)
-        except ModelError:  # NaN: nothing of it may stay where a later pass looks
-            self.cache.wipe()
-            raise
-
-    def extend_roots(self, roots: Sequence[Root]) -> tuple[list[int], NDArray[np.float32]]:
-        """The roots' paths in one pass: the roots' slots, and what follows them [r, V]."""
-        nodes, ends = root_nodes([root.path for root in roots])
-        _, logits = self.extend(nodes)
-        return ends, logits[ends]
-
-    def forget(self) -> None:
-        self.cache.truncate(self.target.length)
+    def trunk(self) -> Generator[None, None, Sequence[int]]:
+        """See `drafters.growth.Grower`: it follows as the target does."""
+        yield from ()
+        return ()

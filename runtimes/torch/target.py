@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -44,6 +45,15 @@ class Matrices(Protocol):
         """A pass has ended, or was given up."""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What all layers of a pass share."""
+
+    rows: Rows
+    angles: tuple[Tensor, Tensor]  # cosines and sines of the rotary embedding, [n, 1, head_dim / 2] each
+    attention: AttentionPlan
+
+
 W = TypeVar("W", bound=Matrices)
 
 
@@ -72,22 +82,35 @@ class TorchTarget(Generic[W]):
 
     @torch.inference_mode()
     def run(self, hidden: Tensor, rows: Rows, layers: range, observer: PassObserver | None = None) -> Tensor:
-        if rows.n > (most := self.prefill_rows if rows.prefill else self.slots):
-            raise OptionError(
-                f"a pass of {rows.n} rows is larger than the {most} that memory is planned for; take fewer "
-                "conversations, or smaller trees, at a time"
-            )
-        attention = AttentionPlan(rows, self.device)
-        cos, sin = self.rope(rows.positions)
-        angles = cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)  # [n, 1, head_dim / 2]
+        shared = self.prepare(rows)
         try:
             for index in layers:
-                hidden = self._layer(index, hidden, rows, angles, attention, observer)
+                hidden = self._layer(index, hidden, shared, observer)
                 if observer is not None:
                     observer.on_layer(index, hidden, rows)
         finally:
             self.weights.release()
         return hidden
+
+    @torch.inference_mode()
+    def prepare(self, rows: Rows) -> Prepared:
+        """What a pass over these rows needs in every layer; `run_layer` then runs them one by one."""
+        if rows.n > (most := self.prefill_rows if rows.prefill else self.slots):
+            raise OptionError(
+                f"a pass of {rows.n} rows is larger than the {most} that memory is planned for; take fewer "
+                "conversations, or smaller trees, at a time"
+            )
+        cos, sin = self.rope(rows.positions)
+        angles = cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)
+        return Prepared(rows, angles, AttentionPlan(rows, self.device))
+
+    @torch.inference_mode()
+    def run_layer(self, index: int, hidden: Tensor, shared: Prepared) -> Tensor:
+        """One layer of a pass that others may interrupt, [n, d] -> [n, d]."""
+        try:
+            return self._layer(index, hidden, shared, None)
+        finally:
+            self.weights.release()
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, observer: PassObserver | None = None) -> Tensor:
@@ -111,13 +134,12 @@ class TorchTarget(Generic[W]):
         self,
         index: int,
         hidden: Tensor,
-        rows: Rows,
-        angles: tuple[Tensor, Tensor],
-        attention: AttentionPlan,
+        shared: Prepared,
         observer: PassObserver | None,
     ) -> Tensor:
         """One decoder layer, [n, d] -> [n, d]."""
         c, name, n = self.config, f"model.layers.{index}.", len(hidden)
+        rows, angles = shared.rows, shared.angles
         apart = rows.segments if rows.apart else ()
 
         def linear(matrix: str, x: Tensor) -> Tensor:
@@ -132,7 +154,7 @@ class TorchTarget(Generic[W]):
             k = self._norm(name + "self_attn.k_norm", k)
         q = rotate(q, *angles, c.rope.interleaved)
         k = rotate(k, *angles, c.rope.interleaved)
-        hidden = hidden + linear("self_attn.o_proj", attention(index, q, k, v, c.window(index)))
+        hidden = hidden + linear("self_attn.o_proj", shared.attention(index, q, k, v, c.window(index)))
         x = self._norm(name + "post_attention_layernorm", hidden)
         x = swiglu(linear("mlp.gate_proj", x), linear("mlp.up_proj", x))
         return hidden + linear("mlp.down_proj", x)

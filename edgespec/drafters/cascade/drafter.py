@@ -23,7 +23,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.drafters.base import Cancelling, Drafting, Root, committed, shared_prefix
 from edgespec.drafters.cascade.exits import AdapterExit, Exit
-from edgespec.drafters.cascade.forest import Forest
+from edgespec.drafters.cascade.inside import InsideForest
 from edgespec.drafters.cascade.rounds import CascadeDrafting, Claim, DrawnInside
 from edgespec.drafters.cascade.tree import Calibration
 from edgespec.drafters.growth import MAX_PASSES
@@ -101,7 +101,7 @@ class CascadeDrafter:
         self.context = Context([])
         self.tokens: list[int] = []  # that the target has committed
         self.watched = inf  # the least length behind which a pass was watched since the last commit
-        self.forest: Forest | None = None
+        self.forest: InsideForest | None = None
         self.claims: dict[int, list[Claim]] = {}  # by slot: what was proposed to follow it
 
     def prefill(self, context: Context) -> None:
@@ -120,7 +120,7 @@ class CascadeDrafter:
         if len(roots) != 1 or len(roots[0].path) != 1:
             raise ValueError("a cascade drafts behind one root, while the target rests")
         self.forget()
-        self.forest = forest = Forest(self.target, self.cache, Cancelling(self.context.check))
+        self.forest = forest = InsideForest(self.target, self.cache, Cancelling(self.context.check))
         if self.context.drawn:
             return DrawnInside(self, forest, roots[0], budget, self.context.sampler, self.context.noise)
         return CascadeDrafting(self, forest, roots[0].token, budget)

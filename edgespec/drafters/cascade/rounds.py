@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
@@ -16,10 +16,12 @@ from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
 from edgespec.drafters.cascade.exits import Exit
-from edgespec.drafters.cascade.forest import Forest
+from edgespec.drafters.cascade.inside import InsideForest
 from edgespec.drafters.cascade.tree import Calibration, RankedTree
+from edgespec.drafters.forest import Forest
 from edgespec.drafters.growth import DrawnChain
 from edgespec.errors import ModelError
+from edgespec.runtimes.base import TREE_ROWS
 
 if TYPE_CHECKING:
     from edgespec.drafters.cascade.drafter import CascadeDrafter
@@ -40,7 +42,7 @@ class CascadeDrafting:
     """See `drafters.base.Drafting`. Steps beyond the budget's are shallow verifications, and what is drafted
     on from their corrections."""
 
-    def __init__(self, drafter: CascadeDrafter, forest: Forest, root: int, budget: TreeBudget) -> None:
+    def __init__(self, drafter: CascadeDrafter, forest: InsideForest, root: int, budget: TreeBudget) -> None:
         self.drafter, self.forest = drafter, forest
         self.ranked = RankedTree(root, budget.nodes, budget.depth)
         self.nodes: list[int] = []  # of the tree, by slot
@@ -138,48 +140,65 @@ class DrawnInside(DrawnChain):
     def __init__(
         self,
         drafter: CascadeDrafter,
-        forest: Forest,
+        forest: InsideForest,
         root: Root,
         budget: TreeBudget,
         sampler: Sampler,
         noise: Noise,
     ) -> None:
         super().__init__(_Draws(drafter, forest), [root], budget, sampler, noise)
-        self.forest = forest
+        self.inside = forest
 
     def tree(self, root: int = 0) -> TokenTree:
         tree = super().tree(root)
-        if not len(self.forest):
+        if not len(self.inside):
             return tree
         nodes = np.arange(len(tree))
-        return replace(tree, computed=self.forest.computed(np.where(nodes < len(self.forest), nodes, -1)))
+        return replace(tree, computed=self.inside.computed(np.where(nodes < len(self.inside), nodes, -1)))
 
 
 class _Draws:
-    """See `drafters.growth.Forest`."""
+    """The cascade's draft as a model of its own: see `drafters.growth.Grower`, `runtimes.base.DraftRuntime`.
+    Nothing is committed through it: the target verifies what lies inside its cache."""
 
     width = 1
+    rows = TREE_ROWS
 
-    def __init__(self, drafter: CascadeDrafter, forest: Forest) -> None:
-        self.drafter, self.forest = drafter, forest
+    def __init__(self, drafter: CascadeDrafter, inside: InsideForest) -> None:
+        self.drafter, self.inside, self.context = drafter, inside, drafter.context
+        self.length, self.capacity = drafter.cache.length, drafter.cache.capacity
+        self.position = self.length
+        self.forest = Forest(self, drafter.target.config.vocab_size)
 
-    @property
-    def position(self) -> int:
-        return self.drafter.cache.length
-
-    @property
-    def free_rows(self) -> int:
-        return self.forest.free
-
-    def extend_roots(self, roots: Sequence[Root]) -> tuple[list[int], NDArray[np.float32]]:
+    def trunk(self) -> Generator[None, None, Sequence[int]]:
         self.drafter.catch_up()
-        return self.extend([(-1, root.token) for root in roots])
+        yield from ()
+        return ()
 
-    def extend(self, nodes: Sequence[tuple[int, int]]) -> tuple[list[int], NDArray[np.float32]]:
-        slots = self.forest.plant(nodes)
-        draft = self.drafter.draft
-        rows = self.forest.run(slots, draft.depth)
-        return slots.tolist(), draft.logits(self.forest.hidden[slots], rows).cpu().numpy()
+    def prefill(self, tokens: Sequence[int]) -> Iterator[int]:
+        raise NotImplementedError("a cascade's draft follows the target's passes")
 
-    def forget(self) -> None:
+    def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> _DrawsPass:
+        return _DrawsPass(self, list(zip(parents, tokens, strict=True)))
+
+    def commit(self, path: Sequence[int], keep: Sequence[int]) -> None:
+        """A pass has failed: the schedule cancels all."""
+
+    def truncate(self, length: int) -> None:
         self.drafter.forget()
+
+
+class _DrawsPass:
+    """See `runtimes.base.DraftPass`: whole, because nobody waits for it."""
+
+    logits: NDArray[np.float32]
+
+    def __init__(self, draws: _Draws, nodes: Sequence[tuple[int, int]]) -> None:
+        self.draws, self.nodes = draws, nodes
+
+    def advance(self) -> bool:
+        inside, draft = self.draws.inside, self.draws.drafter.draft
+        slots = inside.plant(self.nodes)
+        rows = inside.run(slots, draft.depth)
+        self.logits = draft.logits(inside.hidden[slots], rows).cpu().numpy()
+        return True

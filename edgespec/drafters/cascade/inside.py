@@ -14,7 +14,7 @@ from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 
 
-class Forest:
+class InsideForest:
     """One round's nodes. What is computed for them is what verification would compute, bit for bit: the same
     layers, in the same row classes, at the same positions."""
 

@@ -1,0 +1,113 @@
+"""The nodes that a draft model has run behind what is committed, and what it said follows them. No torch.
+
+Leaves of a tree have no slot: nobody has asked what comes after them. Trees of several roots, and of several
+rounds, share what they begin with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.core.sampling import FloatArray, IntArray
+from edgespec.runtimes.base import DraftRuntime
+
+Node = tuple[int, int]  # slot of the parent, or -1 = the last committed token; token
+
+
+class Forest:
+    """The slots of a `DraftRuntime` as nodes.
+
+    vocabulary: of the target; where the draft model's is padded further, the padding is never proposed.
+    """
+
+    def __init__(self, runtime: DraftRuntime, vocabulary: int) -> None:
+        self.runtime, self.vocabulary = runtime, vocabulary
+        self.slots: dict[Node, int] = {}
+        self.said: dict[int, tuple[IntArray, FloatArray]] = {}  # by slot: likeliest tokens, log-probabilities
+        self.work: Generator[None, None, None] | None = None  # of the latest round
+        self.keeps = False  # that round was stopped: the next commit keeps what lies below its outcome
+        self.kept = False  # the last commit did
+
+    @property
+    def free_rows(self) -> int:
+        """Nodes that may still be run."""
+        return self.runtime.rows - len(self.slots)
+
+    def path(self, tokens: Sequence[int]) -> list[int]:
+        """Slots of the beginning of a path of tokens, as far as it is here."""
+        found: list[int] = []
+        for token in tokens:
+            slot = self.slots.get((found[-1] if found else -1, token))
+            if slot is None:
+                break
+            found.append(slot)
+        return found
+
+    def run(self, nodes: Sequence[Node]) -> Generator[None, None, NDArray[np.float32]]:
+        """One pass over new nodes, part by part: what follows them [n, V]. Left in the middle, it leaves none
+        of them."""
+        before = len(self.slots)
+        try:
+            under_way = self.runtime.begin([token for _, token in nodes], [parent for parent, _ in nodes])
+            while not under_way.advance():
+                yield
+        except BaseException:
+            self.runtime.commit([], range(before))
+            raise
+        self.slots.update(zip(nodes, range(before, before + len(nodes)), strict=True))
+        return under_way.logits[:, : self.vocabulary]
+
+    def commit(self, tokens: Sequence[int], bonus: int) -> int:
+        """Commit these tokens as far as they are here: how many. If all are, and a round was stopped, then
+        `bonus` behind them and what hangs there is kept."""
+        self._end()
+        path = self.path(tokens)
+        keep = (
+            self._below((path[-1] if path else -1, bonus)) if self.keeps and len(path) == len(tokens) else []
+        )
+        self.runtime.commit(path, keep)
+        number = {slot: new for new, slot in enumerate(keep)}
+        self.slots = {
+            (number.get(parent, -1), token): number[slot]
+            for (parent, token), slot in self.slots.items()
+            if slot in number
+        }
+        self.said = {number[slot]: said for slot, said in self.said.items() if slot in number}
+        self.keeps, self.kept = False, bool(keep)
+        return len(path)
+
+    def _end(self) -> None:
+        """A round left in the middle must not go on, nor clean up later, among the next one's slots."""
+        if self.work is not None:
+            self.work.close()
+
+    def _below(self, top: Node) -> list[int]:
+        """Slots of a node and all its descendants, ascending."""
+        if top not in self.slots:
+            return []
+        found = {self.slots[top]: None}
+        for (parent, _), slot in self.slots.items():  # in slot order: parents precede children
+            if parent in found:
+                found[slot] = None
+        return list(found)
+
+    def renew(self) -> None:
+        """A round of drafting begins: drop what is here, but for what the last commit kept."""
+        self._end()
+        if not self.kept:
+            self.forget()
+        self.kept = self.keeps = False
+
+    def forget(self) -> None:
+        """Drop all nodes."""
+        self.drop(self.runtime.length)
+
+    def drop(self, length: int) -> None:
+        """Drop all nodes, and committed tokens from `length` on."""
+        self._end()
+        self.slots, self.said = {}, {}
+        self.keeps = self.kept = False
+        self.runtime.truncate(length)

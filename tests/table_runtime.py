@@ -1,0 +1,114 @@
+"""A draft model without torch, and a conversation that it drafts for. As a script it says what it did."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+if __name__ == "__main__":
+    sys.modules["torch"] = None  # type: ignore[assignment]  # whoever imports it fails
+
+from edgespec.config import GenerationOptions
+from edgespec.control.controller import Fixed
+from edgespec.core.acceptance import make_acceptance
+from edgespec.core.sampling import Noise
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.drafters.model import ModelDrafter
+from edgespec.errors import OptionError
+from edgespec.runtimes.base import kept_parents
+from edgespec.schedules.serial import Serial
+
+VOCABULARY = 12
+
+
+class TableRuntime:
+    """See `runtimes.base.DraftRuntime`. What follows depends on the last two tokens."""
+
+    def __init__(self, rows: int = 256, capacity: int = 400, parts: int = 3, noise: float = 0.0) -> None:
+        rng = np.random.default_rng(0)
+        table = rng.standard_normal((VOCABULARY, VOCABULARY, VOCABULARY)) * 2
+        self.table = (table + noise * rng.standard_normal(table.shape)).astype(np.float32)
+        self.rows, self.capacity, self.parts = rows, capacity, parts
+        self.text: list[int] = []
+        self.slots: list[tuple[int, int]] = []  # parent, token
+        self.ran = 0  # rows
+
+    @property
+    def length(self) -> int:
+        return len(self.text)
+
+    def prefill(self, tokens: Sequence[int]) -> Iterator[int]:
+        assert not self.slots
+        for done, token in enumerate(tokens, 1):
+            self.text.append(token)
+            yield done
+
+    def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> TablePass:
+        first = len(self.slots)
+        if first + len(tokens) > self.rows:
+            raise OptionError(f"{first + len(tokens)} rows; there is room for {self.rows}")
+        assert all(-1 <= parent < slot for slot, parent in enumerate(parents, first))
+        self.slots += zip(parents, tokens, strict=True)
+        self.ran += len(tokens)
+        return TablePass(self, range(first, len(self.slots)))
+
+    def commit(self, path: Sequence[int], keep: Sequence[int]) -> None:
+        parents = kept_parents(np.array([parent for parent, _ in self.slots], dtype=np.int64), path, keep)
+        self.text += [self.slots[slot][1] for slot in path]
+        self.slots = [(int(parent), self.slots[slot][1]) for parent, slot in zip(parents, keep, strict=True)]
+
+    def truncate(self, length: int) -> None:
+        assert length <= self.length
+        del self.text[length:]
+        self.slots.clear()
+
+    def after(self, slot: int) -> NDArray[np.float32]:
+        parent, token = self.slots[slot]
+        return self.table[self.slots[parent][1] if parent >= 0 else self.text[-1], token]
+
+
+class TablePass:
+    """See `runtimes.base.DraftPass`."""
+
+    def __init__(self, runtime: TableRuntime, slots: range) -> None:
+        self.runtime, self.left = runtime, runtime.parts
+        self.result = np.stack([runtime.after(slot) for slot in slots])
+
+    def advance(self) -> bool:
+        self.left -= 1
+        return self.left == 0
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        assert self.left == 0
+        return self.result
+
+
+def converse(noise: float, cycles: int = 30) -> tuple[list[int], list[int], int]:
+    """A greedy reply with drafts, what it should be, and how many drafts were accepted."""
+    target = TableRuntime().table
+    drafter = ModelDrafter(TableRuntime(noise=noise), VOCABULARY)
+    schedule = Serial(drafter, Fixed(TreeBudget(16, 4, 4)), 64)
+    acceptance = make_acceptance("greedy", GenerationOptions())
+    text, accepted = [3, 1, 4, 1], 0
+    schedule.begin(Context(text[:-1]), 1000)
+    for _ in range(cycles):
+        tree = schedule.next_tree(text[-1])
+        before = [text[-2] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
+        outcome = acceptance.walk(tree, target[before, tree.tokens], Noise(0), len(text))
+        schedule.settle(outcome)
+        text += outcome.tokens
+        accepted += outcome.accepted
+    plain = text[:4]
+    while len(plain) < len(text):
+        plain.append(int(target[plain[-2], plain[-1]].argmax()))
+    return text, plain, accepted
+
+
+if __name__ == "__main__":
+    text, plain, accepted = converse(noise=0.5)
+    print(json.dumps({"same": text == plain, "accepted": accepted, "tokens": len(text)}))
