@@ -1,7 +1,7 @@
 """From messages to the text a chat model was trained on. Needs no torch.
 
-A chat template is a Jinja program that comes with a model, so it is a stranger's code: it runs sandboxed and
-metered (`template_sandbox`), and its size is bounded.
+A chat template is a Jinja program that comes with a model, so it is a stranger's code: it is never compiled
+or executed, but read node by node within a budget (`template`), and its size is bounded.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template, TemplateError
+from jinja2 import TemplateError
+from jinja2.nodes import Template
 
 from edgespec.errors import ModelError, OptionError
-from edgespec.text.template_meter import METER, LimitError, Meter
-from edgespec.text.template_sandbox import environment
+from edgespec.text.template import parse, render
+from edgespec.text.template_budget import LimitError, text_bytes
 
-TEMPLATE_CHARACTERS = 256 * 1024  # the largest template known has 30,000
+TEMPLATE_CHARACTERS = 64 * 1024  # the largest template known has 30,000; parsing takes some microseconds each
+_ERROR = 1000  # characters of what a template may say in an error
 
 # For models without a template: no model was trained on this, but a base model continues it sensibly.
 DEFAULT_TEMPLATE = (
@@ -41,7 +43,7 @@ class ChatTemplate:
         self.stop = () if self.is_chat else DEFAULT_STOP
         self._sources = dict(templates) or {"default": DEFAULT_TEMPLATE}
         self._tokens = dict(tokens or {})
-        self._compiled: dict[str, Template] = {}
+        self._parsed: dict[str, Template] = {}
         for name, source in self._sources.items():
             if len(source) > TEMPLATE_CHARACTERS:
                 raise ModelError(
@@ -74,21 +76,19 @@ class ChatTemplate:
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
             raise ModelError(f"the model has chat templates {sorted(self._sources)}, none of them 'default'")
-        token = METER.set(Meter((size[0], size[1])))
         try:
-            if name not in self._compiled:
-                self._compiled[name] = environment().from_string(self._sources[name])
-            return self._compiled[name].render(given)
+            if name not in self._parsed:
+                self._parsed[name] = parse(self._sources[name])
+            return render(self._parsed[name], given, (size[0], size[1]))
         except LimitError as error:
             raise ModelError(f"the model's chat template was stopped: {error}") from None
         except TemplateError as error:
-            raise ModelError(f"the model's chat template failed: {error.message}") from None
+            raise ModelError(f"the model's chat template failed: {str(error.message)[:_ERROR]}") from None
         except (RecursionError, MemoryError):
             raise ModelError("the model's chat template was stopped: it nests or recurses too deep") from None
         except Exception as error:  # whatever a program can do wrong
-            raise ModelError(f"the model's chat template failed: {type(error).__name__}: {error}") from None
-        finally:
-            METER.reset(token)
+            fact = f"{type(error).__name__}: {error}"
+            raise ModelError(f"the model's chat template failed: {fact[:_ERROR]}") from None
 
 
 def read_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
@@ -133,12 +133,12 @@ def _message(message: Message, size: list[int]) -> dict[str, Any]:
 
 
 def _plain(value: Any, size: list[int], depth: int = 0) -> Any:
-    """A copy of plain JSON values, which a template may be shown; adds (characters, nodes) to `size`."""
+    """A copy of plain JSON values, which a template may be shown; adds (bytes of text, nodes) to `size`."""
     size[1] += 1
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):
-        size[0] += len(value)
+        size[0] += text_bytes(value)
         return str(value)
     if depth < 32 and isinstance(value, Mapping):
         return {str(key): _plain(item, size, depth + 1) for key, item in value.items()}
