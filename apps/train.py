@@ -82,6 +82,10 @@ def cascade(
         Path | None,
         _flag("--held-out", metavar="TEXT", help="Text to measure on. Default: the last 5 % of the data."),
     ] = None,
+    first: Annotated[
+        Path | None,
+        _flag("--from", metavar="DIR", help="Adapters to begin with, of the same depths. Default: anew."),
+    ] = None,
     length: Annotated[
         int | None, _flag("--length", metavar="TOKENS", help="Longest sequence. Default: 1024.")
     ] = None,
@@ -137,6 +141,7 @@ def cascade(
                 engine,
                 choose_device(engine),
                 held_out=held_out,
+                first=first,
                 report=watch,
                 progress=terminal.progress,
             )

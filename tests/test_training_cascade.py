@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from edgespec.api import stream_generate
 from edgespec.apps.main import run
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.engine import Engine
-from edgespec.errors import BudgetError, OptionError
+from edgespec.errors import BudgetError, ModelError, OptionError
 from edgespec.kernels.reference import rms_norm
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
@@ -332,6 +333,33 @@ def test_other_held_out_text_can_be_named(model: Path, text: Path, tmp_path: Pat
         train(model, other, tmp_path / "out", held_out=other)
     with pytest.raises(OptionError, match=r"a run with held-out = .*, not None"):  # it had more to learn from
         train(model, text, tmp_path / "out")
+
+
+def test_a_run_begins_with_earlier_adapters(model: Path, text: Path, tmp_path: Path) -> None:
+    earlier = train(model, text, tmp_path / "earlier")
+    moved = tmp_path / "moved"  # a later state of the target: other weights, another digest
+    write_checkpoint(
+        moved,
+        vocab_size=320,
+        bos_token_id=1,
+        eos_token_id=2,
+        num_hidden_layers=LAYERS,
+        tie_word_embeddings=True,
+    )
+    make_tokenizer(moved)
+    assert describe_model(moved).digest != describe_model(model).digest
+    on = train(model, text, tmp_path / "on", first=tmp_path / "earlier")
+    assert on[0].held_out == earlier[-1].held_out
+    assert earlier[0].held_out != earlier[-1].held_out
+    train(moved, text, tmp_path / "other", first=tmp_path / "earlier")
+    with pytest.raises(OptionError, match="no verify-3 to begin with"):
+        train(
+            model, text, tmp_path / "deeper", replace(OPTIONS, verify_layers=(3,)), first=tmp_path / "earlier"
+        )
+    with pytest.raises(OptionError, match="first = None"):
+        train(model, text, tmp_path / "earlier", replace(OPTIONS, steps=8), first=tmp_path / "on")
+    with pytest.raises(ModelError, match=r"no adapter\.json"):
+        train(model, text, tmp_path / "none", first=tmp_path)
 
 
 def test_bad_text_is_found_before_replies_are_made(model: Path, text: Path, tmp_path: Path) -> None:

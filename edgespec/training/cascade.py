@@ -20,7 +20,7 @@ from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.adapter import Adapter, adapter_bytes
-from edgespec.runtimes.torch.adapter_files import Role, save_adapters
+from edgespec.runtimes.torch.adapter_files import AdapterFile, Role, describe_adapters, save_adapters
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.text.tokenizer import Tokenizer
@@ -157,6 +157,7 @@ def train_cascade(
     device: torch.device,
     *,
     held_out: Path | None = None,
+    first: Path | None = None,
     report: Callable[[Report], None] = lambda report: None,
     progress: ProgressCallback | None = None,
     stop_after: int | None = None,
@@ -165,11 +166,13 @@ def train_cascade(
 
     out/data, out/held-out: token shards; out/run: checkpoint and log; out itself: the adapters, as
     `adapter_files.describe_adapters` reads them, from the first evaluation on.
+    first: adapters to begin with, of the same depths, trained for this target or for an earlier state of it.
 
     Raises OptionError for depths, data or options that cannot be, before any weight is read; BudgetError when
     the dial is too small; TrainingError when the loss is not finite.
     """
     depths = choose_depths(files.config.layers, options)
+    begun_with = {} if first is None else _earlier(first, files, depths)
     machine = measure_for_training(files, device)
     plan_beside(files, engine, machine, 64, 64, lambda rows: training_bytes(files, rows, len(depths)))
     workers = Workers()
@@ -206,7 +209,12 @@ def train_cascade(
     try:
         generator = torch.Generator().manual_seed(options.seed)
         adapters = {f"{role}-{depth}": Adapter(files.config, depth, device=device) for role, depth in depths}
-        for adapter in adapters.values():
+        for name, adapter in adapters.items():
+            if name in begun_with:
+                adapter.load_state_dict(
+                    begun_with[name].open(files.config, torch.float32, device).state_dict()
+                )
+                continue
             adapter.initialise(frozen.final_norm, generator)
             if not files.config.qk_norm:  # without which q and k are of another scale
                 copy_attention(adapter, frozen.target)
@@ -222,7 +230,8 @@ def train_cascade(
             out / "run",
             evaluate=training.evaluate,
             groups=[list(adapter.parameters()) for adapter in adapters.values()],
-            identity=_identity(files, options, depths, held_out) | {"workers": workers.count, "rows": rows},
+            identity=_identity(files, options, depths, held_out, begun_with)
+            | {"workers": workers.count, "rows": rows},
             workers=workers,
         )
 
@@ -243,6 +252,16 @@ def train_cascade(
         frozen.close()
         trainer = None  # which holds the wrapped model
         workers.close()
+
+
+def _earlier(first: Path, files: ModelFiles, depths: Sequence[tuple[Role, int]]) -> dict[str, AdapterFile]:
+    """Adapters to begin with, by name. Raises OptionError for one that is missing; as `describe_adapters`."""
+    found = {f"{a.role}-{a.depth}": a for a in describe_adapters(first, files, fitting=False)}
+    if missing := [name for role, depth in depths if (name := f"{role}-{depth}") not in found]:
+        raise OptionError(
+            f"{first} has {', '.join(found)}, but no {missing[0]} to begin with; train its depths, or anew"
+        )
+    return found
 
 
 @torch.no_grad()
@@ -277,7 +296,11 @@ def training_bytes(files: ModelFiles, rows: int, adapters: int) -> int:
 
 
 def _identity(
-    files: ModelFiles, options: CascadeOptions, depths: Sequence[tuple[Role, int]], held_out: Path | None
+    files: ModelFiles,
+    options: CascadeOptions,
+    depths: Sequence[tuple[Role, int]],
+    held_out: Path | None,
+    begun_with: Mapping[str, AdapterFile],
 ) -> dict[str, Any]:
     """What a resumed run must share with the one it goes on from."""
     names = ("loss", "top_k", "generate", "temperature", "length", "batch_tokens", "seed")
@@ -285,6 +308,9 @@ def _identity(
         "target": files.digest,
         "adapters": [f"{role}-{depth}" for role, depth in depths],
         "held-out": held_out and corpus_digest(text_files(held_out)),
+        "first": corpus_digest([begun_with[f"{role}-{depth}"].path for role, depth in depths])
+        if begun_with
+        else None,
     }
 
 

@@ -118,8 +118,10 @@ def target_record(files: ModelFiles) -> TargetRecord:
     )
 
 
-def describe_adapters(directory: Path, files: ModelFiles) -> list[AdapterFile]:
+def describe_adapters(directory: Path, files: ModelFiles, fitting: bool = True) -> list[AdapterFile]:
     """The adapters of a directory, shallowest first; reads headers only.
+
+    fitting: only those for this very target; else another's of the same shape will do, to train on from.
 
     Raises ModelError when they are missing or were trained for another target or precision,
     UnsupportedModelError for another format, CorruptFileError for anything unsound, StorageError.
@@ -138,7 +140,7 @@ def describe_adapters(directory: Path, files: ModelFiles) -> list[AdapterFile]:
         manifest = msgspec.json.decode(raw, type=AdapterManifest)
     except msgspec.MsgspecError as error:
         raise CorruptFileError(f"{path} is not a sound manifest: {error}") from None
-    _check_target(path, manifest.target, target_record(files))
+    _check_target(path, manifest.target, target_record(files), fitting)
     adapters = []
     for record in manifest.adapters:
         if not is_file_name(record.file):
@@ -157,13 +159,13 @@ def describe_adapters(directory: Path, files: ModelFiles) -> list[AdapterFile]:
     return sorted(adapters, key=lambda a: (a.depth, a.role))
 
 
-def _check_target(path: Path, found: TargetRecord, wanted: TargetRecord) -> None:
-    if found.digest != wanted.digest:
+def _check_target(path: Path, found: TargetRecord, wanted: TargetRecord, fitting: bool) -> None:
+    if fitting and found.digest != wanted.digest:
         raise ModelError(
             f"{path}: the adapters were trained for {found.name[:200]!r} (digest {found.digest[:32]}), "
             f"not for {wanted.name!r} (digest {wanted.digest}); train some with `edgespec train cascade`"
         )
-    if found.precision != wanted.precision:
+    if fitting and found.precision != wanted.precision:
         raise ModelError(
             f"{path}: the adapters were trained for the target at precision {found.precision[:20]}, this one "
             f"is {wanted.precision}; use that target, or train adapters for this one"
