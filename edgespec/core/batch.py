@@ -26,33 +26,48 @@ if TYPE_CHECKING:
 
 
 @dataclass(eq=False)
-class Verification:
-    """A tree, and after the pass the `outcome` (its path is committed) or the `error`."""
+class _Part:
+    """What one conversation wants of a pass; after it, there is a result or the `error`."""
 
     cache: KVCache
+    observer: PassObserver | None = field(default=None, kw_only=True)
+    rows: Rows | None = field(default=None, init=False)  # while the pass is under way
+    error: BaseException | None = field(default=None, init=False)
+
+    def raise_error(self) -> None:
+        error, self.error = self.error, None  # by its traceback it knows this part: no circles
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error
+
+
+@dataclass(eq=False)
+class Verification(_Part):
+    """A tree, and after the pass its `outcome`, whose path is committed."""
+
     tree: TokenTree
     acceptance: Acceptance
     noise: Noise
-    observer: PassObserver | None = None
     outcome: Outcome | None = field(default=None, init=False)
-    error: BaseException | None = field(default=None, init=False)
 
-    @property
-    def rows(self) -> int:
+    def __len__(self) -> int:
         return len(self.tree)
 
     def result(self) -> Outcome:
         """The outcome; raises the error."""
-        _raise_error(self)
+        self.raise_error()
         assert self.outcome is not None, "not judged yet"
         return self.outcome
 
-    def open(self) -> Rows:
+    def open(self) -> None:
         """A row for each node; slot i of the cache is node i."""
         if self.tree.computed is None:
-            return Rows.append(self.cache, self.tree.parents)
-        written, layers = self.tree.computed.slots, int(self.tree.starts.max())
-        return Rows.of(self.cache, self.cache.adopt(self.tree.parents, written, layers))
+            self.rows = Rows.append(self.cache, self.tree.parents)
+        else:
+            written, layers = self.tree.computed.slots, int(self.tree.starts.max())
+            self.rows = Rows.of(self.cache, self.cache.adopt(self.tree.parents, written, layers))
 
     def judge(self, logits: Logits) -> None:
         """Walk the tree by what follows each node, [n, V]."""
@@ -62,31 +77,27 @@ class Verification:
 
 
 @dataclass(eq=False)
-class Block:
-    """Some tokens of a prompt, [n <= PREFILL_ROWS], and after the pass what follows the `last` block's last
-    token, `logits` [V], or the `error`. Its tokens are committed as soon as the layers are through."""
+class Block(_Part):
+    """Some tokens of a prompt, [n <= PREFILL_ROWS], committed as soon as the layers are through. After the
+    pass the `last` block of a prompt has the `logits` [V] of what follows its last token."""
 
-    cache: KVCache
     tokens: Sequence[int]
     last: bool = True
-    observer: PassObserver | None = None
     logits: Logits | None = field(default=None, init=False)
-    error: BaseException | None = field(default=None, init=False)
 
-    @property
-    def rows(self) -> int:
+    def __len__(self) -> int:
         return len(self.tokens)
 
     def result(self) -> Logits | None:
         """The logits, None unless it is the last block; raises the error."""
-        _raise_error(self)
+        self.raise_error()
         return self.logits
 
-    def open(self) -> Rows:
-        return Rows.append(self.cache, np.arange(-1, len(self.tokens) - 1), prefill=True)
+    def open(self) -> None:
+        self.rows = Rows.append(self.cache, np.arange(-1, len(self) - 1), prefill=True)
 
     def commit(self) -> None:
-        self.cache.commit(np.arange(len(self.tokens)))
+        self.cache.commit(np.arange(len(self)))
 
     def judge(self, logits: Logits) -> None:
         (self.logits,) = logits
@@ -99,25 +110,28 @@ def blocks(cache: KVCache, tokens: Sequence[int], observer: PassObserver | None 
     """A prompt, cut as its bits need it."""
     for start in range(0, len(tokens), PREFILL_ROWS):
         stop = start + PREFILL_ROWS
-        yield Block(cache, tokens[start:stop], stop >= len(tokens), observer)
+        yield Block(cache, tokens[start:stop], stop >= len(tokens), observer=observer)
 
 
 def run_pass(target: Target, parts: Sequence[Part], observer: PassObserver | None = None) -> None:
     """One pass over parts of one kind, of different caches; `observer` hears all of it (`FanOut`).
 
-    Each part has its result, or its own error, after it. Whatever is raised concerns them all (Ctrl-C, the
-    disk), and leaves every cache at its committed length.
+    Each part has its result, or its own error, after it. What is raised concerns them all (Ctrl-C, the disk).
+    Either way every cache is at its committed length.
     """
     try:
-        trees = [part for part in parts if isinstance(part, Verification)]
+        for part in parts:
+            _alone(part, part.open)
+        trees = [p for p in parts if isinstance(p, Verification) and p.error is None]
+        prompts = [p for p in parts if isinstance(p, Block) and p.error is None]
         if trees:
             _verify(target, trees, observer)
-        else:
-            _prefill(target, [part for part in parts if isinstance(part, Block)], observer)
-    except BaseException:
+        if prompts:
+            _prefill(target, prompts, observer)
+    finally:
         for part in parts:
             part.cache.truncate(part.cache.length)
-        raise
+            part.rows = None
 
 
 def verify(
@@ -146,7 +160,7 @@ def prefill(
     logits, done = None, 0
     for block in blocks(cache, tokens, observer):
         run_pass(target, [block], observer)
-        logits, done = block.result(), done + block.rows
+        logits, done = block.result(), done + len(block)
         if progress is not None:
             progress(done)
     assert logits is not None, "a prompt has at least one token"
@@ -197,32 +211,21 @@ def _alone(part: Part, work: Callable[..., None], *arguments: Any) -> None:
         part.error = error
 
 
-def _raise_error(part: Part) -> None:
-    error, part.error = part.error, None  # an error knows its part by its traceback: no circles
-    if error is not None:
-        try:
-            raise error
-        finally:
-            del error
-
-
 def _prefill(target: Target, parts: Sequence[Block], observer: PassObserver | None) -> None:
-    rows = Rows.concat([part.open() for part in parts])
+    rows = Rows.concat([part.rows for part in parts if part.rows is not None])
     if len(parts) > 1:
         rows = replace(rows, apart=True)
     hidden = target.embed(np.concatenate([part.tokens for part in parts]))
     hidden = target.run(hidden, rows, range(target.config.layers), observer)
     for part in parts:
         if part.error is None:
-            part.commit()
-        else:
-            part.cache.truncate(part.cache.length)
+            _alone(part, part.commit)
     ends = [(part, span[-1:]) for part, span in zip(parts, rows.segments, strict=True) if part.last]
     _judge(target, hidden, ends, observer)
 
 
 def _verify(target: Target, parts: Sequence[Verification], observer: PassObserver | None) -> None:
-    rows = Rows.concat([part.open() for part in parts])
+    rows = Rows.concat([part.rows for part in parts if part.rows is not None])
     trees = [part.tree for part in parts]
     starts = np.concatenate([tree.starts for tree in trees])
     hidden = _states(target, rows, trees, starts)
@@ -235,9 +238,6 @@ def _verify(target: Target, parts: Sequence[Verification], observer: PassObserve
         else:
             hidden[entered] = target.run(hidden[entered], rows.take(entered), range(first, stop), observer)
     _judge(target, hidden, list(zip(parts, rows.segments, strict=True)), observer)
-    for part in parts:
-        if part.error is not None:
-            part.cache.truncate(part.cache.length)
 
 
 def _states(target: Target, rows: Rows, trees: Sequence[TokenTree], starts: IntArray) -> Tensor:
@@ -258,7 +258,10 @@ def _states(target: Target, rows: Rows, trees: Sequence[TokenTree], starts: IntA
 
 
 def _judge(
-    target: Target, hidden: Tensor, spans: Sequence[tuple[Part, range]], observer: PassObserver | None
+    target: Target,
+    hidden: Tensor,
+    spans: Sequence[tuple[Part, range]],
+    observer: PassObserver | None,
 ) -> None:
     """Give each of these parts the logits of its rows of `hidden` [n, d]."""
     asking = [(part, span) for part, span in spans if part.error is None]

@@ -5,7 +5,7 @@ Plain decoding is the same loop with trees of one node. This module speaks token
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from edgespec.core.acceptance import Acceptance
 from edgespec.core.sampling import Noise
@@ -23,7 +23,7 @@ def decode(
     noise: Noise,
     schedule: Schedule,
     observer: PassObserver | None = None,
-) -> Iterator[Cycle]:
+) -> Generator[Cycle, None, None]:
     """Cycles for ever, from the last emitted token on; the last token of each one's outcome is the next root.
 
     `observer` hears of the passes, the schedule only through it.

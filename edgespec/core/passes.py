@@ -55,7 +55,7 @@ class LocalVerifier:
         logits, done = None, 0
         for block in blocks(seat, tokens, observer):
             self._submit(block)
-            logits, done = block.result(), done + block.rows
+            logits, done = block.result(), done + len(block)
             if progress is not None:
                 progress(done)
         assert logits is not None, "a prompt has at least one token"
@@ -69,17 +69,20 @@ class LocalVerifier:
         noise: Noise,
         observer: PassObserver | None = None,
     ) -> Outcome:
-        part = Verification(seat, tree, acceptance, noise, observer)
+        part = Verification(seat, tree, acceptance, noise, observer=observer)
         self._submit(part)
         return part.result()
 
     def prefill_all(self, prompts: Sequence[tuple[KVCache, Sequence[int]]]) -> list[Logits]:
         """The prompts of several seats of one caller, as many as there is room for in a pass."""
         cut = [list(blocks(seat, tokens)) for seat, tokens in prompts]
+        found: dict[int, Logits] = {}
         for step in range(max(map(len, cut))):  # the blocks of one prompt come one after the other
-            self._run_all([own[step] for own in cut if step < len(own)])
-        found = [own[-1].result() for own in cut]
-        return [logits for logits in found if logits is not None]
+            parts = {seat: own[step] for seat, own in enumerate(cut) if step < len(own)}
+            self._run_all(list(parts.values()))
+            results = {seat: part.result() for seat, part in parts.items()}
+            found |= {seat: logits for seat, logits in results.items() if logits is not None}
+        return [found[seat] for seat in range(len(cut))]
 
     def verify_all(self, parts: Sequence[Verification]) -> list[Outcome]:
         """The trees of several seats of one caller, as many as there is room for in a pass. Raises the first
@@ -155,10 +158,10 @@ class LocalVerifier:
         """Take the first part, and those of its kind that the ledger has room for in one pass."""
         parts = [queue.popleft()]
         room = self.target.slots if isinstance(parts[0], Verification) else self.target.prefill_rows
-        room -= parts[0].rows
+        room -= len(parts[0])
         for part in list(queue):
-            if type(part) is type(parts[0]) and part.rows <= room:
-                room -= part.rows
+            if type(part) is type(parts[0]) and len(part) <= room:
+                room -= len(part)
                 queue.remove(part)
                 parts.append(part)
         return parts
@@ -175,8 +178,8 @@ class LocalVerifier:
         finally:
             self.runner = None
             self._seconds = perf_counter() - began
-        rows = sum(part.rows for part in parts)
+        rows = sum(map(len, parts))
         for part in parts:
             if isinstance(part, Verification) and part.outcome is not None:
-                beside = rows - part.rows
+                beside = rows - len(part)
                 part.outcome = replace(part.outcome, seconds=self._seconds, beside=beside)
