@@ -123,7 +123,6 @@ def _lengths(option: str, text: str) -> list[int]:
 
 
 def _measure(engine: Engine, tests: list[Test], repetitions: int, terminal: Terminal) -> None:
-    engine.eos = frozenset()  # every reply has the length that is asked for
     terminal.count_reads(lambda: engine.bytes_read)
     dice = random.Random(0)
     session = engine.new_session()
@@ -138,7 +137,8 @@ def _run(test: Test, engine: Engine, session: Session, dice: random.Random, term
     direct = _direct_rate(engine) if engine.plan.streamed_bytes else None
     is_prompt = test.kind == "pp"
     prompt = [dice.randrange(engine.config.vocab_size) for _ in range(test.length if is_prompt else 1)]
-    wanted = GenerationOptions(max_tokens=1 if is_prompt else test.length + 1)
+    # Every reply has the length that is asked for.
+    wanted = GenerationOptions(max_tokens=1 if is_prompt else test.length + 1, ignore_eos=True)
     terminal.busy(f"prompt {len(prompt)} tokens")
     reply = follow(session.generate(prompt, wanted, terminal.progress), session.cancel, terminal, show=False)
     if reply.finish_reason == "cancelled":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -230,8 +229,8 @@ class Engine:
         self.closed = True
         for session in self._open_sessions():
             session.cancel()
-        if self.verifier.runner == threading.get_ident():
-            return  # called while a pass of this thread is under way; `learn` goes on with it
+        if self.verifier.inside():
+            return  # `learn` goes on with it, when the reply that has called this has ended
         with self.verifier.turn:
             self._finalizer()
             while self.resident:

@@ -82,6 +82,7 @@ class Reply:
         self.writer = _Writer(host, options, limit, self.stats)
         self.clock = _Clock(host, self.stats)
         self.root = -1  # the last token said
+        self.over = False
 
     def begin(self, seat: KVCache, schedule: Schedule) -> None:
         """Commit the prompt from the seat's length on, and choose the first token. Raises Cancelled."""

@@ -79,9 +79,10 @@ class Session:
         """
         self._closed = True
         self.cancel()
-        if self._stepping != threading.get_ident():  # else the step that has called this does it at its end
-            with self._step:
-                self._free()
+        if self._stepping == threading.get_ident() or self.host.verifier.inside():
+            return  # called by what a reply calls: the step under way frees the memory at its end
+        with self._step:
+            self._free()
 
     def _free(self) -> None:
         if self._release.alive:
@@ -130,7 +131,7 @@ class Session:
             raise ClosedError("this session was closed; open another with engine.new_session()")
 
     def _refuse_second(self) -> None:
-        if self._replying is not None:
+        if self._replying is not None and not self._replying.over:
             raise OptionError("this session is already replying; open another with engine.new_session()")
 
     def _check(self, prompt: list[int], options: GenerationOptions) -> int:
@@ -164,6 +165,7 @@ class Session:
             if not reply.writer.finished:
                 yield reply.cancelled()
         finally:
+            reply.over = True  # before a Ctrl-C can come
             if self._replying is reply:
                 self._in_step(self._end, reply)
 

@@ -118,7 +118,7 @@ class FakeSession:
             stats.decode_seconds = 4.0 * place
             stats.bytes_read = 8 * 10**9 * (place + 1)
             stats.decode_bytes_read = 8 * 10**9 * place
-            ended = token in self.engine.eos
+            ended = token in self.engine.eos and not options.ignore_eos
             reason = "stop" if ended else "length" if place + 1 == limit else None
             yield Response("" if ended else chr(token), token, False, reason, stats=stats)
             if reason:

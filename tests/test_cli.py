@@ -481,7 +481,7 @@ def test_bench_replies_have_the_length_asked_for(edgespec: Edgespec, engine: Fak
     engine.script = lambda text: "\0" * 50
     edgespec("bench", "m", "-p", "0", "-n", "20", "-r", "1")
     assert engine.sessions[0].options[-1].max_tokens == 21
-    assert not engine.eos
+    assert all(options.ignore_eos for options in engine.sessions[0].options)
 
 
 def test_bench_reads_fresh_prompts(edgespec: Edgespec, engine: FakeEngine) -> None:

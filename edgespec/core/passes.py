@@ -37,13 +37,16 @@ class LocalVerifier:
         self.target = target
         # A bare lock: acquired and released by `with` in single steps, between which no Ctrl-C can come.
         self.turn = threading.Lock()
-        self.runner: int | None = None  # the thread that runs a pass now
+        self._runner: int | None = None  # the thread that runs a pass now
         self._seconds = 0.0  # that the latest pass took
         self._changed = threading.Condition()  # guards the following, which the main thread stays clear of
         self._waiting: deque[Part] = deque()
         self._leader: Part | None = None  # whose thread runs the next pass, or this one
         self._taken: list[Part] = []  # in the pass under way
         self._served: set[int] = set()  # ids of the last pass's caches that have not come back
+
+    def inside(self) -> bool:
+        return self._runner == threading.get_ident()
 
     def prefill(
         self,
@@ -170,13 +173,13 @@ class LocalVerifier:
         """One pass; in the thread that has the turn."""
         observer = parts[0].observer if len(parts) == 1 else FanOut(parts)
         began = perf_counter()
-        self.runner = threading.get_ident()
+        self._runner = threading.get_ident()
         try:
             if observer is not None:
                 observer.on_chunk()  # it may have been cancelled, and the target closed, meanwhile
             run_pass(self.target, parts, observer)
         finally:
-            self.runner = None
+            self._runner = None
             self._seconds = perf_counter() - began
         rows = sum(map(len, parts))
         for part in parts:

@@ -24,6 +24,9 @@ class Verifier(Protocol):
     def turn(self) -> AbstractContextManager[Any]:
         """What else computes, drafting above all, takes turns with the passes: `with verifier.turn`."""
 
+    def inside(self) -> bool:
+        """Whether this thread is in a pass: one of its observers asks, who must not wait for its end."""
+
     def prefill(
         self,
         seat: KVCache,
