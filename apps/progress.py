@@ -1,4 +1,8 @@
-"""One line on a terminal that shows what long work is doing, drawn over itself."""
+"""One line on a terminal that shows what long work is doing, drawn over itself.
+
+Not rich's `Progress` or `Live`: they redraw from the beginning of a line, and cannot stand below a reply
+whose last line is still being written.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """An engine without a model: it replies from a script, token by token, and notices cancellation.
 
 Run as a program, it is the `edgespec` command with this engine behind it (for tests with a terminal).
-Characters are tokens. A message with "slow" or "glacial" gets such a reply; with "wrong", an error in it.
+Characters are tokens. A message with "calm", "slow" or "glacial" gets such a reply; with "wrong", an error.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from edgespec.progress import Progress
 from edgespec.response import Response, Stats
 
 EOS = 0
+SECONDS = {"glacial": 0.2, "slow": 0.05, "calm": 0.005}  # a layer, by a word of the message
 LAYERS = 4
 
 
@@ -103,9 +104,10 @@ class FakeSession:
         reply = [*map(ord, self.engine.script(text)), EOS]
         limit = min(options.max_tokens or len(reply), self.context - len(prompt))
         stats = Stats(prompt_tokens=len(prompt), dial=self.engine.plan.dial, peak_memory=7_900_000_000)
+        stats.undrafted = self.engine.undrafted
         for place, token in enumerate(reply):
             for layer in range(LAYERS):
-                if self._cancelled.wait(0.2 if "glacial" in message else 0.05 if "slow" in message else 0):
+                if self._cancelled.wait(next((s for word, s in SECONDS.items() if word in message), 0.0)):
                     yield Response("", None, False, "cancelled", stats=stats)
                     return
                 if progress is not None:
@@ -138,6 +140,7 @@ class FakeEngine:
         self.config = SimpleNamespace(layers=LAYERS, vocab_size=200)
         self.eos = frozenset({EOS})
         self.bytes_read = 0
+        self.undrafted: str | None = None
         self.sessions: list[FakeSession] = []
         self.loaded_with: tuple[str, EngineOptions] | None = None
         self.options = EngineOptions()

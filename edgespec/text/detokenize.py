@@ -3,6 +3,9 @@
 A tokenizer's decoder is a chain of steps over all tokens at once; here each step is a small machine that
 takes one piece at a time, so that a token costs the same however long the reply is. The pieces together are
 exactly what decoding all tokens at once gives. No piece holds part of a character.
+
+`tokenizers.decoders.DecodeStream` is not used: it has no end, so a reply that stops inside a character (or on
+bytes that are none) would lose what it holds back, and its text would not be that of all tokens at once.
 """
 
 from __future__ import annotations
