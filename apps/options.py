@@ -94,7 +94,7 @@ def from_flags(kind: type[T], flags: Mapping[str, Any]) -> T:
 def check_together(engine: EngineOptions, generation: GenerationOptions) -> None:
     """Raises OptionError when drafter, acceptance and sampling do not go together; needs no model."""
     from edgespec.core.acceptance import make_acceptance  # numpy: not for --help
-    from edgespec.drafters.choose import check_acceptance, choose_drafters
+    from edgespec.drafters.kinds import check_acceptance, choose_drafters
 
     members = choose_drafters(engine.drafter, engine.draft_model, engine.schedule, engine.adapters)
     check_acceptance(make_acceptance(generation.acceptance, generation), engine.drafter, members)

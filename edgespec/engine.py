@@ -19,10 +19,8 @@ from edgespec.devices.allocator import return_freed_memory
 from edgespec.devices.machine import Machine
 from edgespec.devices.probe import peak_memory
 from edgespec.drafters.base import Drafter
-from edgespec.drafters.choose import choose_drafters
-from edgespec.drafters.model import DRAFT_ROWS
-from edgespec.drafters.ngram import NGram
-from edgespec.drafters.resident import Resident, find_resident
+from edgespec.drafters.kinds import choose_drafters, find_drafters, kinds_of
+from edgespec.drafters.resident import Resident, Search
 from edgespec.errors import BudgetError, ClosedError, DeviceError, OptionError
 from edgespec.models.hub import resolve_model
 from edgespec.offload.plan.plan import Plan
@@ -31,7 +29,6 @@ from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
-from edgespec.runtimes.torch.kv_cache import overlay_positions
 from edgespec.runtimes.torch.open import open_target
 from edgespec.runtimes.torch.plan import measure_machine
 from edgespec.runtimes.torch.target import TorchTarget
@@ -63,7 +60,8 @@ class Engine:
         self.options = options
         self.target = target
         self.resident = list(resident)  # drafters
-        opened = ["ngram", *(r.name for r in resident)]
+        opened = [kind.name for kind in kinds_of(_members(options)) if kind.make]
+        opened += [r.name for r in resident]
         self.drafters = tuple(member for member in _members(options) if member in opened)
         # With layers pinned as the user said, drafters keep their memory.
         keeps = not resident or options.resident_layers is not None
@@ -104,12 +102,13 @@ class Engine:
         tokenizer = load_tokenizer(files, path)
         named = resolve_model(options.draft_model, progress, options.offline) if options.draft_model else None
         adapters = Path(options.adapters) if options.adapters else None
-        drafting = find_resident(options.drafter, _members(options), files, named, tokenizer, adapters)
+        search = Search(options.drafter, _members(options), files, tokenizer, named, adapters, device.type)
+        drafters = find_drafters(search)
         if progress is not None:  # disk, memory and matmuls: seconds at the first start, then remembered
             progress(Progress("probe", 0, 1, "steps"))
         machine = machine or measure_machine(files, device)
-        plan = plan_engine(files, options, machine, device, drafting)
-        extra, done = drafting.nbytes(plan), 0
+        plan = plan_engine(files, options, machine, drafters)
+        extra, done = drafters.reads(plan), 0
 
         def advance(nbytes: int) -> None:
             nonlocal done
@@ -119,7 +118,7 @@ class Engine:
 
         target = open_target(files, plan, machine.read_settings, advance, device)
         try:
-            resident = drafting.open(files, plan, target, advance)
+            resident = drafters.open(target, plan, advance)
             return Engine(files, tokenizer, plan, options, target, resident)
         except BaseException:
             target.weights.close()
@@ -154,12 +153,10 @@ class Engine:
                 self.plan.dial,
             )
         # Every session needs room for a pass's uncommitted rows, and its drafts'; the plan has those of one.
-        rows = DRAFT_ROWS if "model" in self.drafters else TREE_ROWS
-        if self.plan.owners.get("draft overlay"):
-            rows += overlay_positions(TREE_ROWS)
+        rows = TREE_ROWS + sum(resident.rows for resident in self.resident)
         held = wanted + (rows if self._positions_held else 0)
         cache = self.target.new_cache(wanted)
-        drafters: list[Drafter] = [NGram()] if "ngram" in self.drafters else []
+        drafters: list[Drafter] = [kind.make() for kind in kinds_of(self.drafters) if kind.make is not None]
         drafters += [resident.drafter(cache, self.config.vocab_size) for resident in self.resident]
         self._handover.forgive()
         schedule = make_schedule(drafters, controller, self.options.tree_nodes)

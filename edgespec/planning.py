@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from edgespec.config import EngineOptions
 from edgespec.devices.machine import Machine
-from edgespec.drafters.resident import ResidentFiles
+from edgespec.drafters.resident import Drafters
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.plan.ledger import gigabytes
 from edgespec.offload.plan.needs import Request
@@ -30,44 +28,23 @@ def choose_dial(options: EngineOptions, machine: Machine) -> int:
 
 
 def plan_engine(
-    files: ModelFiles,
-    options: EngineOptions,
-    machine: Machine,
-    device: torch.device,
-    drafting: ResidentFiles | None = None,
+    files: ModelFiles, options: EngineOptions, machine: Machine, drafters: Drafters | None = None
 ) -> Plan:
-    """The plan for these options on this machine; reads no weights.
+    """The plan for these options on this machine, with room for these drafters; reads no weights.
 
-    Under drafter `auto` a cascade or a low-bit copy that does not fit is left out.
+    Under drafter `auto` those that it can do without are left out where they do not fit.
 
     Raises BudgetError and OptionError.
     """
     dial = choose_dial(options, machine)
-    drafting = drafting or ResidentFiles()
-    optional = drafting.copy is not None or drafting.cascade is not None
-    if optional and device.type != "cpu":
-        if options.drafter != "auto":
-            raise OptionError(f"drafter {options.drafter} runs on the CPU only, so far; use --device cpu")
-        reason = f"a low-bit copy and a cascade draft on the CPU only, not on {device.type}"
-        drafting = replace(drafting, copy=None, cascade=None, reason=reason)
-
     request = Request(dial, options.context, options.resident_layers, options.device_memory)
-
-    def plan(drafting: ResidentFiles) -> Plan:
-        return plan_model(files, machine, request, drafting.extras(files))
-
+    drafters = drafters or Drafters({})
     try:
-        found = plan(drafting)
-        if drafting.reason is not None:
-            found = replace(found, reasons=[*found.reasons, drafting.reason])
-        if drafting.copy is not None and not found.owners.get("substitute"):
-            found = replace(
-                found, reasons=[*found.reasons, "nothing streams, so the low-bit copy is not used"]
-            )
-        return found
+        plan = plan_model(files, machine, request, drafters.extras)
     except BudgetError:
-        if not optional or options.drafter != "auto":
+        if not drafters.spare:
             raise
-    without = "the low-bit copy" if drafting.cascade is None else "the cascade"
-    found = plan(replace(drafting, copy=None, cascade=None))
-    return replace(found, reasons=[*found.reasons, f"no room to draft with {without}"])
+        drafters = drafters.without_spare()
+        plan = plan_model(files, machine, request, drafters.extras)
+    unused = [why for found in drafters.found.values() if (why := found.unused(plan)) is not None]
+    return replace(plan, reasons=[*plan.reasons, *drafters.reasons, *unused])

@@ -15,7 +15,7 @@ from edgespec.core.schedule import Schedule
 from edgespec.core.trace import Cycle, Trace
 from edgespec.core.verify import Cancellation
 from edgespec.drafters.base import committed, shared_prefix
-from edgespec.drafters.choose import check_acceptance
+from edgespec.drafters.kinds import check_acceptance
 from edgespec.errors import Cancelled, ClosedError, ContextError, OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.reply import Host, Reply

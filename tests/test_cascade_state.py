@@ -437,7 +437,7 @@ def test_its_bytes_are_in_the_ledger(engine: Engine) -> None:
 
 def test_refusals(model: Path, tmp_path: Path) -> None:
     adapters = model / "random"
-    with pytest.raises(OptionError, match="--adapters"):
+    with pytest.raises(OptionError, match="adapters="):
         edgespec.load(model, memory="2GB", drafter="cascade")
     with pytest.raises(OptionError, match="does not use the adapters"):
         edgespec.load(model, memory="2GB", drafter="ngram", adapters=adapters)

@@ -133,7 +133,7 @@ def test_wrong_options_end_at_once_with_one_message(
 def test_help_names_what_there_is(edgespec: Edgespec) -> None:
     from edgespec.config import PRECISIONS
     from edgespec.core.acceptance import ACCEPTANCES
-    from edgespec.drafters.choose import DRAFTERS, SCHEDULES
+    from edgespec.drafters.kinds import DRAFTERS, SCHEDULES
 
     shown = set(re.split(r"[^\w+]+", edgespec("generate", "--help").out))
     assert shown >= {*ACCEPTANCES, *DRAFTERS, *PRECISIONS}

@@ -56,6 +56,7 @@ TORCH_FREE = [
     "edgespec.runtimes.config",
     "edgespec.runtimes.formats.describe",
     "edgespec.schedules.serial",
+    "edgespec.drafters.kinds",
     "edgespec.text.tokenizer",
 ]
 

@@ -17,8 +17,8 @@ from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
-from edgespec.drafters.choose import check_acceptance, choose_drafters
 from edgespec.drafters.combined import Combined
+from edgespec.drafters.kinds import check_acceptance, choose_drafters
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import BudgetError, ModelError, OptionError, TokenizerError
@@ -147,7 +147,7 @@ def test_names() -> None:
         choose_drafters("eagle", None, "serial")
     with pytest.raises(OptionError, match="unknown"):
         choose_drafters("ngram+ngram", None, "serial")
-    with pytest.raises(OptionError, match="--draft-model"):
+    with pytest.raises(OptionError, match="draft_model="):
         choose_drafters("model", None, "serial")
     with pytest.raises(OptionError, match="does not use the draft model"):
         choose_drafters("ngram", "m", "serial")
@@ -160,9 +160,9 @@ def test_ratio_needs_drawn_drafts() -> None:
     check_acceptance(ratio, "model", ("model",))
     check_acceptance(ratio, "none", ())
     check_acceptance(ratio, "auto", ("ngram", "model"))  # n-grams stay silent
-    with pytest.raises(OptionError, match="--drafter auto, model or none"):
+    with pytest.raises(OptionError, match="drafter=auto, model or none"):
         check_acceptance(ratio, "ngram+model", ("ngram", "model"))
-    with pytest.raises(OptionError, match="--drafter auto has only n-grams"):
+    with pytest.raises(OptionError, match="drafter=auto has only n-grams"):
         check_acceptance(ratio, "auto", ("ngram",))
 
 

@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
-from edgespec.errors import TokenizerError
-from edgespec.runtimes.base import KVCache
+from edgespec.drafters.resident import Found, Search
+from edgespec.drafters.substitute import is_copy
+from edgespec.errors import OptionError, TokenizerError
+from edgespec.offload.plan.needs import Extras
+from edgespec.offload.plan.plan import Plan
+from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.torch.draft import TorchDraft
 from edgespec.runtimes.torch.kv_cache import cache_bytes
@@ -18,6 +22,23 @@ from edgespec.runtimes.torch.weights import Weights
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
 
 SHOWN = 3  # differing tokens named in a refusal
+
+
+def find(search: Search, found: dict[str, Found]) -> DraftFiles | None:
+    """The small model that is named; under auto None when that is a low-bit copy of the target instead.
+
+    Raises ModelError for damaged files, TokenizerError when its tokens are not the target's, OptionError when
+    a copy is named as a draft model beside the substitute.
+    """
+    assert search.named is not None
+    if "substitute" in search.members and is_copy(search.named, search.files):
+        if search.auto:
+            return None
+        raise OptionError(
+            f"{search.named} is a low-bit copy of {search.files.path}, and no model beside it; use "
+            "drafter=substitute, or name a small model"
+        )
+    return DraftFiles(search.named, search.tokenizer)
 
 
 class DraftFiles:
@@ -35,6 +56,25 @@ class DraftFiles:
             own.backend.get_vocab(with_added_tokens=True),
             str(path),
         )
+
+    @property
+    def extras(self) -> Extras:
+        """See `drafters.resident.Found`."""
+        return Extras({"drafter": self.nbytes})
+
+    def unused(self, plan: Plan) -> str | None:
+        """See `drafters.resident.Found`."""
+        return None
+
+    def reads(self, plan: Plan) -> int:
+        """See `drafters.resident.Found`."""
+        return self.files.table.nbytes
+
+    def resident(
+        self, target: TorchTarget[Weights], plan: Plan, progress: Callable[[int], None]
+    ) -> DraftModel:
+        """See `drafters.resident.Found`."""
+        return DraftModel(self, progress)
 
     def nbytes(self, context: int) -> int:
         """Bytes of the open model with one conversation of `context` positions."""
@@ -63,6 +103,7 @@ class DraftModel:
     """An open draft model; see `drafters.resident.Resident`."""
 
     name = "model"
+    rows = DRAFT_ROWS - TREE_ROWS
 
     def __init__(self, files: DraftFiles, progress: Callable[[int], None] | None = None) -> None:
         """Reads all its weights; raises as `DraftFiles.open`."""
@@ -90,5 +131,5 @@ def check_vocabulary(target: Mapping[str, int], draft: Mapping[str, int], name: 
     raise TokenizerError(
         f"the draft model {name} has another tokenizer: {len(wrong)} of the target's {len(target)} tokens "
         f"have another id or none in its {len(draft)} ({'; '.join(examples)}); use a smaller model of the "
-        "target's own family, or --drafter ngram"
+        "target's own family, or drafter=ngram"
     )

@@ -8,6 +8,7 @@ lie in an overlay, so that it may draft while the target verifies.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.core.acceptance import Outcome
@@ -15,15 +16,44 @@ from edgespec.core.schedule import Context, TreeBudget
 from edgespec.drafters.base import Drafting, Root, committed
 from edgespec.drafters.forest import Forest
 from edgespec.drafters.growth import MAX_PASSES, grow
+from edgespec.drafters.resident import Found, Search
 from edgespec.errors import OptionError
 from edgespec.offload.chunk_store import is_store
+from edgespec.offload.plan.needs import Extras, StandIn
+from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, DraftRuntime, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.packed import SUBSTITUTE
 from edgespec.runtimes.torch.draft import TorchDraft
+from edgespec.runtimes.torch.kv_cache import overlay_bytes, overlay_positions
 from edgespec.runtimes.torch.substitute import LowBitCopy, SubstituteWeights
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
+
+USUAL_STEPS = 8  # of drafting, in a cycle
+
+
+def find(search: Search, found: dict[str, Found]) -> CopyFiles | None:
+    """The copy that is named, or was packed with the target; under auto None when there is none.
+
+    Raises ModelError and OptionError for a copy that is damaged, of no use, or asked for and not there.
+    """
+    files, named = search.files, search.named
+    copy = find_copy(files, named)
+    if copy is None and search.auto:
+        return None
+    if copy is None and named is not None:
+        if "model" not in search.members:
+            raise OptionError(f"{named} is not a packed low-bit copy of {files.path}; {how_to(files)}")
+        copy = find_copy(files)
+    if copy is None:
+        raise OptionError(f"{files.path} has no low-bit copy to draft with; {how_to(files)}")
+    return CopyFiles(files, copy)
+
+
+def is_copy(path: Path, files: ModelFiles) -> bool:
+    """Whether `path` was packed from the same checkpoint as these files."""
+    return is_store(path) and describe_model(path).digest == files.digest
 
 
 def find_copy(files: ModelFiles, named: Path | None = None) -> LowBitCopy | None:
@@ -45,20 +75,53 @@ def find_copy(files: ModelFiles, named: Path | None = None) -> LowBitCopy | None
 def how_to(files: ModelFiles) -> str:
     """What to do when there is no low-bit copy."""
     if files.table.precision == "int4":
-        return "an int4 model can have none that is smaller; use --drafter auto, or --draft-model"
+        return "an int4 model can have none that is smaller; use drafter=auto, or draft_model="
     if is_store(files.path):
         command = f"edgespec pack {files.source} -o {files.path} --substitute int4"
         return f"`{command}` adds one and leaves the other weights as they are"
     return (
-        f"make one with `edgespec pack {files.path} -o DIR --precision int4` and name it with "
-        "--draft-model DIR"
+        f"make one with `edgespec pack {files.path} -o DIR --precision int4` and name it with draft_model=DIR"
     )
+
+
+@dataclass(frozen=True)
+class CopyFiles:
+    """A low-bit copy on disk, known by its headers; see `drafters.resident.Found`."""
+
+    files: ModelFiles  # the target's
+    copy: LowBitCopy
+
+    @property
+    def stand_in(self) -> StandIn:
+        return StandIn(
+            "substitute",
+            self.copy.nbytes,
+            USUAL_STEPS,
+            "drafts read the low-bit copy alone: quicker than the pinned layers as they are",
+        )
+
+    @property
+    def extras(self) -> Extras:
+        overlay = overlay_bytes(self.files.config, TREE_ROWS, self.files.dtype)
+        return Extras(stand_in=replace(self.stand_in, beside={"draft overlay": overlay}))
+
+    def unused(self, plan: Plan) -> str | None:
+        return None if self.reads(plan) else "nothing streams, so the low-bit copy is not used"
+
+    def reads(self, plan: Plan) -> int:
+        return plan.owners.get(self.stand_in.owner, 0)
+
+    def resident(
+        self, target: TorchTarget[Weights], plan: Plan, progress: Callable[[int], None]
+    ) -> Substitute:
+        return Substitute(self.files, self.copy, target.weights, plan.copied, progress)
 
 
 class Substitute:
     """An open low-bit copy; see `drafters.resident.Resident`."""
 
     name = "substitute"
+    rows = overlay_positions(TREE_ROWS)
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgespec.offload.chunks import Chunk
@@ -50,6 +50,17 @@ class Extras:
     owners: Mapping[str, Callable[[int], int]] = field(default_factory=dict)  # bytes for so many positions
     must_pin: MustPin | None = None
     stand_in: StandIn | None = None
+
+    @staticmethod
+    def joined(parts: Sequence[Extras]) -> Extras:
+        """All of them: no owner twice, and at most one stand-in and one that must have layers pinned."""
+        owners = [item for part in parts for item in part.owners.items()]
+        pins = [part.must_pin for part in parts if part.must_pin is not None]
+        copies = [part.stand_in for part in parts if part.stand_in is not None]
+        assert len(dict(owners)) == len(owners)
+        assert len(pins) < 2
+        assert len(copies) < 2
+        return Extras(dict(owners), next(iter(pins), None), next(iter(copies), None))
 
     @property
     def names(self) -> tuple[str, ...]:

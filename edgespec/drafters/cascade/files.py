@@ -9,14 +9,17 @@ from pathlib import Path
 from edgespec.drafters.cascade.drafter import VARIANTS, CascadeDrafter, Variant
 from edgespec.drafters.cascade.exits import AdapterExit, Exit, SubstituteExit
 from edgespec.drafters.cascade.tree import Calibration
+from edgespec.drafters.resident import Found, Search
+from edgespec.drafters.substitute import CopyFiles
 from edgespec.errors import ModelError
+from edgespec.offload.plan.needs import Extras, MustPin
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.adapter import adapter_bytes, adapter_cache_bytes
 from edgespec.runtimes.torch.adapter_files import AdapterFile, describe_adapters
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.substitute import LowBitCopy, SubstituteWeights
+from edgespec.runtimes.torch.substitute import SubstituteWeights
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 
@@ -31,7 +34,7 @@ class CascadeFiles:
     files: ModelFiles
     draft: AdapterFile
     verify: tuple[AdapterFile, ...]
-    copy: LowBitCopy | None = None
+    copy: CopyFiles | None = None
 
     @property
     def depths(self) -> tuple[int, ...]:
@@ -48,12 +51,37 @@ class CascadeFiles:
         return one * (2 if self.verify else 1) + states
 
     @property
-    def weight_bytes(self) -> int:
-        """That opening reads, the low-bit copy aside."""
-        return self.draft.nbytes + (self.verify[0].nbytes if self.verify else 0)
+    def extras(self) -> Extras:
+        """See `drafters.resident.Found`."""
+        pinned = MustPin("the cascade", "drafts in", self.depths)
+        return Extras({"drafter": self.nbytes}, pinned, self.copy.stand_in if self.copy else None)
+
+    def unused(self, plan: Plan) -> str | None:
+        """See `drafters.resident.Found`."""
+        return None if plan.depth else "no layers are pinned for the cascade"
+
+    def reads(self, plan: Plan) -> int:
+        """See `drafters.resident.Found`."""
+        adapters = self.draft.nbytes + (self.verify[0].nbytes if self.verify else 0)
+        return adapters + (self.copy.reads(plan) if self.copy else 0)
+
+    def resident(self, target: TorchTarget[Weights], plan: Plan, progress: Callable[[int], None]) -> Cascade:
+        """See `drafters.resident.Found`."""
+        return Cascade(self, plan, target, progress)
 
 
-def find_cascade(directory: Path, files: ModelFiles, copy: LowBitCopy | None) -> CascadeFiles:
+def find(search: Search, found: dict[str, Found]) -> CascadeFiles:
+    """The adapters in the directory that is named; with a low-bit copy, if that is asked for, to verify.
+
+    Raises as `find_cascade`.
+    """
+    assert search.adapters is not None
+    copy = found.pop("substitute", None)
+    assert copy is None or isinstance(copy, CopyFiles)
+    return find_cascade(search.adapters, search.files, copy)
+
+
+def find_cascade(directory: Path, files: ModelFiles, copy: CopyFiles | None) -> CascadeFiles:
     """The shallowest draft adapter of a directory and all its verifiers, or with a low-bit copy that instead.
 
     Raises ModelError when one is missing or not deeper than the draft, and as `describe_adapters`.
@@ -88,6 +116,7 @@ class Cascade:
     """
 
     name = "cascade"
+    rows = 0
 
     def __init__(
         self,
@@ -109,7 +138,7 @@ class Cascade:
                 progress(adapter.nbytes)
         self.substitute: TorchTarget[SubstituteWeights] | None = None
         if found.copy is not None and plan.streamed:
-            weights = SubstituteWeights(target.weights, found.copy, plan.copied, progress)
+            weights = SubstituteWeights(target.weights, found.copy.copy, plan.copied, progress)
             self.substitute = TorchTarget(config, weights, TREE_ROWS)
         self.depth = plan.depth
         self.calibrations = Calibration(), Calibration()
