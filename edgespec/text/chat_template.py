@@ -49,6 +49,10 @@ class ChatTemplate:
                 raise ModelError(
                     f"chat template {name!r} has {len(source)} characters; it may have {TEMPLATE_CHARACTERS}"
                 )
+            try:
+                source.encode()
+            except UnicodeEncodeError:
+                raise ModelError(f"chat template {name!r} is not valid Unicode") from None
 
     def render(
         self,

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from edgespec.errors import OptionError, TokenizerError
+from edgespec.offload.strict_json import read_bounded
 from edgespec.text.chat_template import ChatTemplate, Message, read_templates
 from edgespec.text.detokenize import steps
+from edgespec.text.tokenizer_file import MAX_BYTES, OWN_GROWTH, check_length, check_tokenizer_file
 
 if TYPE_CHECKING:
     from edgespec.runtimes.formats.describe import ModelFiles
 
-MAX_TOKENIZER_BYTES = 128 * 2**20  # tokenizer.json; 256k tokens with merges take about 35 MB
 MAX_CONFIG_BYTES = 16 * 2**20
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -38,8 +39,10 @@ class Tokenizer:
         eos: Sequence[int] = (),
         templates: Mapping[str, str] | None = None,
         names: Mapping[str, str] | None = None,
+        growth: int = OWN_GROWTH,
     ) -> None:
         """`names`: special tokens that chat templates write by name; bos_token and eos_token are added.
+        `growth`: see `tokenizer_file`.
 
         Raises TokenizerError for a decoder that cannot be run token by token, ModelError for a chat template
         beyond all size.
@@ -47,6 +50,7 @@ class Tokenizer:
         backend.no_truncation()  # a saved limit would cut prompts silently
         backend.no_padding()
         self.backend = backend
+        self.growth = growth
         self.bos = bos
         self.eos = tuple(eos)
         added = backend.get_added_tokens_decoder()
@@ -60,24 +64,27 @@ class Tokenizer:
         self.template = ChatTemplate(templates or {}, {**given, **(names or {})})
 
     @staticmethod
-    def from_directory(directory: Path) -> Tokenizer:
-        """The tokenizer of a Hugging Face model directory.
+    def from_directory(directory: Path, rows: int | None = None) -> Tokenizer:
+        """The tokenizer of a Hugging Face model directory, whose embedding has so many rows.
 
-        Raises TokenizerError when tokenizer.json is missing, huge or malformed.
+        Raises TokenizerError when tokenizer.json is missing, malformed, larger than the model's tokenizer can
+        be, or made to multiply text.
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise _missing(directory)
-        _check_size(path, MAX_TOKENIZER_BYTES)
+        _check_size(path, MAX_BYTES)
+        raw = read_bounded(path, MAX_BYTES)
+        growth = check_tokenizer_file(raw, path, rows)
         with _failing(f"{path} is not a tokenizer that can be used; download it again"):
-            backend = tokenizers.Tokenizer.from_file(str(path))
+            backend = tokenizers.Tokenizer.from_buffer(raw)
         config = _read_json(directory / "tokenizer_config.json")
         others = _read_json(directory / "special_tokens_map.json")
-        names = {name: text for name in _NAMES if (text := _text(config.get(name, others.get(name))))}
+        names = {name: text for name in _NAMES if (text := _text(name, config.get(name, others.get(name))))}
         bos = backend.token_to_id(names.get("bos_token", ""))
         eos = backend.token_to_id(names.get("eos_token", ""))
         templates = read_templates(directory, config)
-        return Tokenizer(backend, bos, () if eos is None else (eos,), templates, names)
+        return Tokenizer(backend, bos, () if eos is None else (eos,), templates, names, growth)
 
     @property
     def vocab_size(self) -> int:
@@ -103,12 +110,14 @@ class Tokenizer:
         continues: the text goes on after other tokens, so tokenizers that put a space before a text's first
             word don't.
 
-        Raises OptionError for text that is not valid Unicode, TokenizerError when the tokenizer fails.
+        Raises OptionError for text that is not valid Unicode, TokenizerError when the tokenizer fails or
+        might make far too much of it.
         """
         try:
             text.encode()
         except UnicodeEncodeError:
             raise OptionError("the text holds bytes that are not UTF-8; convert it first") from None
+        check_length(len(text), self.growth)
         if continues:
             # As transformers does it: nothing is put between a newline and what follows.
             newline, ids = self._encode("\n", False), self._encode("\n" + text, False)
@@ -161,16 +170,17 @@ def load_tokenizer(files: ModelFiles, path: Path) -> Tokenizer:
 
     Raises TokenizerError when it is missing, malformed, or has more tokens than the model.
     """
-    tokenizer = _from_gguf(path) if path.is_file() else Tokenizer.from_directory(path)
-    tokenizer.check(files.config.vocab_size)
+    rows = files.config.vocab_size
+    tokenizer = _from_gguf(path, rows) if path.is_file() else Tokenizer.from_directory(path, rows)
+    tokenizer.check(rows)
     return tokenizer
 
 
-def _from_gguf(path: Path) -> Tokenizer:
+def _from_gguf(path: Path, rows: int) -> Tokenizer:
     from edgespec.runtimes.formats.gguf_file import read_gguf_file
     from edgespec.runtimes.formats.gguf_tokenizer import read_tokenizer
 
-    found = read_tokenizer(read_gguf_file(path).metadata)
+    found = read_tokenizer(read_gguf_file(path).metadata, rows)
     templates = {} if found.chat_template is None else {"default": found.chat_template}
     unknown = None if found.unknown is None else found.tokenizer.id_to_token(found.unknown)
     names = {} if unknown is None else {"unk_token": unknown}
@@ -219,8 +229,14 @@ def _check_size(path: Path, limit: int) -> None:
         raise TokenizerError(f"{path} has {size} bytes; at most {limit} are read")
 
 
-def _text(token: Any) -> str | None:
+def _text(name: str, token: Any) -> str | None:
     """A special token, written as a text or as an object with its content."""
     if isinstance(token, Mapping):
         token = token.get("content")
-    return token if isinstance(token, str) else None
+    if not isinstance(token, str):
+        return None
+    try:
+        token.encode()
+    except UnicodeEncodeError:
+        raise TokenizerError(f"the tokenizer's {name} {token[:80]!r} is not valid Unicode") from None
+    return token

@@ -29,7 +29,11 @@ from edgespec.errors import TokenizerError, UnsupportedModelError
 from edgespec.runtimes.formats.gguf_file import Value
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # llama.cpp's token types
-TOKEN_LIMIT = 4096  # characters of one token; bounds the work of rebuilding merges
+TOKEN_LIMIT = 4096  # characters of one token
+CUT_LIMIT = (
+    2**26
+)  # sum of the squares of the pieces' characters: the work of rebuilding merges; Gemma has 2**24
+MERGES_PER_TOKEN = 8  # Llama 3 has 2.2
 SPACE = "▁"
 
 # Tokens that end a reply wherever they occur as control tokens: files often name only one of several.
@@ -111,14 +115,19 @@ class GGUFTokenizer:
         }
 
 
-def read_tokenizer(metadata: Mapping[str, Value]) -> GGUFTokenizer:
-    """The tokenizer that a GGUF file's metadata describes.
+def read_tokenizer(metadata: Mapping[str, Value], rows: int | None = None) -> GGUFTokenizer:
+    """The tokenizer that a GGUF file's metadata describes, for a model whose embedding has so many rows.
 
-    Raises TokenizerError when a part of it is missing or absurd, UnsupportedModelError for an unknown kind
-    or pre-tokenizer.
+    Raises TokenizerError when a part of it is missing or absurd, or it has more tokens than the model,
+    UnsupportedModelError for an unknown kind or pre-tokenizer.
     """
-    model = metadata.get("tokenizer.ggml.model")
+    model = _model(metadata)
     tokens, types = _tokens(metadata)
+    if rows is not None and len(tokens) > rows:
+        raise TokenizerError(
+            f"the GGUF file's tokenizer has {len(tokens)} tokens but its model only {rows} rows for them, so "
+            "the file is not sound; download it again, or convert it again"
+        )
     if model == "gpt2":
         tokenizer, add_bos = _byte_level(metadata, tokens)
     elif model == "llama":
@@ -142,13 +151,20 @@ def read_tokenizer(metadata: Mapping[str, Value]) -> GGUFTokenizer:
 def special_tokens(metadata: Mapping[str, Value]) -> tuple[int | None, tuple[int, ...]]:
     """The BOS token, and every token that ends a reply, the file's own EOS first."""
     tokens, types = _tokens(metadata)
-    sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
+    sentencepiece = _model(metadata) == "llama"
     bos = _id(metadata, "bos_token_id", len(tokens), 1 if sentencepiece else None)
     named = [_id(metadata, "eos_token_id", len(tokens), 2 if sentencepiece else None)]
     named += [_id(metadata, key, len(tokens), None) for key in ("eot_token_id", "eom_token_id")]
     control = (i for i in np.flatnonzero(types == CONTROL) if tokens[i] in _ENDS)
     ends = dict.fromkeys(int(i) for i in (*named, *control) if i is not None)
     return bos, tuple(ends)
+
+
+def _model(metadata: Mapping[str, Value]) -> str | None:
+    model = metadata.get("tokenizer.ggml.model")
+    if not isinstance(model, (str, type(None))):
+        raise TokenizerError("the GGUF file's tokenizer.ggml.model is not text")
+    return model
 
 
 def _tokens(metadata: Mapping[str, Value]) -> tuple[list[str], NDArray[np.int64]]:
@@ -206,9 +222,11 @@ def _stored_merges(metadata: Mapping[str, Value], ids: Mapping[str, int]) -> lis
         raise TokenizerError(
             "the GGUF file has no tokenizer.ggml.merges; convert it again with its tokenizer"
         )
+    if len(lines) > (most := MERGES_PER_TOKEN * len(ids) + 1000):
+        raise TokenizerError(f"the GGUF file has {len(lines)} merges; at most {most} are accepted")
     merges = []
     for line in lines:
-        left, _, right = str(line).partition(" ")
+        left, _, right = line.partition(" ") if isinstance(line, str) else ("", "", "")
         if left not in ids or right not in ids or left + right not in ids:
             raise TokenizerError(f"the GGUF file's merge {str(line)[:100]!r} is not of tokens that it has")
         merges.append((left, right))
@@ -225,6 +243,11 @@ def _sentencepiece(
         raise TokenizerError("the GGUF file's tokenizer.ggml.scores has a score that is not finite")
     ids = {token: i for i, token in enumerate(tokens)}
     pieces = {tokens[i]: float(scores[i]) for i in np.flatnonzero(~np.isin(types, (UNKNOWN, CONTROL, BYTE)))}
+    if (cuts := sum(len(piece) ** 2 for piece in pieces)) > CUT_LIMIT:
+        raise TokenizerError(
+            f"the GGUF file's pieces, {len(pieces)} of up to {max(map(len, pieces))} characters, can be cut "
+            f"into {cuts} characters; at most {CUT_LIMIT} are accepted"
+        )
     unknown = _id(metadata, "unknown_token_id", len(tokens), 0)
     tokenizer = Tokenizer(
         models.BPE(
@@ -251,10 +274,11 @@ def merges_of_scores(pieces: Mapping[str, float], ids: Mapping[str, int]) -> lis
     SentencePiece joins the pair whose piece scores best; the order among equal scores is that of
     transformers' conversion, so that ids agree with the Hugging Face original's.
     """
+    own = {piece: piece for piece in pieces}  # a cut that is kept is no text of its own
     merges = []
     for piece, score in pieces.items():
-        cuts = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
-        known = [(left, right) for left, right in cuts if left in pieces and right in pieces]
+        cuts = ((own.get(piece[:at]), own.get(piece[at:])) for at in range(1, len(piece)))
+        known = [(left, right) for left, right in cuts if left is not None and right is not None]
         known.sort(key=lambda pair: (ids[pair[0]], ids[pair[1]]))
         merges += [(score, *pair) for pair in known]
     merges.sort(key=lambda m: (m[0], len(m[1]), len(m[2])), reverse=True)
