@@ -137,7 +137,7 @@ class Engine:
         with self.verifier.turn:  # while memory changes hands, nobody may begin to draft
             if self.closed:
                 raise ClosedError("the engine was closed; load the model again")
-            return self._new_session(context, controller or self.controller.heir(), trace)
+            return self._new_session(context, controller or self.controller.successor(), trace)
 
     def _new_session(self, context: int | None, controller: Controller, trace: Trace | None) -> Session:
         free = self.plan.context - self._positions_held
@@ -158,7 +158,7 @@ class Engine:
         cache = self.target.new_cache(wanted)
         drafters: list[Drafter] = [kind.make() for kind in kinds_of(self.drafters) if kind.make is not None]
         drafters += [resident.drafter(cache, self.config.vocab_size) for resident in self.resident]
-        self._handover.forgive()
+        self._handover.begin_anew()
         schedule = make_schedule(drafters, controller, self.options.tree_nodes)
         session = Session(self, cache, schedule, functools.partial(self._release, held), trace)
         self._positions_held += held

@@ -272,3 +272,6 @@ class Target(Protocol):
 
     def logits(self, hidden: Tensor, observer: PassObserver | None = None) -> Tensor:
         """Final norm and LM head: [n, d] -> [n, V] fp32."""
+
+    def head(self, normed: Tensor, observer: PassObserver | None = None) -> Tensor:
+        """The LM head alone, on what somebody else's norm gave: [n, d] -> [n, V] fp32."""

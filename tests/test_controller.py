@@ -139,7 +139,7 @@ def conversations(count: int, worlds: list[tuple[int, World]], prior: CostModel)
     """One after the other, on one engine."""
     controller, runs = Adaptive(prior), []
     for seed in range(count):
-        controller = controller.heir()
+        controller = controller.successor()
         runs.append(converse(worlds, controller, seed))
     return runs
 
@@ -244,7 +244,7 @@ def test_a_good_drafter_is_found_again_in_the_next_conversation() -> None:
     good, prior = SUBSTITUTES["right 0.9"]
     bad = World(0.0, 0.95, good.verify, good.step, 0.9, DEEP)
     first = converse([(30, bad)], before := Adaptive(prior))
-    second = converse([(30, good)], before.heir())
+    second = converse([(30, good)], before.successor())
     assert first.rate() >= 0.9 * bad.plain_rate
     assert second.rate() >= 0.8 * good.oracle()[0]
 

@@ -163,7 +163,7 @@ def test_several_roots() -> None:
     """Predicted outcomes: each root stands behind its own path."""
     drafter = drafter_of([1, 2, 3, 4, 9, 1, 2, 7, 8])
     drafting = drafter.start([Root((1, 2)), Root((9, 1)), Root((5,))], BUDGET)
-    drafting.step()
+    assert [drafting.step() for _ in range(4)] == [True, True, True, False]  # a root each
     assert {int(drafting.tree(0).tokens[c]) for c in drafting.tree(0).children(0)} == {3, 7}
     assert {int(drafting.tree(1).tokens[c]) for c in drafting.tree(1).children(0)} == {2}
     assert len(drafting.tree(2)) == 1

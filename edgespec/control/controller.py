@@ -61,7 +61,7 @@ class Fixed:
     def record(self, cycle: Cycle) -> None:
         pass
 
-    def heir(self) -> Fixed:
+    def successor(self) -> Fixed:
         return self
 
 
@@ -77,15 +77,16 @@ class Adaptive:
         self.took: float | None = 1.0  # the latest cycle, in plain cycles
         self.refusal: str | None = None
 
-    def heir(self) -> Adaptive:
+    def successor(self) -> Adaptive:
         """For the next conversation of the engine. Costs are learned by all of them together; how well drafts
         do may be another matter there, so it counts as if it had been a while ago."""
-        heir = Adaptive()
-        heir.costs, heir.chances, heir.gives = self.costs, deepcopy(self.chances), deepcopy(self.gives)
-        heir.chances.fade(APART)
-        heir.gives.fade(APART)
-        heir.credit = min(self.credit, GRACE)
-        return heir
+        successor = Adaptive()
+        successor.costs = self.costs
+        successor.chances, successor.gives = deepcopy(self.chances), deepcopy(self.gives)
+        successor.chances.fade(APART)
+        successor.gives.fade(APART)
+        successor.credit = min(self.credit, GRACE)
+        return successor
 
     def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
         if limit.depth < 1 or limit.nodes < 2 or self.costs.verify.weight(1) < STALE:

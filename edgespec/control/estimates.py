@@ -81,7 +81,7 @@ class Curve:
         weights = [p.weight for p in points]
         if self.start is not None and xs[0] > 0:
             xs, medians, weights = [0.0, *xs], [self.start, *medians], [1e9, *weights]
-        # A point leans on the first one and the shape, so that an old misfortune does not stand for ever.
+        # A point leans on the first one and the shape, so that an old outlier does not stand for ever.
         shape = self.shape(np.array(xs))
         lean = CURVE_LEAN if shape.any() else 0.0
         believed = (medians[0] + shape - shape[0]).tolist()

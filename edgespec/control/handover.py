@@ -25,7 +25,7 @@ class HandOver:
         self.speedup = speedup
         self.behind = 0.0  # cycles, since drafting was last ahead
 
-    def forgive(self) -> None:
+    def begin_anew(self) -> None:
         """Another conversation begins: drafting may suit it better."""
         self.behind /= 2
 

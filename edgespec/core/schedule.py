@@ -65,7 +65,7 @@ class Controller(Protocol):
     def record(self, cycle: Cycle) -> None:
         """Learn from a cycle."""
 
-    def heir(self) -> Controller:
+    def successor(self) -> Controller:
         """For the next conversation: it begins with what this one has learned."""
 
 

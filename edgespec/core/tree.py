@@ -36,7 +36,7 @@ class Computed:
     hidden: Tensor
 
     def of(self, nodes: IntArray) -> Computed:
-        """For a tree of these nodes; -1 = a node of somebody else's."""
+        """The same for a tree of these nodes [m]; -1 = a node of another drafter's."""
         return replace(self, slots=np.where(nodes >= 0, self.slots[nodes], -1))
 
 

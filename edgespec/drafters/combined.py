@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def without_models(drafter: Drafter) -> Combined:
-    """What is left of a drafter when its models are gone, or compute what is no number."""
+    """What is left of a drafter when its models are gone, or computed NaN."""
     members = drafter.members if isinstance(drafter, Combined) else [drafter]
     return Combined([member for member in members if isinstance(member, NGram)])
 

@@ -142,20 +142,20 @@ class NGram:
 
 
 class NGramDrafting:
-    """See `drafters.base.Drafting`: everything happens in one step."""
+    """See `drafters.base.Drafting`: a step drafts for one root."""
 
     def __init__(self, drafter: NGram, roots: Sequence[Root], budget: TreeBudget) -> None:
         self.drafter, self.roots, self.budget = drafter, roots, budget
-        self.trees: list[TokenTree] | None = None
+        self.trees: list[TokenTree] = []
 
     def step(self) -> bool:
-        if self.trees is not None:
+        if len(self.trees) == len(self.roots):
             return False
-        self.trees = [self.drafter.draft(root.path, self.budget) for root in self.roots]
+        self.trees.append(self.drafter.draft(self.roots[len(self.trees)].path, self.budget))
         return True
 
     def tree(self, root: int = 0) -> TokenTree:
-        return TokenTree.root(self.roots[root].token) if self.trees is None else self.trees[root]
+        return self.trees[root] if root < len(self.trees) else TokenTree.root(self.roots[root].token)
 
     def stop(self) -> None:
         pass

@@ -12,8 +12,8 @@ from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 
 if TYPE_CHECKING:
+    from edgespec.runtimes.base import KVCache
     from edgespec.runtimes.formats.describe import ModelFiles
-    from edgespec.runtimes.torch.kv_cache import TorchKVCache
     from edgespec.runtimes.torch.target import TorchTarget
     from edgespec.runtimes.torch.weights import Weights
     from edgespec.text.tokenizer import Tokenizer
@@ -68,7 +68,7 @@ class Resident(Protocol):
     nbytes: int  # that one step of drafting reads from memory
     rows: int  # positions' worth of slots that each further session of it takes, beside the target's
 
-    def drafter(self, cache: TorchKVCache, vocabulary: int) -> Drafter:
+    def drafter(self, cache: KVCache, vocabulary: int) -> Drafter:
         """For the conversation whose cache this is, of the target."""
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from edgespec.planning import choose_dial
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.formats.describe import ModelFiles
-from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.open import open_target
 from edgespec.runtimes.torch.plan import measure_machine, plan_model
 from edgespec.runtimes.torch.target import TorchTarget
@@ -75,9 +74,8 @@ def open_beside(
         if progress is not None:
             progress(Progress("load", done, plan.pinned_bytes, "bytes"))
 
-    target = open_target(files, plan, machine.read_settings, advance, device)
-    target.prefill_rows = pass_rows(chosen)
-    return target, plan, chosen
+    rows = pass_rows(chosen)
+    return open_target(files, plan, machine.read_settings, advance, device, rows), plan, chosen
 
 
 def plan_beside(
@@ -191,12 +189,8 @@ class FrozenTarget:
         return Features(hidden, rms_norm(final, self.final_norm, target.config.norm_eps), supervised)
 
     def _rows(self, n: int) -> Rows:
-        """A sequence in a cache of its own, in which all layers share one layer's memory: the sequence is
-        computed in one pass, so nobody reads a layer's keys after the layer."""
-        c, target = self.target.config, self.target
-        cache = TorchKVCache(replace(c, layers=1), n, 0, target.dtype, target.device)
-        cache.k, cache.v = (kv.expand(c.layers, -1, -1, -1) for kv in (cache.k, cache.v))
-        return Rows.append(cache, np.arange(-1, n - 1), prefill=True)
+        """A sequence in a cache of its own, computed in one pass."""
+        return Rows.append(self.target.pass_cache(n), np.arange(-1, n - 1), prefill=True)
 
     def close(self) -> None:
         self._head.clear()

@@ -39,7 +39,7 @@ class TorchDraft:
         return self.cache.capacity
 
     def prefill(self, tokens: Sequence[int]) -> Iterator[int]:
-        """In blocks of a prompt's size. Raises ModelError for NaN."""
+        """Runs blocks of a prompt's size, a layer at a time. Raises ModelError for NaN."""
         hidden = None
         for start in range(0, len(tokens), PREFILL_ROWS):
             block = tokens[start : start + PREFILL_ROWS]

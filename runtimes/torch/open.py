@@ -8,7 +8,7 @@ import torch
 
 from edgespec.devices.disk import ReadSettings
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import TREE_ROWS
+from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import CPU, Weights
@@ -20,8 +20,10 @@ def open_target(
     settings: ReadSettings | None = None,
     progress: Callable[[int], None] | None = None,
     device: torch.device = CPU,
+    prefill_rows: int = PREFILL_ROWS,
 ) -> TorchTarget[Weights]:
-    """Read what the plan pins and start the stream of the rest; `progress` gets bytes pinned."""
+    """Read what the plan pins and start the stream of the rest; `progress` gets bytes pinned. Memory is
+    planned for passes over prompts of up to `prefill_rows`."""
     weights = Weights(files.table, plan.ring_bytes, files.dtype, settings, device)
     try:
         chunks = files.table.chunks
@@ -35,4 +37,4 @@ def open_target(
     except BaseException:
         weights.close()
         raise
-    return TorchTarget(files.config, weights, TREE_ROWS)
+    return TorchTarget(files.config, weights, TREE_ROWS, prefill_rows)

@@ -109,7 +109,7 @@ class SubstituteWeights:
 
     @property
     def nbytes(self) -> int:
-        """That drafting one step reads from memory."""
+        """The bytes that one pass of drafting reads from memory."""
         tensors = (t for blocks in self.blocks.values() for b in blocks for t in (b.data, b.scale))
         return sum(t.nbytes for t in tensors if t is not None)
 
@@ -140,7 +140,7 @@ class SubstituteWeights:
 
 
 def _rows(blocks: Blocks) -> dict[str, int]:
-    """Of each matrix."""
+    """How many rows each matrix has."""
     return {name: sum(piece.shape[0] for _, piece, _ in found) for name, found in blocks.items()}
 
 
@@ -152,5 +152,5 @@ def _copy_rows(block: Block, start: int, stop: int) -> Block:
 
 
 def _bytes(piece: Piece, scale: Piece | None, rows: int) -> int:
-    """Of so many rows, as they are kept in memory."""
+    """The bytes of so many rows, as they are kept in memory."""
     return rows * ((piece.nbytes + (scale.nbytes if scale else 0)) // piece.shape[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -59,22 +59,29 @@ W = TypeVar("W", bound=Matrices)
 
 class TorchTarget(Generic[W]):
     """See `runtimes.base.Target`. `slots` is the most uncommitted rows (tree nodes) that a cache has room for
-    beside its context, and the most rows of a pass that is no prompt's block.
+    beside its context, and the most rows of a pass that is no prompt's block; `prefill_rows` of one that is.
 
     `run` raises OptionError for a pass of more rows, `logits` ModelError for outputs that are not finite.
     """
 
-    def __init__(self, config: ModelConfig, weights: W, slots: int) -> None:
+    def __init__(self, config: ModelConfig, weights: W, slots: int, prefill_rows: int = PREFILL_ROWS) -> None:
         self.config = config
         self.weights = weights
         self.slots = slots
-        self.prefill_rows = PREFILL_ROWS  # of the largest pass over prompts; training plans for more
+        self.prefill_rows = prefill_rows
         self.dtype = weights.dtype
         self.device = weights.device
         self.rope = RopeTable(config.rope, config.head_dim, self.device)
 
     def new_cache(self, context: int) -> TorchKVCache:
         return TorchKVCache(self.config, context, self.slots, self.dtype, self.device)
+
+    def pass_cache(self, n: int) -> TorchKVCache:
+        """A cache for one pass over n rows of a prompt: nobody reads a layer's keys after the layer, so all
+        layers share one layer's memory."""
+        cache = TorchKVCache(replace(self.config, layers=1), n, 0, self.dtype, self.device)
+        cache.k, cache.v = (kv.expand(self.config.layers, -1, -1, -1) for kv in (cache.k, cache.v))
+        return cache
 
     @torch.inference_mode()
     def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
@@ -125,6 +132,10 @@ class TorchTarget(Generic[W]):
                     else "the weights are damaged: fetch or pack the model again"
                 )
             )
+        return self.head(normed, observer)
+
+    @torch.inference_mode()
+    def head(self, normed: Tensor, observer: PassObserver | None = None) -> Tensor:
         try:
             return self.weights.linear("lm_head", normed, True, observer).float()
         finally:

@@ -1,9 +1,9 @@
-"""The cascade: the target drafts with its first layers, and looks through the drafts with its middle ones.
+"""The cascade: the target drafts with its first layers, and verifies the drafts with its middle ones first.
 
 CATS (arXiv 2605.11186, section 4 and Algorithm 1). An adapter behind layer L_DM drafts; a *shallow
 verification* runs layers L_DM..L_SV over what was drafted, in parallel, and its own adapter says again what
 follows each node: other probabilities, and *corrections* the draft did not have. Corrections are drafted on
-from, and looked through again, while that pays. All these layers are pinned, so none of it reads flash. The
+from, and verified again, while that pays. All these layers are pinned, so none of it reads flash. The
 verification then goes on from L_SV: nothing is computed twice.
 
 Everything lies in the session's own cache, behind the committed prefix, so nothing can be drafted while the
@@ -27,10 +27,7 @@ from edgespec.drafters.cascade.inside import InsideForest
 from edgespec.drafters.cascade.rounds import CascadeDrafting, Claim, DrawnInside
 from edgespec.drafters.cascade.tree import Calibration
 from edgespec.drafters.growth import MAX_PASSES
-from edgespec.runtimes.base import Rows
-from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.target import TorchTarget
-from edgespec.runtimes.torch.weights import Weights
+from edgespec.runtimes.base import KVCache, Rows, Target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,8 +80,8 @@ class CascadeDrafter:
 
     def __init__(
         self,
-        target: TorchTarget[Weights],
-        cache: TorchKVCache,
+        target: Target,
+        cache: KVCache,
         draft: Exit,
         verify: Exit | None,
         variant: Variant,
@@ -138,7 +135,7 @@ class CascadeDrafter:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what is drafted."""
+        """Drop all that is drafted."""
         self.forest = None
         self.claims = {}
         for e in self.exits:

@@ -10,21 +10,18 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import ModelError
-from edgespec.runtimes.base import TREE_ROWS, IntArray, Rows
+from edgespec.runtimes.base import TREE_ROWS, IntArray, Rows, Target
 from edgespec.runtimes.torch.adapter import Adapter
-from edgespec.runtimes.torch.substitute import SubstituteWeights
-from edgespec.runtimes.torch.target import TorchTarget
-from edgespec.runtimes.torch.weights import Weights
 
 PENDING = TREE_ROWS  # committed states that wait at most
 
 
 class Exit(Protocol):
-    """Of one conversation."""
+    """A place where one conversation's states leave the target, for a guess at what follows them."""
 
     @property
     def depth(self) -> int:
-        """Layers of the target below it."""
+        """How many of the target's layers lie below it."""
 
     def logits(self, hidden: Tensor, rows: Rows) -> Tensor:
         """States after `depth` layers [n, d] of slots -> what follows them, [n, V] fp32.
@@ -41,7 +38,7 @@ class AdapterExit:
     as the target's.
     """
 
-    def __init__(self, target: TorchTarget[Weights], adapter: Adapter, context: int) -> None:
+    def __init__(self, target: Target, adapter: Adapter, context: int) -> None:
         self.target = target
         self.adapter = adapter
         self.depth = adapter.depth
@@ -51,7 +48,7 @@ class AdapterExit:
 
     @property
     def length(self) -> int:
-        """Committed positions that it has followed."""
+        """How many committed positions it has followed."""
         return self.cache.length + len(self.pending)
 
     @torch.inference_mode()
@@ -60,7 +57,7 @@ class AdapterExit:
         own = Rows.append(self.cache, rows.caches[0].parents[rows.slots])
         assert np.array_equal(own.slots, rows.slots)
         assert np.array_equal(own.positions, rows.positions)
-        return head(self.target, self.adapter.run(hidden, own))
+        return self.target.head(self.adapter.run(hidden, own))
 
     def observe(self, hidden: Tensor, slots: IntArray, length: int, prefill: bool) -> None:
         """The target has come to `depth` in a pass behind `length` committed positions; hidden [n, d].
@@ -119,7 +116,7 @@ class SubstituteExit:
     Needs no cache: it writes where the verification will write the target's own keys and values.
     """
 
-    def __init__(self, model: TorchTarget[SubstituteWeights], depth: int) -> None:
+    def __init__(self, model: Target, depth: int) -> None:
         self.model = model
         self.depth = depth
 
@@ -132,12 +129,3 @@ class SubstituteExit:
             for cache in rows.caches:
                 cache.wipe()
             raise
-
-
-@torch.inference_mode()
-def head(target: TorchTarget[Weights], normed: Tensor) -> Tensor:
-    """The target's LM head on an adapter's output, [n, d] -> [n, V] fp32."""
-    try:
-        return target.weights.linear("lm_head", normed, True).float()
-    finally:
-        target.weights.release()

@@ -14,11 +14,10 @@ from edgespec.drafters.substitute import CopyFiles
 from edgespec.errors import ModelError
 from edgespec.offload.plan.needs import Extras, MustPin
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import TREE_ROWS
+from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.adapter import adapter_bytes, adapter_cache_bytes
 from edgespec.runtimes.torch.adapter_files import AdapterFile, describe_adapters
-from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.substitute import SubstituteWeights
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
@@ -149,7 +148,7 @@ class Cascade:
             self.nbytes += self._verify_bytes(plan, head) // self.variant.round
 
     def _verify_bytes(self, plan: Plan, head: int) -> int:
-        """That one shallow verification reads from memory."""
+        """The bytes that one shallow verification reads from memory."""
         if self.substitute is not None:
             return self.substitute.weights.nbytes
         if self.verify is None:
@@ -157,9 +156,7 @@ class Cascade:
         between = (c for c in plan.table.chunks if self.draft.depth <= c.layer < self.verify.depth)
         return sum(c.nbytes for c in between) + head + self.verify.nbytes
 
-    def drafter(
-        self, cache: TorchKVCache, vocabulary: int = 0, variant: Variant | None = None
-    ) -> CascadeDrafter:
+    def drafter(self, cache: KVCache, vocabulary: int = 0, variant: Variant | None = None) -> CascadeDrafter:
         """For the conversation whose cache this is; its `vocabulary` is the target's in any case."""
         verify: Exit | None = None
         if self.verify is not None:

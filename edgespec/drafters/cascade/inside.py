@@ -5,28 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from edgespec.core.tree import Computed
-from edgespec.runtimes.base import TREE_ROWS, IntArray, PassObserver, Rows
-from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.target import TorchTarget
-from edgespec.runtimes.torch.weights import Weights
+from edgespec.runtimes.base import TREE_ROWS, IntArray, KVCache, PassObserver, Rows, Target
 
 
 class InsideForest:
     """One round's nodes. What is computed for them is what verification would compute, bit for bit: the same
     layers, in the same row classes, at the same positions."""
 
-    def __init__(self, target: TorchTarget[Weights], cache: TorchKVCache, observer: PassObserver) -> None:
+    hidden: Tensor  # [TREE_ROWS, d] state of each slot behind the layers it has been through
+
+    def __init__(self, target: Target, cache: KVCache, observer: PassObserver) -> None:
         """`observer` hears of the passes."""
         self.target, self.observer = target, observer
         self.cache = cache.inside()
         self.tokens: list[int] = []  # by slot
         self.slots: dict[tuple[int, int], int] = {}  # (parent slot or -1, token) -> slot
         self.layers = np.zeros(TREE_ROWS, dtype=np.int64)  # that each slot has been through
-        shape = TREE_ROWS, target.config.hidden_size
-        self.hidden = torch.empty(shape, dtype=target.dtype, device=target.device)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -40,8 +37,11 @@ class InsideForest:
         """Slots for new nodes (parent slot or -1, token)."""
         slots = self.cache.append([parent for parent, _ in nodes])
         self.slots.update(zip(nodes, slots.tolist(), strict=True))
+        embedded = self.target.embed([token for _, token in nodes])
+        if not self.tokens:
+            self.hidden = embedded.new_empty((TREE_ROWS, embedded.shape[1]))
         self.tokens += [token for _, token in nodes]
-        self.hidden[slots] = self.target.embed([token for _, token in nodes])
+        self.hidden[slots] = embedded
         return slots
 
     def run(self, slots: IntArray, layers: int) -> Rows:
@@ -66,5 +66,5 @@ class InsideForest:
         return found
 
     def computed(self, slots: IntArray) -> Computed:
-        """For a tree whose nodes have these slots (-1 = none)."""
+        """What verification takes over for a tree whose nodes have these slots [n] (-1 = none)."""
         return Computed(slots, self.layers, self.hidden)

@@ -103,7 +103,7 @@ class CascadeDrafting:
         return True
 
     def _verify(self) -> bool:
-        """Look through what was drafted since the last time; False when that is nothing."""
+        """Shallow verification of what was drafted since the last one; False when that is nothing."""
         fresh = np.arange(self.verified, len(self.nodes))
         if self.drafter.verify is None or not len(fresh):
             return False
@@ -114,7 +114,7 @@ class CascadeDrafting:
     def _propose(self, source: Exit, slots: IntArray, calibration: Calibration) -> None:
         """Take the slots' nodes to an exit, and what it says may follow them into the tree.
 
-        Raises ModelError when that is no number.
+        Raises ModelError for NaN.
         """
         rows = self.forest.run(slots, source.depth)
         logits = source.logits(self.forest.hidden[slots], rows)  # [n, V]
