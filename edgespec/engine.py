@@ -37,6 +37,7 @@ from edgespec.schedules.make import make_controller, make_schedule
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt, encode_prompt
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
+from edgespec.values import format_bytes
 
 
 class Engine:
@@ -74,6 +75,11 @@ class Engine:
         self._sessions = weakref.WeakValueDictionary[int, Session]()  # by number
         self._positions_held = self._opened = 0
         self._finalizer = weakref.finalize(self, target.weights.close)
+
+    def __repr__(self) -> str:
+        name = self.files.path.name
+        state = ", closed" if self.closed else ""
+        return f"<Engine of {name} in {format_bytes(self.plan.dial)}, context {self.plan.context}{state}>"
 
     @property
     def config(self) -> ModelConfig:

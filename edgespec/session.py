@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from edgespec.config import GenerationOptions
 from edgespec.core.acceptance import make_acceptance
+from edgespec.core.reply import Host, Reply
 from edgespec.core.schedule import Schedule
 from edgespec.core.trace import Cycle, Trace
 from edgespec.core.verify import Cancellation
@@ -18,7 +19,6 @@ from edgespec.drafters.base import committed, shared_prefix
 from edgespec.drafters.kinds import check_acceptance
 from edgespec.errors import Cancelled, ClosedError, ContextError, OptionError
 from edgespec.progress import ProgressCallback
-from edgespec.reply import Host, Reply
 from edgespec.response import Response
 from edgespec.runtimes.base import KVCache
 

@@ -118,7 +118,7 @@ def test_things_say_what_they_are(engine: Engine) -> None:
     with Chat(engine, context=100) as chat:
         for thing in (engine, chat.session, chat, engine.encode("a")):
             assert len(repr(thing)) < 200
-        assert repr(chat).startswith("<Chat of 0 messages")
+        assert repr(chat).startswith("<Chat of 0 messages with <Engine of m in ")
 
 
 def test_the_models_own_maximum_is_named(model: Path, engine: Engine) -> None:

@@ -105,6 +105,10 @@ def test_help_and_version(edgespec: Edgespec) -> None:
         (["pack", "m", "-o", "d", "--memory", "8GB"], "--memory"),
         (["pack", "m", "--verify", "d"], "--verify DIR stands alone"),
         (["generate", "m", "-p", "x", "--drafter", "magic"], "drafter 'magic' is unknown"),
+        (
+            ["generate", "m", "-p", "x", "--drafter", "ngrm"],
+            "--drafter 'ngrm' is unknown; did you mean ngram?",
+        ),
         (["generate", "m", "-p", "x", "--drafter", "model"], "--draft-model"),
         (["generate", "m", "-p", "x", "--drafter", "ngram", "--tree-nodes", "1"], "trees of 1 node"),
         (["chat", "m", "--drafter", "ngram", "--draft-model", "d"], "does not use the draft model"),

@@ -159,6 +159,11 @@ def test_public_names_resolve() -> None:
         edgespec.no_such_name  # noqa: B018
 
 
+def test_the_package_shows_few_modules_first() -> None:
+    shown = [p.stem for p in (ROOT / "edgespec").glob("*.py") if p.stem != "__init__"]
+    assert len(shown) <= 10, f"put some of these into a folder: {sorted(shown)}"
+
+
 def test_files_stay_small_enough_to_read() -> None:
     lengths = {
         path.relative_to(ROOT): len(path.read_text(encoding="utf-8").splitlines()) for path in sources()

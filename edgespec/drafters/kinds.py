@@ -14,6 +14,7 @@ from edgespec.drafters.base import Drafter
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.resident import Drafters, Find, Found, Search
 from edgespec.errors import OptionError
+from edgespec.values import did_you_mean
 
 
 def _find_model(search: Search, found: dict[str, Found]) -> Found | None:
@@ -139,7 +140,9 @@ def choose_drafters(
     chosen = kinds_of(members, kinds)
     if len(chosen) < len(members):
         raise OptionError(
-            f"drafter {drafter!r} is unknown; choose from {', '.join(DRAFTERS)} (or others joined by +)"
+            f"drafter {drafter!r} is unknown; "
+            + did_you_mean(drafter, DRAFTERS, f"choose from {', '.join(DRAFTERS)} (or others joined by +)"),
+            "drafter",
         )
     check_pairs(chosen, schedule)
     for kind in chosen:
