@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from functools import lru_cache
 
@@ -10,6 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edgespec.kernels.reference import Mask
+
+# Compiled matmuls that torch and oneDNN keep, each for one shape and number of rows. By default it is a
+# thousand, hundreds of megabytes after some fifty replies, of which no ledger knows; a pass uses one for each
+# of the shapes in a model. Heard when the first matmul is compiled.
+for _cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+    os.environ.setdefault(_cache, "64")
 
 # The fused attention kernel splits query rows into blocks, and sums in another order for a block (or a
 # remainder) of less than this many (measured: docs/exactness.md). Its block sizes are multiples of it.

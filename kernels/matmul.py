@@ -142,8 +142,13 @@ def _rows_apart(x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x, weight)
     rows = row_class(weight.shape[0], weight.shape[1], weight.dtype)
     n = len(x)
-    if n < rows.pad:
-        return multiply(F.pad(x, (0, 0, 0, rows.pad - n)), weight)[:n]
-    if n <= rows.block:
-        return multiply(x, weight)
-    return torch.cat([_rows_apart(part, weight) for part in torch.split(x, rows.block)])
+    if n > rows.block:
+        return torch.cat([_rows_apart(part, weight) for part in torch.split(x, rows.block)])
+    padded = max(rows.pad, min(rows.block, padded_rows(n)))
+    return multiply(F.pad(x, (0, 0, 0, padded - n)), weight)[:n] if padded > n else multiply(x, weight)
+
+
+def padded_rows(n: int) -> int:
+    """As how many rows n are multiplied: a power of two or a multiple of 8. oneDNN keeps code and buffers for
+    every number of rows it has met, hundreds of kilobytes each, and trees have any."""
+    return 1 << (n - 1).bit_length() if n <= 8 else (n + 7) // 8 * 8

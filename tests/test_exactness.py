@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from edgespec.kernels.cpu import is_native
+from edgespec.kernels import matmul
+from edgespec.kernels.cpu import is_native, multiply
+from edgespec.kernels.matmul import Block, linear
 from edgespec.kernels.row_class import _Results, row_class
 from edgespec.runtimes.base import Rows
 from tests.tiny import fill, open_tiny, run_tree, write_checkpoint
@@ -162,3 +164,20 @@ def test_row_class_probe_sees_another_order_of_sums() -> None:
     backwards = torch.nn.functional.linear(row.flip(0)[None], weight.flip(1))
     forwards = torch.nn.functional.linear(row[None], weight)
     assert not torch.equal(forwards, backwards)
+
+
+def test_trees_of_any_size_are_multiplied_as_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps compiled code for each; over thousands of replies that is memory without an owner."""
+    seen: set[int] = set()
+    weight = torch.randn(48, 32)
+
+    def counted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.add(len(x))
+        return multiply(x, weight)
+
+    whole = linear(torch.ones(64, 32), Block("F32", weight, None, 48, 32), exact=True)
+    monkeypatch.setattr(matmul, "multiply", counted)
+    for n in range(1, 65):
+        out = linear(torch.ones(n, 32), Block("F32", weight, None, 48, 32), exact=True)
+        assert torch.equal(out, whole[:n])
+    assert len(seen) <= 11
