@@ -118,13 +118,15 @@ def cascade(
         common.check_source(model)
         with interrupts.imports():
             from edgespec.devices.probe import peak_memory
-            from edgespec.engine import choose_device
+            from edgespec.engine import check_options
             from edgespec.models.hub import resolve_model
+            from edgespec.models.loading import choose_device
             from edgespec.runtimes.formats.describe import describe_model
             from edgespec.text.tokenizer import load_tokenizer
             from edgespec.training.cascade import CascadeOptions, choose_depths, train_cascade
             from edgespec.training.workers import Workers
 
+        check_options(engine)
         chosen = CascadeOptions(**{k: v for k, v in wanted.items() if v is not None})
         path = resolve_model(model, terminal.progress, engine.offline)
         files = describe_model(path, engine.precision)

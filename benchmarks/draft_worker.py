@@ -77,9 +77,9 @@ def main() -> None:
     from edgespec.core.trace import Cycle
     from edgespec.core.tree import TokenTree
     from edgespec.drafters.base import Drafter
-    from edgespec.drafters.cascade.drafter import VARIANTS
     from edgespec.drafters.cascade.files import Cascade
     from edgespec.drafters.cascade.tree import Calibration
+    from edgespec.drafters.cascade.variant import VARIANTS
     from edgespec.engine import Engine
     from edgespec.errors import EdgeSpecError
     from edgespec.runtimes.torch.kv_cache import TorchKVCache

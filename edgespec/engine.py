@@ -7,10 +7,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-import torch
-
-from edgespec.config import EngineOptions
+from edgespec.config import DEVICES, EngineOptions
 from edgespec.control.handover import HandOver, speedup, without_drafter
 from edgespec.core.passes import LocalVerifier
 from edgespec.core.schedule import Controller, Schedule
@@ -19,25 +18,24 @@ from edgespec.devices.allocator import return_freed_memory
 from edgespec.devices.machine import Machine
 from edgespec.devices.probe import peak_memory
 from edgespec.drafters.base import Drafter
-from edgespec.drafters.kinds import choose_drafters, find_drafters, kinds_of
+from edgespec.drafters.kinds import choose_drafters, kinds_of
 from edgespec.drafters.resident import Resident, Search
 from edgespec.errors import BudgetError, ClosedError, DeviceError, OptionError
 from edgespec.models.hub import resolve_model
 from edgespec.offload.plan.plan import Plan
-from edgespec.planning import plan_engine
-from edgespec.progress import Progress, ProgressCallback
+from edgespec.progress import ProgressCallback
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
-from edgespec.runtimes.torch.open import open_target
-from edgespec.runtimes.torch.plan import measure_machine
-from edgespec.runtimes.torch.target import TorchTarget
-from edgespec.runtimes.torch.weights import Weights
 from edgespec.schedules.make import make_controller, make_schedule
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt, encode_prompt
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
 from edgespec.values import format_bytes
+
+if TYPE_CHECKING:
+    from edgespec.runtimes.torch.target import TorchTarget
+    from edgespec.runtimes.torch.weights import Weights
 
 
 class Engine:
@@ -101,30 +99,17 @@ class Engine:
         CorruptFileError while reading.
         """
         options = options or EngineOptions()
-        check_drafting(options)
-        device = choose_device(options)
+        check_options(options)
         path = resolve_model(str(model), progress, options.offline)
         files = describe_model(path, options.precision)
         tokenizer = load_tokenizer(files, path)
         named = resolve_model(options.draft_model, progress, options.offline) if options.draft_model else None
         adapters = Path(options.adapters) if options.adapters else None
-        search = Search(options.drafter, _members(options), files, tokenizer, named, adapters, device.type)
-        drafters = find_drafters(search)
-        if progress is not None:  # disk, memory and matmuls: seconds at the first start, then remembered
-            progress(Progress("probe", 0, 1, "steps"))
-        machine = machine or measure_machine(files, device)
-        plan = plan_engine(files, options, machine, drafters)
-        extra, done = drafters.reads(plan), 0
+        search = Search(options.drafter, _members(options), files, tokenizer, named, adapters)
+        from edgespec.models.loading import load_model  # torch: seconds, after what is refused without it
 
-        def advance(nbytes: int) -> None:
-            nonlocal done
-            done += nbytes
-            if progress is not None:
-                progress(Progress("load", done, plan.pinned_bytes + extra, "bytes"))
-
-        target = open_target(files, plan, machine.read_settings, advance, device)
+        plan, target, resident = load_model(search, options, progress, machine)
         try:
-            resident = drafters.open(target, plan, advance)
             return Engine(files, tokenizer, plan, options, target, resident)
         except BaseException:
             target.weights.close()
@@ -248,32 +233,18 @@ class Engine:
         self.close()
 
 
-def choose_device(options: EngineOptions) -> torch.device:
-    """The device that computes.
-
-    Raises DeviceError when it is missing, OptionError for device memory without a discrete accelerator.
-    """
-    available = torch.cuda.is_available()
-    name = "cpu" if options.device == "auto" else options.device  # CUDA only when asked: docs/architecture.md
-    if name not in ("cpu", "cuda"):
-        raise DeviceError(f"device {options.device!r} is unknown; choose auto, cpu or cuda")
-    if name == "cuda" and not available:
-        raise DeviceError("no CUDA device is available to this build of torch; use --device cpu")
-    discrete = name == "cuda" and not torch.cuda.get_device_properties(0).is_integrated
-    if options.device_memory is not None and not discrete:
-        raise OptionError("device_memory applies to a discrete accelerator; here one dial, memory, is all")
-    return torch.device(name)
-
-
 def _members(options: EngineOptions) -> tuple[str, ...]:
     if options.tree_nodes == 1 and options.drafter == "auto":
         return ()
     return choose_drafters(options.drafter, options.draft_model, options.schedule, options.adapters)
 
 
-def check_drafting(options: EngineOptions) -> None:
-    """Raises OptionError for drafters and schedules that are unknown, lack something, or do not fit."""
+def check_options(options: EngineOptions) -> None:
+    """What can be said without files: raises OptionError for drafters and schedules that are unknown, lack
+    something, or do not fit, and DeviceError for an unknown device."""
     _members(options)
+    if options.device not in DEVICES:
+        raise DeviceError(f"device {options.device!r} is unknown; choose {', '.join(DEVICES)}")
     if options.tree_nodes > TREE_ROWS:
         raise OptionError(
             f"tree_nodes is {options.tree_nodes}, but the ledger gives every KV cache room for trees of at "

@@ -27,7 +27,7 @@ def aligned_buffer(nbytes: int) -> memoryview:
             # Python's default is MAP_SHARED: shared memory, which is charged as page cache.
             area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
-        raise DeviceError(f"the system refused {nbytes} bytes of memory: {error}; lower --memory") from None
+        raise DeviceError(f"the system refused {nbytes} bytes of memory: {error}; lower memory=") from None
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages
             area.madvise(mmap.MADV_HUGEPAGE)

@@ -17,8 +17,9 @@ import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Fixed
 from edgespec.core.schedule import TreeBudget
-from edgespec.drafters.cascade.drafter import VARIANTS, CascadeDrafter, Variant
+from edgespec.drafters.cascade.drafter import CascadeDrafter
 from edgespec.drafters.cascade.files import Cascade
+from edgespec.drafters.cascade.variant import VARIANTS, Variant
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.ngram import NGram
 from edgespec.engine import Engine

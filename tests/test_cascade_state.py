@@ -22,10 +22,11 @@ from edgespec.core.sampling import Noise
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import Computed, TokenTree, merge
 from edgespec.drafters.base import Drafting, Root
-from edgespec.drafters.cascade.drafter import VARIANTS, CascadeDrafter, Variant
+from edgespec.drafters.cascade.drafter import CascadeDrafter
 from edgespec.drafters.cascade.exits import AdapterExit
 from edgespec.drafters.cascade.files import Cascade
 from edgespec.drafters.cascade.tree import Calibration, RankedTree
+from edgespec.drafters.cascade.variant import VARIANTS, Variant
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, Cancelled, ModelError, OptionError
 from edgespec.offload.plan.costs import Rates

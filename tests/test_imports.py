@@ -7,7 +7,7 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -49,6 +49,7 @@ TORCH_FREE = [
     "edgespec.drafters.growth",
     "edgespec.drafters.model",
     "edgespec.drafters.ngram",
+    "edgespec.engine",
     "edgespec.models.hub",
     "edgespec.offload.plan.fill",
     "edgespec.response",
@@ -105,6 +106,88 @@ def test_the_import_check_sees_an_upward_import(tmp_path: Path, monkeypatch: pyt
     file = tmp_path / "bad.py"
     file.write_text("def f():\n    from edgespec.runtimes import base\n    import edgespec.errors\n")
     assert upward_imports(file, "kernels") == ["bad.py imports edgespec.runtimes.base"]
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts if parts[0] == "edgespec" else ("edgespec", *parts)).removesuffix(".__init__")
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Which of our modules each of them imports, anywhere in the file, for type checkers too."""
+    modules = {module_of(path): path for path in sources()}
+    graph: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        found = graph.setdefault(module, set())
+        for name in imported_modules(path):
+            while name and name not in modules:  # a name within a module
+                name = name.rpartition(".")[0]
+            if name not in ("", "edgespec", module):
+                found.add(name)
+    return graph
+
+
+def room_of(module: str, graph: Mapping[str, set[str]]) -> str:
+    """The folder of a module; those that stand in edgespec/ itself are rooms of their own."""
+    package = any(other.startswith(module + ".") for other in graph)
+    folder = module if package else module.rpartition(".")[0]
+    return module if folder == "edgespec" else folder
+
+
+def room_graph(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Which rooms each of them imports. A folder and the folders in it are one room's floor and its corners:
+    what they may import of one another is a matter of modules."""
+    rooms: dict[str, set[str]] = {}
+    for module, imported in graph.items():
+        room = room_of(module, graph)
+        if module in FOR_ALL:
+            continue
+        others = {room_of(name, graph) for name in imported - FOR_ALL}
+        rooms.setdefault(room, set()).update(o for o in others if not (room + ".").startswith(o + "."))
+    return rooms
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """A way around for each node that can reach itself by way of others."""
+    found = []
+    for start in graph:
+        came_from: dict[str, str] = {}
+        waiting = [start]
+        while waiting and start not in came_from:
+            node = waiting.pop()
+            for other in sorted(graph.get(node, ())):
+                if other not in came_from:
+                    came_from[other] = node
+                    waiting.append(other)
+        if start in came_from:
+            way = [start]
+            while (node := came_from[way[-1]]) != start:
+                way.append(node)
+            found.append([start, *reversed(way)])
+    return found
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    assert not circles(import_graph())
+
+
+def test_no_folders_import_one_another_in_a_circle() -> None:
+    assert not circles(room_graph(import_graph()))
+
+
+def test_circles_are_seen() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set[str]()}
+    assert sorted(circle[0] for circle in circles(graph)) == ["b", "c"]
+    modules = {
+        "edgespec.x.one": {"edgespec.y.two"},
+        "edgespec.y.two": {"edgespec.errors"},
+        "edgespec.y.three": {"edgespec.x.four", "edgespec.y.in.five"},
+        "edgespec.y.in.five": {"edgespec.y.two"},
+        "edgespec.x.four": set[str](),
+    }
+    assert not circles(modules)
+    assert sorted(circle[0] for circle in circles(room_graph(modules))) == ["edgespec.x", "edgespec.y"]
 
 
 @pytest.mark.parametrize("folder", [folder for folder in ORDER if folder != "edgespec"])

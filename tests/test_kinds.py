@@ -15,9 +15,9 @@ from edgespec.drafters.kinds import KINDS, Kind, choose_drafters, find_drafters
 from edgespec.drafters.resident import Drafters, Search
 from edgespec.errors import BudgetError, OptionError
 from edgespec.models.packing import pack_model
+from edgespec.models.planning import plan_engine
 from edgespec.offload.plan.needs import Extras, MustPin
 from edgespec.offload.plan.plan import Plan
-from edgespec.planning import plan_engine
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.text.tokenizer import load_tokenizer
 from tests.machine import GIVEN

@@ -182,14 +182,14 @@ def make_acceptance(name: str | None, options: GenerationOptions) -> Acceptance:
         if not greedy:
             raise OptionError(
                 f"greedy acceptance keeps only the likeliest token, so temperature {options.temperature} "
-                "cannot be honoured; use --acceptance sample, or --temperature 0"
+                "cannot be honoured; use acceptance=sample, or temperature=0"
             )
         return Greedy()
     if name == "sample":
         return Sample(options)
     if greedy:
         raise OptionError(
-            f"{name} acceptance weighs probabilities and temperature 0 has none; use --acceptance greedy, "
+            f"{name} acceptance weighs probabilities and temperature 0 has none; use acceptance=greedy, "
             "or a temperature above 0"
         )
     return Ratio(options) if name == "ratio" else Typical(options)

@@ -13,7 +13,7 @@ import tokenizers
 from edgespec.errors import OptionError, TokenizerError
 from edgespec.offload.strict_json import read_bounded
 from edgespec.text.chat_template import ChatTemplate, Message, read_templates
-from edgespec.text.detokenize import steps
+from edgespec.text.decoding import steps
 from edgespec.text.tokenizer_file import MAX_BYTES, OWN_GROWTH, check_length, check_tokenizer_file
 
 if TYPE_CHECKING:

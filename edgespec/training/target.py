@@ -22,10 +22,10 @@ from edgespec.devices.machine import Machine
 from edgespec.errors import BudgetError, OptionError
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.reference import rms_norm
+from edgespec.models.planning import choose_dial
 from edgespec.offload.plan.ledger import gigabytes, smallest_dial_text
 from edgespec.offload.plan.needs import Extras, Request
 from edgespec.offload.plan.plan import Plan
-from edgespec.planning import choose_dial
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.formats.describe import ModelFiles
@@ -120,7 +120,7 @@ def plan_beside(
         smallest = dial + head
         raise BudgetError(
             f"the dial is {gigabytes(dial)}, and the target's LM head, which training uses at every step, "
-            f"does not fit beside the rest ({gigabytes(head)} short); use --memory "
+            f"does not fit beside the rest ({gigabytes(head)} short); use memory="
             f"{smallest_dial_text(smallest)}",
             plan.owners,
             dial,
@@ -157,7 +157,7 @@ class FrozenTarget:
         ]
         self._head = [block for block in blocks if block is not None]
         if len(self._head) < len(blocks):  # on a discrete accelerator it may be pinned in host memory
-            raise OptionError("training needs the LM head on the device; use a larger --device-memory")
+            raise OptionError("training needs the LM head on the device; use a larger device_memory=")
         dtype = target.dtype
         self._head_dtype = matmul_dtype(dtype) if target.device.type == "cpu" else dtype
 

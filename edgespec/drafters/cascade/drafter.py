@@ -13,7 +13,6 @@ target verifies. The adapters' caches follow by watching the target's passes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from edgespec.drafters.cascade.exits import AdapterExit, Exit
 from edgespec.drafters.cascade.inside import InsideForest
 from edgespec.drafters.cascade.rounds import CascadeDrafting, Claim, DrawnInside
 from edgespec.drafters.cascade.tree import Calibration
+from edgespec.drafters.cascade.variant import Variant
 from edgespec.drafters.growth import MAX_PASSES
 from edgespec.runtimes.base import KVCache, Rows, Target
 
@@ -33,40 +33,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 AGAIN_ROWS = 64  # committed positions computed again at a time: their keys and values are copied meanwhile
-
-
-@dataclass(frozen=True)
-class Variant:
-    """How a cascade goes about it.
-
-    branch: children proposed of a node; 1 drafts a chain.
-    width: nodes that a step of drafting expands.
-    round: most steps of drafting before a shallow verification; 0 = never verify (two stages: Kangaroo).
-    after: steps of drafting behind the last shallow verification, on its corrections.
-    stop: a round ends when the nodes it would expand are less likely than this to be on the accepted path.
-    deep: draft with the shallow verifier's exit.
-    """
-
-    branch: int = 8
-    width: int = 8
-    round: int = 6
-    after: int = 1
-    stop: float = 0.1
-    deep: bool = False
-
-    def __post_init__(self) -> None:
-        if self.deep and self.round:
-            raise ValueError("the verifier's exit cannot draft and verify at once")
-
-
-VARIANTS = {
-    "kangaroo": Variant(branch=1, width=1, round=0, after=0),  # a chain from the draft's exit
-    "kangaroo-tree": Variant(round=0, after=0),  # a tree from the draft's exit
-    "chain": Variant(branch=1, width=1, round=MAX_PASSES, after=0),  # Algorithm 1: a chain, and corrections
-    "tree": Variant(),  # the default
-    "deep": Variant(branch=1, width=1, round=0, after=0, deep=True),  # a chain from the verifier's exit
-    "deep-tree": Variant(round=0, after=0, deep=True),
-}
 
 
 class CascadeDrafter:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.drafters.cascade.drafter import VARIANTS, CascadeDrafter, Variant
+from edgespec.drafters.cascade.drafter import CascadeDrafter
 from edgespec.drafters.cascade.exits import AdapterExit, Exit, SubstituteExit
 from edgespec.drafters.cascade.tree import Calibration
+from edgespec.drafters.cascade.variant import VARIANTS, Variant
 from edgespec.drafters.resident import Found, Search
 from edgespec.drafters.substitute import CopyFiles
 from edgespec.errors import ModelError

@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from edgespec.core.sampling import FloatArray, IntArray, Noise, Sampler
-from edgespec.core.schedule import TreeBudget
+from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
 from edgespec.drafters.cascade.exits import Exit
 from edgespec.drafters.cascade.inside import InsideForest
 from edgespec.drafters.cascade.tree import Calibration, RankedTree
+from edgespec.drafters.cascade.variant import Variant
 from edgespec.drafters.forest import Forest
 from edgespec.drafters.growth import DrawnChain
 from edgespec.errors import ModelError
-from edgespec.runtimes.base import TREE_ROWS
-
-if TYPE_CHECKING:
-    from edgespec.drafters.cascade.drafter import CascadeDrafter
+from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
 
 SCALED_ROWS = 8  # logits whose log-probabilities are worked out at a time: bounds the temporaries
 
@@ -38,11 +36,34 @@ class Claim:
     logprobs: FloatArray
 
 
+class Host(Protocol):
+    """The conversation's drafter, as its rounds know it."""
+
+    draft: Exit
+    verify: Exit | None
+    variant: Variant
+    calibrations: tuple[Calibration, Calibration]  # of the two
+    context: Context
+    claims: dict[int, list[Claim]]  # by slot: what was proposed to follow it
+
+    @property
+    def target(self) -> Target: ...
+
+    @property
+    def cache(self) -> KVCache: ...
+
+    def catch_up(self) -> None:
+        """Let the exits follow all that is committed. Raises Cancelled."""
+
+    def forget(self) -> None:
+        """Drop what is drafted."""
+
+
 class CascadeDrafting:
     """See `drafters.base.Drafting`. Steps beyond the budget's are shallow verifications, and what is drafted
     on from their corrections."""
 
-    def __init__(self, drafter: CascadeDrafter, forest: InsideForest, root: int, budget: TreeBudget) -> None:
+    def __init__(self, drafter: Host, forest: InsideForest, root: int, budget: TreeBudget) -> None:
         self.drafter, self.forest = drafter, forest
         self.ranked = RankedTree(root, budget.nodes, budget.depth)
         self.nodes: list[int] = []  # of the tree, by slot
@@ -139,7 +160,7 @@ class DrawnInside(DrawnChain):
 
     def __init__(
         self,
-        drafter: CascadeDrafter,
+        drafter: Host,
         forest: InsideForest,
         root: Root,
         budget: TreeBudget,
@@ -164,7 +185,7 @@ class _Draws:
     width = 1
     rows = TREE_ROWS
 
-    def __init__(self, drafter: CascadeDrafter, inside: InsideForest) -> None:
+    def __init__(self, drafter: Host, inside: InsideForest) -> None:
         self.drafter, self.inside, self.context = drafter, inside, drafter.context
         self.length, self.capacity = drafter.cache.length, drafter.cache.capacity
         self.position = self.length

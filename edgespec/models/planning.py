@@ -22,7 +22,7 @@ def choose_dial(options: EngineOptions, machine: Machine) -> int:
     dial = options.memory or machine.baseline + int(machine.available * FREE_SHARE)
     if dial > machine.total + 2**20:  # a cgroup's limit is cut to whole pages
         raise OptionError(
-            f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(machine.total)}; lower --memory"
+            f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(machine.total)}; lower memory="
         )
     return dial
 

@@ -1,0 +1,67 @@
+"""From a model's files to its open weights: find drafters, know the machine, plan, open."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from edgespec.config import EngineOptions
+from edgespec.devices.machine import Machine
+from edgespec.drafters.kinds import find_drafters
+from edgespec.drafters.resident import Resident, Search
+from edgespec.errors import DeviceError, OptionError
+from edgespec.models.planning import plan_engine
+from edgespec.offload.plan.plan import Plan
+from edgespec.progress import Progress, ProgressCallback
+from edgespec.runtimes.torch.open import open_target
+from edgespec.runtimes.torch.plan import measure_machine
+from edgespec.runtimes.torch.target import TorchTarget
+from edgespec.runtimes.torch.weights import Weights
+
+
+def load_model(
+    search: Search,
+    options: EngineOptions,
+    progress: ProgressCallback | None = None,
+    machine: Machine | None = None,
+) -> tuple[Plan, TorchTarget[Weights], list[Resident]]:
+    """Open a target and its drafters as planned for this machine (None = as it is measured now).
+
+    Raises what finding, planning and opening raise; nothing then stays open.
+    """
+    device = choose_device(options)
+    drafters = find_drafters(replace(search, device=device.type))
+    if progress is not None:  # disk, memory and matmuls: seconds at the first start, then remembered
+        progress(Progress("probe", 0, 1, "steps"))
+    machine = machine or measure_machine(search.files, device)
+    plan = plan_engine(search.files, options, machine, drafters)
+    total, done = plan.pinned_bytes + drafters.reads(plan), 0
+
+    def advance(nbytes: int) -> None:
+        nonlocal done
+        done += nbytes
+        if progress is not None:
+            progress(Progress("load", done, total, "bytes"))
+
+    target = open_target(search.files, plan, machine.read_settings, advance, device)
+    try:
+        return plan, target, drafters.open(target, plan, advance)
+    except BaseException:
+        target.weights.close()
+        raise
+
+
+def choose_device(options: EngineOptions) -> torch.device:
+    """The device that computes.
+
+    Raises DeviceError when it is missing, OptionError for device memory without a discrete accelerator.
+    """
+    available = torch.cuda.is_available()
+    name = "cpu" if options.device == "auto" else options.device  # CUDA only when asked: docs/architecture.md
+    if name == "cuda" and not available:
+        raise DeviceError("no CUDA device is available to this build of torch; use device=cpu")
+    discrete = name == "cuda" and not torch.cuda.get_device_properties(0).is_integrated
+    if options.device_memory is not None and not discrete:
+        raise OptionError("device_memory applies to a discrete accelerator; here one dial, memory, is all")
+    return torch.device(name)
