@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from edgespec.devices.files import replacing
 from edgespec.errors import OptionError, StorageError
 from edgespec.text.conversation import Message
 
@@ -46,15 +45,8 @@ def save(path: Path, messages: Sequence[Message], model: str) -> None:
     if len(data) > MAX_FILE_BYTES:
         raise StorageError(f"the chat has {len(data)} bytes; at most {MAX_FILE_BYTES} are saved")
     try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".chat-")
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(data)
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
+        with replacing(path, private=True, shared=True) as temporary:
+            temporary.write_bytes(data)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from None
 

@@ -14,7 +14,6 @@ import mmap
 import os
 import platform
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +23,9 @@ from typing import Any
 import numpy as np
 
 from edgespec.devices.disk import ReadSettings, forget, open_for_reading
+from edgespec.devices.files import read_bounded, replacing
 from edgespec.devices.probe import cpu_count, cpu_name, disk_of
+from edgespec.errors import EdgeSpecError
 
 VERSION = 1
 CACHE_LIMIT = 2**20  # bytes; a larger cache file is not ours
@@ -185,10 +186,8 @@ def _machine() -> str:
 def _load() -> dict[str, Any]:
     """All remembered figures, unchecked; {} when there are none or the file is not ours."""
     try:
-        with _cache_file().open("rb") as handle:
-            text = handle.read(CACHE_LIMIT + 1)
-        table = json.loads(text) if len(text) <= CACHE_LIMIT else None
-    except (OSError, RuntimeError, ValueError, RecursionError):  # RuntimeError: no home folder
+        table = json.loads(read_bounded(_cache_file(), CACHE_LIMIT))
+    except (EdgeSpecError, OSError, RuntimeError, ValueError, RecursionError):  # RuntimeError: no home folder
         return {}
     if not isinstance(table, dict) or table.get("version") != VERSION:
         return {}
@@ -202,14 +201,8 @@ def _store(key: str, figures: Any) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         path = _cache_file()
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as handle:
-                json.dump(table, handle, indent=1)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with replacing(path, private=True, shared=True) as temporary:
+            temporary.write_text(json.dumps(table, indent=1), encoding="utf-8")
 
 
 def _as_rate(value: Any) -> float | None:

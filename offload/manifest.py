@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from edgespec.devices.files import read_bounded
 from edgespec.errors import CorruptFileError, ModelError, UnsupportedModelError
 from edgespec.offload.chunks import (
     CHUNK_BYTES,
@@ -25,7 +26,7 @@ from edgespec.offload.chunks import (
     TensorSource,
     stored_bytes,
 )
-from edgespec.offload.strict_json import is_file_name, read_bounded
+from edgespec.offload.strict_json import is_file_name
 
 MANIFEST = "manifest.json"
 FORMAT = 2

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import CorruptFileError, ModelError, StorageError
+from edgespec.devices.files import read_bounded
+from edgespec.errors import CorruptFileError
 
 _DIGITS = 20  # of a whole number: 2^64 has 20
 
@@ -18,20 +19,6 @@ def read_object(path: Path, limit: int) -> dict[str, Any]:
     StorageError when it cannot be read.
     """
     return parse_object(read_bounded(path, limit), str(path))
-
-
-def read_bounded(path: Path, limit: int) -> bytes:
-    """The whole of a file of at most `limit` bytes. Raises like `read_object`."""
-    if not path.is_file():  # nor a pipe that would never end
-        raise ModelError(f"{path} is missing")
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(limit + 1)
-    except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror}") from None
-    if len(raw) > limit:
-        raise CorruptFileError(f"{path} is larger than {limit} bytes, more than such a file can need")
-    return raw
 
 
 def parse_object(raw: bytes, name: str) -> dict[str, Any]:

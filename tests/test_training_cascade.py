@@ -442,6 +442,20 @@ def test_records_say_how_many_tokens_the_loss_took() -> None:
     assert (CascadeOptions().top_k, CascadeOptions(loss="full").top_k) == (20, None)
 
 
+def test_text_that_is_too_little_can_be_added_to(model: Path, text: Path, tmp_path: Path) -> None:
+    """With the same --out, and even other options: what a failed run made is in nobody's way."""
+    little = tmp_path / "little.txt"
+    little.write_text("the fox")
+    for length in (64, 32):
+        with pytest.raises(OptionError, match="too few to train on"):
+            train(model, little, tmp_path / "out", replace(OPTIONS, length=length))
+    little.write_text(text.read_text())
+    reports = train(model, little, tmp_path / "out", replace(OPTIONS, steps=1))
+    assert reports
+    with pytest.raises(OptionError, match="made with another length"):
+        train(model, text.parent, tmp_path / "out", replace(OPTIONS, steps=1, length=32))
+
+
 def test_empty_data_is_refused_before_weights_are_read(model: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(OptionError, match=r"empty\.txt has no text"):

@@ -32,12 +32,15 @@ def pack_model(
 
     Streaming (at most 1 GB of memory), atomic, and resumable by the same call.
 
-    Raises OptionError (unknown precision, `model` is packed already, `out` is not empty, or holds another
-    model or precision), ModelError, StorageError (too little space, named before anything is written).
+    Raises OptionError (unknown precision, `model` is packed already, `out` is in its directory, is not empty,
+    or holds another model or precision), ModelError, StorageError (too little space, named before anything
+    is written).
     """
     path = resolve_model(model, progress)
     if is_store(path):
         raise OptionError(f"{path} is packed already; pack the checkpoint or GGUF file it was made from")
+    if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
+        raise OptionError(f"{out} is in the directory of the model that is packed; choose one outside {path}")
     checkpoint = read_gguf(path) if path.is_file() else read_checkpoint(path)
 
     def write(directory: Path, precision: str, beside: Mapping[str, bytes], also: int = 0) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import TemplateError
 from jinja2.nodes import Template
 
+from edgespec.devices.files import read_bounded
 from edgespec.errors import ModelError, OptionError
 from edgespec.text.template import parse, render
 from edgespec.text.template_budget import LimitError, text_bytes
@@ -123,7 +124,7 @@ def _read(path: Path) -> str:
     if (size := path.stat().st_size) > 4 * TEMPLATE_CHARACTERS:
         raise ModelError(f"{path} has {size} bytes; a chat template may have {4 * TEMPLATE_CHARACTERS}")
     try:
-        return path.read_text(encoding="utf-8")
+        return read_bounded(path, 4 * TEMPLATE_CHARACTERS).decode("utf-8")
     except UnicodeDecodeError:
         raise ModelError(f"{path} is not UTF-8 text") from None
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
+from edgespec.devices.files import read_bounded
 from edgespec.errors import OptionError, TokenizerError
-from edgespec.offload.strict_json import read_bounded
 from edgespec.text.chat_template import ChatTemplate, Message, read_templates
 from edgespec.text.decoding import steps
 from edgespec.text.tokenizer_file import MAX_BYTES, OWN_GROWTH, check_length, check_tokenizer_file
@@ -216,7 +216,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     _check_size(path, MAX_CONFIG_BYTES)
     try:
-        table = json.loads(path.read_bytes())
+        table = json.loads(read_bounded(path, MAX_CONFIG_BYTES))
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(table, dict):

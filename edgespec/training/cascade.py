@@ -188,9 +188,15 @@ def train_cascade(
             prepare(held_out, out / "held-out", 1 + HELD_OUT_TOKENS // HELD_OUT_REPLY)
         prepare(data, out / "data")
     workers.wait()
-    samples = Samples(Shards(out / "data"), files.config.vocab_size)
+    shards = Shards(out / "data")
+    samples = Samples(shards, files.config.vocab_size)
     if held_out is None:
-        train, test = split(samples, HELD_OUT_SHARE, HELD_OUT_TOKENS)
+        try:
+            train, test = split(samples, HELD_OUT_SHARE, HELD_OUT_TOKENS)
+        except OptionError:
+            if workers.first:
+                shards.forget()  # the text will be added to, and is then another
+            raise
         tests = [samples[int(i)] for i in test]
     else:
         others = Samples(Shards(out / "held-out"), files.config.vocab_size)

@@ -112,6 +112,9 @@ def _conversations(path: Path) -> Iterator[Passage]:
         if line.strip():
             try:
                 yield _passage(json.loads(line))
+            except json.JSONDecodeError as error:
+                fact = f"{error.msg} at character {error.pos + 1}"
+                raise OptionError(f"{path}: line {number}: not JSON: {fact}") from None
             except (ValueError, RecursionError) as error:
                 raise OptionError(f"{path}: line {number}: {error}") from None
 

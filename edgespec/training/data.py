@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
+from edgespec.devices.files import replacing
 from edgespec.errors import CorruptFileError, OptionError, StorageError
-from edgespec.offload.pack.weight_writer import replace
 from edgespec.offload.strict_json import read_object
 from edgespec.training.corpus import Sample
 
@@ -72,6 +72,11 @@ class Shards:
         for path in self.paths():
             path.unlink()
 
+    def forget(self) -> None:
+        """Remove all: whatever text is next, nothing here stands in its way."""
+        self.clear()
+        (self.directory / MANIFEST).unlink(missing_ok=True)
+
     def append(self, samples: Sequence[Sample], **more: Sequence[int]) -> None:
         """One more shard, with further int32 columns; a kill leaves all of it or nothing.
 
@@ -86,8 +91,8 @@ class Shards:
             **{name: np.asarray(values, np.int32) for name, values in more.items()},
         }
         try:
-            save_file(columns, path.with_suffix(".tmp"))
-            replace(path.with_suffix(".tmp"), path)
+            with replacing(path) as temporary:
+                save_file(columns, temporary)
         except (OSError, SafetensorError) as error:
             raise StorageError(
                 f"{path} cannot be written: {error}; free some space and start again"
@@ -278,9 +283,8 @@ def _load(path: Path) -> dict[str, Int32]:
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        replace(temporary, path)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
+from edgespec.devices.files import replacing
 from edgespec.errors import MissingExtraError
 from edgespec.training.trainer import read_log
 
@@ -54,6 +54,5 @@ def plot_log(log: Path, path: Path) -> None:
         axes.grid(alpha=0.3)
         if names:
             axes.legend()
-    temporary = path.with_name(path.name + ".tmp")
-    figure.savefig(temporary, format="png", dpi=120)
-    os.replace(temporary, path)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)

@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from edgespec.devices.files import replacing
 from edgespec.errors import CorruptFileError, OptionError, StorageError, TrainingError
-from edgespec.offload.pack.weight_writer import replace
 from edgespec.training.optimizer import AdamW, Optimizer
 from edgespec.training.workers import Workers
 
@@ -235,10 +235,9 @@ class Trainer:
             "batches": self.batches.state,
             "identity": self.identity,
         }
-        temporary = path.with_suffix(".tmp")
         try:
-            save_file(self.optimizer.state(), temporary, metadata={"facts": json.dumps(facts)})
-            replace(temporary, path)
+            with replacing(path) as temporary:
+                save_file(self.optimizer.state(), temporary, metadata={"facts": json.dumps(facts)})
         except (OSError, SafetensorError) as error:
             raise StorageError(f"{path} cannot be written: {error}; free some space, then resume") from None
 

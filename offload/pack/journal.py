@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgespec.offload.pack.weight_writer import sync_path
+from edgespec.devices.files import sync_path
 
 JOURNAL = "journal.txt"
 _LINE = re.compile(r"[0-9a-f]{16}")

@@ -10,13 +10,13 @@ import contextlib
 import errno
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from edgespec.devices.files import held, sync_path
 from edgespec.errors import OptionError, StorageError
 from edgespec.offload.chunk_store import is_store
 from edgespec.offload.chunks import StreamOrder
@@ -25,15 +25,11 @@ from edgespec.offload.pack.journal import JOURNAL, Journal, journal_key
 from edgespec.offload.pack.layout import FILE_BYTES, Layout, lay_out
 from edgespec.offload.pack.units import write_units
 from edgespec.offload.pack.verify import verify
-from edgespec.offload.pack.weight_writer import sync_path
 from edgespec.offload.plan.ledger import gigabytes
 
 __all__ = ["PRECISIONS", "pack", "verify"]
 
 PRECISIONS = ("source", "bf16", "int8", "int4")
-
-if sys.platform != "win32":
-    import fcntl
 
 
 def pack(
@@ -76,7 +72,7 @@ def pack(
         if _is_finished(out_dir):
             return
         work.mkdir(parents=True, exist_ok=True)
-        with _locked(work):
+        with held(work):
             journal = _resume(work, _key(layout, source_digest), layout, notify or (lambda _: None))
             _check_space(work, journal, layout.nbytes + sum(map(len, beside.values())) + also)
             write_units(layout, work, journal, progress or (lambda done, total: None))
@@ -100,14 +96,7 @@ def pack(
             sync_path(out_dir.parent)
             (out_dir / JOURNAL).unlink()
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise StorageError(
-                f"the disk of {work} is full ({gigabytes(layout.nbytes)} are needed in all); free some "
-                "space and run the same command again, it goes on where it stopped"
-            ) from None
-        raise StorageError(
-            f"packing to {work} failed: {error}; the same command goes on from here"
-        ) from error
+        raise _failed(work, layout, error) from error
 
 
 def check_precision(precision: str) -> None:
@@ -130,20 +119,22 @@ def _is_finished(out_dir: Path) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def _locked(work: Path) -> Iterator[None]:
-    """Only one process packs into a directory."""
-    if sys.platform == "win32":
-        yield
-        return
-    descriptor = os.open(work, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise StorageError(f"another process is packing into {work}; wait for it or stop it") from None
-    finally:
-        os.close(descriptor)
+def _failed(work: Path, layout: Layout, error: OSError) -> StorageError:
+    """What to tell the user; only what was begun can be gone on with."""
+    if isinstance(error, BlockingIOError):
+        return StorageError(f"another process is packing into {work}; wait for it or stop it")
+    if error.errno == errno.ENOSPC:
+        return StorageError(
+            f"the disk of {work} is full ({gigabytes(layout.nbytes)} are needed in all); free some "
+            "space and run the same command again, it goes on where it stopped"
+        )
+    begun = False
+    with contextlib.suppress(OSError):
+        begun = journal_key(work) is not None
+    denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    mend = "check its permissions" if denied else "check the disk"
+    then = "the same command then goes on from here" if begun else "or choose another directory"
+    return StorageError(f"packing to {work} failed: {error}; {mend}, {then}")
 
 
 def _key(layout: Layout, source_digest: str) -> str:

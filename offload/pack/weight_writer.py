@@ -74,21 +74,3 @@ class WeightWriter:
 
         def _write(self, offset: int, data: memoryview) -> int:
             return os.pwrite(self._descriptor, data, offset)
-
-
-def replace(temporary: Path, path: Path) -> None:
-    """Give a finished file its name: after a power cut there is the old one, or all of the new one."""
-    sync_path(temporary)
-    os.replace(temporary, path)
-    sync_path(path.parent)
-
-
-def sync_path(path: Path) -> None:
-    """A small file's content, or a directory's entries, are on the disk when this returns."""
-    if sys.platform == "win32" and path.is_dir():
-        return  # no such call there
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows asks for it
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

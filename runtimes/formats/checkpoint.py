@@ -12,10 +12,11 @@ from pathlib import Path
 
 import xxhash
 
+from edgespec.devices.files import read_bounded
 from edgespec.errors import CorruptFileError, ModelError, StorageError, UnsupportedModelError
 from edgespec.offload.chunks import PAGE, StreamOrder, TensorSource
 from edgespec.offload.safetensors_header import read_header
-from edgespec.offload.strict_json import is_file_name, parse_object, read_bounded, read_object
+from edgespec.offload.strict_json import is_file_name, parse_object, read_object
 from edgespec.runtimes.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, from_hf
 
 WEIGHTS = "model.safetensors"

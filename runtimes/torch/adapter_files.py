@@ -19,13 +19,13 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
+from edgespec.devices.files import read_bounded, replacing
 from edgespec.errors import CorruptFileError, ModelError, StorageError, UnsupportedModelError
 from edgespec.kernels.matmul import typed
 from edgespec.offload.chunks import TensorSource
-from edgespec.offload.pack.weight_writer import replace
 from edgespec.offload.reader import DirectFile
 from edgespec.offload.safetensors_header import read_header
-from edgespec.offload.strict_json import is_file_name, parse_object, read_bounded
+from edgespec.offload.strict_json import is_file_name, parse_object
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.adapter import CPU, Adapter, parameter_shapes
@@ -128,6 +128,8 @@ def describe_adapters(directory: Path, files: ModelFiles, fitting: bool = True) 
     """
     path = Path(directory) / MANIFEST
     if not path.is_file():
+        if not Path(directory).exists():
+            raise ModelError(f"{directory} does not exist; name a directory of adapters")
         raise ModelError(f"{directory} has no {MANIFEST}; train adapters with `edgespec train cascade`")
     raw = read_bounded(path, _LIMIT)
     parse_object(raw, str(path))  # names no key twice
@@ -205,12 +207,12 @@ def save_adapters(
         for role, adapter, training in adapters:
             name = f"{role}-{adapter.depth}.safetensors"
             state = {k: p.detach().to("cpu", dtype).contiguous() for k, p in adapter.named_parameters()}
-            save_file(state, directory / f"{name}.tmp", metadata={"format": "pt"})
-            replace(directory / f"{name}.tmp", directory / name)
+            with replacing(directory / name) as temporary:
+                save_file(state, temporary, metadata={"format": "pt"})
             records.append(AdapterRecord(role, adapter.depth, name, dict(training)))
         manifest = AdapterManifest(FORMAT, "cascade", target_record(files), records)
         text = json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n"
-        (directory / f"{MANIFEST}.tmp").write_text(text, encoding="utf-8")
-        replace(directory / f"{MANIFEST}.tmp", directory / MANIFEST)
+        with replacing(directory / MANIFEST) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror}") from None

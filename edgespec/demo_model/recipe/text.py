@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 
 from edgespec.demo_model.recipe.dialogue import conversation
 from edgespec.demo_model.recipe.draw import HELD_OUT, TRAINING, Split
+from edgespec.devices.files import replacing
 
 
 def messages(seed: str, split: Split = TRAINING) -> list[dict[str, str]]:
@@ -34,11 +34,9 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true", help="what the demo model was not trained on")
     options = parser.parse_args()
     split = HELD_OUT if options.held_out else TRAINING
-    partial = options.file.with_name(options.file.name + ".tmp")
-    with partial.open("w", encoding="utf-8") as out:
+    with replacing(options.file) as partial, partial.open("w", encoding="utf-8") as out:
         for i in range(options.conversations):
             out.write(json.dumps({"messages": messages(f"text {options.seed} {i}", split)}) + "\n")
-    os.replace(partial, options.file)
 
 
 if __name__ == "__main__":
