@@ -1,7 +1,7 @@
 """CATS beside Kangaroo: tokens per cycle of every variant, and the speed that makes of a big model.
 
-    python benchmarks/cascade.py --small edgespec/demo_model --adapters edgespec/demo_model/cascade
-    python benchmarks/cascade.py ... --target models/7b-inflated --target-adapters models/7b-adapters
+    python -m benchmarks.cascade --small edgespec/demo_model --adapters edgespec/demo_model/cascade
+    python -m benchmarks.cascade ... --target models/7b-inflated --target-adapters models/7b-adapters
 
 All variants have the same target, adapters, prompts and pinned layers; drafts are always g steps deep, so
 that a cycle gives g + 1 tokens at most. Tokens per cycle are the small model's, for every variant, g and
@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
 
-from cascade_tables import COPY, VARIANTS, length_key, lengths, plot, replies, speeds
-from common import Row, arguments, compile_checkout, format_bytes, sizes
-from draft_worker import DraftWorker, open_worker, recorded, timed
-from drafting_parts import LONGEST, SMALL_MEMORY
-from held_out import prompts, text_prompts
-from store import Store
+from benchmarks.cascade_tables import COPY, VARIANTS, length_key, lengths, plot, replies, speeds
+from benchmarks.common import Row, arguments, compile_checkout, format_bytes, sizes
+from benchmarks.draft_worker import DraftWorker, open_worker, recorded, timed
+from benchmarks.drafting_parts import LONGEST, SMALL_MEMORY
+from benchmarks.held_out import prompts, text_prompts
+from benchmarks.store import Store
 
 CONTEXT = 384  # positions of the big model's cache: room for the longest prompt and reply here
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from common import Report, Row, format_bytes, spread
-from held_out import described
+
+from benchmarks.common import Report, Row, format_bytes, spread
+from benchmarks.held_out import described
 
 if TYPE_CHECKING:
-    from cascade import Bench
+    from benchmarks.cascade import Bench
 
 VARIANTS = ("kangaroo", "chain", "kangaroo-tree", "tree", "deep", "deep-tree")
 COPY = "substitute"  # a low-bit copy of the streamed layers verifies in place of an adapter: `tree` with it

@@ -7,8 +7,17 @@ import subprocess
 import sys
 import time
 
-from common import Report, Row, arguments, compile_checkout, edgespec_command, environment, interleave, spread
-from page_cache import drop_caches
+from benchmarks.common import (
+    Report,
+    Row,
+    arguments,
+    compile_checkout,
+    edgespec_command,
+    environment,
+    interleave,
+    spread,
+)
+from benchmarks.page_cache import drop_caches
 
 
 def timed(command: list[str]) -> Row:

@@ -24,10 +24,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-REPO = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPO))  # measure this checkout, installed or not
+from edgespec.values import format_bytes, parse_bytes
 
-from edgespec.values import format_bytes, parse_bytes  # noqa: E402
+REPO = Path(__file__).resolve().parents[1]
 
 __all__ = [
     "REPO",

@@ -21,9 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import Row
-from held_out import repetition
-from worker import Worker
+from benchmarks.common import Row
+from benchmarks.held_out import repetition
+from benchmarks.worker import Worker
 
 NODES = 64
 
@@ -31,7 +31,7 @@ NODES = 64
 class DraftWorker(Worker):
     """The parent's side."""
 
-    script = __file__
+    script = "benchmarks.draft_worker"
 
     def run(self, prompt: list[int], tokens: int, mode: Row, **more: Any) -> Row:
         """One reply; raises RuntimeError when it failed."""
@@ -69,8 +69,7 @@ def timed(reply: Row) -> list[Row]:
 
 
 def main() -> None:
-    from set_acceptance import SetAcceptance, Wrong
-
+    from benchmarks.set_acceptance import SetAcceptance, Wrong
     from edgespec.config import EngineOptions, GenerationOptions
     from edgespec.control.controller import Fixed
     from edgespec.core.schedule import TreeBudget

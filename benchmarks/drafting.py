@@ -1,6 +1,6 @@
 """Is drafting worth it? Speed of every drafter over plain streaming at the same dial, and when it fails.
 
-    python benchmarks/drafting.py --small DEMO --draft-small DRAFT --target models/7b-inflated \\
+    python -m benchmarks.drafting --small DEMO --draft-small DRAFT --target models/7b-inflated \\
         --draft models/0.5b-inflated --dials 8GB,4GB
 
 The target is the small model inflated (`inflate.py`), so a cycle costs a big model's and is accepted like the
@@ -23,11 +23,11 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import arguments, compile_checkout, edgespec_command, environment, format_bytes, sizes
-from drafting_parts import Bench
-from drafting_tables import print_tables
-from shapes import models_dir
-from store import Store
+from benchmarks.common import arguments, compile_checkout, edgespec_command, environment, format_bytes, sizes
+from benchmarks.drafting_parts import Bench
+from benchmarks.drafting_tables import print_tables
+from benchmarks.models.shapes import models_dir
+from benchmarks.store import Store
 
 PARTS = ("tokens", "cycles", "curve", "replies", "nodes", "adversarial")
 

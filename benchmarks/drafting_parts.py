@@ -8,14 +8,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common import Row, format_bytes
-from draft_worker import DraftWorker, open_worker, recorded, timed
-from held_out import noise, prompts, stories
-from speed_model import Costs, best_steps, medians
-from store import Store
+from benchmarks.common import Row, format_bytes
+from benchmarks.draft_worker import DraftWorker, open_worker, recorded, timed
+from benchmarks.held_out import noise, prompts, stories
+from benchmarks.speed_model import Costs, best_steps, medians
+from benchmarks.store import Store
 
 if TYPE_CHECKING:
-    from drafting import Arm
+    from benchmarks.drafting import Arm
 
 STEPS = (1, 2, 3, 4, 6, 8, 12, 16)  # of drafting
 LOOK = (2, 4, 8, 16)  # lengths of chains through whose costs lines are drawn

@@ -1,6 +1,6 @@
 """Drafted decoding beside llama.cpp's: the same weights, prompt and memory cgroup, run in turn.
 
-    python benchmarks/drafting_peers.py --target models/7b-inflated --draft models/0.5b-inflated \\
+    python -m benchmarks.drafting_peers --target models/7b-inflated --draft models/0.5b-inflated \\
         --copy models/7b-inflated-int4
 
 llama-cpp-python offers prompt lookup, and an interface for draft models (`peers/run_llama_cpp_drafted.py`);
@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common import Report, arguments, generate_command, sizes
-from held_out import stories
-from make_gguf import ensure_gguf
-from peers import PEERS, run_rounds, versions
 from tokenizers import Tokenizer
+
+from benchmarks.common import Report, arguments, generate_command, sizes
+from benchmarks.held_out import stories
+from benchmarks.models.make_gguf import ensure_gguf
+from benchmarks.peers import PEERS, run_rounds, versions
 
 NAMES = (
     "edgespec",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from common import Report, Row, format_bytes, spread
-from drafting_parts import LOOK, PROBABILITIES, STEPS, Bench
-from held_out import described
-from speed_model import Costs, best_steps, expected_tokens
+from benchmarks.common import Report, Row, format_bytes, spread
+from benchmarks.drafting_parts import LOOK, PROBABILITIES, STEPS, Bench
+from benchmarks.held_out import described
+from benchmarks.speed_model import Costs, best_steps, expected_tokens
 
 if TYPE_CHECKING:
-    from drafting import Arm
+    from benchmarks.drafting import Arm
 
 
 def print_tables(bench: Bench) -> None:

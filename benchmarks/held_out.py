@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import common  # noqa: F401 (puts this checkout on the path)
 from tokenizers import Tokenizer
 
 from edgespec.demo_model.recipe.dialogue import conversation

@@ -1,6 +1,6 @@
 """Matmuls of a tree's rows with bf16, int8 and int4 weights: time, and gigabytes of weights a second.
 
-    python benchmarks/kernels.py [--shapes 4096x4096,11008x4096] [--rows 1,8,64,256] [--device cuda]
+    python -m benchmarks.kernels [--shapes 4096x4096,11008x4096] [--rows 1,8,64,256] [--device cuda]
 
 Weights are rotated through more memory than the caches hold. On a CPU `unpacked` is what machines without an
 exact int8 matmul do: tiles of dequantised weights; `for drafting` is int4 as the substitute keeps it.
@@ -14,10 +14,10 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from common import Report, Row, arguments, interleave, median_ratio, spread
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.common import Report, Row, arguments, interleave, median_ratio, spread
 from edgespec.kernels.cpu import matmul_dtype, multiply
 from edgespec.kernels.matmul import Block, linear
 from edgespec.kernels.quantize import quantize_int4, quantize_int8

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from cgroup import CgroupUnavailable
-from common import (
+from benchmarks.cgroup import CgroupUnavailable
+from benchmarks.common import (
     PROMPT,
     Report,
     Row,
@@ -30,12 +30,12 @@ from common import (
     spread,
     tail,
 )
-from make_model import ensure_model
-from measure import run
-from page_cache import drop_caches
-from raw_rates import best_read_threads, direct_read_rate
-from repeat_layers import repeat_layers
-from shapes import get_shape, models_dir
+from benchmarks.measure import run
+from benchmarks.models.make_model import ensure_model
+from benchmarks.models.repeat_layers import repeat_layers
+from benchmarks.models.shapes import get_shape, models_dir
+from benchmarks.page_cache import drop_caches
+from benchmarks.raw_rates import best_read_threads, direct_read_rate
 
 
 def ensure_large(name: str, distinct: int) -> Path:

@@ -1,6 +1,6 @@
 """Run a command in a fresh memory cgroup and report everything it cost.
 
-    python benchmarks/measure.py --memory 2GB --watch models/7b-bf16 -- edgespec generate models/7b-bf16 ...
+    python -m benchmarks.measure --memory 2GB --watch models/7b-bf16 -- edgespec generate models/7b-bf16 ...
 
 The peak counts the page cache. With a limit, swap is off inside the cgroup, and a run that met its limit
 says so, because a kernel that reclaims page cache to stay below the limit kills nobody.
@@ -22,8 +22,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from cgroup import Cgroup, CgroupUnavailable, fresh_cgroup
-from page_cache import cached_bytes, files_under
+from benchmarks.cgroup import Cgroup, CgroupUnavailable, fresh_cgroup
+from benchmarks.page_cache import cached_bytes, files_under
 
 SAMPLE_SECONDS = 0.2
 LARGEST_CHARGE = 4 * 2**20  # a charge is at most a huge page (2 MiB) and the batches of the CPUs
@@ -156,7 +156,7 @@ def _sample(
 
 
 def main() -> None:
-    from common import parse_bytes
+    from benchmarks.common import parse_bytes
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--memory", type=parse_bytes, help="limit, e.g. 2GB; none without")

@@ -12,8 +12,8 @@ import statistics
 from functools import partial
 from pathlib import Path
 
-from cgroup import CgroupUnavailable
-from common import (
+from benchmarks.cgroup import CgroupUnavailable
+from benchmarks.common import (
     PROMPT,
     Report,
     Row,
@@ -25,9 +25,9 @@ from common import (
     interleave,
     sizes,
 )
-from make_model import ensure_model
-from measure import Usage, run
-from page_cache import drop_caches
+from benchmarks.measure import Usage, run
+from benchmarks.models.make_model import ensure_model
+from benchmarks.page_cache import drop_caches
 
 LONG_PROMPT = (PROMPT * 500)[:500]  # at most 501 tokens of the made models' tokenizer
 

@@ -11,8 +11,8 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from cgroup import CgroupUnavailable
-from common import (
+from benchmarks.cgroup import CgroupUnavailable
+from benchmarks.common import (
     Report,
     Row,
     arguments,
@@ -24,10 +24,10 @@ from common import (
     parse_bytes,
     spread,
 )
-from make_model import ensure_model
-from measure import run
-from page_cache import drop_caches, files_under
-from raw_rates import best_read_threads, direct_copy_rate, direct_read_rate, direct_write_rate
+from benchmarks.measure import run
+from benchmarks.models.make_model import ensure_model
+from benchmarks.page_cache import drop_caches, files_under
+from benchmarks.raw_rates import best_read_threads, direct_copy_rate, direct_read_rate, direct_write_rate
 
 LIMIT = 10**9
 

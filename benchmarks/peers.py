@@ -1,6 +1,6 @@
 """Plain decoding beside other runtimes: the same weights, prompt and memory cgroup, run in turn.
 
-    python benchmarks/peers.py --peer-python /opt/peers/bin/python
+    python -m benchmarks.peers --peer-python /opt/peers/bin/python
 
 The peers' virtual environment needs llama-cpp-python, accelerate, transformers, airllm and torch. Each run is
 a process of its own, from cold weights, in a cgroup limited to the dial; a run that fails shows its error.
@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from cgroup import CgroupUnavailable
-from common import (
+from benchmarks.cgroup import CgroupUnavailable
+from benchmarks.common import (
     PROMPT,
     Report,
     Row,
@@ -34,10 +34,10 @@ from common import (
     spread,
     tail,
 )
-from make_model import ensure_model
-from measure import run
-from page_cache import drop_caches
-from tokenizer import vocabulary
+from benchmarks.measure import run
+from benchmarks.models.make_model import ensure_model
+from benchmarks.models.tokenizer import vocabulary
+from benchmarks.page_cache import drop_caches
 
 PEERS = Path(__file__).parent / "peers"
 
@@ -101,7 +101,7 @@ class Arms:
     def prepare(self, names: list[str]) -> None:
         """Make the files that the arms read, each once."""
         if any(name.startswith("llama.cpp") for name in names) and not self.gguf.exists():
-            from make_gguf import ensure_gguf
+            from benchmarks.models.make_gguf import ensure_gguf
 
             ensure_gguf(self.model, fp16=True)
         if any("Q4" in name for name in names) and not self.q4.exists():

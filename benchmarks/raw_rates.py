@@ -2,7 +2,7 @@
 
 Deliberately no code of the engine's: these are what it is compared with.
 
-    python benchmarks/raw_rates.py models/7b-bf16
+    python -m benchmarks.raw_rates models/7b-bf16
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from page_cache import files_under
+from benchmarks.page_cache import files_under
 
 REQUEST = 4 * 2**20  # bytes of one direct read or write
 # Memory that requests rotate through. Weights land in memory, so the reference does, too: into 8 MB, which

@@ -10,10 +10,19 @@ import json
 import statistics
 from pathlib import Path
 
-from common import Report, Row, arguments, format_bytes, interleave, median_ratio, parse_bytes, spread
-from make_model import ensure_model
-from raw_rates import MemoryRead
-from worker import Worker, cycles
+from benchmarks.common import (
+    Report,
+    Row,
+    arguments,
+    format_bytes,
+    interleave,
+    median_ratio,
+    parse_bytes,
+    spread,
+)
+from benchmarks.models.make_model import ensure_model
+from benchmarks.raw_rates import MemoryRead
+from benchmarks.worker import Worker, cycles
 
 
 def weight_bytes(model: Path) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import common  # noqa: F401 (puts this checkout on the path)
 import numpy as np
 
 from edgespec.config import GenerationOptions

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from common import Row
+from benchmarks.common import Row
 
 
 @dataclass(frozen=True)

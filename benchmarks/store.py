@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common import Row, machine
+from benchmarks.common import Row, machine
 
 
 class Store:

@@ -11,10 +11,20 @@ import statistics
 from functools import partial
 from pathlib import Path
 
-from common import Report, Row, arguments, format_bytes, interleave, median_ratio, parse_bytes, sizes, spread
-from make_model import ensure_model
-from raw_rates import best_read_threads, direct_read_rate
-from worker import Worker, cycles
+from benchmarks.common import (
+    Report,
+    Row,
+    arguments,
+    format_bytes,
+    interleave,
+    median_ratio,
+    parse_bytes,
+    sizes,
+    spread,
+)
+from benchmarks.models.make_model import ensure_model
+from benchmarks.raw_rates import best_read_threads, direct_read_rate
+from benchmarks.worker import Worker, cycles
 
 
 class RawReads:

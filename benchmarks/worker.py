@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from common import PROMPT, Row, environment
-from measure import process_io
+from benchmarks.common import PROMPT, Row, environment
+from benchmarks.measure import process_io
 
 SETTLED_SECONDS = 0.3
 
@@ -27,11 +27,12 @@ W = TypeVar("W", bound="Worker")
 class Worker:
     """The parent's side."""
 
-    script = __file__  # of the child's
+    script = "benchmarks.worker"  # the child
 
     def __init__(self, model: Path, memory: int, drafter: str = "none", *options: str) -> None:
         command = [
             sys.executable,
+            "-m",
             self.script,
             str(model),
             "--memory",

@@ -9,27 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-if not BENCHMARKS.is_dir():
+if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
     pytest.skip("benchmarks/ is not part of an installed package", allow_module_level=True)
-sys.path.insert(0, str(BENCHMARKS))
 
-import cgroup  # noqa: E402
-import common  # noqa: E402
-import make_model  # noqa: E402
-import measure  # noqa: E402
-import repeat_layers  # noqa: E402
-import tokenizer  # noqa: E402
-from held_out import repetition  # noqa: E402
-from set_acceptance import SetAcceptance, Wrong  # noqa: E402
-from shapes import Shape, get_shape  # noqa: E402
-from speed_model import Costs, best_steps, expected_tokens  # noqa: E402
-from store import Store  # noqa: E402
-
-from edgespec.core.acceptance import Outcome  # noqa: E402
-from edgespec.core.schedule import Context, TreeBudget  # noqa: E402
-from edgespec.core.tree import TokenTree  # noqa: E402
-from edgespec.drafters.base import Drafting, Root  # noqa: E402
+from benchmarks import cgroup, common, measure
+from benchmarks.held_out import repetition
+from benchmarks.models import checkpoint, make_model, repeat_layers, tokenizer
+from benchmarks.models.shapes import Shape, get_shape
+from benchmarks.set_acceptance import SetAcceptance, Wrong
+from benchmarks.speed_model import Costs, best_steps, expected_tokens
+from benchmarks.store import Store
+from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.tree import TokenTree
+from edgespec.drafters.base import Drafting, Root
 
 TINY = Shape(layers=3, hidden=64, ffn=160, heads=4, kv_heads=2, vocab=300, head_dim=16, context=128)
 
@@ -67,7 +60,7 @@ def test_no_two_tensors_are_alike(tiny: Path) -> None:
 def test_shards_are_bounded_and_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from safetensors import safe_open
 
-    monkeypatch.setattr(make_model, "SHARD_BYTES", 100_000)
+    monkeypatch.setattr(checkpoint, "SHARD_BYTES", 100_000)
     make_model.make_model(tmp_path / "m", TINY)
     files = sorted((tmp_path / "m").glob("*.safetensors"))
     assert len(files) > 2
@@ -80,10 +73,10 @@ def test_shards_are_bounded_and_complete(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_failed_write_leaves_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: make_model.FlushedFile, data: object) -> None:
+    def full(self: checkpoint.FlushedFile, data: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(make_model.FlushedFile, "write", full)
+    monkeypatch.setattr(checkpoint.FlushedFile, "write", full)
     with pytest.raises(OSError, match="No space"):
         make_model.make_model(tmp_path / "m", TINY)
     assert not (tmp_path / "m").exists()

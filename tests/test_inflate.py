@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,33 +12,29 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-if not BENCHMARKS.is_dir():
+if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
     pytest.skip("benchmarks/ is not part of an installed package", allow_module_level=True)
-sys.path.insert(0, str(BENCHMARKS))
 
-from inflate import Inflation, Source, inflate  # noqa: E402
-from inflate_adapters import inflate_adapters  # noqa: E402
-from shapes import Shape  # noqa: E402
-
-from edgespec.core.acceptance import Greedy  # noqa: E402
-from edgespec.core.batch import prefill  # noqa: E402
-from edgespec.core.decode import decode  # noqa: E402
-from edgespec.core.passes import LocalVerifier  # noqa: E402
-from edgespec.core.sampling import Noise  # noqa: E402
-from edgespec.kernels.quantize import (  # noqa: E402
+from benchmarks.models.inflate import Inflation, Source, inflate, inflate_adapters
+from benchmarks.models.shapes import Shape
+from edgespec.core.acceptance import Greedy
+from edgespec.core.batch import prefill
+from edgespec.core.decode import decode
+from edgespec.core.passes import LocalVerifier
+from edgespec.core.sampling import Noise
+from edgespec.kernels.quantize import (
     dequantize_int4,
     dequantize_int8,
     quantize_int4,
     quantize_int8,
 )
-from edgespec.runtimes.base import Rows  # noqa: E402
-from edgespec.runtimes.formats.describe import describe_model  # noqa: E402
-from edgespec.runtimes.torch.adapter_files import describe_adapters  # noqa: E402
-from edgespec.runtimes.torch.target import TorchTarget  # noqa: E402
-from edgespec.schedules.serial import Plain  # noqa: E402
-from tests.test_cascade import train  # noqa: E402
-from tests.tiny import open_tiny, run_tree, write_checkpoint  # noqa: E402
+from edgespec.runtimes.base import Rows
+from edgespec.runtimes.formats.describe import describe_model
+from edgespec.runtimes.torch.adapter_files import describe_adapters
+from edgespec.runtimes.torch.target import TorchTarget
+from edgespec.schedules.serial import Plain
+from tests.test_cascade import train
+from tests.tiny import open_tiny, run_tree, write_checkpoint
 
 # Four times as wide, heads four times as large, one key-value head a query head, more of everything.
 BIG = Shape(layers=8, hidden=256, ffn=400, heads=12, kv_heads=12, vocab=400, head_dim=64)

@@ -1,7 +1,5 @@
 """A deep model from a shallow packed one: its layers again and again, each byte on disk once.
 
-    python benchmarks/repeat_layers.py models/70b-4layers-packed models/70b-packed 80
-
 The weight files get one hard link for each repetition, and the manifest's chunk table names another
 repetition's tensors in each. To whatever reads the store it is an 80-layer model of 138 GB; its text is
 nonsense, as with all random weights, but bytes, shapes and arithmetic are those of the real size.
@@ -13,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +48,8 @@ def repeat_layers(source: Path, target: Path, layers: int) -> None:
             if record["tensor"].startswith("model.layers."):
                 place = {"tensor": renamed(record["tensor"], shift), "file": record["file"] + first}
                 small.append({**record, **place})
-    chunks += [
-        {**chunk, "layer": layers} for chunk in weights["chunks"] if chunk["layer"] == depth
-    ]  # the head
+    head = [{**chunk, "layer": layers} for chunk in weights["chunks"] if chunk["layer"] == depth]
+    chunks += head
     weights.update(chunks=chunks, small=small, layers=layers)
     manifest["sets"] = {"target": weights}
     manifest["files"] = linked
@@ -61,16 +57,7 @@ def repeat_layers(source: Path, target: Path, layers: int) -> None:
     (partial / "manifest.json").write_text(json.dumps(manifest))
     for name in manifest["beside"]:
         shutil.copy(source / name, partial / name)
-    config = (
-        json.loads((partial / "config.json").read_text()) if "config.json" in manifest["beside"] else None
-    )
-    if config is not None:
-        config["num_hidden_layers"] = layers
+    if "config.json" in manifest["beside"]:
+        config = {**json.loads((partial / "config.json").read_text()), "num_hidden_layers": layers}
         (partial / "config.json").write_text(json.dumps(config, indent=1))
     partial.rename(target)
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 4:
-        raise SystemExit(f"usage: {Path(sys.argv[0]).name} PACKED_DIRECTORY NEW_DIRECTORY LAYERS")
-    repeat_layers(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

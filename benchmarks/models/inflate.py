@@ -1,6 +1,10 @@
 """Enlarge a small trained Llama-style model to a big shape without changing what it computes.
 
-    python benchmarks/inflate.py edgespec/demo_model models/7b-inflated --shape 7b
+    python -m benchmarks.models.inflate edgespec/demo_model models/7b-inflated --shape 7b
+    python -m benchmarks.models.inflate edgespec/demo_model models/7b-inflated --shape 7b \\
+        --adapters edgespec/demo_model/cascade models/7b-adapters
+
+With --adapters an inflated model's cascade adapters are written instead.
 
 The result has the big shape's bytes and arithmetic and the small model's text, so speed and acceptance can be
 measured on one model. What is added has no effect. It is filled with numbers drawn from the small model's own
@@ -22,6 +26,9 @@ those of the small one, as long as no group mixes real and added columns. (In th
 columns a head, groups hold 32 real numbers and 32 like them.) Zeros stay zeros. A low-bit *substitute* of the
 inflated model is thus accepted as often as the small model's own low-bit copy: less often than a real 7B's,
 because rounding hurts small models more.
+
+An adapter is an attention block and two norms, so the same construction fits it. One behind m of n layers
+lies behind about m L / n of L: the residual stream there is the one behind the m-th real layer.
 """
 
 from __future__ import annotations
@@ -29,24 +36,24 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import common  # noqa: F401 (puts this checkout on the path)
 import torch
-from enlarge import FILLED, SILENT, ZERO, Guard, Matrix, Spread, filler, head_maps
-from make_model import FlushedFile, safetensors_header, shards
 from safetensors import safe_open
-from shapes import SHAPES, Shape, get_shape
 from torch import Tensor
 
+from benchmarks.models.checkpoint import made_whole, write_checkpoint
+from benchmarks.models.enlarge import FILLED, SILENT, ZERO, Guard, Matrix, Spread, filler, head_maps
+from benchmarks.models.shapes import SHAPES, Shape, get_shape
 from edgespec.errors import EdgeSpecError
 from edgespec.runtimes.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, from_hf
+from edgespec.runtimes.formats.describe import describe_model
+from edgespec.runtimes.torch.adapter import Adapter
+from edgespec.runtimes.torch.adapter_files import Role, describe_adapters, save_adapters
 
-ENCODINGS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 SIZES = (  # entries of config.json that are the big shape's own
     "num_hidden_layers",
     "hidden_size",
@@ -219,54 +226,69 @@ class Inflation:
 def inflate(source: Path, directory: Path, shape: Shape, seed: int = 0) -> None:
     """Write the big model to `directory`; it appears there only when it is complete.
 
-    Raises SystemExit when the shapes do not go together.
+    Raises SystemExit when the shapes do not go together, or the disk is too full.
     """
     inflation = Inflation(Source(source), shape, seed)
-    partial = directory.with_name(directory.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    width = inflation.dtype.itemsize
-    parts = shards(shape, width)
-    index: dict[str, str] = {}
-    for number, part in enumerate(parts, 1):
-        file = "model.safetensors" if len(parts) == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
-        tensors = dict(sorted(part.items()))
-        with FlushedFile(partial / file) as out:
-            out.write(safetensors_header(tensors, ENCODINGS[inflation.small.dtype], width))
-            for name, dims in tensors.items():
-                index[name] = file
-                for block in inflation.blocks(name, dims):
-                    out.write(block.view(torch.uint8).numpy())
-    if len(parts) > 1:
-        table = {"metadata": {"total_size": width * shape.parameters()}, "weight_map": index}
-        (partial / "model.safetensors.index.json").write_text(json.dumps(table, indent=1))
-    (partial / "config.json").write_text(json.dumps(inflation.config(), indent=1))
-    for beside in BESIDE:
-        if (source / beside).exists():
-            shutil.copy(source / beside, partial / beside)
-    partial.rename(directory)
+
+    def blocks(name: str, dims: tuple[int, ...]) -> Iterator[Any]:
+        return (block.view(torch.uint8).numpy() for block in inflation.blocks(name, dims))
+
+    def make(partial: Path) -> None:
+        partial.mkdir()
+        write_checkpoint(partial, shape, inflation.config(), blocks)
+        for beside in BESIDE:
+            if (source / beside).exists():
+                shutil.copy(source / beside, partial / beside)
+
+    made_whole(directory, inflation.dtype.itemsize * shape.parameters(), make)
+
+
+def inflate_adapters(small: Path, adapters: Path, big: Path, shape: Shape, out: Path) -> None:
+    """Write the adapters of the model `small` for `big`, its inflation to `shape` at any
+    precision, to `out`."""
+    files, target = describe_model(small), describe_model(big)
+    inflation = Inflation(Source(small), shape)
+    found: list[tuple[Role, Adapter, dict[str, object]]] = []
+    for file in describe_adapters(adapters, files):
+        small_one = file.open(files.config, inflation.dtype)
+        last = next(layer for layer, own in inflation.layers.items() if own == file.depth - 1)
+        depth = max(last + 1, file.depth * target.config.layers // files.config.layers)
+        adapter = Adapter(target.config, depth, inflation.dtype).requires_grad_(False)
+        for name, parameter in small_one.named_parameters():
+            getattr(adapter, name).copy_(enlarged(inflation, name, parameter.detach()))
+        found.append((file.role, adapter, {**file.training, "inflated from depth": file.depth}))
+    save_adapters(out, target, found, inflation.dtype)
+
+
+def enlarged(inflation: Inflation, name: str, parameter: Tensor) -> Tensor:
+    """One parameter of an adapter, in the big model's shape."""
+    if parameter.dim() == 1:
+        return inflation.norm(parameter, before_head=name == "norm")
+    matrix = inflation.projection(name, parameter)
+    return matrix.block(0, len(matrix.rows.places))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("source", type=Path, help="Hugging Face directory of the small model")
-    parser.add_argument("directory", type=Path, help="to write; must not exist")
+    parser.add_argument(
+        "directory", type=Path, help="the inflated one: to write, or, with --adapters, written"
+    )
     parser.add_argument("--shape", choices=SHAPES, default="7b")
     parser.add_argument("--seed", type=int, default=0, help="of the filler")
+    parser.add_argument(
+        "--adapters", type=Path, nargs=2, metavar=("SMALL", "OUT"), help="the small model's; where to write"
+    )
     args = parser.parse_args()
     shape = get_shape(args.shape)
-    small = Source(args.source)
-    size = getattr(torch, small.config.dtype).itemsize * shape.parameters()
+    if args.adapters:
+        adapters, out = args.adapters
+        inflate_adapters(args.source, adapters, args.directory, shape, out)
+        print(f"{out}: adapters of {adapters} for {args.directory}")
+        return
     if args.directory.exists():
         raise SystemExit(f"{args.directory} exists; remove it or choose another place")
-    args.directory.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(args.directory.parent).free
-    if free < size * 1.02:
-        raise SystemExit(f"{args.directory} needs {size / 1e9:.1f} GB; the disk has {free / 1e9:.1f} GB free")
-    began = time.perf_counter()
     inflate(args.source, args.directory, shape, args.seed)
-    seconds = time.perf_counter() - began
-    print(f"{args.directory}: {size / 1e9:.2f} GB in {seconds:.0f} s ({size / seconds / 1e9:.2f} GB/s)")
 
 
 if __name__ == "__main__":

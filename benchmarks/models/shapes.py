@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from edgespec.runtimes.config import EMBEDDING, FINAL_NORM, HEAD, from_hf
 
 
 @dataclass(frozen=True)
@@ -26,28 +29,17 @@ class Shape:
 
     def matrices(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(canonical name, shape) of every tensor, layer by layer."""
-        d, f, q, kv = self.hidden, self.ffn, self.heads * self.head_dim, self.kv_heads * self.head_dim
-        yield "model.embed_tokens.weight", (self.vocab, d)
-        for i in range(self.layers):
-            p = f"model.layers.{i}."
-            yield p + "input_layernorm.weight", (d,)
-            yield p + "self_attn.q_proj.weight", (q, d)
-            yield p + "self_attn.k_proj.weight", (kv, d)
-            yield p + "self_attn.v_proj.weight", (kv, d)
-            yield p + "self_attn.o_proj.weight", (d, q)
-            yield p + "post_attention_layernorm.weight", (d,)
-            yield p + "mlp.gate_proj.weight", (f, d)
-            yield p + "mlp.up_proj.weight", (f, d)
-            yield p + "mlp.down_proj.weight", (d, f)
-        yield "model.norm.weight", (d,)
+        config = from_hf(self.hf_config("bfloat16"))
+        yield EMBEDDING, (self.vocab, self.hidden)
+        for layer in range(self.layers):
+            yield from config.matrix_shapes(layer).items()
+            yield from config.vector_shapes(layer).items()
+        yield FINAL_NORM, (self.hidden,)
         if not self.tied:
-            yield "lm_head.weight", (self.vocab, d)
+            yield HEAD, (self.vocab, self.hidden)
 
     def parameters(self) -> int:
-        total = 0
-        for _, shape in self.matrices():
-            total += shape[0] * (shape[1] if len(shape) == 2 else 1)
-        return total
+        return sum(math.prod(dims) for _, dims in self.matrices())
 
     def hf_config(self, dtype: str) -> dict[str, Any]:
         """config.json. No EOS: a random model would stop at a random place, and a benchmark counts tokens."""
@@ -92,4 +84,4 @@ def get_shape(name: str, layers: int | None = None) -> Shape:
 
 def models_dir() -> Path:
     """Where benchmark models lie: $EDGESPEC_BENCH_DIR, else `models` beside the checkout."""
-    return Path(os.environ.get("EDGESPEC_BENCH_DIR") or Path(__file__).resolve().parents[2] / "models")
+    return Path(os.environ.get("EDGESPEC_BENCH_DIR") or Path(__file__).resolve().parents[3] / "models")

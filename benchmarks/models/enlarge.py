@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from shapes import Shape
 from torch import Tensor
 
+from benchmarks.models.shapes import Shape
 from edgespec.kernels.low_bit import GROUP
 from edgespec.runtimes.config import ModelConfig
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
 SPECIAL = ("<unk>", "<s>", "</s>")  # ids 0, 1, 2 as in Llama 2
 MERGE = ("Ġ", "t")  # loaders refuse a BPE without merges
 
@@ -30,36 +32,13 @@ def vocabulary(size: int) -> list[str]:
 
 def write_tokenizer(directory: Path, size: int, context: int) -> None:
     """tokenizer.json and tokenizer_config.json with `size` tokens."""
-    tokens = vocabulary(size)
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    bos = {"SpecialToken": {"id": "<s>", "type_id": 0}}
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": i, "content": text, **flags} for i, text in enumerate(SPECIAL)],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [bos, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
-        },
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "vocab": {text: i for i, text in enumerate(tokens)},
-            "merges": [list(MERGE)],
-        },
-    }
+    ids = {text: i for i, text in enumerate(vocabulary(size))}
+    tokenizer = Tokenizer(models.BPE(ids, [MERGE]))
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", ids["<s>"])])
+    tokenizer.save(str(directory / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": "<s>",
@@ -67,5 +46,4 @@ def write_tokenizer(directory: Path, size: int, context: int) -> None:
         "unk_token": "<unk>",
         "model_max_length": context,
     }
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")

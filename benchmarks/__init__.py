@@ -1,0 +1,1 @@
+"""Benchmarks of EdgeSpec: one script a question, run from the checkout as `python -m benchmarks.<script>`."""

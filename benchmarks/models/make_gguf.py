@@ -1,0 +1,128 @@
+"""Write the GGUF twin of a made checkpoint: the same numbers, for llama.cpp.
+
+    python -m benchmarks.models.make_gguf models/7b-bf16
+    python -m benchmarks.models.make_gguf models/7b-bf16 --fp16
+
+Streams, where the tests' writer holds the whole model; needs the `gguf` package. bf16 numbers are fp16
+numbers too, down to 6e-5; smaller ones are rounded. The tokenizer is the made models', whatever the
+checkpoint's: prompts are given as ids.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.models.checkpoint import made_whole
+from benchmarks.models.tokenizer import MERGE, SPECIAL, vocabulary
+from edgespec.offload.chunks import TensorSource
+from edgespec.offload.safetensors_header import read_header
+from tests.models import gguf_name, permute
+
+Bits = NDArray[np.uint16]
+
+
+def read(tensor: TensorSource) -> Bits:
+    """Raw bits, which do not stay in the page cache."""
+    with tensor.file.open("rb") as file:
+        count = tensor.nbytes // 2
+        data = np.fromfile(file, dtype=np.uint16, count=count, offset=tensor.offset)
+        os.posix_fadvise(file.fileno(), tensor.offset, tensor.nbytes, os.POSIX_FADV_DONTNEED)
+    return data.reshape(tensor.shape)
+
+
+def widen(bits: Bits) -> NDArray[np.float32]:
+    """bf16 bits -> fp32."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def make_gguf(directory: Path, out: Path, fp16: bool = False) -> None:
+    """Write `out` from the checkpoint in `directory`; norms become fp32, as llama.cpp wants them."""
+    config = json.loads((directory / "config.json").read_text())
+    tensors = [t for file in sorted(directory.glob("*.safetensors")) for t in read_header(file)[0].values()]
+    stored = tensors[0].encoding
+    kind = gguf.GGMLQuantizationType["F16" if fp16 else stored]
+    writer = gguf.GGUFWriter(str(out), "llama")
+    add_metadata(writer, directory.name, config, kind.name)
+    for tensor in tensors:
+        name, shape = gguf_name(tensor.name), tensor.shape
+        if len(shape) == 1:
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), 4 * shape[0])
+        else:
+            writer.add_tensor_info(name, shape, np.dtype(np.float16), tensor.nbytes, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for tensor in tensors:
+        data = read(tensor)
+        if len(tensor.shape) == 1:
+            fp32 = data.view(np.float16).astype(np.float32) if stored == "F16" else widen(data)
+            writer.write_tensor_data(fp32)
+            continue
+        module = tensor.name.split(".")[-2]
+        if module in heads:
+            data = permute(data, heads[module])
+        if kind.name == "F16" and stored == "BF16":
+            data = widen(data).astype(np.float16).view(np.uint16)
+        writer.write_tensor_data(data)
+        assert writer.fout is not None
+        file = writer.fout[0].fileno()
+        os.fdatasync(file)
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    writer.close()
+
+
+def add_metadata(writer: gguf.GGUFWriter, name: str, config: dict[str, int], kind: str) -> None:
+    """The shape, and a tokenizer of so many tokens."""
+    writer.add_name(name)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
+    tokens = vocabulary(config["vocab_size"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_token_types([control if i < len(SPECIAL) else normal for i in range(len(tokens))])
+    writer.add_token_merges([" ".join(MERGE)])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(True)
+
+
+def ensure_gguf(directory: Path, fp16: bool = False) -> Path:
+    """The GGUF twin beside `directory`, made now if it is not there."""
+    out = Path(f"{directory}-fp16.gguf" if fp16 else f"{directory}.gguf")
+    if not out.exists():
+        size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+        made_whole(out, size, lambda partial: make_gguf(directory, partial, fp16))
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("model", type=Path, help="a directory that make_model.py wrote")
+    parser.add_argument("--fp16", action="store_true", help="fp16 numbers, whatever the checkpoint has")
+    args = parser.parse_args()
+    print(ensure_gguf(args.model, args.fp16))
+
+
+if __name__ == "__main__":
+    main()
