@@ -1,7 +1,7 @@
 """JSON from strangers: bounded in size, depth and digits, no name twice.
 
-Not by msgspec, which reads what has a type of our own (`manifest`): untyped, it takes the last of two equal names,
-and numbers of any length.
+Not by msgspec, which reads what has a type of our own (`manifest`): untyped, it takes the last of two equal
+names, and numbers of any length.
 """
 
 from __future__ import annotations

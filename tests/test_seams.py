@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec import reply as replying
 from edgespec import session as sessions
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Adaptive, Fixed
+from edgespec.core import reply as replying
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, Controller, TreeBudget
 from edgespec.core.trace import Cycle, Layer, Trace
