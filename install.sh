@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Set EdgeSpec up in ./.venv, without gigabytes of CUDA on a machine that has no NVIDIA GPU.
+# Set EdgeSpec up in ./.venv, without gigabytes of CUDA on a machine that has no NVIDIA GPU. On Windows this
+# runs in Git Bash; install.ps1 does the same in PowerShell.
 #
 #   ./install.sh              what a user needs
 #   ./install.sh test         and what the tests need
@@ -19,24 +20,29 @@ fail() { say "install.sh: $*"; exit 1; }
 extras=$(IFS=,; echo "$*")
 [[ $extras =~ ^[a-z0-9,]*$ ]] || fail "'$*' is not a list of extras (see [project.optional-dependencies] in pyproject.toml)"
 venv=${EDGESPEC_VENV:-.venv}
-python=$venv/bin/python
+place() {  # of the environment's programs: Windows' have a folder Scripts
+  programs=$venv/bin python=$venv/bin/python
+  [[ ! -e $venv/Scripts/python.exe ]] || programs=$venv/Scripts python=$venv/Scripts/python.exe
+}
+place
 
 # Nothing to do when the same sources asked for the same extras before.
 digest=$(cat pyproject.toml install.sh kernels/native/* <(printf '%s' "$PWD" "${EDGESPEC_TORCH:-}") | cksum | cut -d' ' -f1)
 stamp=$venv/.edgespec-$digest${extras:+-$extras}
 if [[ -e $stamp ]] && "$python" -I -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ("torch", "edgespec"))))'
 then
-  say "EdgeSpec is set up in $venv: $venv/bin/edgespec"
+  say "EdgeSpec is set up in $venv: $programs/edgespec"
   exit 0
 fi
 
 if [[ ! -x $python ]]; then
-  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10 python}; do
+  for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.10 python py}; do
     if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then base=$candidate; break; fi
   done
   [[ ${base:-} ]] || fail "needs Python 3.10 or later; ${PYTHON:-python3} is not. Name one: PYTHON=/path/to/python3.12 ./install.sh"
   say "Making $venv with $("$base" --version)"
   "$base" -m venv "$venv" || { rm -rf "$venv"; fail "'$base -m venv' failed (Debian, Ubuntu: apt install python3-venv)"; }
+  place
 fi
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || fail "$venv has $("$python" --version); EdgeSpec needs 3.10 or later. Remove $venv and run again"
 
@@ -93,4 +99,4 @@ compgen -G "kernels/_native*" >/dev/null ||
   say "No C compiler was found, so low-bit weights will be multiplied by torch, several times slower (Debian, Ubuntu: apt install gcc; then run this again)"
 find "$venv" -maxdepth 1 -name '.edgespec-*' ! -name ".edgespec-$digest*" -delete
 touch "$stamp"
-say "Ready: $venv/bin/edgespec"
+say "Ready: $programs/edgespec"

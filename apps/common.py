@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.apps import interrupts
-from edgespec.config import DEVICES, EngineOptions
+from edgespec.config import DEVICES, NOT_YET, EngineOptions
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.values import did_you_mean, format_bytes
@@ -24,7 +24,7 @@ DEMO_LAYERS = 5  # of 10 in memory
 
 def load_engine(model: str | Path, options: EngineOptions, progress: ProgressCallback) -> Engine:
     """The model behind a command; imports torch, after what can be refused without it."""
-    if options.device not in DEVICES:
+    if options.device not in DEVICES and options.device not in NOT_YET:
         hint = did_you_mean(options.device, DEVICES, f"choose from {', '.join(DEVICES)}")
         raise OptionError(f"device {options.device!r} is unknown; {hint}", "device")
     check_source(model)

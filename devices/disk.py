@@ -41,7 +41,7 @@ def open_for_reading(path: Path, direct: bool = True) -> tuple[int, bool]:
         with contextlib.suppress(OSError):
             descriptor = os.open(path, flags | os.O_DIRECT)
             try:
-                os.preadv(descriptor, [mmap.mmap(-1, PAGE)], 0)
+                read_at(descriptor, memoryview(mmap.mmap(-1, PAGE)), 0)
             except OSError:
                 os.close(descriptor)
             else:
@@ -58,6 +58,16 @@ def open_for_reading(path: Path, direct: bool = True) -> tuple[int, bool]:
         with contextlib.suppress(OSError):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     return descriptor, False
+
+
+def read_at(descriptor: int, view: memoryview, offset: int) -> int:
+    """Fill `view` from `offset` on, or as far as the file goes; the bytes read. Any number of threads may at
+    once. Raises OSError. Not on Windows, which has no such call."""
+    if hasattr(os, "preadv"):
+        return os.preadv(descriptor, [view], offset)
+    data = os.pread(descriptor, len(view), offset)  # macOS before 11: by way of memory of its own
+    view[: len(data)] = data
+    return len(data)
 
 
 def forget(descriptor: int, offset: int, nbytes: int) -> None:

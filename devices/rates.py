@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.devices.disk import ReadSettings, forget, open_for_reading
+from edgespec.devices.disk import ReadSettings, forget, open_for_reading, read_at
 from edgespec.devices.files import read_bounded, replacing
 from edgespec.devices.probe import cpu_count, cpu_name, disk_of
 from edgespec.errors import EdgeSpecError
@@ -127,7 +127,7 @@ def _trial(
             moved = 0
             while (number := next(numbers)) < count and perf_counter() - began < SECONDS / TRIALS:
                 offset = (first + number) * request
-                moved += os.preadv(descriptor, [buffer], offset)
+                moved += read_at(descriptor, memoryview(buffer), offset)
                 if not direct:
                     forget(descriptor, offset, request)
             return moved

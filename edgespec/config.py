@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from edgespec.errors import OptionError
+from edgespec.errors import DeviceError, OptionError
 from edgespec.values import Option, Options, did_you_mean, options_of
 
 if sys.version_info >= (3, 11):
@@ -25,6 +25,22 @@ else:
     import tomli as tomllib
 
 DEVICES = ("auto", "cpu", "cuda")
+# Devices that people have and ask for, and why they are not among these.
+NOT_YET = {
+    "mps": "torch computes on Metal only in memory that Metal has allotted, so each chunk would be copied "
+    "within the one memory that dial and device share, and not counted as this process's; and whether a "
+    "row's bits there depend on the rows beside it has not been measured"
+}
+
+
+def check_device(name: str) -> None:
+    """Raises DeviceError for a device that is unknown, or not supported."""
+    if name in NOT_YET:
+        raise DeviceError(f"device {name!r} is not supported yet: {NOT_YET[name]}; use cpu")
+    if name not in DEVICES:
+        raise DeviceError(f"device {name!r} is unknown; choose {', '.join(DEVICES)}")
+
+
 PRECISIONS = ("source", "bf16", "int8", "int4")
 MODEL, MEMORY, DRAFTING, REPLY = PANELS = ("Model", "Memory", "Drafting", "Reply")
 SETTINGS_BYTES = 10**6  # of an edgespec.toml, at most
@@ -245,7 +261,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         table = tomllib.loads(data.decode())
     except OSError as error:
         raise OptionError(f"{path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of over 4300 digits
         raise OptionError(f"{path} is not valid TOML: {error}") from None
     known = {*options_of(EngineOptions), *options_of(GenerationOptions)}
     if unknown := sorted(set(table) - known):

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from edgespec.config import DEVICES, EngineOptions
+from edgespec.config import EngineOptions, check_device
 from edgespec.control.handover import HandOver, speedup, without_drafter
 from edgespec.core.passes import LocalVerifier
 from edgespec.core.schedule import Controller, Schedule
@@ -20,7 +20,7 @@ from edgespec.devices.probe import peak_memory
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.kinds import choose_drafters, kinds_of
 from edgespec.drafters.resident import Resident, Search
-from edgespec.errors import BudgetError, ClosedError, DeviceError, OptionError
+from edgespec.errors import BudgetError, ClosedError, OptionError
 from edgespec.models.hub import resolve_model
 from edgespec.offload.plan.plan import Plan
 from edgespec.progress import ProgressCallback
@@ -243,8 +243,7 @@ def check_options(options: EngineOptions) -> None:
     """What can be said without files: raises OptionError for drafters and schedules that are unknown, lack
     something, or do not fit, and DeviceError for an unknown device."""
     _members(options)
-    if options.device not in DEVICES:
-        raise DeviceError(f"device {options.device!r} is unknown; choose {', '.join(DEVICES)}")
+    check_device(options.device)
     if options.tree_nodes > TREE_ROWS:
         raise OptionError(
             f"tree_nodes is {options.tree_nodes}, but the ledger gives every KV cache room for trees of at "

@@ -57,10 +57,10 @@ def format_bytes(n: float) -> str:
 def as_whole(value: Any) -> int:
     """An integer of any kind (numpy's too, but no bool), or its text. Raises OptionError."""
     try:
-        if isinstance(value, str):
-            return int(value[:30])
         if not isinstance(value, bool):
-            return operator.index(value)
+            number = int(value[:30]) if isinstance(value, str) else operator.index(value)
+            if abs(number) < 2**64:  # nothing here counts further
+                return number
     except (TypeError, ValueError):
         pass
     raise OptionError("it must be a whole number")
@@ -179,7 +179,10 @@ class Field:
         try:
             found = read(value)
         except OptionError as error:
-            raise OptionError(f"{self.name} is {value!r:.80}; {error}", self.name) from None
+            # Python refuses to write a number of over 4300 digits.
+            huge = isinstance(value, int) and value.bit_length() > 256
+            shown = f"a number of {value.bit_length()} bits" if huge else f"{value!r:.80}"
+            raise OptionError(f"{self.name} is {shown}; {error}", self.name) from None
         self._bound(found)
         return found
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import sys
 import threading
 from pathlib import Path
 from types import TracebackType
 
-from edgespec.devices.disk import ReadSettings, forget, open_for_reading
+from edgespec.devices.disk import ReadSettings, forget, open_for_reading, read_at
 from edgespec.errors import CorruptFileError, StorageError
 from edgespec.offload.chunks import PAGE, aligned_span
 from edgespec.offload.ring import aligned_buffer
@@ -29,6 +29,7 @@ class DirectFile:
         self.path = Path(path)
         self.bytes_read = 0  # moved by reads so far, alignment included
         self._lock = threading.Lock()
+        self._spare: list[int] = []  # handles that nobody reads with just now, where reading means seeking
         try:
             self._descriptor, self.direct = open_for_reading(self.path, direct)
         except FileNotFoundError:
@@ -79,24 +80,28 @@ class DirectFile:
         self.read_into(start, buffer, slack + nbytes)
         return buffer[slack : slack + nbytes]
 
-    if sys.platform == "win32":
-
-        def _pread(self, view: memoryview, offset: int) -> int:
-            with self._lock:  # no positioned read into memory here: seek, then read
-                os.lseek(self._descriptor, offset, os.SEEK_SET)
-                with open(self._descriptor, "rb", buffering=0, closefd=False) as handle:
-                    return handle.readinto(view) or 0
-
-    else:
-
-        def _pread(self, view: memoryview, offset: int) -> int:
-            return os.preadv(self._descriptor, [view], offset)
+    def _pread(self, view: memoryview, offset: int) -> int:
+        if hasattr(os, "pread"):
+            return read_at(self._descriptor, view, offset)
+        if self._descriptor < 0:
+            raise OSError(errno.EBADF, "the file is closed")
+        try:  # Windows has no positioned read: whoever reads seeks in a handle that nobody else has
+            handle = self._spare.pop()
+        except IndexError:
+            handle = open_for_reading(self.path, self.direct)[0]
+        try:
+            os.lseek(handle, offset, os.SEEK_SET)
+            with open(handle, "rb", buffering=0, closefd=False) as file:
+                return file.readinto(view) or 0
+        finally:
+            self._spare.append(handle)
 
     def close(self) -> None:
         """Close the file. Reads under way in other threads must have ended. May be called again."""
         descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        spare, self._spare = self._spare, []
+        for handle in [descriptor] * (descriptor >= 0) + spare:
+            os.close(handle)
 
     def __enter__(self) -> DirectFile:
         return self

@@ -167,6 +167,10 @@ def test_an_error_has_the_name_that_was_used(tmp_path: Path) -> None:
         ("memroy = 1", "unknown option memroy; did you mean memory?"),
         ("x = " + "[" * 5000, "is not valid TOML"),
         ("x = ", "is not valid TOML"),
+        ("context = " + "9" * 5000, "is not valid TOML"),
+        ("context = " + "9" * 400, "context is a number of 1329 bits; it must be a whole number"),
+        ("context = 0x" + "f" * 5000, "context is a number of 20000 bits; it must be a whole number"),
+        ("memory = 0x" + "f" * 5000, "memory: it must be a number"),
         ("#" * 10**6 + "#", "is longer than"),
     ):
         file.write_text(content)

@@ -1,0 +1,104 @@
+"""install.sh and install.ps1, as far as they can be run, or read, without a network."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BASH = shutil.which("bash")
+needs_bash = pytest.mark.skipif(BASH is None or sys.platform == "win32", reason="needs bash on Unix")
+
+# Stands for Python: makes environments with FOLDER for programs, and notes what it is asked.
+PYTHON = """#!/bin/sh
+echo "$*" >> "$NOTES"
+case "$*" in
+  *"-m venv "*) for venv; do :; done; mkdir -p "$venv/FOLDER"; cp "$0" "$venv/FOLDER/NAME";;
+  *--report*) for one; do
+      [ "$last" = --report ] && echo '{"name": "torch"}' > "$one"
+      last=$one
+    done;;
+  *importlib.metadata*torch*) [ -e "$NOTES.torch" ];;
+  *"install torch"*) touch "$NOTES.torch";;
+  *--version*) echo "Python 3.12.0";;
+esac
+"""
+
+
+def set_up(tmp_path: Path, folder: str, *extras: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Runs install.sh in a copy of the project, with a Python whose environments have `folder`."""
+    project, notes = tmp_path / "project", tmp_path / "notes"
+    project.mkdir(exist_ok=True)
+    for name in ("install.sh", "pyproject.toml"):
+        shutil.copy(ROOT / name, project)
+    (project / "kernels" / "native").mkdir(parents=True, exist_ok=True)
+    (project / "kernels" / "native" / "native.c").touch()
+    python = tmp_path / "tools" / "python3"
+    python.parent.mkdir(exist_ok=True)
+    name = "python" if folder == "bin" else "python.exe"
+    python.write_text(PYTHON.replace("FOLDER", folder).replace("NAME", name))
+    python.chmod(0o755)
+    notes.write_text("")
+    assert BASH is not None
+    path = f"{python.parent}{os.pathsep}/usr/bin{os.pathsep}/bin"
+    ended = subprocess.run(
+        [BASH, str(project / "install.sh"), *extras],
+        env={"PATH": path, "NOTES": str(notes), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return ended, notes.read_text().splitlines()
+
+
+@needs_bash
+@pytest.mark.parametrize("folder", ["bin", "Scripts"])
+def test_an_environment_is_made_and_then_known(tmp_path: Path, folder: str) -> None:
+    """Windows' environments, which Git Bash sees, have Scripts instead of bin."""
+    ended, asked = set_up(tmp_path, folder, "test")
+    assert ended.returncode == 0, ended.stderr
+    assert f"Ready: .venv/{folder}/edgespec" in ended.stderr
+    assert "-m venv .venv" in asked
+    assert any("--editable .[test]" in line for line in asked)
+    again, asked = set_up(tmp_path, folder, "test")
+    assert again.returncode == 0
+    assert f"is set up in .venv: .venv/{folder}/edgespec" in again.stderr
+    assert len(asked) == 1, "asked only whether torch and edgespec are there"
+    other, asked = set_up(tmp_path, folder)
+    assert "Ready" in other.stderr
+    assert not any("-m venv" in line for line in asked)
+
+
+@needs_bash
+def test_what_is_no_extra_is_refused(tmp_path: Path) -> None:
+    ended, asked = set_up(tmp_path, "bin", "--help")
+    assert ended.returncode == 1
+    assert "is not a list of extras" in ended.stderr
+    assert not asked
+
+
+def test_both_scripts_ask_for_the_same() -> None:
+    """PowerShell's cannot be run here: its versions and variables, at least, are those of the other."""
+    shell, power = ((ROOT / name).read_text(encoding="utf-8") for name in ("install.sh", "install.ps1"))
+    for pattern in (
+        r"torch[=>]=[\d.]+",
+        r"(?:setuptools|pip)>=\d+",
+        r"\(3, \d+\)",
+        r"EDGESPEC_[A-Z]+",
+        r"--[a-z][a-z-]+",
+        r"\^\[a-z0-9,\]\*\$",
+    ):
+        ours, theirs = set(re.findall(pattern, shell)), set(re.findall(pattern, power))
+        only = {"--dry-run", "--report", "--find-links", "--torch-backend"}  # of finding a CPU build on Linux
+        assert ours - only == theirs - only, pattern
+    assert power.isascii(), "Windows PowerShell reads files without a mark as its own code page"
+    for opening, closing in ("()", "{}", "[]"):
+        code = re.sub(r"'[^']*'|\"[^\"]*\"|#.*", "", power)
+        assert code.count(opening) == code.count(closing)
