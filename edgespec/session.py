@@ -80,14 +80,18 @@ class Session:
         self._closed = True
         self.cancel()
         if self._stepping == threading.get_ident() or self.host.verifier.inside():
-            return  # called by what a reply calls: the step under way frees the memory at its end
-        with self._step:
-            self._free()
+            # Called by what a reply calls, who cannot wait: a step under way frees the memory at its end, and
+            # one that begins now finds itself cancelled.
+            if not self._step.locked():
+                self._free()
+        else:
+            with self._step:
+                self._free()
 
     def _free(self) -> None:
-        if self._release.alive:
-            del self.cache, self.schedule
-            self._release()
+        for name in ("cache", "schedule"):
+            self.__dict__.pop(name, None)
+        self._release()
 
     def __enter__(self) -> Session:
         return self

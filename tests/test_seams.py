@@ -282,6 +282,23 @@ def test_an_engine_is_closed_by_what_a_reply_calls(model: Path, stage: str) -> N
             session.generate(PROMPTS[0])
 
 
+def test_a_callback_closes_other_sessions(engine: Engine, expected: list[list[int]]) -> None:
+    idle, paused, speaking = (engine.new_session(100) for _ in range(3))
+    early = paused.generate(PROMPTS[1], REPLY)
+    next(early)
+
+    def close(progress: Progress) -> None:
+        idle.close()
+        paused.close()
+        assert idle.closed
+        assert paused.closed
+
+    assert tokens_of(replies(speaking, PROMPTS[0], close)) == expected[0]
+    assert [r.finish_reason for r in early] == ["cancelled"]
+    speaking.close()
+    assert engine.new_session().context == 800
+
+
 def test_a_second_session_is_told_how_to_have_room(engine: Engine) -> None:
     first = engine.new_session()
     with pytest.raises(BudgetError, match=r"^another session does not fit: .*hold 800; close one,.*context="):
