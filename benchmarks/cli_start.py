@@ -7,17 +7,9 @@ import subprocess
 import sys
 import time
 
-from benchmarks.common import (
-    Report,
-    Row,
-    arguments,
-    compile_checkout,
-    edgespec_command,
-    environment,
-    interleave,
-    spread,
-)
+from benchmarks.common import Row, arguments, compile_checkout, edgespec_command, environment, interleave
 from benchmarks.page_cache import drop_caches
+from benchmarks.tables import Report, spread
 
 
 def timed(command: list[str]) -> Row:

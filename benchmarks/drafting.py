@@ -1,121 +1,220 @@
-"""Is drafting worth it? Speed of every drafter over plain streaming at the same dial, and when it fails.
+"""Is drafting worth it? Speed of every drafter over plain streaming at the same dial.
 
     python -m benchmarks.drafting --small DEMO --draft-small DRAFT --target models/7b-inflated \\
         --draft models/0.5b-inflated --dials 8GB,4GB
 
-The target is the small model inflated (`inflate.py`), so a cycle costs a big model's and is accepted like the
-small one's: speed = tokens per cycle (small model, held-out prompts) / seconds a cycle (big model), checked
-against whole replies of the big model. Every measurement is kept in the results file as it is made; run again
-to go on, or to print the tables. Parts:
-
-    tokens       tokens per cycle of each arm at each number of drafting steps, on the small models
-    cycles       seconds a cycle, arms in turn with plain decoding at the same dial
-    curve        speed against set acceptance (`set_acceptance.py`), measured and modelled
-    replies      whole replies: as predicted? and with the product's own controller
-    nodes        a pass over 64 nodes against one over 1
-    adversarial  --drafter auto on text that cannot be guessed, streamed and resident
+Tokens per cycle of each arm at each number of drafting steps (small models), seconds a cycle in turn with
+plain decoding (big models), and whole replies of the big model: as predicted? and with the product's own
+controller.
 """
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-from dataclasses import dataclass
+import statistics
+from functools import partial
 from pathlib import Path
 
-from benchmarks.common import arguments, compile_checkout, edgespec_command, environment, format_bytes, sizes
-from benchmarks.drafting_parts import Bench
-from benchmarks.drafting_tables import print_tables
-from benchmarks.models.shapes import models_dir
-from benchmarks.store import Store
+from benchmarks.bench import (
+    LONGEST,
+    OWN,
+    SMALL_MEMORY,
+    Arm,
+    Bench,
+    Options,
+    bench_of,
+    described,
+    drafting_arguments,
+    middle,
+    open_worker,
+    seconds,
+)
+from benchmarks.common import Row
+from benchmarks.speed_model import medians
+from benchmarks.tables import Report, spread
+from edgespec.values import format_bytes
 
-PARTS = ("tokens", "cycles", "curve", "replies", "nodes", "adversarial")
+STEPS = (1, 2, 3, 4, 6, 8, 12, 16)  # of drafting
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One way to draft: options for the big model, and for the small one."""
-
-    name: str
-    drafter: str
-    big: tuple[str, ...] = ()
-    small: tuple[str, ...] = ()
+def fixed(steps: int) -> Row:
+    return {"kind": "fixed", "steps": [steps]}
 
 
-def arms(args: argparse.Namespace) -> list[Arm]:
-    """All that are asked for; low-bit copies are packed now where they are missing."""
-    found = []
-    for precision in ("int4", "int8"):
-        name = f"substitute {precision}"
-        if name in args.arms:
-            big, small = (packed(model, precision) for model in (args.target, args.small))
-            # On the small model every layer is drafted with its copy; the big one pins some as they are.
-            resident = ("--resident-layers", "0")
-            found.append(
-                Arm(
-                    name,
-                    "substitute",
-                    ("--draft-model", str(big)),
-                    ("--draft-model", str(small), *resident),
-                )
-            )
-    if "model" in args.arms:
-        found.append(
-            Arm(
-                "model", "model", ("--draft-model", str(args.draft)), ("--draft-model", str(args.draft_small))
-            )
+# tokens per cycle
+
+
+def tokens(bench: Bench) -> Report:
+    known = bench.plain_replies["prompts"]
+    title = f"Tokens per cycle, small models, {described(known)}; trees of up to 64 nodes"
+    report = Report(title, ["drafter", *(f"{n} steps" for n in STEPS)])
+    replies = differing = 0
+    for arm in bench.arms:
+        for steps in (0,) if arm.drafter == "ngram" else STEPS:
+            row = bench.store.get(f"tokens/{arm.name}/{steps}", partial(count, bench, arm, steps))
+            replies += row.get("replies", 0)
+            differing += row.get("differing", 0)
+        found = tau(bench, arm)
+        if 0 in found:
+            report.add(arm.name, f"{found[0]:.2f} (free)", *[""] * (len(STEPS) - 1))
+        else:
+            report.add(arm.name, *(f"{found[n]:.2f}" if n in found else "" for n in STEPS))
+    report.notes.append(
+        f"{differing} of {replies} replies differ from the plain ones, made by another process."
+    )
+    return report
+
+
+def count(bench: Bench, arm: Arm, steps: int) -> Row:
+    cycles: list[Row] = []
+    differing = 0
+    asked = bench.plain_replies["prompts"]
+    with open_worker(bench.args.small, SMALL_MEMORY, arm.drafter, *arm.small) as worker:
+        for known in asked:
+            row = worker.run(known["prompt"], LONGEST, fixed(steps))
+            cycles += row["cycles"]
+            differing += row["tokens"] != known["reply"]
+    made = sum(c["tokens"] for c in cycles)
+    return {"tau": made / len(cycles), "cycles": len(cycles), "replies": len(asked), "differing": differing}
+
+
+def tau(bench: Bench, arm: Arm) -> dict[int, float]:
+    """Tokens per cycle by number of steps, as far as measured."""
+    found = {n: bench.store.rows.get(f"tokens/{arm.name}/{n}", {}) for n in (0, *STEPS)}
+    return {n: row["tau"] for n, row in found.items() if "tau" in row}
+
+
+# seconds a cycle
+
+
+def chosen(bench: Bench, dial: int, arm: Arm) -> int | None:
+    """The number of steps that promises most, from a first look at all of them; None = not legal."""
+    if arm.drafter == "ngram":
+        return 0
+    mode = {"kind": "fixed", "steps": list(STEPS[1:])}
+    look = bench.store.get(
+        f"{format_bytes(dial)}/costs/{arm.name}", partial(bench.timed, dial, arm.drafter, arm.big, mode)
+    )
+    if "error" in look:
+        return None
+    cost, known = medians(look["cycles"], "steps", "seconds"), tau(bench, arm)
+    best = max((n for n in cost if n in known), key=lambda n: known[n] / cost[n], default=8)
+    kept = bench.store.get(f"{format_bytes(dial)}/chosen/{arm.name}", lambda: {"steps": best})
+    return int(kept["steps"])
+
+
+def cycles(bench: Bench, dial: int) -> Report:
+    name = format_bytes(dial)
+    columns = ["drafter", "steps", "tokens a cycle", "cycle, s", "draft, s", "pass, s", "tokens/s"]
+    columns += ["× plain", "× nothing pinned", "GB read a token", "peak", "cycles timed"]
+    report = Report(f"Speed at {name}: tokens per cycle (small) / seconds a cycle (big)", columns)
+    for turn in range(bench.args.rounds):
+        for arm in bench.arms:
+            if (steps := chosen(bench, dial, arm)) is not None:
+                timed = partial(bench.timed, dial, arm.drafter, arm.big, fixed(steps), turn)
+                bench.store.get(f"{name}/cycles/{arm.name}/{turn}", timed)
+            bench.plain(dial, turn)
+        bench.plain(dial, turn, pinned=False)
+    plain, bare = bench.rounds(f"{name}/plain"), middle(bench.rounds(f"{name}/plain, nothing pinned"))
+    report.add(*speed_row("plain", "", 1.0, plain, plain, bare))
+    for arm in bench.arms:
+        steps, rows = chosen(bench, dial, arm), bench.rounds(f"{name}/cycles/{arm.name}")
+        if steps is None or not rows:
+            report.failed(arm.name, bench.store.rows.get(f"{name}/costs/{arm.name}", {}).get("error", ""))
+        elif (each := tau(bench, arm).get(steps)) is not None:
+            report.add(*speed_row(arm.name, str(steps), each, rows, plain, bare))
+    return report
+
+
+def speed_row(
+    name: str, steps: str, tau: float, rows: list[Row], plain: list[Row], bare: float | None
+) -> list[str]:
+    each = [c for row in rows for c in row["cycles"]]
+    cycle = [seconds(row) for row in rows]
+    ratios = [tau * seconds(p) / seconds(r) for p, r in zip(plain, rows, strict=False)]
+    return [
+        name,
+        steps,
+        f"{tau:.2f}",
+        spread(cycle),
+        f"{statistics.median(c['draft'] for c in each):.2f}",
+        f"{statistics.median(c['verify'] for c in each):.2f}",
+        f"{tau / statistics.median(cycle):.3f}",
+        spread(ratios),
+        f"{tau * bare / statistics.median(cycle):.2f}" if bare else "",
+        f"{statistics.mean(c['bytes'] for c in each) / tau / 1e9:.2f}",
+        format_bytes(max(row["peak_memory"] for row in rows)),
+        str(len(each)),
+    ]
+
+
+# whole replies
+
+
+def replies(bench: Bench, dial: int) -> Report:
+    """The shortest held-out replies of at least 24 tokens, with the chosen steps and as users get it."""
+    name = format_bytes(dial)
+    columns = ["drafter", "steps", "tokens/s, whole replies", "predicted", "off by"]
+    columns += ["own controller, × plain", "replies", "same text", "peak"]
+    report = Report(f"Whole replies at {name}", columns)
+    known = [row for row in bench.plain_replies["prompts"] if len(row["reply"]) >= 24]
+    known = sorted(known, key=lambda row: len(row["reply"]))[: bench.args.replies]
+    plain = middle(bench.rounds(f"{name}/plain"))
+    for arm in bench.arms:
+        steps = chosen(bench, dial, arm)
+        timed = middle(bench.rounds(f"{name}/cycles/{arm.name}"))
+        if steps is None or timed is None or plain is None:
+            continue
+        ways = {
+            f"replies small/{arm.name}/{steps}": (bench.args.small, SMALL_MEMORY, arm.drafter, arm.small),
+            f"{name}/replies/{arm.name}": (bench.args.target, dial, arm.drafter, arm.big),
+            f"{name}/replies auto/{arm.name}": (bench.args.target, dial, "auto", arm.big),
+        }
+        found = []
+        for key, way in ways.items():
+            mode = OWN if "auto" in way else fixed(steps)
+            found.append(bench.store.get(key, partial(said, known, mode, *way)).get("replies"))
+        small, big, auto = found
+        if not (small and big):
+            continue
+        predicted = sum(len(r["tokens"]) - 1 for r in small) / sum(len(r["cycles"]) for r in small) / timed
+        report.add(
+            arm.name,
+            str(steps),
+            f"{rate(big):.3f}",
+            f"{predicted:.3f}",
+            f"{rate(big) / predicted - 1:+.0%}",
+            f"{rate(auto) * plain:.2f}" if auto else "",
+            ", ".join(str(len(r["tokens"])) for r in big),
+            "all" if all(r["same"] for r in big) else "differs",
+            format_bytes(max(r["peak_memory"] for r in big)),
         )
-    if "ngram" in args.arms:
-        found.append(Arm("ngram", "ngram"))
-    return found
+    return report
 
 
-def packed(model: Path, precision: str) -> Path:
-    """The model's low-bit copy, among the benchmark models."""
-    out = models_dir() / f"{model.name}-{precision}"
-    if not out.exists():
-        command = edgespec_command("pack", model, "-o", out, "--precision", precision)
-        done = subprocess.run(command, env=environment(), check=False)
-        if done.returncode:
-            raise SystemExit(f"packing {model} as {precision} failed")
-    return out
+def said(known: list[Row], mode: Row, model: Path, dial: int, drafter: str, options: Options) -> Row:
+    rows = []
+    with open_worker(model, dial, drafter, *options) as worker:
+        for each in known:
+            row = worker.run(each["prompt"], LONGEST, mode)
+            rows.append({**row, "same": row["tokens"] == each["reply"]})
+    return {"replies": rows, "plan": worker.loaded["plan"]}
+
+
+def rate(found: list[Row]) -> float:
+    """Tokens a second of decoding over several replies."""
+    spent = float(sum(c["seconds"] for r in found for c in r["cycles"]))
+    made: int = sum(len(r["tokens"]) - 1 for r in found)
+    return made / spent
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=3)
-    parser.add_argument("--small", type=Path, required=True, help="the target, not inflated")
-    parser.add_argument("--target", type=Path, required=True, help="the same, inflated")
-    parser.add_argument("--draft-small", type=Path, help="for arm `model`: the draft model, not inflated")
-    parser.add_argument("--draft", type=Path, help="the same, inflated")
-    parser.add_argument("--resident-target", type=Path, help="part adversarial: a model that fits the dial")
-    parser.add_argument("--resident-draft", type=Path, help="and a draft model for it")
-    parser.add_argument("--dials", type=sizes, default=sizes("8GB,4GB"))
-    parser.add_argument(
-        "--arms",
-        type=lambda text: text.split(","),
-        default=["substitute int4", "substitute int8", "model", "ngram"],
-        help="comma-separated: substitute int4, substitute int8, model, ngram",
-    )
-    parser.add_argument(
-        "--parts", type=lambda text: text.split(","), default=list(PARTS), help="comma-separated; see above"
-    )
-    parser.add_argument("--cycles", type=int, default=12, help="timed cycles a round and arm")
-    parser.add_argument("--prompts", type=int, default=48, help="held-out prompts of part `tokens`")
+    parser = drafting_arguments(__doc__)
     parser.add_argument("--replies", type=int, default=3, help="whole replies an arm")
-    args = parser.parse_args()
-    if unknown := set(args.parts) - set(PARTS):
-        raise SystemExit(f"unknown part {', '.join(unknown)}; known are {', '.join(PARTS)}")
-    if "model" in args.arms and (args.draft is None or args.draft_small is None):
-        raise SystemExit("arm model needs --draft and --draft-small; or leave it out of --arms")
-    compile_checkout()
-
-    file = args.json or Path(__file__).parent / "results" / "drafting.json"
-    bench = Bench(Store(file), args, arms(args))
-    for dial in args.dials:
-        for part in args.parts:
-            print(f"-- {part}, {format_bytes(dial)}", flush=True)
-            getattr(bench, part)(dial)
-    print_tables(bench)
+    bench = bench_of(parser)
+    print(tokens(bench).markdown(), flush=True)
+    for dial in bench.args.dials:
+        for part in (cycles, replies):
+            print(part(bench, dial).markdown(), flush=True)
 
 
 if __name__ == "__main__":

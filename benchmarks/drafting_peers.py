@@ -14,10 +14,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from benchmarks.common import Report, arguments, generate_command, sizes
+from benchmarks.common import arguments, generate_command, sizes
 from benchmarks.held_out import stories
 from benchmarks.models.make_gguf import ensure_gguf
 from benchmarks.peers import PEERS, run_rounds, versions
+from benchmarks.tables import Report
 
 NAMES = (
     "edgespec",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -70,15 +68,3 @@ def repetition(prompt: Sequence[int], reply: Sequence[int], n: int = 4) -> float
         total += 1
         seen.add(gram)
     return repeated / total if total else 0.0
-
-
-def described(known: Sequence[Mapping[str, Any]]) -> str:
-    """Recorded replies (`draft_worker.recorded`), for a table's title."""
-    if not known:
-        return "no prompts"
-    length = statistics.mean(len(row["reply"]) for row in known)
-    repeats = statistics.mean(row["repeats"] for row in known)
-    return (
-        f"{len(known)} held-out prompts, replies of {length:.0f} tokens on average, {repeats:.0%} of their "
-        "4-grams seen before"
-    )

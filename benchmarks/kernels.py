@@ -1,9 +1,10 @@
-"""Matmuls of a tree's rows with bf16, int8 and int4 weights: time, and gigabytes of weights a second.
+"""Which matmul is fastest for how many rows? Time, and weights a second beside plain reads of memory.
 
-    python -m benchmarks.kernels [--shapes 4096x4096,11008x4096] [--rows 1,8,64,256] [--device cuda]
+    python -m benchmarks.kernels [--shapes 4096x4096,11008x4096] [--rows 1,4,16,64] [--device cuda]
 
-Weights are rotated through more memory than the caches hold. On a CPU `unpacked` is what machines without an
-exact int8 matmul do: tiles of dequantised weights; `for drafting` is int4 as the substitute keeps it.
+Weights are rotated through more memory than the caches hold. On a CPU each encoding is multiplied by the
+compiled kernels, and in torch's ways: `unpacked` in tiles of numbers, which any CPU can, and `integers`, the
+exact matmul of those with fast int8.
 """
 
 from __future__ import annotations
@@ -17,68 +18,121 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.common import Report, Row, arguments, interleave, median_ratio, spread
+from benchmarks.common import Row, arguments, interleave, names, numbers
+from benchmarks.raw_rates import MemoryRead
+from benchmarks.tables import Report, median_ratio, spread
+from edgespec.kernels import compiled, integer
 from edgespec.kernels.cpu import matmul_dtype, multiply
-from edgespec.kernels.matmul import Block, linear
-from edgespec.kernels.quantize import quantize_int4, quantize_int8
+from edgespec.kernels.gguf_blocks import BLOCKS, dequantize_torch, row_bytes
+from edgespec.kernels.matmul import Block, linear, tile_bounds
+from edgespec.kernels.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 
 Multiply = Callable[[Tensor, Block], Tensor]
 
 SECONDS = 0.15  # of each measurement
 CACHES = 300e6  # bytes that no cache holds
+NAMES = {"bf16": "BF16", "int8": "I8", "int4": "U8"}  # others are called as GGUF calls them
+ALL = "bf16,int8,int4,Q8_0,Q4_0,Q4_K,Q5_K,Q6_K"
 
 
 def main() -> None:
     parser = arguments(__doc__, rounds=5)
     parser.add_argument("--shapes", default="4096x4096,11008x4096", help="[out]x[in], comma-separated")
-    parser.add_argument("--rows", default="1,8,64,256", help="row counts, comma-separated")
+    parser.add_argument("--rows", type=numbers, default=[1, 4, 16, 64], help="row counts, comma-separated")
+    parser.add_argument("--encodings", type=names, default=names(ALL), help=f"of {ALL}")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     options = parser.parse_args()
 
-    columns = ("weights", "rows", "kernel", "ms", "GB/s of weights", "against bf16")
+    columns = ("weights", "rows", "kernel", "ms", "GB/s of weights", "of memory reads", "against bf16")
     report = Report(f"Matmuls on {options.device}, {torch.get_num_threads()} threads", columns)
+    if why := compiled.unavailable():
+        report.notes.append(f"The compiled kernels are not there: {why}.")
+    memory = MemoryRead(10**9)
     results: list[Row] = []
     with torch.inference_mode():
         for shape in options.shapes.split(","):
             m, k = map(int, shape.split("x"))
-            weights = make_weights(m, k, options.device)
-            for n in map(int, options.rows.split(",")):
+            wanted = dict.fromkeys(["bf16", *options.encodings])
+            made = {name: copies(weights(name, m, k, options.device)) for name in wanted}
+            for n in options.rows:
                 x = torch.randn(n, k, device=options.device).bfloat16()
-                arms = {name: partial(measure, x, *of) for name, of in weights.items()}
+                arms: dict[str, Callable[[], Row]] = {}
+                for name, blocks in made.items():
+                    ways = on_cpu(blocks[0]) if options.device == "cpu" else on_cuda(blocks[0])
+                    for way, by in ways.items():
+                        arms[f"{name} {way}".strip()] = partial(measure, x, blocks, by)
+                if options.device == "cpu":
+                    arms["memory"] = lambda: {"gbps": memory.rate() / 1e9}
                 found = interleave(arms, options.rounds)
+                reads = [row["gbps"] for row in found.pop("memory", [])]
                 bf16 = [row["ms"] for row in found["bf16"]]
                 for name, rows in found.items():
                     ms, rate = ([row[key] for row in rows] for key in ("ms", "gbps"))
-                    ratio = median_ratio(bf16, ms)
-                    report.add(shape, str(n), name, spread(ms), spread(rate, 1), f"{ratio:.2f} x")
-                    results.append({"shape": shape, "rows": n, "kernel": name, "ms": ms, "gbps": rate})
+                    share = f"{median_ratio(rate, reads):.0%}" if reads else ""
+                    against = f"{median_ratio(bf16, ms):.2f} x"
+                    report.add(shape, str(n), name, spread(ms), spread(rate, 1), share, against)
+                    row = {"shape": shape, "rows": n, "kernel": name, "ms": ms, "gbps": rate}
+                    results.append({**row, "memory_gbps": reads})
     report.raw["measurements"] = results
     report.finish(options.json)
 
 
-def make_weights(m: int, k: int, device: str) -> dict[str, tuple[list[Block], Multiply]]:
-    """By kernel: copies of one matrix, and the function that multiplies x with one of them."""
-    w = (torch.randn(m, k) * 0.02).to(device)
-    blocks = {
-        "bf16": Block("BF16", w.bfloat16(), None, m, k),
-        "int8": Block("I8", *quantize_int8(w), m, k),
-        "int4": Block("U8", *quantize_int4(w), m, k),
-    }
-    exact = partial(linear, exact=True)
-    if device == "cpu":
-        arms = {"bf16": (blocks["bf16"], lambda x, b: multiply(x, b.data))}
-        arms |= {name: (blocks[name], exact) for name in ("int8", "int4")}
-        arms |= {f"{name} unpacked": (blocks[name], unpacked) for name in ("int8", "int4")}
-        arms["int4 for drafting"] = (blocks["int4"].for_drafting(), partial(linear, exact=False))
-    else:
-        arms = {name: (block, partial(linear, exact=False)) for name, block in blocks.items()}
-        arms |= {f"{name} exact": (blocks[name], exact) for name in ("int8", "int4")}
-    return {name: (copies(block), multiply) for name, (block, multiply) in arms.items()}
+def weights(name: str, m: int, k: int, device: str) -> Block:
+    """One matrix [m, k] of random numbers. Of GGUF's types all bytes are random but for the fp16 scales."""
+    encoding = NAMES.get(name, name)
+    if name in NAMES:
+        w = (torch.randn(m, k) * 0.02).to(device)
+        if name == "bf16":
+            return Block(encoding, w.bfloat16(), None, m, k)
+        return Block(encoding, *(quantize_int8 if name == "int8" else quantize_int4)(w), m, k)
+    size = BLOCKS[encoding].nbytes
+    raw = torch.randint(0, 256, (m * row_bytes(encoding, k) // size, size), dtype=torch.uint8)
+    for at in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(encoding, (0,)):
+        raw[:, at : at + 2] = torch.full((len(raw), 1), 0.01, dtype=torch.float16).view(torch.uint8)
+    return Block.of_bytes(encoding, raw.to(device), m, k)
+
+
+def on_cpu(block: Block) -> dict[str, Multiply]:
+    """The ways to multiply with such weights, by name."""
+    if block.encoding == "BF16":
+        return {"": lambda x, b: multiply(x, b.data)}
+    ways: dict[str, Multiply] = {"unpacked": unpacked}
+    if block.scale is not None and integer.available():
+        ways["integers"] = in_integers
+    if compiled.available(block.encoding):
+        ways["compiled"] = lambda x, b: compiled.linear(x, b.encoding, b.data, b.scale)
+    return ways
+
+
+def on_cuda(block: Block) -> dict[str, Multiply]:
+    exact = {} if block.encoding == "BF16" else {"exact": partial(linear, exact=True)}
+    return {"": partial(linear, exact=False), **exact}
 
 
 def unpacked(x: Tensor, block: Block) -> Tensor:
     dtype = matmul_dtype(x.dtype)
-    return torch.cat([F.linear(x.to(dtype), tile) for tile in block.tiles(dtype)], dim=1)
+    tiles = tile_bounds(block.rows, block.inner * dtype.itemsize)
+    return torch.cat([F.linear(x.to(dtype), dense(block, *tile, dtype)) for tile in tiles], dim=1)
+
+
+def dense(block: Block, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    """Rows [start, stop) as numbers, by torch's operations."""
+    data = block.data[start:stop]
+    if block.scale is None:
+        return dequantize_torch(block.encoding, data, block.inner, dtype, None)
+    if block.encoding == "I8":
+        return dequantize_int8(data, block.scale[start:stop], dtype, None)
+    return dequantize_int4(data, block.scale[start:stop], dtype, block.inner, None)
+
+
+def in_integers(x: Tensor, block: Block) -> Tensor:
+    assert block.scale is not None
+    digits = integer.split(x)
+    parts = [
+        integer.multiply(digits, block.numbers(start, stop), block.scale[start:stop], x.dtype)
+        for start, stop in tile_bounds(block.rows, 12 * len(x) + block.inner)
+    ]
+    return torch.cat(parts, dim=1)
 
 
 def copies(block: Block) -> list[Block]:
@@ -86,18 +140,18 @@ def copies(block: Block) -> list[Block]:
     return [replace(block, data=block.data.clone()) for _ in range(int(CACHES / block.data.nbytes) + 1)]
 
 
-def measure(x: Tensor, blocks: list[Block], multiply: Multiply) -> Row:
+def measure(x: Tensor, blocks: list[Block], by: Multiply) -> Row:
     """The quickest of many calls: others on the machine only ever add."""
     block_bytes = sum(t.nbytes for t in (blocks[0].data, blocks[0].scale) if t is not None)
     synchronize = torch.cuda.synchronize if x.is_cuda else lambda: None
-    multiply(x, blocks[0])
+    by(x, blocks[0])
     times: list[float] = []
     end = time.perf_counter() + SECONDS
     while len(times) < 5 or time.perf_counter() < end:
         block = blocks[len(times) % len(blocks)]
         synchronize()
         began = time.perf_counter()
-        multiply(x, block)
+        by(x, block)
         synchronize()
         times.append(time.perf_counter() - began)
     return {"ms": min(times) * 1e3, "gbps": block_bytes / min(times) / 1e9}

@@ -6,36 +6,22 @@ One reply in a cgroup limited to the dial, with raw direct reads of the same fil
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
-import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from benchmarks.cgroup import CgroupUnavailable
-from benchmarks.common import (
-    PROMPT,
-    Report,
-    Row,
-    arguments,
-    edgespec_command,
-    environment,
-    format_bytes,
-    generate_command,
-    interleave,
-    median_ratio,
-    parse_bytes,
-    spread,
-    tail,
-)
+from benchmarks.common import PROMPT, Row, arguments, environment, generate_command, interleave, pack
 from benchmarks.measure import run
 from benchmarks.models.make_model import ensure_model
 from benchmarks.models.repeat_layers import repeat_layers
 from benchmarks.models.shapes import get_shape, models_dir
 from benchmarks.page_cache import drop_caches
 from benchmarks.raw_rates import best_read_threads, direct_read_rate
+from benchmarks.tables import Report, median_ratio, spread
+from edgespec.values import format_bytes, parse_bytes
 
 
 def ensure_large(name: str, distinct: int) -> Path:
@@ -45,7 +31,7 @@ def ensure_large(name: str, distinct: int) -> Path:
         packed = models_dir() / f"{name}-{distinct}layers-packed"
         if not packed.exists():
             source = ensure_model(name, distinct)
-            subprocess.run(edgespec_command("pack", source, "-o", packed), check=True, env=environment())
+            pack(source, packed)
         repeat_layers(packed, target, get_shape(name).layers)
         shutil.rmtree(packed)  # the links keep the data
     return target
@@ -55,15 +41,7 @@ def generate(model: Path, dial: int, tokens: int) -> Row:
     drop_caches([model])
     command = generate_command(model, PROMPT, dial, tokens)
     usage = run(command, memory=dial, watch=[model], env=environment())
-    row: Row = {
-        "usage": usage.to_dict(),
-        "failure": usage.failure(),
-        "met": usage.met_limit,
-        "peak": usage.peak,
-    }
-    if not row["failure"]:
-        row["stats"] = json.loads(usage.stdout.strip().splitlines()[-1])["stats"]
-    return row
+    return usage.row()
 
 
 def main() -> None:
@@ -94,7 +72,7 @@ def main() -> None:
     rows = results["edgespec"]
     failures = [row["failure"] for row in rows if row["failure"]]
     if failures:
-        report.add("failed", "", "", "", "", tail(failures[0]))
+        report.failed("failed", failures[0])
         report.finish(args.json)
         return
     rates = [row["stats"]["read_gbps"] for row in rows]

@@ -21,8 +21,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import IO
 
 from benchmarks.cgroup import Cgroup, CgroupUnavailable, fresh_cgroup
+from benchmarks.common import Row
 from benchmarks.page_cache import cached_bytes, files_under
 
 SAMPLE_SECONDS = 0.2
@@ -67,6 +69,18 @@ class Usage:
     def to_dict(self) -> dict[str, object]:
         """For a results file: everything, of the streams the last lines."""
         return {**asdict(self), "stdout": self.stdout[-2000:], "stderr": self.stderr[-2000:]}
+
+    def row(self) -> Row:
+        """For arms in turn: this, and what a command that succeeded printed last as JSON."""
+        row: Row = {
+            "usage": self.to_dict(),
+            "failure": self.failure(),
+            "peak": self.peak,
+            "met": self.met_limit,
+        }
+        if not row["failure"]:
+            row |= json.loads(self.stdout.strip().splitlines()[-1])
+        return row
 
     def failure(self) -> str:
         """One line on why it failed; "" when it did not."""
@@ -131,10 +145,13 @@ def run(
         usage.max_rss = resources.ru_maxrss * 1024
         usage.peak, usage.limit_hits, usage.oom_kills = group.peak(), group.limit_hits(), group.oom_kills()
         usage.cached_after, usage.watched = cached_bytes(files), sum(f.stat().st_size for f in files)
-        for stream, name in ((out, "stdout"), (err, "stderr")):
-            stream.seek(0)
-            setattr(usage, name, stream.read().decode(errors="replace"))
+        usage.stdout, usage.stderr = _said(out), _said(err)
     return usage
+
+
+def _said(stream: IO[bytes]) -> str:
+    stream.seek(0)
+    return stream.read().decode(errors="replace")
 
 
 def _sample(
@@ -156,7 +173,7 @@ def _sample(
 
 
 def main() -> None:
-    from benchmarks.common import parse_bytes
+    from edgespec.values import parse_bytes
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--memory", type=parse_bytes, help="limit, e.g. 2GB; none without")

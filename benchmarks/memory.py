@@ -15,12 +15,10 @@ from pathlib import Path
 from benchmarks.cgroup import CgroupUnavailable
 from benchmarks.common import (
     PROMPT,
-    Report,
     Row,
     arguments,
     compile_checkout,
     environment,
-    format_bytes,
     generate_command,
     interleave,
     sizes,
@@ -28,6 +26,8 @@ from benchmarks.common import (
 from benchmarks.measure import Usage, run
 from benchmarks.models.make_model import ensure_model
 from benchmarks.page_cache import drop_caches
+from benchmarks.tables import Report
+from edgespec.values import format_bytes
 
 LONG_PROMPT = (PROMPT * 500)[:500]  # at most 501 tokens of the made models' tokenizer
 

@@ -12,22 +12,13 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.cgroup import CgroupUnavailable
-from benchmarks.common import (
-    Report,
-    Row,
-    arguments,
-    edgespec_command,
-    environment,
-    format_bytes,
-    interleave,
-    median_ratio,
-    parse_bytes,
-    spread,
-)
+from benchmarks.common import Row, arguments, edgespec_command, environment, interleave
 from benchmarks.measure import run
 from benchmarks.models.make_model import ensure_model
 from benchmarks.page_cache import drop_caches, files_under
 from benchmarks.raw_rates import best_read_threads, direct_copy_rate, direct_read_rate, direct_write_rate
+from benchmarks.tables import Report, median_ratio, spread
+from edgespec.values import format_bytes, parse_bytes
 
 LIMIT = 10**9
 

@@ -20,24 +20,13 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.cgroup import CgroupUnavailable
-from benchmarks.common import (
-    PROMPT,
-    Report,
-    Row,
-    arguments,
-    environment,
-    format_bytes,
-    generate_command,
-    interleave,
-    median_ratio,
-    sizes,
-    spread,
-    tail,
-)
+from benchmarks.common import PROMPT, Row, arguments, environment, generate_command, interleave, sizes
 from benchmarks.measure import run
 from benchmarks.models.make_model import ensure_model
 from benchmarks.models.tokenizer import vocabulary
 from benchmarks.page_cache import drop_caches
+from benchmarks.tables import Report, median_ratio, spread, tail
+from edgespec.values import format_bytes
 
 PEERS = Path(__file__).parent / "peers"
 
@@ -82,21 +71,16 @@ class Arms:
         """(command line, what it reads) of one arm."""
         if name == "edgespec":
             return generate_command(self.model, PROMPT, dial, self.tokens), self.model
-        if name == "llama.cpp F16, mmap in place":
-            return self.peer("run_llama_cpp.py", self.gguf), self.gguf
-        if name == "llama.cpp F16, defaults":
-            return self.peer("run_llama_cpp.py", self.gguf, "--repack"), self.gguf
-        if name == "llama.cpp Q4_K_M, defaults":
-            return self.peer("run_llama_cpp.py", self.q4, "--repack"), self.q4
-        if name == "llama.cpp Q4_K_M, mmap in place":
-            return self.peer("run_llama_cpp.py", self.q4), self.q4
-        if name == "accelerate, disk_offload":
-            return self.peer("run_accelerate.py", self.model), self.model
-        if name == "accelerate, max_memory":
-            return self.peer("run_accelerate.py", self.model, "--memory", dial), self.model
-        if name == "AirLLM":
-            return self.peer("run_airllm.py", self.model, "--split-to", self.split), self.split
-        raise SystemExit(f"unknown arm {name!r}; known are {', '.join(NAMES)}")
+        script, weights, *options = {
+            "llama.cpp F16, mmap in place": ("run_llama_cpp.py", self.gguf),
+            "llama.cpp F16, defaults": ("run_llama_cpp.py", self.gguf, "--repack"),
+            "accelerate, disk_offload": ("run_accelerate.py", self.model),
+            "accelerate, max_memory": ("run_accelerate.py", self.model, "--memory", dial),
+            "AirLLM": ("run_airllm.py", self.model, "--split-to", self.split),
+            "llama.cpp Q4_K_M, defaults": ("run_llama_cpp.py", self.q4, "--repack"),
+            "llama.cpp Q4_K_M, mmap in place": ("run_llama_cpp.py", self.q4),
+        }[name]
+        return self.peer(script, weights, *options), self.split if name == "AirLLM" else weights
 
     def prepare(self, names: list[str]) -> None:
         """Make the files that the arms read, each once."""
@@ -153,15 +137,7 @@ def measured(arms: Commands, name: str, dial: int, timeout: float) -> Row:
     drop_caches([weights])
     env = environment() if name.startswith("edgespec") else {**environment(), "PYTHONPATH": ""}
     usage = run(command, memory=dial, watch=[weights], env=env, timeout=timeout)
-    row: Row = {
-        "usage": usage.to_dict(),
-        "failure": usage.failure(),
-        "peak": usage.peak,
-        "met": usage.met_limit,
-    }
-    if not row["failure"]:
-        row.update(json.loads(usage.stdout.strip().splitlines()[-1]))
-    return row
+    return usage.row()
 
 
 def run_rounds(report: Report, arms: Commands, names: list[str], args: argparse.Namespace) -> None:

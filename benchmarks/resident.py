@@ -6,40 +6,24 @@ reads; it is compared with plain reads of memory measured in between.
 
 from __future__ import annotations
 
-import json
 import statistics
 from pathlib import Path
 
-from benchmarks.common import (
-    Report,
-    Row,
-    arguments,
-    format_bytes,
-    interleave,
-    median_ratio,
-    parse_bytes,
-    spread,
-)
+from benchmarks.common import Row, arguments, interleave
 from benchmarks.models.make_model import ensure_model
 from benchmarks.raw_rates import MemoryRead
-from benchmarks.worker import Worker, cycles
+from benchmarks.tables import Report, median_ratio, spread
+from benchmarks.worker import Worker, per_cycle
+from edgespec.runtimes.formats.describe import describe_model
+from edgespec.values import format_bytes, parse_bytes
 
 
 def weight_bytes(model: Path) -> int:
     """Bytes that one token of plain decoding multiplies by: all matrices but an untied embedding."""
-    total = 0
-    for file in sorted(model.glob("*.safetensors")):
-        with file.open("rb") as f:
-            header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
-        total += sum(
-            entry["data_offsets"][1] - entry["data_offsets"][0]
-            for name, entry in header.items()
-            if name != "__metadata__" and len(entry["shape"]) == 2 and name != "model.embed_tokens.weight"
-        )
-    tied = json.loads((model / "config.json").read_text())["tie_word_embeddings"]
-    if tied:
+    files = describe_model(model)
+    if files.config.tied_head:
         raise SystemExit("use a model with an untied head: its bytes a token are unambiguous")
-    return total
+    return sum(chunk.nbytes for chunk in files.table.chunks)
 
 
 def main() -> None:
@@ -59,7 +43,7 @@ def main() -> None:
 
         def decode() -> Row:
             reply = worker.reply(args.tokens)
-            return {**cycles(reply), "disk": reply["disk"], "streamed": reply["streamed"]}
+            return {**per_cycle(reply), "disk": reply["disk"], "streamed": reply["streamed"]}
 
         results = interleave({"decode": decode, "memory": lambda: {"rate": memory.rate()}}, args.rounds)
         load_seconds = worker.loaded["load_seconds"]

@@ -1,126 +1,110 @@
-"""Drafters for measuring: one whose tokens are right with a set probability, and one that is always wrong.
+"""How does speed depend on acceptance? Chains that are right with a set probability, measured and modelled.
 
-Neither is of use to anyone: the first has to be told what the target will say.
+    python -m benchmarks.set_acceptance --small DEMO --target models/7b-inflated \\
+        --arms "substitute int4" --dials 8GB
+
+`drafters.SetAcceptance` does the work of a real drafter; `speed_model.py` has the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import statistics
+from functools import partial
 
-import numpy as np
+from benchmarks.bench import (
+    OWN,
+    SMALL_MEMORY,
+    Arm,
+    Bench,
+    bench_of,
+    drafting_arguments,
+    middle,
+    open_worker,
+)
+from benchmarks.common import Row
+from benchmarks.speed_model import Costs, best_steps, expected_tokens
+from benchmarks.tables import Report
+from edgespec.values import format_bytes
 
-from edgespec.config import GenerationOptions
-from edgespec.core.acceptance import Outcome
-from edgespec.core.sampling import Noise, Sampler
-from edgespec.core.schedule import Context, TreeBudget
-from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import Drafter, Drafting, Root
-
-
-class SetAcceptance:
-    """See `drafters.base.Drafter`. Works as `inner` does, step by step, and proposes other tokens.
-
-    inner: a real drafter. It is asked for *drawn* chains, so that a step runs one node, and every step costs
-        what it costs that drafter; what it proposes is thrown away.
-    reply: the target's greedy reply, recorded before. Each proposed token is the reply's with probability
-        `probability`, independently (keyed by seed and place); else another token.
-    """
-
-    def __init__(
-        self, inner: Drafter, reply: Sequence[int], probability: float, seed: int, vocabulary: int
-    ) -> None:
-        self.inner, self.reply = inner, list(reply)
-        self.probability, self.seed, self.vocabulary = probability, seed, vocabulary
-        self.done = 0  # tokens of the reply that are committed
-
-    @property
-    def passes(self) -> range:
-        return self.inner.passes
-
-    def prefill(self, context: Context) -> None:
-        self.done = 0
-        sampler = Sampler(GenerationOptions(temperature=1.0))
-        self.inner.prefill(replace(context, sampler=sampler, noise=Noise(self.seed), drawn=True))
-
-    def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
-        """Raises ValueError when the target has said something else than was recorded."""
-        root, known = roots[0].token, self.reply[self.done : self.done + 1]
-        if known and known[0] != root:
-            raise ValueError(f"token {self.done} of the reply is {root}; {known[0]} was recorded")
-        chance = np.random.default_rng((self.seed, self.done))
-        chain = [root]
-        for token in self.reply[self.done + 1 :]:
-            right = chance.random() < self.probability
-            chain.append(token if right else (token + 1) % self.vocabulary)
-        most = min(budget.passes, budget.depth, budget.nodes - 1)
-        return SetDrafting(self.inner.start(roots[:1], budget), chain, most)
-
-    def commit(self, root: int, outcome: Outcome) -> None:
-        self.inner.commit(root, outcome)
-        self.done += len(outcome.tokens)
+LOOK = (2, 4, 8, 16)  # lengths of chains through whose costs lines are drawn
+PROBABILITIES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97)
+SET_CYCLES = 200  # of the small model, for tokens per cycle at set acceptance
 
 
-class SetDrafting:
-    """See `drafters.base.Drafting`."""
-
-    def __init__(self, inner: Drafting, chain: Sequence[int], passes: int) -> None:
-        self.inner, self.chain, self.passes = inner, chain, passes
-
-    def step(self) -> bool:
-        return len(self.inner.tree()) <= self.passes and self.inner.step()
-
-    def tree(self, root: int = 0) -> TokenTree:
-        """The chain, as far as the inner one was drafted and the reply is known."""
-        return TokenTree.chain(self.chain[: len(self.inner.tree())])
-
-    def stop(self) -> None:
-        self.inner.stop()
-
-    def cancel(self) -> None:
-        self.inner.cancel()
+def chains_of(*steps: int, p: float = 0.9) -> Row:
+    return {"kind": "set", "p": p, "steps": list(steps)}
 
 
-class Wrong:
-    """See `drafters.base.Drafter`. Free trees of random tokens, all children of the root: a pass over so many
-    nodes that says what plain decoding says."""
-
-    passes = range(1)
-
-    def __init__(self, vocabulary: int, seed: int) -> None:
-        self.vocabulary = vocabulary
-        self.chance = np.random.default_rng(seed)
-
-    def prefill(self, context: Context) -> None:
-        pass
-
-    def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
-        count = min(budget.nodes, self.vocabulary) - 1
-        tokens = self.chance.choice(self.vocabulary, count, replace=False)
-        parents = np.zeros(count + 1, dtype=np.int64)
-        parents[0] = -1
-        logprobs = np.full(count + 1, -np.log(self.vocabulary))
-        logprobs[0] = 0
-        return Made(TokenTree(np.concatenate([[roots[0].token], tokens]), parents, logprobs))
-
-    def commit(self, root: int, outcome: Outcome) -> None:
-        pass
+def measure(bench: Bench, dial: int, arm: Arm, chains: dict[float, int]) -> None:
+    """Seconds a cycle do not depend on what is right, so one process runs chains of all lengths in turn,
+    those through which the model's lines are drawn among them; plain cycles before and after it."""
+    for p, steps in chains.items():
+        bench.store.get(f"set tokens/{arm.name}/{p}/{steps}", partial(count, bench, arm, p, steps))
+    mode, stem = chains_of(*sorted({*LOOK, *chains.values()})), f"{format_bytes(dial)}/curve"
+    for turn in range(bench.args.rounds):
+        plain = partial(bench.timed, dial, "none", (), OWN, turn)
+        bench.store.get(f"{stem}/plain before {arm.name}/{turn}", plain)
+        chained = partial(bench.timed, dial, arm.drafter, arm.big, mode, turn)
+        bench.store.get(f"{stem}/{arm.name}/{turn}", chained)
+        bench.store.get(f"{stem}/plain after {arm.name}/{turn}", plain)
 
 
-class Made:
-    """See `drafters.base.Drafting`: a tree that is there from the start."""
+def count(bench: Bench, arm: Arm, p: float, steps: int) -> Row:
+    """Tokens per cycle at set acceptance, by whole stories of the small model."""
+    with open_worker(bench.args.small, SMALL_MEMORY, arm.drafter, *arm.small) as worker:
+        cycles = bench.long_replies(worker, SET_CYCLES, chains_of(steps, p=p))["cycles"]
+    return {"tau": sum(c["tokens"] for c in cycles) / len(cycles), "cycles": len(cycles)}
 
-    def __init__(self, tree: TokenTree) -> None:
-        self.made = tree
 
-    def step(self) -> bool:
-        return False
+def curve(bench: Bench, dial: int) -> Report:
+    name = format_bytes(dial)
+    columns = ["drafter's cost", "p", "steps", "tokens a cycle", "cycle, s", "× plain", "modelled"]
+    report = Report(f"Speed against set acceptance at {name}", [*columns, "model is off by", "cycles timed"])
+    errors = []
+    for arm in bench.arms:
+        if arm.drafter == "ngram":
+            continue
+        timed = partial(bench.timed, dial, arm.drafter, arm.big, chains_of(*LOOK))
+        look = bench.store.get(f"{name}/chain costs/{arm.name}", timed)
+        if "error" in look:
+            report.failed(arm.name, look["error"])
+            continue
+        first = Costs.fit(look["cycles"])
+        chains = {p: best_steps(first, p) for p in PROBABILITIES}
+        measure(bench, dial, arm, chains)
+        cycles = [c for row in bench.rounds(f"{name}/curve/{arm.name}") for c in row["cycles"]]
+        beside = [
+            middle(bench.rounds(f"{name}/curve/plain {when} {arm.name}")) for when in ("before", "after")
+        ]
+        known = [plain for plain in beside if plain is not None]
+        if not known or not cycles:
+            continue
+        plain, costs = statistics.mean(known), Costs.fit([c for c in cycles if c["steps"] in LOOK])
+        for p, steps in chains.items():
+            each = [c["seconds"] for c in cycles if c["steps"] == steps]
+            tau = bench.store.rows[f"set tokens/{arm.name}/{p}/{steps}"].get("tau")
+            if not each or tau is None:
+                continue
+            taken = statistics.mean(each)
+            measured, modelled = plain * tau / taken, plain * expected_tokens(p, steps) / costs.cycle(steps)
+            errors.append(modelled / measured - 1)
+            figures = [f"{x:.2f}" for x in (tau, taken, measured, modelled)]
+            report.add(arm.name, str(p), str(steps), *figures, f"{errors[-1]:+.1%}", str(len(each)))
+        report.notes.append(
+            f"{arm.name}: a chain of n costs {costs.fixed:.2f} + {costs.step:.3f} n s to draft and "
+            f"{costs.verify:.2f} + {costs.node:.4f} n s to verify; plain cycle {plain:.2f} s. "
+            f"Tokens a cycle are the small model's, over {SET_CYCLES} cycles or more."
+        )
+    if errors:
+        report.notes.append(f"The model is off by at most {max(map(abs, errors)):.1%}.")
+    return report
 
-    def tree(self, root: int = 0) -> TokenTree:
-        return self.made
 
-    def stop(self) -> None:
-        pass
+def main() -> None:
+    bench = bench_of(drafting_arguments(__doc__))
+    for dial in bench.args.dials:
+        print(curve(bench, dial).markdown(), flush=True)
 
-    def cancel(self) -> None:
-        pass
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,7 @@ class Costs:
     def fit(cycles: Iterable[Row]) -> Costs:
         """Straight lines through the medians by number of steps, and of nodes.
 
-        `cycles` as the draft worker reports them; they need two different numbers of steps.
+        `cycles` as a worker reports them; they need two different numbers of steps.
         """
         rows = [c for c in cycles if c["steps"]]
         fixed, step = line(medians(rows, "steps", "draft"))

@@ -11,20 +11,14 @@ import statistics
 from functools import partial
 from pathlib import Path
 
-from benchmarks.common import (
-    Report,
-    Row,
-    arguments,
-    format_bytes,
-    interleave,
-    median_ratio,
-    parse_bytes,
-    sizes,
-    spread,
-)
+from benchmarks.common import Row, arguments, interleave, sizes
 from benchmarks.models.make_model import ensure_model
 from benchmarks.raw_rates import best_read_threads, direct_read_rate
-from benchmarks.worker import Worker, cycles
+from benchmarks.tables import Report, median_ratio, spread
+from benchmarks.worker import Worker, per_cycle
+from edgespec.values import format_bytes, parse_bytes
+
+COLUMNS = ("dial", "read a pass", "against plan", "GB/s", "of raw reads", "cycle, s")
 
 
 class RawReads:
@@ -52,10 +46,12 @@ def streamed(model: Path, dial: int, tokens: int, blocks: int, raw: RawReads) ->
             replies.append(worker.reply(tokens))
             rates.append(raw.rate())
     around = [(before + after) / 2 for before, after in itertools.pairwise(rates)]
-    passes = sum(reply["cycles"] for reply in replies)
+    passes = sum(reply["passes"] for reply in replies)
     return {
         "plan": plan,
-        "blocks": [{**cycles(reply), "raw_rate": rate} for reply, rate in zip(replies, around, strict=True)],
+        "blocks": [
+            {**per_cycle(reply), "raw_rate": rate} for reply, rate in zip(replies, around, strict=True)
+        ],
         "bytes_per_pass": sum(reply["streamed"] for reply in replies) / passes,
         "disk_per_pass": sum(reply["disk"] for reply in replies) / passes,
         "replies": replies,
@@ -65,11 +61,9 @@ def streamed(model: Path, dial: int, tokens: int, blocks: int, raw: RawReads) ->
 def resident(model: Path, memory: int, tokens: int) -> Row:
     with Worker(model, memory) as worker:
         if worker.loaded["plan"]["bytes_per_pass"]:
-            raise SystemExit(
-                f"{model.name} is not resident at {format_bytes(memory)}: raise --resident-memory"
-            )
+            raise SystemExit(f"{model.name} is not resident at {format_bytes(memory)}: use --resident-memory")
         worker.reply(2)
-        return cycles(worker.reply(tokens))
+        return per_cycle(worker.reply(tokens))
 
 
 def main() -> None:
@@ -91,18 +85,7 @@ def main() -> None:
 
     report = Report(
         f"Streaming: {model.name}, plain decoding, {args.rounds} × {args.blocks} blocks, median (range)",
-        [
-            "dial",
-            "read a pass",
-            "against plan",
-            "GB/s",
-            "of raw reads",
-            "cycle, s",
-            "I/O, s",
-            "compute, s",
-            "cycle / max",
-            "cycles timed",
-        ],
+        [*COLUMNS, "I/O, s", "compute, s", "cycle / max", "cycles timed"],
         raw={**results, "raw_read_threads": raw.threads},
     )
     for dial in args.dials:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from pathlib import Path
@@ -12,18 +13,20 @@ import pytest
 if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
     pytest.skip("benchmarks/ is not part of an installed package", allow_module_level=True)
 
-from benchmarks import cgroup, common, measure
+from benchmarks import cgroup, common, measure, tables
+from benchmarks.drafters import SetAcceptance, Wrong
 from benchmarks.held_out import repetition
 from benchmarks.models import checkpoint, make_model, repeat_layers, tokenizer
 from benchmarks.models.shapes import Shape, get_shape
-from benchmarks.set_acceptance import SetAcceptance, Wrong
 from benchmarks.speed_model import Costs, best_steps, expected_tokens
-from benchmarks.store import Store
+from benchmarks.tables import Store
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, Root
+from tests.test_imports import circles, imported_modules
 
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 TINY = Shape(layers=3, hidden=64, ffn=160, heads=4, kv_heads=2, vocab=300, head_dim=16, context=128)
 
 
@@ -169,9 +172,9 @@ def test_arms_take_turns() -> None:
 
 
 def test_figures_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert common.median_ratio([2.0, 9.0, 4.0], [1.0, 3.0, 1.0]) == 3.0
-    assert common.spread([3.0, 1.0, 2.0]) == "2.00 (1.00–3.00)"
-    report = common.Report("T", ["a", "b"], raw={"x": [1]})
+    assert tables.median_ratio([2.0, 9.0, 4.0], [1.0, 3.0, 1.0]) == 3.0
+    assert tables.spread([3.0, 1.0, 2.0]) == "2.00 (1.00–3.00)"
+    report = tables.Report("T", ["a", "b"], raw={"x": [1]})
     with pytest.raises(ValueError, match="1 cells"):
         report.add("only one")
     report.add("1", "2")
@@ -307,3 +310,49 @@ def test_repetition() -> None:
     assert repetition([1, 2, 3, 4, 5], [9, 8, 7, 6]) == 0
     assert repetition([1, 2, 3, 4, 5], [1, 2, 3, 4, 5]) == 2 / 5  # the n-grams across the border are new
     assert repetition([7], []) == 0
+
+
+def import_graph() -> dict[str, set[str]]:
+    """Which of the benchmarks' modules each of them imports."""
+    files = {".".join(f.relative_to(BENCHMARKS.parent).with_suffix("").parts): f for f in scripts()}
+    graph: dict[str, set[str]] = {}
+    for module, file in files.items():
+        names = [part for name in imported_modules(file) for part in (name, name.rpartition(".")[0])]
+        graph[module] = files.keys() & names
+    return graph
+
+
+def scripts() -> list[Path]:
+    return sorted(file for file in BENCHMARKS.rglob("*.py") if file.parent.name != "peers")
+
+
+def test_no_scripts_import_one_another_in_a_circle() -> None:
+    graph = import_graph()
+    assert "benchmarks.worker" in graph["benchmarks.bench"]
+    assert not circles(graph)
+
+
+# What scripts make themselves, and may fill in.
+OWN = {"self", "usage", "process", "matrix", "tokenizer", "sys"}
+
+
+def poked(source: str) -> list[str]:
+    """Attributes of others' objects that a script assigns to."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+            if not (isinstance(node.value, ast.Name) and node.value.id in OWN):
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr":
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_scripts_measure_the_engine_as_it_is() -> None:
+    """Nothing of an engine's, a session's or a target's is replaced: what is timed is what users run."""
+    assert {file.name: poked(file.read_text(encoding="utf-8")) for file in scripts()} == {
+        file.name: [] for file in scripts()
+    }
+    changes = "model.run = f; session.schedule.controller.record = f; self.engine.eos = (); self.a = 1"
+    assert poked(changes) == ["model.run", "session.schedule.controller.record", "self.engine.eos"]
+    assert poked("setattr(target, 'run', f); del engine.plan") == ["setattr(target, 'run', f)", "engine.plan"]

@@ -1,0 +1,96 @@
+"""What does useless drafting cost? A pass over 64 nodes, and --drafter auto on text nobody can guess.
+
+    python -m benchmarks.bounds --small DEMO --target models/7b-inflated --arms "substitute int4" \\
+        --dials 8GB --resident-target models/1b-bf16 --resident-draft models/0.5b-bf16
+"""
+
+from __future__ import annotations
+
+import statistics
+from functools import partial
+from pathlib import Path
+
+from benchmarks.bench import OWN, Bench, Options, bench_of, drafting_arguments, open_worker, timed
+from benchmarks.common import Row
+from benchmarks.held_out import noise
+from benchmarks.tables import Report, spread
+from edgespec.values import format_bytes
+
+HOT = 8.0  # a temperature at which nobody can guess the next token
+
+
+def nodes(bench: Bench, dial: int) -> Report:
+    name = format_bytes(dial)
+    columns = ["1 node, s", "64 nodes, s", "ratio", "passes"]
+    report = Report(f"A pass over 64 nodes against one node at {name}", columns)
+    mode = {"kind": "wrong", "nodes": [1, 64]}
+    for turn in range(bench.args.rounds):
+        bench.store.get(f"{name}/nodes/{turn}", partial(bench.timed, dial, "none", (), mode, turn))
+    found = bench.rounds(f"{name}/nodes")
+    one, many = (
+        [statistics.median(c["verify"] for c in row["cycles"] if c["nodes"] == count) for row in found]
+        for count in (1, 64)
+    )
+    if found:
+        ratios = [b / a for a, b in zip(one, many, strict=True)]
+        report.add(spread(one), spread(many), spread(ratios, 3), str(sum(len(r["cycles"]) for r in found)))
+    return report
+
+
+def adversarial(bench: Bench, dial: int) -> Report:
+    """Text at a temperature that makes every token a surprise, after prompts of random tokens."""
+    name, args = format_bytes(dial), bench.args
+    columns = ["where", "drafters", "× plain", "tokens timed"]
+    report = Report(f"--drafter auto on random tokens at {name}", columns)
+    streamed: dict[str, Options] = {arm.name: arm.big for arm in bench.arms}
+    streamed["ngram"] = ()
+    places: list[tuple[str, Path, dict[str, Options], int]] = []
+    if args.resident_target:
+        ways: dict[str, Options] = {"ngram": ()}
+        if args.resident_draft:
+            ways["model"] = ("--draft-model", args.resident_draft)
+        places.append(("resident", args.resident_target, ways, 40 * args.cycles))
+    places.append(("streamed", args.target, streamed, 20 * args.cycles))
+    for where, model, ways, count in places:
+        stem = f"{name}/adversarial/{where}"
+        for turn in range(args.rounds):
+            job = partial(surprise, model, dial, count, turn)
+            bench.store.get(f"{stem}/plain/{turn}", partial(job, "none", ()))
+            for way, options in ways.items():
+                bench.store.get(f"{stem}/{way}/{turn}", partial(job, "auto", options))
+        plain = bench.rounds(f"{stem}/plain")
+        for way in ways:
+            found = bench.rounds(f"{stem}/{way}")
+            ratios = [f["rate"] / p["rate"] for f, p in zip(found, plain, strict=False)]
+            if ratios:
+                report.add(where, way, spread(ratios, 3), str(sum(f["tokens"] for f in found)))
+    return report
+
+
+def surprise(model: Path, dial: int, count: int, seed: int, drafter: str, options: Options) -> Row:
+    """A reply that ends early is followed by another, in a conversation of its own."""
+    seconds, tokens = 0.0, 0
+    with open_worker(model, dial, drafter, *options) as worker:
+        for turn, prompt in enumerate(noise(model, 200)):
+            job = {"temperature": HOT, "seed": 1000 * seed + turn}
+            # The first token and the first and the last cycle are not timed.
+            for cycle in timed(worker.run(prompt, min(count + 3, 900), OWN, **job)):
+                seconds += cycle["seconds"]
+                tokens += cycle["tokens"]
+            if tokens >= count:
+                break
+    return {"seconds": seconds, "tokens": tokens, "rate": tokens / seconds}
+
+
+def main() -> None:
+    parser = drafting_arguments(__doc__)
+    parser.add_argument("--resident-target", type=Path, help="a model that fits the dial")
+    parser.add_argument("--resident-draft", type=Path, help="and a draft model for it")
+    bench = bench_of(parser)
+    for dial in bench.args.dials:
+        for part in (nodes, adversarial):
+            print(part(bench, dial).markdown(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Drafters for measuring: one whose tokens are right with a set probability, and one that is always wrong.
+
+Neither is of use to anyone: the first has to be told what the target will say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from edgespec.config import GenerationOptions
+from edgespec.core.acceptance import Outcome
+from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.tree import TokenTree
+from edgespec.drafters.base import Drafter, Drafting, Root
+
+
+class SetAcceptance:
+    """See `drafters.base.Drafter`. Works as `inner` does, step by step, and proposes other tokens.
+
+    inner: a real drafter. It is asked for *drawn* chains, so that a step runs one node, and every step costs
+        what it costs that drafter; what it proposes is thrown away.
+    reply: the target's greedy reply, recorded before. Each proposed token is the reply's with probability
+        `probability`, independently (keyed by seed and place); else another token.
+    """
+
+    def __init__(
+        self, inner: Drafter, reply: Sequence[int], probability: float, seed: int, vocabulary: int
+    ) -> None:
+        self.inner, self.reply = inner, list(reply)
+        self.probability, self.seed, self.vocabulary = probability, seed, vocabulary
+        self.done = 0  # tokens of the reply that are committed
+
+    @property
+    def passes(self) -> range:
+        return self.inner.passes
+
+    def prefill(self, context: Context) -> None:
+        self.done = 0
+        sampler = Sampler(GenerationOptions(temperature=1.0))
+        self.inner.prefill(replace(context, sampler=sampler, noise=Noise(self.seed), drawn=True))
+
+    def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
+        """Raises ValueError when the target has said something else than was recorded."""
+        root, known = roots[0].token, self.reply[self.done : self.done + 1]
+        if known and known[0] != root:
+            raise ValueError(f"token {self.done} of the reply is {root}; {known[0]} was recorded")
+        chance = np.random.default_rng((self.seed, self.done))
+        chain = [root]
+        for token in self.reply[self.done + 1 :]:
+            right = chance.random() < self.probability
+            chain.append(token if right else (token + 1) % self.vocabulary)
+        most = min(budget.passes, budget.depth, budget.nodes - 1)
+        return SetDrafting(self.inner.start(roots[:1], budget), chain, most)
+
+    def commit(self, root: int, outcome: Outcome) -> None:
+        self.inner.commit(root, outcome)
+        self.done += len(outcome.tokens)
+
+
+class SetDrafting:
+    """See `drafters.base.Drafting`."""
+
+    def __init__(self, inner: Drafting, chain: Sequence[int], passes: int) -> None:
+        self.inner, self.chain, self.passes = inner, chain, passes
+
+    def step(self) -> bool:
+        return len(self.inner.tree()) <= self.passes and self.inner.step()
+
+    def tree(self, root: int = 0) -> TokenTree:
+        """The chain, as far as the inner one was drafted and the reply is known."""
+        return TokenTree.chain(self.chain[: len(self.inner.tree())])
+
+    def stop(self) -> None:
+        self.inner.stop()
+
+    def cancel(self) -> None:
+        self.inner.cancel()
+
+
+class Wrong:
+    """See `drafters.base.Drafter`. Free trees of random tokens, all children of the root: a pass over so many
+    nodes that says what plain decoding says."""
+
+    passes = range(1)
+
+    def __init__(self, vocabulary: int, seed: int) -> None:
+        self.vocabulary = vocabulary
+        self.chance = np.random.default_rng(seed)
+
+    def prefill(self, context: Context) -> None:
+        pass
+
+    def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
+        count = min(budget.nodes, self.vocabulary) - 1
+        tokens = self.chance.choice(self.vocabulary, count, replace=False)
+        parents = np.zeros(count + 1, dtype=np.int64)
+        parents[0] = -1
+        logprobs = np.full(count + 1, -np.log(self.vocabulary))
+        logprobs[0] = 0
+        return Made(TokenTree(np.concatenate([[roots[0].token], tokens]), parents, logprobs))
+
+    def commit(self, root: int, outcome: Outcome) -> None:
+        pass
+
+
+class Made:
+    """See `drafters.base.Drafting`: a tree that is there from the start."""
+
+    def __init__(self, tree: TokenTree) -> None:
+        self.made = tree
+
+    def step(self) -> bool:
+        return False
+
+    def tree(self, root: int = 0) -> TokenTree:
+        return self.made
+
+    def stop(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass

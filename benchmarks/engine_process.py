@@ -1,0 +1,236 @@
+"""An engine that reports every cycle of a reply: what was drafted, and what it cost. `worker.py` drives it.
+
+A job is a JSON line: `prompt` (ids or text), `tokens` and `cycles` (at most so many), `temperature`, `seed`,
+`ignore_eos`, `settle` (see `Worker.reply`), `mode`:
+
+    {"kind": "own"}                        the engine's own drafter and controller
+    {"kind": "fixed", "steps": [4, 8]}     its drafter, cycle by cycle with the next of these numbers of steps
+    {"kind": "fixed", ..., "variant": "chain", "fresh": true}    a cascade so; fresh: having learnt nothing
+    {"kind": "set", "steps": [8], "reply": [...], "p": 0.9}      `SetAcceptance` around its drafter
+    {"kind": "wrong", "nodes": [1, 64]}    trees of random tokens, cycle by cycle with so many nodes
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.common import Row
+from benchmarks.drafters import SetAcceptance, Wrong
+from benchmarks.measure import process_io
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.control.controller import Fixed
+from edgespec.core.schedule import TreeBudget
+from edgespec.core.trace import Cycle, Layer, Trace
+from edgespec.drafters.base import Drafter
+from edgespec.drafters.cascade.drafter import CascadeDrafter
+from edgespec.drafters.cascade.exits import Exit, SubstituteExit
+from edgespec.drafters.cascade.files import Cascade
+from edgespec.drafters.cascade.tree import Calibration
+from edgespec.drafters.cascade.variant import VARIANTS
+from edgespec.engine import Engine
+from edgespec.errors import EdgeSpecError
+from edgespec.runtimes.base import Rows
+from edgespec.runtimes.torch.kv_cache import TorchKVCache
+from edgespec.schedules.serial import Serial
+from edgespec.session import Session
+
+NODES = 64  # of the largest tree
+SETTLED_SECONDS = 0.3  # without a read: the ring is full
+
+
+class Rotating(Fixed):
+    """The next of several budgets each cycle."""
+
+    def __init__(self, budgets: Sequence[TreeBudget]) -> None:
+        super().__init__(budgets[0])
+        self.turns = itertools.cycle([Fixed(budget) for budget in budgets])
+
+    def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
+        return next(self.turns).budget(limit, passes)
+
+
+class Traffic:
+    """Bytes of layers that passes have read from memory, by layers that they ran."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.nbytes = 0
+        self.sizes = [0] * engine.config.layers
+        self.pinned = [0] * engine.config.layers
+        for chunk in engine.plan.table.chunks:
+            if chunk.layer < len(self.sizes):
+                self.sizes[chunk.layer] += chunk.nbytes
+                self.pinned[chunk.layer] += chunk.nbytes * (chunk.index in engine.plan.pinned)
+
+    def add(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+
+    def on_layer(self, event: Layer) -> None:
+        """Of the target's own passes; those of a cascade's drafts are not traced."""
+        self.add(self.sizes[event.index])
+
+
+class Counted:
+    """A target whose passes count as `traffic`: `sizes` of the layers, and `whole` for each pass."""
+
+    def __init__(self, target: Any, traffic: Traffic, sizes: Sequence[int], whole: int = 0) -> None:
+        self.target, self.traffic, self.sizes, self.whole = target, traffic, sizes, whole
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.target, name)
+
+    def run(self, hidden: Any, rows: Rows, layers: range, observer: Any = None) -> Any:
+        self.traffic.add(self.whole + sum(self.sizes[i] for i in layers))
+        return self.target.run(hidden, rows, layers, observer)
+
+
+class Conversations:
+    """Replies of one engine, each in a session of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.traffic = Traffic(engine)
+        self.calibrations = Calibration(), Calibration()  # of cascades driven here
+
+    def open(self, job: Row, trace: Trace) -> Session:
+        """Raises EdgeSpecError when the engine's drafter cannot be driven so."""
+        mode, engine = job["mode"], self.engine
+        if mode["kind"] == "own":
+            return engine.new_session(trace=trace)
+        if mode["kind"] == "wrong":
+            wrong = Wrong(min(engine.config.vocab_size, 1000), job["seed"])
+            budgets = [TreeBudget(nodes, 1, 0) for nodes in mode["nodes"]]
+            return self._session(self._cache(), wrong, Rotating(budgets), trace)
+        if not engine.drafters:
+            raise EdgeSpecError("this engine has no drafter to drive")
+        # No steps: n-grams, whose drafts are free.
+        controller = Rotating([TreeBudget(NODES, n or 24, n) for n in mode["steps"]])
+        if "variant" in mode:
+            cache = self._cache()
+            return self._session(cache, self._cascade(cache, mode), controller, trace)
+        if mode["kind"] == "set":
+            cache, vocabulary = self._cache(), engine.config.vocab_size
+            (resident,) = engine.resident
+            inner = resident.drafter(cache, vocabulary)
+            drafter = SetAcceptance(inner, mode["reply"], mode["p"], job["seed"], vocabulary)
+            return self._session(cache, drafter, controller, trace)
+        return engine.new_session(controller=controller, trace=trace)
+
+    def _cache(self) -> TorchKVCache:
+        """Of the plan's size: no other session is open."""
+        return self.engine.target.new_cache(self.engine.plan.context)
+
+    def _session(self, cache: TorchKVCache, drafter: Drafter, controller: Fixed, trace: Trace) -> Session:
+        return Session(self.engine, cache, Serial(drafter, controller, NODES), trace=trace)
+
+    def _cascade(self, cache: TorchKVCache, mode: Row) -> CascadeDrafter:
+        """The engine's cascade with its passes counted. Every cycle goes to its full depth: the paper's
+        chains do not stop when they are unsure."""
+        found = next(r for r in self.engine.resident if isinstance(r, Cascade))
+        if mode.get("fresh"):
+            self.calibrations = Calibration(), Calibration()
+        made = found.drafter(cache, variant=replace(VARIANTS[mode["variant"]], stop=0.0))
+        verify: Exit | None = made.verify
+        if isinstance(verify, SubstituteExit):
+            low = verify.model
+            counted: Any = Counted(low, self.traffic, self.traffic.pinned, low.weights.nbytes)
+            verify = SubstituteExit(counted, verify.depth)
+        target: Any = Counted(made.target, self.traffic, self.traffic.sizes)
+        return CascadeDrafter(target, cache, made.draft, verify, made.variant, self.calibrations)
+
+    def reply(self, job: Row) -> Row:
+        engine, settle = self.engine, job.get("settle", False)
+        settled = self._settle() if settle else 0
+        disk = process_io("self")[0]
+        ends: list[Row] = []  # of the prompt, and of each cycle
+
+        def end(cycle: Cycle | None = None) -> None:
+            row = {"at": time.perf_counter(), "bytes": engine.bytes_read, "layers": self.traffic.nbytes}
+            if cycle is not None:
+                row |= {"steps": cycle.passes or 0, "nodes": len(cycle.tree)}
+                row |= {"draft": cycle.draft_seconds, "verify": cycle.verify_seconds}
+            ends.append({**row, "tokens": 0})
+
+        options = GenerationOptions(
+            job["tokens"],
+            temperature=job["temperature"],
+            seed=job["seed"],
+            ignore_eos=job.get("ignore_eos", False),
+        )
+        tokens: list[int] = []
+        prompt = engine.encode(job["prompt"])
+        with (
+            self.open(job, Trace(end, self.traffic.on_layer)) as session,
+            closing(session.generate(prompt, options)) as responses,
+        ):
+            for response in responses:
+                stats = response.stats
+                if response.token is None:
+                    continue
+                if not ends:
+                    end()
+                tokens.append(response.token)
+                ends[-1]["tokens"] += 1
+                if len(ends) > job["cycles"]:  # the last is cut, like that of a reply that has ended
+                    break
+        cycles = []
+        for before, after in itertools.pairwise(ends):
+            spent = {key: after[key] - before[key] for key in ("bytes", "layers")}
+            seconds = after["at"] - before["at"]
+            cycles.append({**after, **spent, "seconds": seconds})
+        row = {"tokens": tokens, "cycles": cycles, "passes": stats.cycles, "peak_memory": stats.peak_memory}
+        row |= {"prefill_seconds": stats.prefill_seconds, "decode_seconds": stats.decode_seconds}
+        if settle:  # by the passes of this reply, exactly; and the kernel's count of the same
+            row |= {"streamed": self._settle() - settled, "disk": process_io("self")[0] - disk}
+        return row
+
+    def _settle(self) -> int:
+        """Bytes read once the ring is full and reading has stopped."""
+        before = -1
+        while (now := self.engine.bytes_read) != before:
+            before = now
+            time.sleep(SETTLED_SECONDS)
+        return now
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("--memory", type=int, required=True)
+    parser.add_argument("--drafter", default="none")
+    parser.add_argument("--draft-model")
+    parser.add_argument("--adapters")
+    parser.add_argument("--resident-layers", type=int)
+    parser.add_argument("--context", type=int)
+    options = vars(parser.parse_args())
+    answers, sys.stdout = sys.stdout, sys.stderr
+
+    def answer(row: Row) -> None:
+        answers.write(json.dumps(row) + "\n")
+        answers.flush()
+
+    began = time.perf_counter()
+    try:
+        engine = Engine.load(options.pop("model"), EngineOptions(**options))
+    except EdgeSpecError as error:
+        answer({"error": str(error)})
+        return
+    answer({"plan": engine.plan.to_dict(), "load_seconds": time.perf_counter() - began})
+    conversations = Conversations(engine)
+    for line in sys.stdin:
+        job = {"temperature": 0.0, "seed": 0, "cycles": 10**6, **json.loads(line)}
+        try:
+            answer(conversations.reply(job))
+        except (EdgeSpecError, ValueError) as error:
+            answer({"error": str(error)})
+
+
+if __name__ == "__main__":
+    main()

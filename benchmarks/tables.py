@@ -1,0 +1,145 @@
+"""Figures, tables, and results files: whatever is measured ends here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.common import REPO, Row
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
+    """Median over rounds of above[i] / below[i]: what drifts slowly cancels."""
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """ "median (min–max)", or the one value."""
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+
+
+def tail(text: str, length: int = 160) -> str:
+    """The last line of a message, for a table cell."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    return lines[-1][:length].replace("|", "\\|") if lines else ""
+
+
+@dataclass
+class Report:
+    """One script's table. Cells are text for people, `raw` is everything measured."""
+
+    title: str
+    columns: Sequence[str]
+    rows: list[Sequence[str]] = field(default_factory=list)
+    raw: Row = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, *cells: str) -> None:
+        if len(cells) != len(self.columns):
+            raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
+        self.rows.append(cells)
+
+    def failed(self, name: str, why: str) -> None:
+        """A row for an arm that gave no figures."""
+        self.add(name, "failed", *[""] * (len(self.columns) - 3), tail(why))
+
+    def markdown(self) -> str:
+        lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, *self.rows)]
+        lines.insert(1, "|" + "---|" * len(self.columns))
+        return "\n\n".join([f"**{self.title}**", "\n".join(lines), *self.notes]) + "\n"
+
+    def finish(self, file: Path | None) -> None:
+        """Print the table and write the JSON."""
+        print(self.markdown())
+        file = file or RESULTS / f"{Path(sys.argv[0]).stem}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        content = {
+            "title": self.title,
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "machine": machine(),
+            "table": [dict(zip(self.columns, cells, strict=True)) for cells in self.rows],
+            "notes": self.notes,
+            "raw": self.raw,
+        }
+        file.write_text(json.dumps(content, indent=1) + "\n")
+
+
+class Store:
+    """A JSON file of named measurements, for scripts of hours: each is written when it is made, and not made
+    again. Delete the file, or name another, to measure afresh."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.rows: Row = json.loads(file.read_text())["measured"] if file.exists() else {}
+
+    def get(self, key: str, measure: Callable[[], Row]) -> Row:
+        """The measurement called `key`, made now if it is not there.
+
+        One that fails is kept with its `error`, so that the others go on; it is tried again the next time.
+        """
+        if key not in self.rows or "error" in self.rows[key]:
+            began = time.perf_counter()
+            try:
+                self.rows[key] = measure()
+            except (RuntimeError, OSError, ValueError) as error:
+                self.rows[key] = {"error": str(error)}
+            seconds = time.perf_counter() - began
+            failed = self.rows[key].get("error", "")
+            print(f"{key}: {failed or 'done'} ({seconds:.0f} s)", file=sys.stderr, flush=True)
+            self.save()
+        row: Row = self.rows[key]
+        return row
+
+    def save(self) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.file.with_suffix(".partial")
+        partial.write_text(json.dumps({"machine": machine(), "measured": self.rows}) + "\n")
+        partial.rename(self.file)
+
+
+def machine() -> Row:
+    """What the figures were measured on."""
+    versions = {}
+    for package in ("torch", "numpy", "transformers"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    command = ["git", "-C", str(REPO), "describe", "--always", "--dirty"]
+    commit = subprocess.run(command, capture_output=True, text=True, check=False)
+    return {
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "load": os.getloadavg(),
+        "commit": commit.stdout.strip(),
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+    }
+
+
+def cpu_name() -> str:
+    """The processor, and the matrix extensions that decide how fast bf16 is."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    table = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    flags = table.get("flags", "").split()
+    extras = [flag for flag in ("avx2", "avx512_bf16", "amx_bf16") if flag in flags]
+    return f"{table.get('model name', 'unknown')} ({', '.join(extras)})"
