@@ -80,6 +80,8 @@ HOSTILE = {
     "shared min": DAGS + "{{ [n.a, n.b] | min }}",
     "shared in": DAGS + "{{ n.a in [n.b] }}",
     "shared index": DAGS + "{{ [n.b].index(n.a) }}",
+    "shared dict": DAGS + "{{ {'a': n.a} == {'a': n.b} }}",
+    "shared group": DAGS + "{{ [{'k': n.a}, {'k': n.b}] | groupby('k') | length }}",
     "shared tojson": DAGS + "{{ n.a | tojson | length }}",
     "deep": "{% set n = namespace(a=[]) %}{% for i in range(20000) %}{% set n.a = [n.a] %}{% endfor %}{{ n.a == [1] }}",
     "sets": "{% set d = dict(a=1) %}{% for i in range(99999) %}{{ d.keys() - range(99999) }}{% endfor %}",
@@ -146,6 +148,21 @@ def test_long_chains_are_parsed_and_then_stopped(unit: str) -> None:
     source = "{{a" + unit * ((TEMPLATE_CHARACTERS - 5) // len(unit)) + "}}"
     with pytest.raises(ModelError, match="nests or recurses"):
         ChatTemplate({"default": source}).render([USER])
+
+
+@pytest.mark.parametrize(
+    "expression", ["n.a.index == n.b.index", "n.a.index in [n.b.index]", "loop is sameas(n.a)", "n == n"]
+)
+def test_what_holds_a_value_is_not_compared_by_it(expression: str) -> None:
+    """Methods, loops and namespaces: else a comparison would go through values that nobody has charged."""
+    template = ChatTemplate({"default": DAGS + "{% for i in [1] %}{{ " + expression + " }}{% endfor %}"})
+    assert template.render([USER]) in ("False", "True")
+
+
+def test_slices_are_no_values() -> None:
+    """Python 3.12 hashes them, with all they hold."""
+    with pytest.raises(ModelError, match="Slice is not available"):
+        ChatTemplate({"default": DAGS + "{{ {}[n.a:n.b, 1] }}"}).render([USER])
 
 
 def test_what_is_not_for_chat_templates_says_so() -> None:

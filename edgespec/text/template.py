@@ -211,9 +211,10 @@ class _Reader:
                 return self.values.attribute(self.eval(node.node, frame), node.attr)
             case n.Getitem():
                 owner = self.eval(node.node, frame)
-                return self.values.item(owner, self.eval(node.arg, frame))
-            case n.Slice():
-                return slice(*(self.eval(end, frame) for end in (node.start, node.stop, node.step)))
+                if not isinstance(node.arg, n.Slice):  # in a tuple it would be hashed, with all it holds
+                    return self.values.item(owner, self.eval(node.arg, frame))
+                ends = (node.arg.start, node.arg.stop, node.arg.step)
+                return self.values.item(owner, slice(*(self.eval(end, frame) for end in ends)))
             case n.And():
                 return self.eval(node.left, frame) and self.eval(node.right, frame)
             case n.Or():

@@ -65,9 +65,9 @@ class Namespace:
         return "<namespace>"
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Bound:
-    """A method of a value, not called yet."""
+    """A method of a value, or (owner None) a function, not called yet. Not compared by what it holds."""
 
     owner: Any
     name: str
