@@ -143,7 +143,7 @@ def copies(block: Block) -> list[Block]:
 def measure(x: Tensor, blocks: list[Block], by: Multiply) -> Row:
     """The quickest of many calls: others on the machine only ever add."""
     block_bytes = sum(t.nbytes for t in (blocks[0].data, blocks[0].scale) if t is not None)
-    synchronize = torch.cuda.synchronize if x.is_cuda else lambda: None
+    synchronize: Callable[[], object] = torch.cuda.synchronize if x.is_cuda else lambda: None
     by(x, blocks[0])
     times: list[float] = []
     end = time.perf_counter() + SECONDS

@@ -80,7 +80,7 @@ def main() -> None:
             "capped": [usage.to_dict() for usage in capped],
         }
         if failed:
-            report.add(format_bytes(dial), "failed", "", "", "", failed[0], "")
+            report.failed(format_bytes(dial), failed[0])
             continue
         peak = statistics.median(usage.peak for usage in free)
         own = statistics.median(json.loads(usage.stdout)["stats"]["peak_memory"] for usage in free)

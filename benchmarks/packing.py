@@ -88,7 +88,7 @@ def main() -> None:
         rows = results[precision]
         failed = [row["failure"] for row in rows if row["failure"]]
         if failed:
-            report.add(precision, "failed", "", "", "", "", "", failed[0])
+            report.failed(precision, failed[0])
             continue
         report.add(
             precision,

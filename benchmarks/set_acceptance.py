@@ -11,16 +11,7 @@ from __future__ import annotations
 import statistics
 from functools import partial
 
-from benchmarks.bench import (
-    OWN,
-    SMALL_MEMORY,
-    Arm,
-    Bench,
-    bench_of,
-    drafting_arguments,
-    middle,
-    open_worker,
-)
+from benchmarks.bench import OWN, SMALL_MEMORY, Arm, Bench, bench_of, drafting_arguments, middle, open_worker
 from benchmarks.common import Row
 from benchmarks.speed_model import Costs, best_steps, expected_tokens
 from benchmarks.tables import Report
