@@ -316,13 +316,14 @@ def test_generate_passes_options_on(edgespec: Edgespec, engine: FakeEngine) -> N
     )
 
 
-def interrupt_soon() -> None:
+def interrupted_story(text: str) -> str:
+    """The reply is under way, however long the command took to begin; a slow one takes seconds."""
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    return long_story(text)
 
 
 def test_ctrl_c_ends_generate_cleanly(edgespec: Edgespec, engine: FakeEngine) -> None:
-    engine.script = long_story
-    interrupt_soon()
+    engine.script = interrupted_story
     result = edgespec("generate", "m", "--json", "-p", "slow", "-p", "never reached")
     assert result.code == 130
     (reply,) = map(json.loads, result.out.splitlines())
