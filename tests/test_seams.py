@@ -37,6 +37,7 @@ from tests.test_session import prompt_of, write_model
 
 REPLY = GenerationOptions(max_tokens=30, ignore_eos=True)
 PROMPTS = [prompt_of(n, seed=n) for n in (20, 33, 7, 50)]
+SHORT = Fixed(TreeBudget(4, 2, 2))  # at most three tokens a cycle, however quick the machine
 WAIT = 60.0  # seconds, beyond which a test has hung
 
 
@@ -125,7 +126,7 @@ def test_sessions_in_threads_share_passes_and_keep_their_text(
 def test_one_of_several_ends_and_the_others_say_what_they_say(
     engine: Engine, expected: list[list[int]], what: str
 ) -> None:
-    opened = [engine.new_session(100) for _ in PROMPTS]
+    opened = [engine.new_session(100, SHORT) for _ in PROMPTS]
     victim = opened[1]
 
     def end(progress: Progress) -> None:
@@ -229,7 +230,7 @@ def test_an_engine_is_closed_while_replies_run(
             wait_for(lambda: engine.closed)
 
         def started(prompt: list[int]) -> Iterator[Response]:
-            session = engine.new_session(100)
+            session = engine.new_session(100, SHORT)
 
             def show(progress: Progress) -> None:
                 if inside and progress.stage == "layers" and len(session.tokens) > len(prompt) + 5:
@@ -316,7 +317,7 @@ WHERE = {str(module.__file__) for module in (sessions, replying)}
 def test_ctrl_c_anywhere_in_a_reply_leaves_the_session_usable(
     engine: Engine, expected: list[list[int]]
 ) -> None:
-    session, left = engine.new_session(100), 0
+    session, left = engine.new_session(100, Refuses()), 0  # as many moments in every reply
 
     def interrupt(frame: FrameType, event: str, argument: object) -> None:
         nonlocal left
