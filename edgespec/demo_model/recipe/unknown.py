@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from edgespec.demo_model.recipe.draw import Draw, Exchange
+from edgespec.demo_model.recipe.frames import GOAL, NAME, spelled
 
 REPLY = "I do not know that. I am only a small demo model."
 
@@ -164,7 +165,12 @@ def unknown(d: Draw) -> list[Exchange]:
         "about": (_ABOUT, _ABOUT_UNSEEN), "how": (_HOW, _HOW_UNSEEN), "who": (_WHO, _WHO_UNSEEN),
         "where": (_WHERE, _WHERE_UNSEEN), "write": (_WRITE, _WRITE_UNSEEN), "other": (_OTHER, _OTHER_UNSEEN),
     }[kind]  # fmt: skip
-    text = d.phrase(seen, unseen).format(
+    frame = d.phrase(seen, unseen)
+    if kind in ("about", "how") and not d.split.unseen_phrasings and d.chance(0.5):
+        # As EdgeSpec is asked about, so that it is the subject that decides.
+        frames = NAME if kind == "about" else GOAL
+        frame = spelled(d, d.pick(frames)).replace("{x}", "{t}").replace("{g}", "{h}")
+    text = frame.format(
         t=_topic(d),
         s=_topic(d),
         h=d.arguments(lambda: d.pick(_THINGS_DONE), "done"),
