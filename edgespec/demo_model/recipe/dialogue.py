@@ -20,13 +20,13 @@ Part = Callable[[Draw], list[Exchange]]
 # Weights follow how hard a part is to learn: arithmetic needs the most examples.
 PARTS: tuple[tuple[Part, int], ...] = (
     (calculation, 30),
-    (number_question, 11),
+    (number_question, 15),
     (conversion, 11),
     (date_question, 10),
-    (word_list, 14),
-    (number_list, 8),
+    (word_list, 18),
+    (number_list, 9),
     (fact, 16),
-    (product_question, 62),  # 86 topics, asked in every way
+    (product_question, 64),  # 86 topics, asked in every way
     (smalltalk, 17),
     (unknown, 36),
     (story, 4),
