@@ -43,6 +43,9 @@ class ProgressLine:
         stream: where to draw; standard error by default.
         bytes_read: a counter of bytes read from flash, for the rate of a pass.
         clock: seconds, monotonic.
+
+    Attributes:
+        drawn: whether there is a line to see.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class ProgressLine:
         self.bytes_read = bytes_read
         self.column = 0
         self._clock = clock
-        self._drawn = False
+        self.drawn = False
         self._next_draw = 0.0
         self._stage = ""
         self._began = 0.0  # when this run of the stage began, and where it stood
@@ -89,10 +92,10 @@ class ProgressLine:
 
     def clear(self) -> None:
         """Take the line away, before anything else is written."""
-        if self._drawn:
+        if self.drawn:
             self.stream.write(_CLEAR_BELOW if self.column else _CLEAR_LINE)
             self.stream.flush()
-            self._drawn = False
+            self.drawn = False
 
     def __enter__(self) -> ProgressLine:
         return self
@@ -127,7 +130,7 @@ class ProgressLine:
         return f"{text} · {format_seconds(left)} left" if left >= 1 else text
 
     def _show(self, text: str, now: float, force: bool = False) -> None:
-        if self._drawn and now < self._next_draw and not force:
+        if self.drawn and now < self._next_draw and not force:
             return
         width = width_of(self.stream)
         if self.column and self.column % width == 0:
@@ -138,7 +141,7 @@ class ProgressLine:
         else:
             self.stream.write(f"{_CLEAR_LINE}{line}")
         self.stream.flush()
-        self._drawn, self._next_draw = True, now + REDRAW_SECONDS
+        self.drawn, self._next_draw = True, now + REDRAW_SECONDS
 
 
 def format_seconds(seconds: float) -> str:

@@ -20,7 +20,7 @@ def main() -> None:
             # What began with a signal ignored keeps that (nohup).
             if (number := getattr(signal, name, None)) and signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, _end)
-        _speak_utf8()
+        _open_streams()
         from edgespec.apps.main import run
 
         code = run(sys.argv[1:])
@@ -28,6 +28,9 @@ def main() -> None:
         pass
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
+    # CPython notes a Ctrl-C in code that is made from text (a dataclass's methods, in imports) and, caught
+    # or not, ends `python -m` by the signal at last. More such code clears the note.
+    exec("")
     sys.exit(_flushed(code))
 
 
@@ -35,10 +38,14 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def _speak_utf8() -> None:
-    """Pipes and files hold UTF-8 on every platform; what a console cannot show does not end the program."""
+def _open_streams() -> None:
+    """Pipes and files hold UTF-8 on every platform; what a console cannot show does not end the program; what
+    was closed before (`<&-`, a service) is empty."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
     for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if stream is None or not hasattr(stream, "reconfigure"):
+        if not hasattr(stream, "reconfigure"):
             continue
         errors = "surrogateescape" if stream is sys.stdin else "backslashreplace"
         if stream.isatty():

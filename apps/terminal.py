@@ -108,9 +108,12 @@ class Terminal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        stopped = self._progress.drawn and isinstance(error, KeyboardInterrupt | SystemExit)
         self._progress.clear()
         if self._mid_reply and not isinstance(error, OSError):  # which may be about standard output
             self.end_reply()
+        if stopped:  # by a signal, while something was said to be under way
+            self.note("[stopped]")
 
 
 def _write(text: str) -> None:

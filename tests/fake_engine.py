@@ -7,7 +7,6 @@ Characters are tokens. A message with "calm", "slow" or "glacial" gets such a re
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -173,7 +172,7 @@ def long_story(text: str) -> str:
 
 
 if __name__ == "__main__":
-    from edgespec.apps import common, main
+    from edgespec.apps import common, start
 
     common.load_engine = FakeEngine(long_story).load  # type: ignore[assignment]
-    sys.exit(main.run(sys.argv[1:]))
+    start.main()

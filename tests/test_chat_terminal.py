@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import stat
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def test_a_history_that_cannot_be_kept_is_an_error(monkeypatch: pytest.MonkeyPat
 class Terminal:
     """The chat with the fake engine behind a pseudo-terminal of 80 x 24."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, load_seconds: float = 0.1) -> None:
         import fcntl
         import pty
         import struct
@@ -100,7 +101,8 @@ class Terminal:
 
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-        environment = {**os.environ, "TERM": "xterm", "XDG_DATA_HOME": str(home), "FAKE_LOAD_SECONDS": "0.1"}
+        environment = {**os.environ, "TERM": "xterm", "XDG_DATA_HOME": str(home)}
+        environment["FAKE_LOAD_SECONDS"] = str(load_seconds)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.fake_engine", "chat", "m"],
             stdin=slave,
@@ -177,3 +179,16 @@ def test_layers_are_shown_below_a_slow_reply(terminal: Terminal) -> None:
     assert "\x1b8\x1b[J" in terminal.wait_for("n"), "and are taken away for the next token"
     terminal.send("\x03")
     terminal.wait_for("[stopped")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ended_while_it_loads_it_says_so(tmp_path: Path, number: signal.Signals) -> None:
+    pytest.importorskip("pty", reason="needs pseudo-terminals")
+    terminal = Terminal(tmp_path, load_seconds=20)
+    try:
+        terminal.wait_for("loading")
+        terminal.process.send_signal(number)
+        assert "Traceback" not in terminal.wait_for("[stopped]")
+        assert terminal.process.wait(30) == 128 + number
+    finally:
+        terminal.close()

@@ -85,6 +85,31 @@ def test_signals_while_it_starts_end_it_quietly(number: signal.Signals, code: in
     assert ended_by(number, WHILE_IMPORTING) == (code, "", "")
 
 
+def test_little_is_imported_before_signals_are_heard() -> None:
+    code = (
+        "import sys; from edgespec.apps import start; print(*{'pathlib', 're', 'typing'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-S", "-c", code]  # without site: what is installed beside may import anything
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("\n", "")
+
+
+@POSIX
+def test_ctrl_c_while_a_dataclass_is_made_is_an_exit_too(tmp_path: Path) -> None:
+    """CPython would end the process by SIGINT, although the exception was caught (1 of 40 at start-up)."""
+    (tmp_path / "begin.py").write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from edgespec.apps import start\n"
+        "def hears():\n"
+        "    exec('raise KeyboardInterrupt')\n"
+        "start._open_streams = hears\n"
+        "start.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "begin"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @POSIX
 @pytest.mark.parametrize(("number", "code"), [(s, 128 + s) for s in ENDING[:2]])
 def test_signals_wait_until_torch_is_imported(number: signal.Signals, code: int) -> None:
@@ -134,8 +159,23 @@ def test_a_reply_to_a_full_disk(arguments: list[str]) -> None:
     assert result.stderr == b"error: writing to standard output failed: No space left on device\n"
 
 
+@POSIX
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_empty(closed: str) -> None:
+    command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-m", "tests.fake_engine"]
+    done = subprocess.run(
+        [*command, "chat", "m", "-p", "hi", "--no-stats"],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
+    assert done.returncode == 0
+    assert done.stdout == (b"" if " >&-" in f" {closed}" else b"once upon a time " * 4 + b"\n")
+    assert done.stderr == b""
+
+
 def test_a_console_that_cannot_show_a_character_goes_on() -> None:
-    code = "from edgespec.apps import start; start._speak_utf8(); print('日本')"
+    code = "from edgespec.apps import start; start._open_streams(); print('日本')"
     environment = {**os.environ, "PYTHONIOENCODING": "cp1252"}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True)
     assert done.stdout.decode("utf-8").strip() == "日本", "pipes hold UTF-8 whatever the console speaks"
