@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,8 @@ from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import ContextError, EdgeSpecError, OptionError
 from edgespec.text.conversation import Message
+
+PATIENCE = 1.0  # seconds of silence, after which it is said that standard input is being read
 
 
 @options.takes(generation=())
@@ -139,8 +142,18 @@ def _system_prompt(text: str | None, file: Path | None) -> str | None:
 
 
 def _with_input(prompt: str) -> str:
-    """The prompt of -p, and below it what is piped into the command."""
-    piped = "" if sys.stdin.isatty() else read_text(sys.stdin.buffer, "standard input").strip()
+    """The prompt of -p, and below it what is piped into the command: all of it, however slowly it comes. An
+    open pipe that nobody writes to (a service's, a parent process's) looks the same, so waiting is said."""
+    piped = ""
+    if not sys.stdin.isatty():
+        hint = "reading standard input to its end (Ctrl-D, or < /dev/null for none)"
+        waiting = threading.Timer(PATIENCE, Terminal().note, [hint])
+        waiting.daemon = True
+        waiting.start()
+        try:
+            piped = read_text(sys.stdin.buffer, "standard input").strip()
+        finally:
+            waiting.cancel()
     if not prompt.strip() and not piped:
         raise OptionError("-p is empty; give it a message")
     return "\n\n".join(filter(None, (prompt, piped)))

@@ -6,7 +6,9 @@ import io
 import json
 import os
 import re
+import select
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ from edgespec.errors import EdgeSpecError, StorageError
 from edgespec.response import Response
 from tests.fake_engine import FakeEngine, FakeSession, FakeTokenizer, long_story
 
+ROOT = Path(__file__).resolve().parent.parent
 Chat = Callable[..., "tuple[int, str, str]"]
 
 
@@ -123,6 +126,30 @@ def test_what_is_piped_in_stands_below_the_message(chat: Chat, engine: FakeEngin
         assert code == 2
         assert part in err
     assert len(prompts(engine)) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="select() there is for sockets only")
+def test_waiting_for_a_pipe_is_said_and_loses_nothing() -> None:
+    """A pipe that is open and silent, as a service's or a parent's, must not look like a hang."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.fake_engine", "chat", "m", "-p", "hi", "--no-stats"],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    if not select.select([process.stderr], [], [], 30)[0]:
+        process.kill()
+        pytest.fail("it waits for standard input in silence")
+    hint = b"reading standard input to its end (Ctrl-D, or < /dev/null for none)\n"
+    assert process.stderr.readline() == hint
+    out, err = process.communicate(b"slowly written", timeout=60)
+    assert (process.returncode, out, err) == (0, b"once upon a time " * 4 + b"\n", b"")
+
+
+def test_a_pipe_that_ends_at_once_is_not_mentioned(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.apps.chat.PATIENCE", 600.0)
+    assert chat("a report", "-p", "hi") == (0, "reply 1\n", "")
+    waiting = [t for t in threading.enumerate() if isinstance(t, threading.Timer) and t.interval == 600.0]
+    assert all(t.finished.is_set() for t in waiting), "it would be said in the middle of the reply"
 
 
 def test_stats_line(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
