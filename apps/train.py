@@ -37,7 +37,7 @@ def _flag(*names: str, metavar: str, help: str) -> Any:
 
 
 @train.command(epilog=CASCADE)
-@options.takes(("memory", "device", "device_memory", "precision", "offline"))
+@options.takes(("memory", "device", "device_memory", "threads", "precision", "offline"))
 def cascade(
     model: options.Model,
     data: Annotated[

@@ -84,6 +84,11 @@ _HOME = {
     "Session": "edgespec.session",
 }
 
+# torch's threads wait for one another after each of hundreds of operations a token. By default they wait at
+# full speed, for milliseconds, and keep a core from whoever has work: beside one busy program decoding falls
+# to a quarter. So they sleep. OpenMP hears it when torch is loaded, and only if nothing else was said.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # In a checkout, apps/, runtimes/, offload/, devices/ and kernels/ are siblings of this folder;
 # installed, they are inside it. One line makes `edgespec.offload` mean the same in both.
 _root = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))

@@ -27,6 +27,7 @@ class EngineKeywords(TypedDict, total=False):
     resident_layers: int | None
     device: str
     device_memory: str | float | None
+    threads: int | None
     drafter: str
     draft_model: str | Path | None
     adapters: str | Path | None
@@ -57,9 +58,11 @@ def load(
     options: the fields of EngineOptions; sizes as "8GB" or bytes. The environment and edgespec.toml are not
         read: they are the command line's.
 
-    Two settings of the whole process change, and stay changed: threads hand over the interpreter every 0.5 ms
-    (`sys.setswitchinterval`) once weights are streamed, or busy Python would hold up the readers; and glibc
-    gives freed blocks above 4 MiB back at once (`mallopt`), or they would stay in the process uncounted.
+    Settings of the whole process change, and stay changed: threads hand over the interpreter every 0.5 ms
+    (`sys.setswitchinterval`) once weights are streamed, or busy Python would hold up the readers; glibc
+    gives freed blocks above 4 MiB back at once (`mallopt`), or they would stay in the process uncounted; and
+    torch computes with `threads`, or else goes back to the number it has now in every pass, as the bits may
+    depend on it. (Importing edgespec has set OMP_WAIT_POLICY, which says why in `edgespec/__init__.py`.)
 
     Raises OptionError for options that are unknown, malformed or do not go together, and what `Engine.load`
     raises.

@@ -43,6 +43,7 @@ def check_device(name: str) -> None:
 
 PRECISIONS = ("source", "bf16", "int8", "int4")
 MODEL, MEMORY, DRAFTING, REPLY = PANELS = ("Model", "Memory", "Drafting", "Reply")
+MOST_THREADS = 256  # that the compiled kernels' pool can hold
 SETTINGS_BYTES = 10**6  # of an edgespec.toml, at most
 
 
@@ -83,6 +84,13 @@ class EngineOptions(Options):
         int | None,  # bytes; only with a discrete accelerator
         Option("Most memory on the accelerator.", metavar="SIZE", panel=MEMORY, default="what it has free"),
     ] = None
+    threads: Annotated[
+        int | None,
+        Option(
+            "Processors that compute at a time.",
+            metavar="N", panel=MEMORY, default="one a core, torch's choice", least=1, most=MOST_THREADS,
+        ),
+    ] = None  # fmt: skip
     drafter: Annotated[
         str,
         Option(

@@ -54,14 +54,15 @@ class RowClass:
     block: int
 
 
-KNOWN: dict[tuple[int, int, torch.dtype], RowClass] = {}  # whoever remembers classes may fill it
+# By shape, type and number of threads; whoever remembers classes may fill it.
+KNOWN: dict[tuple[int, int, torch.dtype, int], RowClass] = {}
 
 
 def row_class(out: int, inner: int, dtype: torch.dtype) -> RowClass:
     """The class for weights [out, inner]; measured when it is not known yet."""
-    key = (out, inner, dtype)
+    key = (out, inner, dtype, torch.get_num_threads())
     if key not in KNOWN:
-        KNOWN[key] = measure(*key)
+        KNOWN[key] = measure(out, inner, dtype)
     return KNOWN[key]
 
 

@@ -20,6 +20,8 @@ os.environ["EDGESPEC_CACHE"] = str(Path(_home.name) / "cache")
 for name in ("HOME", "USERPROFILE", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "HF_HOME"):
     os.environ[name] = _home.name
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch, as `import edgespec` does
+
 import torch  # noqa: E402
 
 # A shell's background job ignores Ctrl-C, and its children would inherit that.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgespec.errors import ModelError, OptionError
 from edgespec.kernels.reference import rms_norm, rotate, swiglu
+from edgespec.kernels.threads import use_threads
 from edgespec.runtimes.base import PREFILL_ROWS, IntArray, PassObserver, Rows
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.attention import AttentionPlan
@@ -71,6 +72,7 @@ class TorchTarget(Generic[W]):
         self.prefill_rows = prefill_rows
         self.dtype = weights.dtype
         self.device = weights.device
+        self.threads = torch.get_num_threads()
         self.rope = RopeTable(config.rope, config.head_dim, self.device)
 
     def new_cache(self, context: int) -> TorchKVCache:
@@ -136,6 +138,7 @@ class TorchTarget(Generic[W]):
 
     @torch.inference_mode()
     def head(self, normed: Tensor, observer: PassObserver | None = None) -> Tensor:
+        use_threads(self.threads)
         try:
             return self.weights.linear("lm_head", normed, True, observer).float()
         finally:
@@ -149,6 +152,7 @@ class TorchTarget(Generic[W]):
         observer: PassObserver | None,
     ) -> Tensor:
         """One decoder layer, [n, d] -> [n, d]."""
+        use_threads(self.threads)
         c, name, n = self.config, f"model.layers.{index}.", len(hidden)
         rows, angles = shared.rows, shared.angles
         apart = rows.segments if rows.apart else ()

@@ -26,9 +26,8 @@ def warm_up(table: ChunkTable, dtype: torch.dtype) -> None:
     return_large_blocks()
     arithmetic = matmul_dtype(dtype)
     shapes = sorted({s for c in table.chunks for p, _ in c.matrices() for s in _matmuls(p, arithmetic)})
-    key = (
-        f"row classes {torch.__version__} {torch.get_num_threads()} {torch.backends.cpu.get_cpu_capability()}"
-    )
+    threads = torch.get_num_threads()
+    key = f"row classes {torch.__version__} {threads} {torch.backends.cpu.get_cpu_capability()}"
     known = recall(key)
     known = dict(known) if isinstance(known, dict) else {}
     fresh = False
@@ -39,7 +38,7 @@ def warm_up(table: ChunkTable, dtype: torch.dtype) -> None:
             remembered = row_class(out, inner, arithmetic)
             known[name] = [remembered.pad, remembered.block]
             fresh = True
-        KNOWN[out, inner, arithmetic] = remembered
+        KNOWN[out, inner, arithmetic, threads] = remembered
     if fresh:
         remember(key, known)
     x = torch.zeros(1, 1, 8, 64, dtype=dtype)

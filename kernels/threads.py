@@ -1,0 +1,17 @@
+"""How many threads compute: one number for all that one engine does.
+
+torch keeps it for each calling thread (OpenMP), with the latest that was set for threads that are new to it;
+the compiled kernels go by torch's. Where sums are torch's, another number of threads may be another order of
+sums (docs/exactness.md), so a target computes with the number it was opened with, whichever thread runs the
+pass. What sleeps while it waits is said in `edgespec/__init__.py`, before torch is loaded.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def use_threads(count: int | None) -> None:
+    """Compute with `count` threads in this thread and in those that come; None = as it is."""
+    if count is not None and count != torch.get_num_threads():
+        torch.set_num_threads(count)
