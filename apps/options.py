@@ -20,6 +20,7 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_def
 
 KINDS: tuple[type[Options], ...] = (EngineOptions, GenerationOptions)
 ALL = {name: field for kind in KINDS for name, field in options_of(kind).items()}
+FLAGS = {name: field.flag for name, field in ALL.items()}  # and, by `takes`, those of the commands alone
 
 # Variables that are not options of a run: where things are remembered, install.sh's, the benchmark scripts'.
 _OTHER_VARIABLES = {"EDGESPEC_CACHE", "EDGESPEC_TORCH", "EDGESPEC_VENV", "EDGESPEC_BENCH_DIR"}
@@ -44,6 +45,11 @@ def takes(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         own = [p for name, p in signature.parameters.items() if name not in wanted]
+        for parameter in own:
+            shown = parameter.annotation.__metadata__[0]  # typer's; in Annotated, its "default" is a flag
+            for flag in (shown.default, *(shown.param_decls or ())):
+                if str(flag).startswith("--"):
+                    FLAGS.setdefault(parameter.name, flag.split("/")[0])
         given = [_parameter(options_of(kind)[name]) for kind, names in wanted.values() for name in names]
         order = sorted(given, key=lambda p: PANELS.index(_panel(p)))
 
@@ -107,18 +113,19 @@ def in_flags(message: str, in_chat: bool = False) -> str:
     def flag(match: re.Match[str]) -> str:
         name, value = match[1], match[2]
         settable = in_chat and name in options_of(GenerationOptions)
-        shown = f"/set {ALL[name].flag[2:]}" if settable else ALL[name].flag
+        shown = f"/set {FLAGS[name][2:]}" if settable else FLAGS[name]
         return shown + (f" {value}" if value else "")
 
-    return re.sub(rf"\b({'|'.join(ALL)})=([\w.+\"'-]*)", flag, message)
+    # Not in paths, whose folders may be named so: runs/seed=3/model.
+    return re.sub(rf"(?<![\w/\\.-])({'|'.join(FLAGS)})=(?![^\s]*[/\\])([\w.+\"'-]*)", flag, message)
 
 
 def message_of(error: EdgeSpecError, in_chat: bool = False) -> str:
     """An error's message with options as the user writes them: as flags, or in a chat as /set does."""
     text = str(error)
     option = getattr(error, "option", None)
-    if option in ALL and text.startswith(option):
-        text = text.replace(option, ALL[option].flag[2 if in_chat else 0 :], 1)
+    if option in FLAGS and text.startswith(option):
+        text = text.replace(option, FLAGS[option][2 if in_chat else 0 :], 1)
     return in_flags(text, in_chat)
 
 

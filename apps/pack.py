@@ -17,6 +17,7 @@ from edgespec.progress import Progress
 from edgespec.values import format_bytes
 
 
+@options.takes(engine=None)
 def pack(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help=options.MODEL_HELP, show_default=False)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -23,6 +26,7 @@ from edgespec.config import (
     with_keywords,
 )
 from edgespec.errors import OptionError
+from edgespec.training.cascade import CascadeOptions
 from edgespec.values import Field, format_bytes, options_of, parse_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -198,6 +202,56 @@ def test_library_messages_name_options_as_flags_on_the_command_line() -> None:
     assert options.in_flags("try temperature=0.7 or memory=8GB", in_chat=True) == (
         "try /set temperature 0.7 or --memory 8GB"
     )
+
+
+def test_what_only_a_command_has_is_named_as_its_flag_too() -> None:
+    importlib.import_module("edgespec.apps.main")
+    said = "a lower rate= (it was 0.1), other verify_layers=, or choose another out=; see first=DIR"
+    assert options.in_flags(said) == (
+        "a lower --rate (it was 0.1), other --verify-layers, or choose another --out; see --from DIR"
+    )
+    for wrong, shown in (
+        ({"rate": 2.0}, "--rate is 2.0; it must be above 0 and at most 1"),
+        ({"batch_tokens": 0}, "--batch-tokens is 0; it must be at least 1, and below 2^63"),
+        (
+            {"temperature": 0.5},
+            "--temperature is of the model's own replies; give --generate, their number, too",
+        ),
+    ):
+        with pytest.raises(OptionError) as raised:
+            CascadeOptions(**wrong)  # type: ignore[arg-type]
+        assert options.message_of(raised.value) == shown
+
+
+@pytest.mark.parametrize(
+    "path", ["runs/seed=3/model", "/runs/out=a/b", "out=a/model", "x.seed=3", "C:\\seed=3\\m"]
+)
+def test_folders_named_like_options_stay(path: str) -> None:
+    assert options.in_flags(f"{path} has no config.json") == f"{path} has no config.json"
+
+
+def test_the_library_does_not_know_flags() -> None:
+    """It names options as Python does; only whole command lines, in backticks, have flags."""
+    found = []
+    for room in ("edgespec", "runtimes", "offload", "devices", "kernels"):
+        for path in (ROOT / room).rglob("*.py"):
+            if "recipe" in path.parts:  # of the demo model: scripts, and what the model is taught about flags
+                continue
+            for line, text in texts(ast.parse(path.read_text(encoding="utf-8"))):
+                if re.search(r"(?<![\w-])--[a-z]", re.sub(r"`edgespec [^`]*`", "", text)):
+                    found.append(f"{path.relative_to(ROOT)}:{line}: {text[:80]}")
+    assert not found, "\n".join(found)
+
+
+def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Every text in a module, with its line; an f-string as one, with {} for what it is filled with."""
+    parts = {id(p) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for p in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            held = (p.value if isinstance(p, ast.Constant) else "{}" for p in node.values)
+            yield node.lineno, "".join(map(str, held))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            yield node.lineno, node.value
 
 
 # Nothing else declares them

@@ -88,7 +88,7 @@ def test_prompts_of_each_kind(tmp_path: Path, tokenizer: Tokenizer) -> None:
 
 def test_a_question_alone_is_nothing_to_learn_from(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (question,) = passages([jsonl(tmp_path / "a.jsonl", [{"prompt": "Why?"}])])
-    with pytest.raises(OptionError, match="--generate"):
+    with pytest.raises(OptionError, match="generate="):
         list(text_samples(question, tokenizer, 100))
 
 

@@ -77,8 +77,10 @@ def how_to(files: ModelFiles) -> str:
     if files.table.precision == "int4":
         return "an int4 model can have none that is smaller; use drafter=auto, or draft_model="
     if is_store(files.path):
-        command = f"edgespec pack {files.source} -o {files.path} --substitute int4"
-        return f"`{command}` adds one and leaves the other weights as they are"
+        return (
+            f"`edgespec pack {files.source} -o {files.path} --substitute int4` adds one and leaves the other "
+            "weights as they are"
+        )
     return (
         f"make one with `edgespec pack {files.path} -o DIR --precision int4` and name it with draft_model=DIR"
     )

@@ -69,9 +69,10 @@ def pack_model(
         precision = _precision_of(out, checkpoint.digest, precision)
     copy = lay_out(checkpoint.order, substitute)
     if copy.nbytes >= (own := lay_out(checkpoint.order, precision or "source").nbytes):
+        smaller = "" if substitute == "int4" else ", or try int4"
         raise OptionError(
             f"an {substitute} substitute has {gigabytes(copy.nbytes)}, and the model's own weights have "
-            f"{gigabytes(own)}: it cannot stand in for them; leave --substitute out, or try int4"
+            f"{gigabytes(own)}: it cannot stand in for them; leave substitute= out{smaller}"
         )
     if not is_store(out):
         write(out, precision or "source", checkpoint.companions(), also=copy.nbytes)
@@ -85,7 +86,7 @@ def _precision_of(out: Path, digest: str, precision: str | None) -> str:
         raise OptionError(f"{out} holds another model ({there.source}); choose another directory")
     if precision not in (None, there.table.precision):
         raise OptionError(
-            f"{out} holds {there.table.precision} weights, not {precision}; leave --precision out"
+            f"{out} holds {there.table.precision} weights, not {precision}; leave precision= out"
         )
     return there.table.precision
 

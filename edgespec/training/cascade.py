@@ -68,19 +68,21 @@ class CascadeOptions:
 
     def __post_init__(self) -> None:
         if self.loss not in ("reduced", "full"):
-            raise OptionError(f"loss {self.loss!r} is unknown; choose reduced or full")
+            raise OptionError(f"loss {self.loss!r} is unknown; choose reduced or full", "loss")
         lowest = {"steps": 1, "top_k": 1, "generate": 0, "length": 2, "batch_tokens": 1, "seed": 0}
         for name, least in lowest.items():
             if (value := getattr(self, name)) is not None and not least <= value < 2**63:
-                raise OptionError(f"{name} is {value}; it must be at least {least}, and below 2^63")
+                raise OptionError(f"{name} is {value}; it must be at least {least}, and below 2^63", name)
         if self.loss == "full" and self.top_k is not None:
-            raise OptionError("top_k is of the reduced loss; leave it out with the full one")
+            raise OptionError("top_k is of the reduced loss; leave it out with the full one", "top_k")
         if self.loss == "reduced" and self.top_k is None:
             object.__setattr__(self, "top_k", TOP_K)  # what manifests say, and a resumed run is held to
         if self.temperature and not self.generate:
-            raise OptionError("temperature is of the model's own replies; give generate too, their number")
+            raise OptionError(
+                "temperature is of the model's own replies; give generate=, their number, too", "temperature"
+            )
         if self.rate is not None and not 0 < self.rate <= 1:
-            raise OptionError(f"rate is {self.rate}; it must be above 0 and at most 1")
+            raise OptionError(f"rate is {self.rate}; it must be above 0 and at most 1", "rate")
 
 
 def choose_depths(layers: int, options: CascadeOptions) -> list[tuple[Role, int]]:

@@ -163,7 +163,7 @@ def text_samples(passage: Passage, tokenizer: Tokenizer, length: int) -> Iterato
             yield Sample(tokens[:length], kept)
         return
     if passage.text is None:
-        raise OptionError("the data has prompts without replies: add --generate to train on the target's own")
+        raise OptionError("the data has prompts without replies: add generate= to train on the target's own")
     tokens = tokenizer.encode(passage.text)
     begins = tokens[:1] if tokenizer.bos is not None and tokens[:1] == [tokenizer.bos] else []
     body = tokens[len(begins) :]

@@ -56,7 +56,7 @@ class Shards:
         if different := sorted(k for k in source.keys() | made.keys() if made.get(k) != source.get(k)):
             raise OptionError(
                 f"{self.directory} holds data made with another {', '.join(different)}; give the same "
-                "options to resume, or choose another --out"
+                "options to resume, or choose another out="
             )
         return manifest.get("complete") is True
 

@@ -200,7 +200,7 @@ class Trainer:
         if not math.isfinite(value):
             raise TrainingError(
                 f"{what} is {value} at step {self.step + 1}; the last good checkpoint is kept in "
-                f"{self.directory}. Go on from it with a lower --rate (it was {self.settings.rate:.3g})"
+                f"{self.directory}. Go on from it with a lower rate= (it was {self.settings.rate:.3g})"
             )
 
     def _report(self, losses: Mapping[str, float], speed: float) -> Report:
@@ -254,7 +254,7 @@ class Trainer:
                 k = different[0]
                 raise OptionError(
                     f"{self.directory} holds a run with {k} = {facts['identity'].get(k)}, not "
-                    f"{self.identity[k]}; give it the same options to resume it, or choose another --out"
+                    f"{self.identity[k]}; give it the same options to resume it, or choose another out="
                 )
             tensors = load_file(path)
             self.step, self.tokens, self.spent = facts["step"], facts["tokens"], facts["seconds"]

@@ -97,7 +97,7 @@ def find_cascade(directory: Path, files: ModelFiles, copy: CopyFiles | None) -> 
     if verify and verify[0].depth <= draft.depth:
         raise ModelError(
             f"{directory}: the verifier behind {verify[0].depth} layers is not deeper than the draft "
-            f"behind {draft.depth}; train it again with more --verify-layers"
+            f"behind {draft.depth}; train it again with more verify_layers="
         )
     return CascadeFiles(files, draft, verify, copy)
 
