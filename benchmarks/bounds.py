@@ -10,7 +10,7 @@ import statistics
 from functools import partial
 from pathlib import Path
 
-from benchmarks.bench import OWN, Bench, Options, bench_of, drafting_arguments, open_worker, timed
+from benchmarks.arms import OWN, Bench, Options, bench_of, drafting_arguments, open_worker, timed
 from benchmarks.common import Row
 from benchmarks.held_out import noise
 from benchmarks.tables import Report, spread
@@ -25,13 +25,12 @@ def nodes(bench: Bench, dial: int) -> Report:
     report = Report(f"A pass over 64 nodes against one node at {name}", columns)
     mode = {"kind": "wrong", "nodes": [1, 64]}
     for turn in range(bench.args.rounds):
-        bench.store.get(f"{name}/nodes/{turn}", partial(bench.timed, dial, "none", (), mode, turn))
-    found = bench.rounds(f"{name}/nodes")
-    one, many = (
-        [statistics.median(c["verify"] for c in row["cycles"] if c["nodes"] == count) for row in found]
-        for count in (1, 64)
-    )
-    if found:
+        bench.store.get(f"{name}/nodes/{turn}", partial(bench.timed, dial, "none", {}, mode, turn))
+    if found := bench.rounds(f"{name}/nodes"):
+        one, many = (
+            [statistics.median(c["verify"] for c in row["cycles"] if c["nodes"] == count) for row in found]
+            for count in (1, 64)
+        )
         ratios = [b / a for a, b in zip(one, many, strict=True)]
         report.add(spread(one), spread(many), spread(ratios, 3), str(sum(len(r["cycles"]) for r in found)))
     return report
@@ -43,19 +42,18 @@ def adversarial(bench: Bench, dial: int) -> Report:
     columns = ["where", "drafters", "× plain", "tokens timed"]
     report = Report(f"--drafter auto on random tokens at {name}", columns)
     streamed: dict[str, Options] = {arm.name: arm.big for arm in bench.arms}
-    streamed["ngram"] = ()
     places: list[tuple[str, Path, dict[str, Options], int]] = []
     if args.resident_target:
-        ways: dict[str, Options] = {"ngram": ()}
+        ways: dict[str, Options] = {"ngram": {}}
         if args.resident_draft:
-            ways["model"] = ("--draft-model", args.resident_draft)
+            ways["model"] = {"draft_model": args.resident_draft}
         places.append(("resident", args.resident_target, ways, 40 * args.cycles))
-    places.append(("streamed", args.target, streamed, 20 * args.cycles))
+    places.append(("streamed", args.target, {**streamed, "ngram": {}}, 20 * args.cycles))
     for where, model, ways, count in places:
         stem = f"{name}/adversarial/{where}"
         for turn in range(args.rounds):
             job = partial(surprise, model, dial, count, turn)
-            bench.store.get(f"{stem}/plain/{turn}", partial(job, "none", ()))
+            bench.store.get(f"{stem}/plain/{turn}", partial(job, "none", {}))
             for way, options in ways.items():
                 bench.store.get(f"{stem}/{way}/{turn}", partial(job, "auto", options))
         plain = bench.rounds(f"{stem}/plain")
@@ -70,7 +68,7 @@ def adversarial(bench: Bench, dial: int) -> Report:
 def surprise(model: Path, dial: int, count: int, seed: int, drafter: str, options: Options) -> Row:
     """A reply that ends early is followed by another, in a conversation of its own."""
     seconds, tokens = 0.0, 0
-    with open_worker(model, dial, drafter, *options) as worker:
+    with open_worker(model, dial, drafter, **options) as worker:
         for turn, prompt in enumerate(noise(model, 200)):
             job = {"temperature": HOT, "seed": 1000 * seed + turn}
             # The first token and the first and the last cycle are not timed.

@@ -3,18 +3,20 @@
     python -m benchmarks.drafting --small DEMO --draft-small DRAFT --target models/7b-inflated \\
         --draft models/0.5b-inflated --dials 8GB,4GB
 
-Tokens per cycle of each arm at each number of drafting steps (small models), seconds a cycle in turn with
-plain decoding (big models), and whole replies of the big model: as predicted? and with the product's own
-controller.
+Tokens per cycle (`acceptance.py`), seconds a cycle of all numbers of steps, in turn with plain decoding as
+planned and with nothing pinned, and whole replies of the big model: as the parts promise? and with the
+product's own drafter and controller.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 from functools import partial
 from pathlib import Path
 
-from benchmarks.bench import (
+from benchmarks import acceptance
+from benchmarks.arms import (
     LONGEST,
     OWN,
     SMALL_MEMORY,
@@ -22,198 +24,217 @@ from benchmarks.bench import (
     Bench,
     Options,
     bench_of,
-    described,
     drafting_arguments,
     middle,
     open_worker,
     seconds,
 )
 from benchmarks.common import Row
-from benchmarks.speed_model import medians
 from benchmarks.tables import Report, spread
+from edgespec.runtimes.formats.describe import describe_model
 from edgespec.values import format_bytes
 
-STEPS = (1, 2, 3, 4, 6, 8, 12, 16)  # of drafting
-
-
-def fixed(steps: int) -> Row:
-    return {"kind": "fixed", "steps": [steps]}
-
-
-# tokens per cycle
-
-
-def tokens(bench: Bench) -> Report:
-    known = bench.plain_replies["prompts"]
-    title = f"Tokens per cycle, small models, {described(known)}; trees of up to 64 nodes"
-    report = Report(title, ["drafter", *(f"{n} steps" for n in STEPS)])
-    replies = differing = 0
-    for arm in bench.arms:
-        for steps in (0,) if arm.drafter == "ngram" else STEPS:
-            row = bench.store.get(f"tokens/{arm.name}/{steps}", partial(count, bench, arm, steps))
-            replies += row.get("replies", 0)
-            differing += row.get("differing", 0)
-        found = tau(bench, arm)
-        if 0 in found:
-            report.add(arm.name, f"{found[0]:.2f} (free)", *[""] * (len(STEPS) - 1))
-        else:
-            report.add(arm.name, *(f"{found[n]:.2f}" if n in found else "" for n in STEPS))
-    report.notes.append(
-        f"{differing} of {replies} replies differ from the plain ones, made by another process."
-    )
-    return report
-
-
-def count(bench: Bench, arm: Arm, steps: int) -> Row:
-    cycles: list[Row] = []
-    differing = 0
-    asked = bench.plain_replies["prompts"]
-    with open_worker(bench.args.small, SMALL_MEMORY, arm.drafter, *arm.small) as worker:
-        for known in asked:
-            row = worker.run(known["prompt"], LONGEST, fixed(steps))
-            cycles += row["cycles"]
-            differing += row["tokens"] != known["reply"]
-    made = sum(c["tokens"] for c in cycles)
-    return {"tau": made / len(cycles), "cycles": len(cycles), "replies": len(asked), "differing": differing}
-
-
-def tau(bench: Bench, arm: Arm) -> dict[int, float]:
-    """Tokens per cycle by number of steps, as far as measured."""
-    found = {n: bench.store.rows.get(f"tokens/{arm.name}/{n}", {}) for n in (0, *STEPS)}
-    return {n: row["tau"] for n, row in found.items() if "tau" in row}
+COLUMNS = (
+    *("drafter", "L_SV", "steps", "tokens a cycle", "cycle, s", "draft, s", "pass, s", "tokens/s", "× plain"),
+    *("× nothing pinned", "GB read a token", "GB of layers from memory a token", "by the paper's BPT"),
+    *("peak", "cycles timed"),
+)
 
 
 # seconds a cycle
 
 
-def chosen(bench: Bench, dial: int, arm: Arm) -> int | None:
-    """The number of steps that promises most, from a first look at all of them; None = not legal."""
-    if arm.drafter == "ngram":
-        return 0
-    mode = {"kind": "fixed", "steps": list(STEPS[1:])}
-    look = bench.store.get(
-        f"{format_bytes(dial)}/costs/{arm.name}", partial(bench.timed, dial, arm.drafter, arm.big, mode)
-    )
-    if "error" in look:
-        return None
-    cost, known = medians(look["cycles"], "steps", "seconds"), tau(bench, arm)
-    best = max((n for n in cost if n in known), key=lambda n: known[n] / cost[n], default=8)
-    kept = bench.store.get(f"{format_bytes(dial)}/chosen/{arm.name}", lambda: {"steps": best})
-    return int(kept["steps"])
-
-
-def cycles(bench: Bench, dial: int) -> Report:
-    name = format_bytes(dial)
-    columns = ["drafter", "steps", "tokens a cycle", "cycle, s", "draft, s", "pass, s", "tokens/s"]
-    columns += ["× plain", "× nothing pinned", "GB read a token", "peak", "cycles timed"]
-    report = Report(f"Speed at {name}: tokens per cycle (small) / seconds a cycle (big)", columns)
+def measure(bench: Bench, dial: int) -> None:
     for turn in range(bench.args.rounds):
-        for arm in bench.arms:
-            if (steps := chosen(bench, dial, arm)) is not None:
-                timed = partial(bench.timed, dial, arm.drafter, arm.big, fixed(steps), turn)
-                bench.store.get(f"{name}/cycles/{arm.name}/{turn}", timed)
-            bench.plain(dial, turn)
+        bench.plain(dial, turn)
         bench.plain(dial, turn, pinned=False)
-    plain, bare = bench.rounds(f"{name}/plain"), middle(bench.rounds(f"{name}/plain, nothing pinned"))
-    report.add(*speed_row("plain", "", 1.0, plain, plain, bare))
+        first = turn % len(bench.arms)
+        for arm in bench.arms[first:] + bench.arms[:first]:
+            mode = arm.mode(arm.steps(bench.args.steps))
+            timed = partial(bench.timed, dial, arm.drafter, arm.big, mode, turn)
+            bench.store.get(f"{format_bytes(dial)}/cycles/{arm.name}/{turn}", timed)
+
+
+class Speed:
+    """An arm at a dial: its best number of steps, and what cycles with it cost."""
+
+    def __init__(self, bench: Bench, dial: int, arm: Arm) -> None:
+        self.rows = bench.rounds(f"{format_bytes(dial)}/cycles/{arm.name}")
+        self.draft_depth, self.depth, self.big_depth = depths(bench, arm, self.rows)
+        known = acceptance.tokens(bench, arm, self.depth) if self.rows else {}
+        self.speeds = {n: row["tau"] / self.cycle(n) for n, row in known.items() if all(self.rounds(n))}
+        self.steps = max(self.speeds, key=lambda n: self.speeds[n], default=None)
+        self.tau = known[self.steps]["tau"] if self.steps is not None else 0.0
+
+    def rounds(self, steps: int) -> list[list[Row]]:
+        """By round, the cycles of so many steps."""
+        return [[c for c in row["cycles"] if not steps or c["steps"] == steps] for row in self.rows]
+
+    def cycle(self, steps: int) -> float:
+        """Seconds, the median of the rounds'."""
+        return statistics.median(seconds({"cycles": cycles}) for cycles in self.rounds(steps))
+
+
+def depths(bench: Bench, arm: Arm, rows: list[Row]) -> tuple[int, int, int]:
+    """A cascade's on the big model: how many layers draft; the small model's L_SV that its own stands for
+    (`models/inflate.py` writes it down), the next shallower one that was measured; its own."""
+    if arm.variant is None or not rows:
+        return 0, arm.depths[0], 0
+    found = json.loads((bench.args.target_adapters / "adapter.json").read_text())["adapters"]
+    (draft,) = (a["depth"] for a in found if a["role"] == "draft")
+    small = {a["depth"]: a["training"]["inflated from depth"] for a in found if a["role"] == "verify"}
+    big: int = rows[0]["plan"]["must_pin_layers"]
+    known = [own for at, own in small.items() if at <= big and own in arm.depths]
+    return draft, max(known, default=arm.depths[0]), big
+
+
+def speeds(bench: Bench, dial: int) -> Report:
+    name = format_bytes(dial)
+    report = Report(f"Speed at {name}: tokens per cycle (small) / seconds a cycle (big), best steps", COLUMNS)
+    plain, bare = (bench.rounds(f"{name}/plain{more}") for more in ("", ", nothing pinned"))
+    if not plain or not bare:
+        return report
+    for label, rows in (("plain, nothing pinned", bare), ("plain", plain)):
+        report.add(
+            label,
+            "",
+            "",
+            *speed_cells(1.0, [row["cycles"] for row in rows], plain, bare),
+            "",
+            "",
+            *tail(rows),
+        )
     for arm in bench.arms:
-        steps, rows = chosen(bench, dial, arm), bench.rounds(f"{name}/cycles/{arm.name}")
-        if steps is None or not rows:
-            report.failed(arm.name, bench.store.rows.get(f"{name}/costs/{arm.name}", {}).get("error", ""))
-        elif (each := tau(bench, arm).get(steps)) is not None:
-            report.add(*speed_row(arm.name, str(steps), each, rows, plain, bare))
+        speed = Speed(bench, dial, arm)
+        if speed.steps is None:
+            report.failed(arm.name, bench.store.rows.get(f"{name}/cycles/{arm.name}/0", {}).get("error", ""))
+            continue
+        rounds = speed.rounds(speed.steps)
+        traffic = ["", ""]
+        if arm.variant:
+            read = statistics.mean(c["layers"] for cycles in rounds for c in cycles)
+            drafting = speed.big_depth if "deep" in arm.variant else speed.draft_depth
+            by_paper = layer_traffic(bench.args.target, drafting, speed.steps)
+            traffic = [f"{nbytes / speed.tau / 1e9:.2f}" for nbytes in (read, by_paper)]
+        report.add(
+            arm.name,
+            f"{speed.depth} ({speed.big_depth})" if speed.depth else "",
+            str(speed.steps or "free"),
+            *speed_cells(speed.tau, rounds, plain, bare),
+            *traffic,
+            *tail(speed.rows, sum(map(len, rounds))),
+        )
     return report
 
 
-def speed_row(
-    name: str, steps: str, tau: float, rows: list[Row], plain: list[Row], bare: float | None
-) -> list[str]:
-    each = [c for row in rows for c in row["cycles"]]
-    cycle = [seconds(row) for row in rows]
-    ratios = [tau * seconds(p) / seconds(r) for p, r in zip(plain, rows, strict=False)]
+def speed_cells(tau: float, rounds: list[list[Row]], plain: list[Row], bare: list[Row]) -> list[str]:
+    """From "tokens a cycle" to "GB read a token"."""
+    each = [c for cycles in rounds for c in cycles]
+    cycle = [seconds({"cycles": cycles}) for cycles in rounds]
+    over = [[tau * seconds(o) / own for o, own in zip(other, cycle, strict=False)] for other in (plain, bare)]
     return [
-        name,
-        steps,
         f"{tau:.2f}",
         spread(cycle),
         f"{statistics.median(c['draft'] for c in each):.2f}",
         f"{statistics.median(c['verify'] for c in each):.2f}",
         f"{tau / statistics.median(cycle):.3f}",
-        spread(ratios),
-        f"{tau * bare / statistics.median(cycle):.2f}" if bare else "",
+        *map(spread, over),
         f"{statistics.mean(c['bytes'] for c in each) / tau / 1e9:.2f}",
-        format_bytes(max(row["peak_memory"] for row in rows)),
-        str(len(each)),
     ]
+
+
+def tail(rows: list[Row], cycles: int | None = None) -> list[str]:
+    """ "peak" and "cycles timed"."""
+    count = sum(len(row["cycles"]) for row in rows) if cycles is None else cycles
+    return [format_bytes(max(row["peak_memory"] for row in rows)), str(count)]
+
+
+def layer_traffic(target: Path, drafting: int, g: int) -> float:
+    """Bytes of layers that a cycle reads from memory: those of the first `drafting` in each of g steps, the
+    others once. That is the numerator of the CATS paper's BPT, Eq. 3 and 4, for two stages and for three; its
+    Table 5 counts 10 draft layers for Kangaroo, which has 3."""
+    table = describe_model(target).table
+    layers = [sum(c.nbytes for c in table.chunks if c.layer == layer) for layer in range(table.layers)]
+    return g * sum(layers[:drafting]) + sum(layers[drafting:])
 
 
 # whole replies
 
 
 def replies(bench: Bench, dial: int) -> Report:
-    """The shortest held-out replies of at least 24 tokens, with the chosen steps and as users get it."""
-    name = format_bytes(dial)
-    columns = ["drafter", "steps", "tokens/s, whole replies", "predicted", "off by"]
-    columns += ["own controller, × plain", "replies", "same text", "peak"]
+    """The shortest held-out replies of at least so many tokens, with the best steps and as users get it."""
+    name, args = format_bytes(dial), bench.args
+    columns = ["drafter", "steps", "tokens/s", "by its parts", "off by", "own controller, tokens/s"]
+    columns += ["× plain", "off by its parts", "replies", "same text", "peak"]
     report = Report(f"Whole replies at {name}", columns)
-    known = [row for row in bench.plain_replies["prompts"] if len(row["reply"]) >= 24]
-    known = sorted(known, key=lambda row: len(row["reply"]))[: bench.args.replies]
+    long = [row for row in bench.prompts if len(row["reply"]) >= args.least]
+    known = sorted(long, key=lambda row: len(row["reply"]))[: args.replies]
     plain = middle(bench.rounds(f"{name}/plain"))
     for arm in bench.arms:
-        steps = chosen(bench, dial, arm)
-        timed = middle(bench.rounds(f"{name}/cycles/{arm.name}"))
-        if steps is None or timed is None or plain is None:
+        speed = Speed(bench, dial, arm)
+        if speed.steps is None or plain is None or not known:
             continue
+        fixed = arm.mode([speed.steps])
+        at = f"{arm.name}/{speed.depth}/{speed.steps}"
         ways = {
-            f"replies small/{arm.name}/{steps}": (bench.args.small, SMALL_MEMORY, arm.drafter, arm.small),
-            f"{name}/replies/{arm.name}": (bench.args.target, dial, arm.drafter, arm.big),
-            f"{name}/replies auto/{arm.name}": (bench.args.target, dial, "auto", arm.big),
+            f"replies small/{at}": (fixed, args.small, SMALL_MEMORY, arm.drafter, arm.on_small(speed.depth)),
+            f"{name}/replies/{at}": (fixed, args.target, dial, arm.drafter, arm.big),
+            f"{name}/replies auto/{arm.name}": (OWN, args.target, dial, "auto", arm.big),
         }
-        found = []
-        for key, way in ways.items():
-            mode = OWN if "auto" in way else fixed(steps)
-            found.append(bench.store.get(key, partial(said, known, mode, *way)).get("replies"))
-        small, big, auto = found
-        if not (small and big):
+        found: list[list[Row]] = [
+            bench.store.get(key, partial(said, known, *way)).get("replies", []) for key, way in ways.items()
+        ]
+        if not all(found):
             continue
-        predicted = sum(len(r["tokens"]) - 1 for r in small) / sum(len(r["cycles"]) for r in small) / timed
+        small, big, auto = found
+        parts = made(small) / sum(len(r["cycles"]) for r in small) / speed.cycle(speed.steps)
         report.add(
             arm.name,
-            str(steps),
+            str(speed.steps),
             f"{rate(big):.3f}",
-            f"{predicted:.3f}",
-            f"{rate(big) / predicted - 1:+.0%}",
-            f"{rate(auto) * plain:.2f}" if auto else "",
+            f"{parts:.3f}",
+            f"{rate(big) / parts - 1:+.0%}",
+            f"{rate(auto):.3f}",
+            f"{rate(auto) * plain:.2f}",
+            f"{rate(auto) / parts - 1:+.0%}",
             ", ".join(str(len(r["tokens"])) for r in big),
-            "all" if all(r["same"] for r in big) else "differs",
-            format_bytes(max(r["peak_memory"] for r in big)),
+            "all" if all(r["same"] for r in (*big, *auto)) else "differs",
+            format_bytes(max(r["peak_memory"] for r in (*big, *auto))),
         )
     return report
 
 
 def said(known: list[Row], mode: Row, model: Path, dial: int, drafter: str, options: Options) -> Row:
     rows = []
-    with open_worker(model, dial, drafter, *options) as worker:
+    with open_worker(model, dial, drafter, **options) as worker:
         for each in known:
             row = worker.run(each["prompt"], LONGEST, mode)
             rows.append({**row, "same": row["tokens"] == each["reply"]})
     return {"replies": rows, "plan": worker.loaded["plan"]}
 
 
+def made(found: list[Row]) -> int:
+    """Tokens of replies behind the first, which is the prompt's pass's."""
+    tokens: list[int] = [len(r["tokens"]) - 1 for r in found]
+    return sum(tokens)
+
+
 def rate(found: list[Row]) -> float:
     """Tokens a second of decoding over several replies."""
     spent = float(sum(c["seconds"] for r in found for c in r["cycles"]))
-    made: int = sum(len(r["tokens"]) - 1 for r in found)
-    return made / spent
+    return made(found) / spent
 
 
 def main() -> None:
     parser = drafting_arguments(__doc__)
     parser.add_argument("--replies", type=int, default=3, help="whole replies an arm")
+    parser.add_argument("--least", type=int, default=24, help="tokens of a whole reply")
     bench = bench_of(parser)
-    print(tokens(bench).markdown(), flush=True)
+    acceptance.measure(bench)
+    print(acceptance.table(bench).markdown(), flush=True)
     for dial in bench.args.dials:
-        for part in (cycles, replies):
+        measure(bench, dial)
+        for part in (speeds, replies):
             print(part(bench, dial).markdown(), flush=True)
 
 

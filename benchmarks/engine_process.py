@@ -1,18 +1,19 @@
 """An engine that reports every cycle of a reply: what was drafted, and what it cost. `worker.py` drives it.
 
+    python -m benchmarks.engine_process MODEL '{"memory": 8000000000, "drafter": "none"}'
+
 A job is a JSON line: `prompt` (ids or text), `tokens` and `cycles` (at most so many), `temperature`, `seed`,
 `ignore_eos`, `settle` (see `Worker.reply`), `mode`:
 
     {"kind": "own"}                        the engine's own drafter and controller
     {"kind": "fixed", "steps": [4, 8]}     its drafter, cycle by cycle with the next of these numbers of steps
-    {"kind": "fixed", ..., "variant": "chain", "fresh": true}    a cascade so; fresh: having learnt nothing
+    {"kind": "fixed", ..., "variant": "chain"}    its cascade so
     {"kind": "set", "steps": [8], "reply": [...], "p": 0.9}      `SetAcceptance` around its drafter
     {"kind": "wrong", "nodes": [1, 64]}    trees of random tokens, cycle by cycle with so many nodes
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import sys
@@ -62,8 +63,7 @@ class Traffic:
 
     def __init__(self, engine: Engine) -> None:
         self.nbytes = 0
-        self.sizes = [0] * engine.config.layers
-        self.pinned = [0] * engine.config.layers
+        self.sizes, self.pinned = [0] * engine.config.layers, [0] * engine.config.layers
         for chunk in engine.plan.table.chunks:
             if chunk.layer < len(self.sizes):
                 self.sizes[chunk.layer] += chunk.nbytes
@@ -134,12 +134,10 @@ class Conversations:
         """The engine's cascade with its passes counted. Every cycle goes to its full depth: the paper's
         chains do not stop when they are unsure."""
         found = next(r for r in self.engine.resident if isinstance(r, Cascade))
-        if mode.get("fresh"):
-            self.calibrations = Calibration(), Calibration()
         made = found.drafter(cache, variant=replace(VARIANTS[mode["variant"]], stop=0.0))
         verify: Exit | None = made.verify
         if isinstance(verify, SubstituteExit):
-            low = verify.model
+            low: Any = verify.model
             counted: Any = Counted(low, self.traffic, self.traffic.pinned, low.weights.nbytes)
             verify = SubstituteExit(counted, verify.depth)
         target: Any = Counted(made.target, self.traffic, self.traffic.sizes)
@@ -201,15 +199,7 @@ class Conversations:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("model")
-    parser.add_argument("--memory", type=int, required=True)
-    parser.add_argument("--drafter", default="none")
-    parser.add_argument("--draft-model")
-    parser.add_argument("--adapters")
-    parser.add_argument("--resident-layers", type=int)
-    parser.add_argument("--context", type=int)
-    options = vars(parser.parse_args())
+    model, options = sys.argv[1:]
     answers, sys.stdout = sys.stdout, sys.stderr
 
     def answer(row: Row) -> None:
@@ -218,7 +208,7 @@ def main() -> None:
 
     began = time.perf_counter()
     try:
-        engine = Engine.load(options.pop("model"), EngineOptions(**options))
+        engine = Engine.load(model, EngineOptions(**json.loads(options)))
     except EdgeSpecError as error:
         answer({"error": str(error)})
         return

@@ -14,7 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.common import REPO, Row
+from edgespec.core.sampling import FloatArray, IntArray
+from edgespec.devices.files import replacing
+from edgespec.devices.probe import cpu_count, cpu_features, cpu_name, memory_total
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -22,6 +27,16 @@ RESULTS = Path(__file__).parent / "results"
 def median_ratio(above: Sequence[float], below: Sequence[float]) -> float:
     """Median over rounds of above[i] / below[i]: what drifts slowly cancels."""
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def interval(count: int, figure: Callable[[IntArray], FloatArray]) -> tuple[float, float]:
+    """The middle 95 % of 2000 draws of `count` things out of as many: how far their choice moves a figure.
+
+    figure: [draws, count] numbers of things -> [draws] values.
+    """
+    drawn = np.random.default_rng(0).integers(0, count, (2000, count))
+    low, high = np.percentile(figure(drawn), [2.5, 97.5]).tolist()
+    return low, high
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
@@ -105,41 +120,23 @@ class Store:
 
     def save(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.file.with_suffix(".partial")
-        partial.write_text(json.dumps({"machine": machine(), "measured": self.rows}) + "\n")
-        partial.rename(self.file)
+        with replacing(self.file) as partial:
+            partial.write_text(json.dumps({"machine": machine(), "measured": self.rows}) + "\n")
 
 
 def machine() -> Row:
     """What the figures were measured on."""
-    versions = {}
-    for package in ("torch", "numpy", "transformers"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     command = ["git", "-C", str(REPO), "describe", "--always", "--dirty"]
     commit = subprocess.run(command, capture_output=True, text=True, check=False)
     return {
         "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
-        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "features": sorted(cpu_features() & {"avx2", "avx512_bf16", "avx512_vnni", "amx_bf16"}),
+        "cores": cpu_count(),
+        "memory": memory_total(),
         "system": platform.platform(),
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": {name: importlib.metadata.version(name) for name in ("torch", "numpy")},
         "load": os.getloadavg(),
         "commit": commit.stdout.strip(),
         "date": time.strftime("%Y-%m-%d %H:%M"),
     }
-
-
-def cpu_name() -> str:
-    """The processor, and the matrix extensions that decide how fast bf16 is."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    table = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    flags = table.get("flags", "").split()
-    extras = [flag for flag in ("avx2", "avx512_bf16", "amx_bf16") if flag in flags]
-    return f"{table.get('model name', 'unknown')} ({', '.join(extras)})"

@@ -5,45 +5,43 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from benchmarks.common import PROMPT, Row, environment
 
 
-class Worker:
+class Worker(AbstractContextManager["Worker"]):
     """The parent's side; `engine_process.py` is the child's."""
 
-    def __init__(self, model: Path, memory: int, drafter: str = "none", *options: str | Path | int) -> None:
-        """`options` are the child's. Raises RuntimeError when the engine does not open."""
-        command = [sys.executable, "-m", "benchmarks.engine_process", model, "--memory", memory]
-        command += ["--drafter", drafter, *options]
+    def __init__(self, model: Path, memory: int, drafter: str = "none", **options: Any) -> None:
+        """`options` are those of `EngineOptions`. Raises RuntimeError when the engine does not open."""
+        options |= {"memory": memory, "drafter": drafter}
+        command = [sys.executable, "-m", "benchmarks.engine_process", str(model)]
+        command.append(json.dumps(options, default=str))
         self.process = subprocess.Popen(
-            [*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment()
         )
         try:
             self.loaded = self._answer()  # plan, load_seconds
         except RuntimeError:
-            self.close()
+            self.__exit__()
             raise
 
-    def run(self, prompt: list[int], tokens: int, mode: Row, **more: Any) -> Row:
+    def run(self, prompt: list[int] | str, tokens: int, mode: Row, **more: Any) -> Row:
         """One reply of at most so many tokens; `engine_process.py` has the modes, and what comes back. Raises
         RuntimeError when it failed."""
-        return self._ask({"prompt": prompt, "tokens": tokens, "mode": mode, **more})
+        assert self.process.stdin is not None
+        job = {"prompt": prompt, "tokens": tokens, "mode": mode, **more}
+        self.process.stdin.write(json.dumps(job) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
 
     def reply(self, tokens: int) -> Row:
         """One greedy reply of exactly `tokens` tokens, by plain decoding, between two moments when the ring
         is full: raw reads before and after it have the disk for themselves, and bytes a pass are exact."""
-        job = {"tokens": tokens, "mode": {"kind": "own"}, "ignore_eos": True, "settle": True}
-        return self._ask({"prompt": PROMPT, **job})
-
-    def _ask(self, job: Row) -> Row:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        return self._answer()
+        return self.run(PROMPT, tokens, {"kind": "own"}, ignore_eos=True, settle=True)
 
     def _answer(self) -> Row:
         assert self.process.stdout is not None
@@ -55,18 +53,8 @@ class Worker:
             raise RuntimeError(row["error"])
         return row
 
-    def close(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *error: object) -> None:
+        self.process.communicate()  # closes its standard input, which ends it
 
 
 def per_cycle(reply: Row) -> Row:

@@ -18,7 +18,7 @@ from benchmarks.drafters import SetAcceptance, Wrong
 from benchmarks.held_out import repetition
 from benchmarks.models import checkpoint, make_model, repeat_layers, tokenizer
 from benchmarks.models.shapes import Shape, get_shape
-from benchmarks.speed_model import Costs, best_steps, expected_tokens
+from benchmarks.set_acceptance import Costs, best_steps, expected_tokens
 from benchmarks.tables import Store
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
@@ -328,7 +328,7 @@ def scripts() -> list[Path]:
 
 def test_no_scripts_import_one_another_in_a_circle() -> None:
     graph = import_graph()
-    assert "benchmarks.worker" in graph["benchmarks.bench"]
+    assert "benchmarks.worker" in graph["benchmarks.arms"]
     assert not circles(graph)
 
 
