@@ -19,11 +19,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgespec.kernels.low_bit import padded_columns
+from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
 from edgespec.kernels.scratch import scratch
 
-VERSION = 1  # of native.c's functions
+VERSION = 2  # of native.c's functions
 FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
+SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # what is quantised
 LEVELS = ("portable C", "AVX2", "AVX-512 VNNI")
 _GROUP, _SUPER = 32, 256  # columns with one step; columns decoded together
 
@@ -48,6 +49,7 @@ def _open(folder: Path) -> tuple[ctypes.CDLL | None, str]:
     library.es_matmul.argtypes = [_I, _P, _N, _N, _N, _P, _P, _P, _P, _N, _N, _P, _N, _I]
     library.es_dense.argtypes = [_I, _P, _N, _N, _N, _P, _N, _P, _N, _I, _I]
     library.es_dense.restype = None
+    library.es_quantise_weights.argtypes = [_I, _I, _P, _N, _N, _P, _N, _P, _I]
     return library, ""
 
 
@@ -110,6 +112,27 @@ def dense(encoding: str, data: Tensor, scale: Tensor | None, columns: int, out: 
         out.stride(0), int(out.dtype == torch.bfloat16), torch.get_num_threads(),
     )  # fmt: skip
     return out[:, :columns]
+
+
+def quantize(w: Tensor, encoding: str) -> tuple[Tensor, Tensor] | None:
+    """`quantize.quantize_int8` ("I8") or `quantize_int4` ("U8") of a CPU's w [n, k], the same bits.
+
+    None when a weight is not finite.
+    """
+    library, why = _library()
+    assert library is not None, why
+    n, k = w.shape
+    w = w.contiguous()
+    row_bytes = k if encoding == "I8" else int4_row_bytes(k)
+    data = torch.empty((n, row_bytes), dtype=torch.int8 if encoding == "I8" else torch.uint8)
+    scale = torch.empty(n)
+    status = library.es_quantise_weights(
+        int(encoding == "U8"), SOURCES[w.dtype], w.data_ptr(), n, k, data.data_ptr(), row_bytes,
+        scale.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    if status < 0:
+        raise MemoryError("there is no memory for the steps of a row's groups")
+    return None if status else (data, scale)
 
 
 def _weights(data: Tensor, columns: int, scale: Tensor | None) -> tuple[int, int, int, int, int | None]:

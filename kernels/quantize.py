@@ -14,6 +14,9 @@ Student-t(4): 0.140 against 0.134. Taking the multiplier from the largest weight
 
 Scales are bf16 numbers, stored as fp32: `number * scale` is then exact in fp32, and rounded once to the
 output's type it is the definition of the dequantised weight.
+
+Quantising is defined by `reference_int8` and `reference_int4`, and done by the compiled kernels where they
+are: the same bits, int4 in a sixth of the time.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edgespec.errors import ModelError
+from edgespec.kernels import compiled
 from edgespec.kernels.low_bit import GROUP, int4_row_bytes, padded_columns
 
 MULTIPLIER = 15  # largest of a group's multipliers: -8 * 15 is still an int8 number
@@ -31,6 +35,7 @@ MULTIPLIER = 15  # largest of a group's multipliers: -8 * 15 is still an int8 nu
 _BLOCK = 2**19
 _QUANTISED = 2**16
 _TRIALS = (0.83, 0.89, 0.94, 1.0, 1.06, 1.15)  # int4 steps tried, relative to largest weight / 8
+_TINY = 1e-30  # where the largest weight of a group is smaller, it becomes zeros
 
 
 def quantize_int8(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,6 +43,23 @@ def quantize_int8(w: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises ModelError when a weight is not finite.
     """
+    return _compiled(w, "I8") or reference_int8(w)
+
+
+def quantize_int4(w: Tensor) -> tuple[Tensor, Tensor]:
+    """[n, k] float -> (data [n, int4_row_bytes(k)] uint8, scale [n] fp32). Raises like `quantize_int8`."""
+    return _compiled(w, "U8") or reference_int4(w)
+
+
+def _compiled(w: Tensor, encoding: str) -> tuple[Tensor, Tensor] | None:
+    """None where torch has to do it: also when a weight is not finite, which it then says."""
+    if w.device.type != "cpu" or w.dtype not in compiled.SOURCES or compiled.unavailable():
+        return None
+    return compiled.quantize(w, encoding)
+
+
+def reference_int8(w: Tensor) -> tuple[Tensor, Tensor]:
+    """`quantize_int8` with torch's operations, on any device."""
     n, k = w.shape
     q = torch.empty((n, k), dtype=torch.int8, device=w.device)
     scale = torch.empty(n, device=w.device)
@@ -66,11 +88,10 @@ def dequantize_int8(
     return out
 
 
-def quantize_int4(w: Tensor) -> tuple[Tensor, Tensor]:
-    """[n, k] float -> (data [n, int4_row_bytes(k)] uint8, scale [n] fp32).
+def reference_int4(w: Tensor) -> tuple[Tensor, Tensor]:
+    """`quantize_int4` with torch's operations, on any device.
 
     Each group's step is the best of six for its squared error, rounded to a multiple of the row's scale.
-    Raises like `quantize_int8`.
     """
     n, k = w.shape
     columns = padded_columns(k)
@@ -93,24 +114,29 @@ def quantize_int4(w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _best_int4_step(x: Tensor) -> Tensor:
-    """[groups, 64] -> [groups, 1]: the step with the smallest squared error found.
+    """[groups, 64] -> [groups, 1]: the step with the smallest squared error found; 0 for tiny weights alone.
 
     Numbers q that a trial step gives have their own best step, xq / qq, with which the squared error is
-    xx - xq^2 / qq. So the trial whose numbers have the largest xq^2 / qq wins.
+    xx - xq^2 / qq. So the trial whose numbers have the largest xq^2 / qq wins. A group is first scaled by a
+    power of two, so that its squares fit. Its sums are exact, whatever their order: numbers that are not 0
+    belong to weights of at least 1/20 of the largest, and fp64 has room for 64 fp32 products of theirs.
     """
     extreme = x.gather(1, x.abs().argmax(1, keepdim=True))  # signed: it becomes -8, the longer side
-    inverse = -8 / _divisor(_finite(extreme))
+    power = (_finite(extreme).view(torch.int32) & 0x7F800000).view(torch.float32)  # the largest one below
+    power = torch.where(extreme.abs() < _TINY, 0.0, power)
+    x = x / _divisor(power)
+    inverse = -8 / _divisor(extreme / _divisor(power))
     best = torch.zeros_like(extreme)
     most = torch.zeros_like(extreme)
     for factor in _TRIALS:
         q = (x * (inverse / factor)).round_().clamp_(-8, 7)
         qq = q.square().sum(1, keepdim=True).clamp_min_(1)
-        xq = q.mul_(x).sum(1, keepdim=True)
-        gain = xq.square().div_(qq)
+        xq = q.mul_(x).sum(1, keepdim=True, dtype=torch.float64)
+        gain = xq.float().square_().div_(qq)
         better = gain > most
         most = torch.where(better, gain, most)
-        best = torch.where(better, xq / qq, best)
-    return best
+        best = torch.where(better, xq.div_(qq).float(), best)
+    return best.mul_(power)
 
 
 def unpack_int4(data: Tensor, out: Tensor | None = None) -> Tensor:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from edgespec.errors import ModelError
+from edgespec.kernels import compiled
 from edgespec.kernels.low_bit import GROUP, int4_row_bytes, padded_columns
 from edgespec.kernels.quantize import (
     dequantize_int4,
     dequantize_int8,
     quantize_int4,
     quantize_int8,
+    reference_int4,
+    reference_int8,
     unpack_int4,
 )
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+REFERENCES = {"I8": reference_int8, "U8": reference_int4}
+built = pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.unavailable())
 
 
 def gaussian(n: int, k: int, seed: int = 0) -> torch.Tensor:
@@ -172,3 +179,127 @@ def test_half_precision_input(dtype: torch.dtype) -> None:
     w = gaussian(4, 128).to(dtype)
     for quantize in (quantize_int8, quantize_int4):
         assert all(torch.equal(a, b) for a, b in zip(quantize(w), quantize(w.float()), strict=True))
+
+
+# --- the compiled kernels, and what both are defined by -------------------------------------------------
+
+
+def values(kind: str, n: int, k: int) -> NDArray[np.float32]:
+    rng = np.random.default_rng(n * 100_003 + k)
+    normal = rng.standard_normal((n, k), dtype=np.float32)
+    if kind == "heavy tails":
+        return rng.standard_t(2, (n, k)).astype(np.float32)
+    if kind == "ties":  # among the largest, of either sign, and half-way between two numbers
+        return np.round(normal * 4) / 4
+    if kind == "sparse":
+        return normal * (rng.random((n, k)) < 0.05)
+    if kind == "every size":
+        return normal * (10.0 ** rng.integers(-44, 38, (n, k))).astype(np.float32)
+    if kind == "a size for each row":
+        return normal * (10.0 ** rng.integers(-44, 38, (n, 1))).astype(np.float32)
+    if kind == "the largest":
+        return rng.integers(-2, 3, (n, k)).astype(np.float32) * np.float32(1.7e38)
+    if kind == "any bits":
+        return rng.integers(0, 2**32, (n, k), dtype=np.uint64).astype(np.uint32).view(np.float32)
+    return normal
+
+
+KINDS = [
+    "normal", "heavy tails", "ties", "sparse", "every size", "a size for each row", "the largest", "any bits",
+]  # fmt: skip
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+@built
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_is_the_reference_bit_for_bit(kind: str, dtype: torch.dtype) -> None:
+    for n, k in [
+        (1, 1),
+        (3, 7),
+        (5, 32),
+        (4, 33),
+        (9, 64),
+        (7, 65),
+        (3, 96),
+        (5, 172),
+        (3, 1000),
+        (20, 4096),
+    ]:
+        w = torch.from_numpy(values(kind, n, k)).to(dtype)
+        w[~torch.isfinite(w)] = 1
+        for encoding, reference in REFERENCES.items():
+            found = compiled.quantize(w, encoding)
+            assert found is not None
+            assert all(same_bits(a, b) for a, b in zip(found, reference(w), strict=True)), (encoding, n, k)
+
+
+@built
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_compiled_refuses_what_the_reference_refuses(dtype: torch.dtype) -> None:
+    for bad in (float("nan"), float("inf"), float("-inf")):
+        for place in ((0, 0), (2, 99), (3, 63), (1, 64)):
+            w = gaussian(4, 100).to(dtype)
+            w[place] = bad
+            assert compiled.quantize(w, "I8") is None
+            assert compiled.quantize(w, "U8") is None
+
+
+@built
+def test_threads_share_rows_without_changing_them() -> None:
+    w = gaussian(700, 1100)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            for encoding, reference in REFERENCES.items():
+                found = compiled.quantize(w, encoding)
+                assert found is not None
+                assert all(same_bits(a, b) for a, b in zip(found, reference(w), strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+@built
+def test_rows_may_lie_anywhere() -> None:
+    w = gaussian(9, 200).bfloat16()
+    for view in (w[3:], w[:, 17:150], w.t()):
+        for encoding, reference in REFERENCES.items():
+            found = compiled.quantize(view, encoding)
+            assert found is not None
+            assert all(same_bits(a, b) for a, b in zip(found, reference(view), strict=True))
+
+
+def test_without_the_compiled_kernels_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = gaussian(20, 300).half()
+    before = quantize_int8(w), quantize_int4(w)
+    monkeypatch.setattr(compiled, "_library", lambda: (None, "not built"))
+    monkeypatch.setattr(compiled, "quantize", lambda w, encoding: pytest.fail("not there"))
+    for a, b in zip(before, (quantize_int8(w), quantize_int4(w)), strict=True):
+        assert all(same_bits(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_groups_step_does_not_depend_on_the_order_of_its_weights(dtype: torch.dtype) -> None:
+    """Its sums are exact: so no CPU's way of adding, nor torch's, is in the file."""
+    w = torch.from_numpy(values("heavy tails", 200, GROUP)).to(dtype)
+    data, scale = quantize_int4(w)
+    rng = np.random.default_rng(0)
+    for _ in range(5):
+        order = torch.from_numpy(rng.permutation(GROUP))
+        shuffled, scales = quantize_int4(w[:, order])
+        assert same_bits(scales, scale)
+        assert torch.equal(unpack_int4(shuffled), unpack_int4(data)[:, order])
+
+
+@pytest.mark.parametrize("size", [1e-28, 1e-20, 1e20, 2e38])
+def test_int4_is_as_good_for_weights_of_any_size(size: float) -> None:
+    """Neither do squares run over, nor do they vanish."""
+    w = gaussian(16, 512).mul_(10).clamp_(-1.5, 1.5)
+    error = relative_error(w, dequantize_int4(*quantize_int4(w), torch.float32))
+    large = w.double() * size
+    back = dequantize_int4(*quantize_int4(large.float()), torch.float32).double()
+    assert float((large - back).norm() / large.norm()) < 1.02 * error < 0.1

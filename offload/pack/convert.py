@@ -68,16 +68,18 @@ def convert(tile: Tile, raw: memoryview) -> tuple[Bytes, Bytes | None]:
     import torch
 
     from edgespec.kernels.gguf_blocks import dequantize_torch
+    from edgespec.kernels.matmul import STORED, Block
     from edgespec.kernels.quantize import quantize_int4, quantize_int8
 
     if source.ctypes.data % 8:
         source = source.copy()  # a tensor may lie anywhere in its file
     stored = torch.from_numpy(source).view(tile.rows, -1)  # [rows, row_bytes]
-    if part.encoding == "BF16":
+    if part.encoding == "BF16":  # not by compiled kernels, whose zeros may have another sign
         return _bytes(dequantize_torch(part.source.encoding, stored, part.columns, torch.bfloat16)), None
-    weights = dequantize_torch(part.source.encoding, stored, part.columns, torch.float32)
+    block = Block.of_bytes(part.source.encoding, stored, tile.rows, part.columns)
+    numbers = block.data if block.encoding in STORED else block.dense(0, tile.rows, torch.float32)
     try:
-        data, scale = quantize_int8(weights) if part.encoding == "I8" else quantize_int4(weights)
+        data, scale = quantize_int8(numbers) if part.encoding == "I8" else quantize_int4(numbers)
     except ModelError as error:
         raise ModelError(f"{part.source.file}: tensor {part.source.name}: {error}") from None
     return _bytes(data), _bytes(scale)

@@ -27,7 +27,7 @@ from edgespec.offload.pack.weight_writer import WeightWriter
 from edgespec.offload.ring import aligned_buffer
 
 SYNC_BYTES = 128 * 2**20  # written between two entries in the journal
-_CONVERTERS = 8  # threads at most; each takes some 20 MB
+_CONVERTERS = 8  # threads at most, and one more that reads meanwhile; each takes some 20 MB
 _BUFFERS = 3  # units in memory: one being filled, two on their way to the disk
 
 
@@ -47,7 +47,7 @@ def write_units(layout: Layout, work: Path, journal: Journal, progress: Callable
     source = read_ahead(
         ((tile.source, tile) for unit in todo for part in unit.parts for tile in tiles(part)),
         convert,
-        threads=max(THREADS, min(os.cpu_count() or 1, _CONVERTERS)) if converts else THREADS,
+        threads=max(THREADS, min(os.cpu_count() or 1, _CONVERTERS) + 1) if converts else THREADS,
     )
     pending: deque[Future[None]] = deque()
     with (
