@@ -50,6 +50,8 @@ def takes(
             for flag in (shown.default, *(shown.param_decls or ())):
                 if str(flag).startswith("--"):
                     FLAGS.setdefault(parameter.name, flag.split("/")[0])
+            if parameter.annotation.__origin__ is bool:
+                shown.metavar = ""  # typer shows <bool>, as if there were a value to give
         given = [_parameter(options_of(kind)[name]) for kind, names in wanted.values() for name in names]
         order = sorted(given, key=lambda p: PANELS.index(_panel(p)))
 
@@ -75,7 +77,7 @@ def _parameter(field: Field) -> inspect.Parameter:
     option = field.option
     info = typer.Option(
         field.flag,
-        metavar=None if field.kind is bool else option.metavar,
+        metavar=option.metavar,
         help=f"{option.help} Default: {field.default_words}.",
         rich_help_panel=option.panel,
         hidden=option.hidden,

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from edgespec.api import EngineKeywords, GenerationKeywords
-from edgespec.apps import options
+from edgespec.apps import main, options
 from edgespec.config import (
     EngineOptions,
     GenerationOptions,
@@ -205,7 +205,6 @@ def test_library_messages_name_options_as_flags_on_the_command_line() -> None:
 
 
 def test_what_only_a_command_has_is_named_as_its_flag_too() -> None:
-    importlib.import_module("edgespec.apps.main")
     said = "a lower rate= (it was 0.1), other verify_layers=, or choose another out=; see first=DIR"
     assert options.in_flags(said) == (
         "a lower --rate (it was 0.1), other --verify-layers, or choose another --out; see --from DIR"
@@ -280,6 +279,14 @@ def test_every_command_has_the_flags(command: str) -> None:
     )
     assert wanted <= set(parameters)
     assert not {"engine", "generation"} & set(parameters)
+
+
+@pytest.mark.parametrize("command", ["chat", "generate", "bench", "train cascade"])
+def test_help_shows_switches_without_a_value(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*command.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "--offline" in shown
+    assert [line for line in shown.splitlines() if "<bool>" in line and "--help" not in line] == []
 
 
 def test_the_tables_of_the_docs_are_current() -> None:
