@@ -107,7 +107,8 @@ def as_texts(value: Any) -> tuple[str, ...]:
 def did_you_mean(given: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """What to do about an unknown name: "did you mean X?", or `otherwise` (by default a list of all)."""
     names = sorted(known)
-    near = difflib.get_close_matches(given, names, 1)
+    longer = [name for name in names if given and name.startswith(given)]  # temp: temperature
+    near = longer if len(longer) == 1 else difflib.get_close_matches(given, names, 1)
     if near:
         return f"did you mean {near[0]}?"
     return otherwise or f"known are {', '.join(names)}"

@@ -27,7 +27,7 @@ from edgespec.config import (
 )
 from edgespec.errors import OptionError
 from edgespec.training.cascade import CascadeOptions
-from edgespec.values import Field, format_bytes, options_of, parse_bytes
+from edgespec.values import Field, did_you_mean, format_bytes, options_of, parse_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_FILE = Path("/no/such/edgespec.toml")
@@ -183,6 +183,19 @@ def test_an_error_has_the_name_that_was_used(tmp_path: Path) -> None:
             resolve(kind, {}, {}, file)
         assert str(file) in str(raised.value)
         assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("temp", "did you mean temperature?"),
+        ("temprature", "did you mean temperature?"),
+        ("to", "known are temperature, top_k, top_p"),  # two begin so
+        ("", "known are temperature, top_k, top_p"),
+    ],
+)
+def test_a_misspelt_or_shortened_name_finds_the_right_one(given: str, hint: str) -> None:
+    assert did_you_mean(given, ["top_p", "top_k", "temperature"]) == hint
 
 
 def test_a_folder_of_that_name_is_no_silence(tmp_path: Path) -> None:
