@@ -216,8 +216,9 @@ def drafting_arguments(doc: str | None, target: bool = True) -> argparse.Argumen
 
 def bench_of(parser: argparse.ArgumentParser) -> Bench:
     """Parse the command line, and make what the arms need. Raises SystemExit."""
+    args = parser.parse_args()
     compile_checkout()
-    return Bench(parser.parse_args())
+    return Bench(args)
 
 
 def open_worker(model: Path, dial: int, drafter: str, **options: Any) -> Worker:

@@ -19,8 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 
 
-class CgroupUnavailable(RuntimeError):
-    """No memory cgroup can be made here; the message says why."""
+class CgroupUnavailable(SystemExit):
+    """No memory cgroup can be made here; the message, with which a script ends, says why."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Cgroup:
 
     def __init__(self, directory: Path, io_directory: Path | None, controls: Controls) -> None:
         self.directory, self.io_directory, self.controls = directory, io_directory, controls
+        self.directories = {directory, io_directory or directory}
 
     def enter(self) -> None:
         """Move the calling process in (the child's side of a fork)."""
-        for directory in {self.directory, self.io_directory} - {None}:
-            assert directory is not None
+        for directory in self.directories:
             (directory / "cgroup.procs").write_text("0")
 
     def limit_memory(self, nbytes: int) -> None:
@@ -107,8 +107,7 @@ class Cgroup:
         return table.get(self.controls.cache, 0), table.get(self.controls.anon, 0)
 
     def remove(self) -> None:
-        for directory in {self.directory, self.io_directory} - {None}:
-            assert directory is not None
+        for directory in self.directories:
             for _ in range(50):
                 for pid in (directory / "cgroup.procs").read_text().split():  # what the command left behind
                     os.kill(int(pid), signal.SIGKILL)
@@ -166,7 +165,7 @@ def make_child(mount: Path, own: str, controller: str | None, name: str) -> Path
         except OSError as error:
             reasons.append(f"{parent}: {error.strerror}")
     raise CgroupUnavailable(
-        "no cgroup can be made (root or a delegated subtree is needed): " + "; ".join(reasons)
+        "skipped: no cgroup can be made (root or a delegated subtree is needed): " + "; ".join(reasons)
     )
 
 
@@ -174,7 +173,7 @@ def make_child(mount: Path, own: str, controller: str | None, name: str) -> Path
 def fresh_cgroup(memory: int | None = None) -> Iterator[Cgroup]:
     """A new cgroup, removed at the end. Raises CgroupUnavailable."""
     if sys.platform != "linux":
-        raise CgroupUnavailable("control groups are a Linux feature")
+        raise CgroupUnavailable("skipped: control groups are a Linux feature")
     points = mounts(Path("/proc/mounts").read_text())
     own = own_groups(Path("/proc/self/cgroup").read_text())
     name = f"edgespec-bench-{os.getpid()}-{time.monotonic_ns()}"
@@ -189,7 +188,7 @@ def fresh_cgroup(memory: int | None = None) -> Iterator[Cgroup]:
         io = directory if (directory / "io.max").exists() else None
         group = Cgroup(directory, io, V2)
     else:
-        raise CgroupUnavailable("the kernel offers no memory controller here")
+        raise CgroupUnavailable("skipped: the kernel offers no memory controller here")
     try:
         if memory is not None:
             group.limit_memory(memory)

@@ -1,6 +1,7 @@
-"""Run a command in a fresh memory cgroup and report everything it cost.
+"""What does a command cost? Run in a fresh memory cgroup, again and again.
 
     python -m benchmarks.measure --memory 2GB --watch models/7b-bf16 -- edgespec generate models/7b-bf16 ...
+    python -m benchmarks.measure --rounds 11 -- edgespec --help
 
 The peak counts the page cache. With a limit, swap is off inside the cgroup, and a run that met its limit
 says so, because a kernel that reclaims page cache to stay below the limit kills nobody.
@@ -8,10 +9,10 @@ says so, because a kernel that reclaims page cache to stay below the limit kills
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,9 +24,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
-from benchmarks.cgroup import Cgroup, CgroupUnavailable, fresh_cgroup
-from benchmarks.common import Row
-from benchmarks.page_cache import cached_bytes, files_under
+from benchmarks.cgroup import Cgroup, fresh_cgroup
+from benchmarks.common import Row, arguments, interleave
+from benchmarks.page_cache import cached_bytes, drop_caches, files_under
+from benchmarks.tables import Report, spread, tail
+from edgespec.values import format_bytes, parse_bytes
 
 SAMPLE_SECONDS = 0.2
 LARGEST_CHARGE = 4 * 2**20  # a charge is at most a huge page (2 MiB) and the batches of the CPUs
@@ -43,9 +46,7 @@ class Usage:
     peak: int = 0  # most memory ever charged to the cgroup: anonymous + page cache + kernel
     cache_peak: int = 0  # most page cache charged to it, sampled
     anon_peak: int = 0  # most anonymous memory, sampled
-    limit_hits: int | None = (
-        0  # allocations that met the limit (v1 failcnt, v2 events.max); None: not counted
-    )
+    limit_hits: int | None = 0  # allocations that met it (v1 failcnt, v2 events.max); None: not counted
     oom_kills: int = 0
     max_rss: int = 0
     bytes_read: int = 0  # from the disk, page faults included (/proc/<pid>/io)
@@ -173,25 +174,36 @@ def _sample(
 
 
 def main() -> None:
-    from edgespec.values import parse_bytes
-
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = arguments(__doc__, rounds=1)
     parser.add_argument("--memory", type=parse_bytes, help="limit, e.g. 2GB; none without")
     parser.add_argument("--read-rate", type=parse_bytes, help="bytes a second, e.g. 500MB")
     parser.add_argument(
         "--watch", type=Path, action="append", default=[], help="files whose page cache is measured"
     )
     parser.add_argument("--timeout", type=float, help="seconds")
+    parser.add_argument("--cold", action="store_true", help="with nothing in the page cache")
     parser.add_argument("command", nargs="+", help="after --")
     args = parser.parse_args()
-    try:
+
+    def once() -> Row:
+        drop_caches(args.watch, everything=args.cold)
         usage = run(args.command, args.memory, args.read_rate, args.watch, timeout=args.timeout)
-    except CgroupUnavailable as error:
-        raise SystemExit(f"skipped: {error}") from None
-    sys.stdout.write(usage.stdout)
-    sys.stderr.write(usage.stderr)
-    report = {key: value for key, value in asdict(usage).items() if key not in ("stdout", "stderr")}
-    print(json.dumps(report, indent=1), file=sys.stderr)
+        sys.stderr.write(usage.stdout + usage.stderr)
+        return {**usage.to_dict(), "met": usage.met_limit, "failure": usage.failure()}
+
+    rows = interleave({"command": once}, args.rounds)["command"]
+    report = Report(
+        " ".join(args.command), ["wall, s", "CPU, s", "peak", "read", "limit", "failure"], raw={"runs": rows}
+    )
+    report.add(
+        spread([row["wall"] for row in rows]),
+        spread([row["cpu"] for row in rows]),
+        format_bytes(max(row["peak"] for row in rows)),
+        format_bytes(statistics.median(row["bytes_read"] for row in rows)),
+        "met" if any(row["met"] for row in rows) else "never met",
+        next((tail(row["failure"]) for row in rows if row["failure"]), ""),
+    )
+    report.finish(args.json)
 
 
 if __name__ == "__main__":

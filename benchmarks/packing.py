@@ -11,8 +11,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
-from benchmarks.cgroup import CgroupUnavailable
-from benchmarks.common import Row, arguments, edgespec_command, environment, interleave
+from benchmarks.common import Row, arguments, edgespec_command, environment, interleave, names
 from benchmarks.measure import run
 from benchmarks.models.make_model import ensure_model
 from benchmarks.page_cache import drop_caches, files_under
@@ -55,36 +54,24 @@ def raw(model: Path, nbytes: int, threads: int) -> Row:
 def main() -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--model", type=Path, help="default: the 7b shape")
-    parser.add_argument("--precisions", default="source,int8,int4")
+    parser.add_argument("--precisions", type=names, default=["source", "int8", "int4"])
     parser.add_argument("--raw", type=parse_bytes, default="4GB", help="bytes of each raw read and write")
     args = parser.parse_args()
     model = args.model or ensure_model("7b")
 
-    arms = {p: partial(pack, model, p, LIMIT) for p in args.precisions.split(",")}
+    arms = {p: partial(pack, model, p, LIMIT) for p in args.precisions}
     threads = best_read_threads([model])
     arms["raw"] = partial(raw, model, args.raw, threads)
-    try:
-        results = interleave(arms, args.rounds)
-    except CgroupUnavailable as error:
-        raise SystemExit(f"skipped: {error}") from None
+    results = interleave(arms, args.rounds)
 
     slower = [row["slower"] for row in results["raw"]]
     copy = [row["copy"] for row in results["raw"]]
-    report = Report(
-        f"Packing: {model.name} in a cgroup of {format_bytes(LIMIT)}, median (range) of {args.rounds} runs",
-        [
-            "precision",
-            "store",
-            "written, GB/s",
-            "read, GB/s",
-            "of the slower of read and write",
-            "of a raw copy",
-            "peak",
-            "limit",
-        ],
-        raw=results,
+    columns = ["precision", "store", "written, GB/s", "read, GB/s", "of the slower of read and write"]
+    title = (
+        f"Packing: {model.name} in a cgroup of {format_bytes(LIMIT)}, median (range) of {args.rounds} runs"
     )
-    for precision in args.precisions.split(","):
+    report = Report(title, [*columns, "of a raw copy", "peak", "limit"], raw=results)
+    for precision in args.precisions:
         rows = results[precision]
         failed = [row["failure"] for row in rows if row["failure"]]
         if failed:

@@ -1,9 +1,13 @@
-"""Plain decoding beside other runtimes: the same weights, prompt and memory cgroup, run in turn.
+"""How fast are other runtimes on the same weights, plain and with drafts? In turn, in the same memory cgroup.
 
     python -m benchmarks.peers --peer-python /opt/peers/bin/python
+    python -m benchmarks.peers --model models/7b-inflated --story --draft models/0.5b-inflated \\
+        --copy models/7b-inflated-int4 --arms "edgespec;llama.cpp F16" --dials 8GB --tokens 24
 
 The peers' virtual environment needs llama-cpp-python, accelerate, transformers, airllm and torch. Each run is
 a process of its own, from cold weights, in a cgroup limited to the dial; a run that fails shows its error.
+GGUFs are made beside the models (as many bytes again). llama-cpp-python offers prompt lookup, and an
+interface for draft models; both propose chains.
 """
 
 from __future__ import annotations
@@ -14,116 +18,135 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
-from benchmarks.cgroup import CgroupUnavailable
+from tokenizers import Tokenizer
+
 from benchmarks.common import PROMPT, Row, arguments, environment, generate_command, interleave, sizes
+from benchmarks.held_out import stories
 from benchmarks.measure import run
 from benchmarks.models.make_model import ensure_model
-from benchmarks.models.tokenizer import vocabulary
 from benchmarks.page_cache import drop_caches
-from benchmarks.tables import Report, median_ratio, spread, tail
+from benchmarks.tables import Report, ratio, spread, tail
 from edgespec.values import format_bytes
 
 PEERS = Path(__file__).parent / "peers"
+GGUF = (
+    "F16",
+    "Q4_K_M",
+    "Q4_0",
+    "Q8_0",
+)  # EdgeSpec runs the made checkpoint where llama.cpp runs its F16 twin
+PACKAGES = ("llama_cpp_python", "accelerate", "transformers", "airllm", "torch")
+
+Command = list[str | Path | int]
 
 
-def prompt_ids() -> str:
-    """PROMPT as ids of the made tokenizer, BOS first. Its one merge joins a space and a "t"."""
-    ids = {text: i for i, text in enumerate(vocabulary(512))}
-    text = PROMPT.replace(" ", "Ġ")
-    pieces = text.replace("Ġt", "\0")
-    return ",".join(map(str, [ids["<s>"], *(ids["Ġt" if c == "\0" else c] for c in pieces)]))
+class Peers:
+    """The arms, by name: (what is read, command line at a dial)."""
 
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args, self.model = args, args.model or ensure_model("7b")
+        tokenizer = Tokenizer.from_file(str(self.model / "tokenizer.json"))
+        if args.story:
+            self.ids = stories(self.model, 1)[0]
+            self.text = tokenizer.decode(self.ids, skip_special_tokens=False)
+            if tokenizer.encode(self.text, add_special_tokens=False).ids != self.ids:
+                raise SystemExit("the prompt's text is not its tokens; choose another")
+        else:
+            self.ids, self.text = tokenizer.encode(PROMPT).ids, PROMPT
+        self.split = self.model.with_name(f"{self.model.name}-airllm")
+        self.names = [name for name in self.known() if any(part in name for part in args.arms.split(";"))]
 
-class Commands(Protocol):
-    """Whatever knows the command lines of arms."""
+    def known(self) -> list[str]:
+        """All that there are files for."""
+        found = []
+        for kind in self.args.gguf:
+            found += [f"edgespec {kind}", f"llama.cpp {kind}, mmap in place", f"llama.cpp {kind}, defaults"]
+        drafts = [("ngram", "prompt lookup")] if self.args.story else []
+        drafts += [("model", "draft model")] if self.args.draft else []
+        for ours, theirs in drafts:
+            found += [f"edgespec F16, {ours}", f"llama.cpp F16, {theirs}"]
+        found += ["edgespec F16, substitute"] if self.args.copy else []
+        return [*found, "accelerate, disk_offload", "accelerate, max_memory", "AirLLM"]
 
-    def command(self, name: str, dial: int) -> tuple[list[str], Path]:
-        """(command line, what it reads) of one arm."""
+    def weights(self, name: str) -> Path:
+        """What an arm reads; made now if it is not there."""
+        if name == "AirLLM":
+            return self.split
+        kind = kind_of(name)
+        if not name.startswith("llama.cpp") and kind == "F16":
+            path: Path = self.model
+            return path
+        return self.gguf(self.model, kind)
 
+    def gguf(self, model: Path, kind: str) -> Path:
+        """llama.cpp is faster with F16 than with BF16; other types are its own quantisation of that."""
+        from benchmarks.models.make_gguf import ensure_gguf
 
-class Arms:
-    """Command lines of every runtime on one model."""
+        twin = ensure_gguf(model, fp16=True)
+        out = Path(f"{model}-{kind.lower()}.gguf")
+        if kind != "F16" and not out.exists():
+            once([self.args.peer_python, PEERS / "quantize_llama_cpp.py", twin, out, kind])
+        return twin if kind == "F16" else out
 
-    def __init__(self, model: Path, python: str, tokens: int) -> None:
-        self.model, self.python, self.tokens = model, python, tokens
-        self.gguf = Path(f"{model}-fp16.gguf")  # llama.cpp is faster with F16 than with BF16
-        self.q4 = Path(f"{model}-q4_k_m.gguf")
-        self.split = model.with_name(f"{model.name}-airllm")
+    def command(self, name: str, dial: int) -> Command:
+        weights, (runtime, _, way) = self.weights(name), name.partition(", ")
+        if runtime.startswith("edgespec"):
+            named = {"substitute": self.args.copy, "model": self.args.draft}.get(way)
+            more = ("--draft-model", named) if named else ()
+            return [*generate_command(weights, self.text, dial, self.args.tokens, way or "none", *more)]
+        script, *options = {
+            "mmap in place": ["run_llama_cpp.py"],
+            "defaults": ["run_llama_cpp.py", "--repack"],
+            "prompt lookup": ["run_llama_cpp_drafted.py"],
+            "draft model": ["run_llama_cpp_drafted.py", "--draft-model"],
+            "disk_offload": ["run_accelerate.py"],
+            "max_memory": ["run_accelerate.py", "--memory", str(dial)],
+            "": ["run_airllm.py", "--split-to", str(self.split)],
+        }[way]
+        if way == "draft model":
+            options.append(str(self.gguf(self.args.draft, "F16")))
+        prompt = ",".join(map(str, self.ids))
+        asked: Command = ["--prompt-ids", prompt, "--tokens", self.args.tokens]
+        return [self.args.peer_python, PEERS / script, weights, *asked, *options]
 
-    def peer(self, script: str, weights: Path, *options: str | Path | int) -> list[str]:
-        command = [
-            self.python,
-            PEERS / script,
-            weights,
-            "--prompt-ids",
-            prompt_ids(),
-            "--tokens",
-            self.tokens,
-        ]
-        return [*map(str, command), *map(str, options)]
-
-    def command(self, name: str, dial: int) -> tuple[list[str], Path]:
-        """(command line, what it reads) of one arm."""
-        if name == "edgespec":
-            return generate_command(self.model, PROMPT, dial, self.tokens), self.model
-        script, weights, *options = {
-            "llama.cpp F16, mmap in place": ("run_llama_cpp.py", self.gguf),
-            "llama.cpp F16, defaults": ("run_llama_cpp.py", self.gguf, "--repack"),
-            "accelerate, disk_offload": ("run_accelerate.py", self.model),
-            "accelerate, max_memory": ("run_accelerate.py", self.model, "--memory", dial),
-            "AirLLM": ("run_airllm.py", self.model, "--split-to", self.split),
-            "llama.cpp Q4_K_M, defaults": ("run_llama_cpp.py", self.q4, "--repack"),
-            "llama.cpp Q4_K_M, mmap in place": ("run_llama_cpp.py", self.q4),
-        }[name]
-        return self.peer(script, weights, *options), self.split if name == "AirLLM" else weights
-
-    def prepare(self, names: list[str]) -> None:
+    def prepare(self) -> None:
         """Make the files that the arms read, each once."""
-        if any(name.startswith("llama.cpp") for name in names) and not self.gguf.exists():
-            from benchmarks.models.make_gguf import ensure_gguf
-
-            ensure_gguf(self.model, fp16=True)
-        if any("Q4" in name for name in names) and not self.q4.exists():
-            self.once([self.python, str(PEERS / "quantize_llama_cpp.py"), str(self.gguf), str(self.q4)])
-        if "AirLLM" in names and not self.split.exists():
+        if "AirLLM" in self.names and not self.split.exists():
             size = sum(file.stat().st_size for file in self.model.glob("*.safetensors"))
             if shutil.disk_usage(self.model.parent).free < 1.1 * size:
                 print(f"AirLLM needs {format_bytes(size)} of disk for its own copy of the model: left out")
-                names.remove("AirLLM")
-                return
-            command = self.peer("run_airllm.py", self.model, "--split-to", self.split)
-            command[command.index("--tokens") + 1] = "0"
-            self.once(command)
+                self.names.remove("AirLLM")
+            else:
+                once([*self.command("AirLLM", 0), "--tokens", 0])  # the last one counts: only split
+        for name in self.names:
+            self.command(name, 0)
 
-    @staticmethod
-    def once(command: list[str]) -> None:
-        print(f"once: {' '.join(command)}", file=sys.stderr, flush=True)
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{command} failed:\n{done.stderr[-2000:]}")
+    def measured(self, name: str, dial: int) -> Row:
+        """One run from cold weights in a cgroup of `dial` bytes."""
+        weights, command = self.weights(name), [*map(str, self.command(name, dial))]
+        drop_caches([weights])
+        env = environment() if name.startswith("edgespec") else {**environment(), "PYTHONPATH": ""}
+        return run(command, memory=dial, watch=[weights], env=env, timeout=self.args.timeout).row()
 
 
-NAMES = [
-    "edgespec",
-    "llama.cpp F16, mmap in place",
-    "llama.cpp F16, defaults",
-    "accelerate, disk_offload",
-    "accelerate, max_memory",
-    "AirLLM",
-    "llama.cpp Q4_K_M, defaults",
-    "llama.cpp Q4_K_M, mmap in place",
-]
+def kind_of(name: str) -> str:
+    """The type of an arm's weights."""
+    return next((kind for kind in GGUF if kind in name.split(",")[0].split()), "F16")
+
+
+def once(command: Command) -> None:
+    print(f"once: {' '.join(map(str, command))}", file=sys.stderr, flush=True)
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{command} failed:\n{done.stderr[-2000:]}")
 
 
 def versions(python: str) -> dict[str, str]:
     """Of the peers' packages, as their own environment has them."""
-    names = ["llama_cpp_python", "accelerate", "transformers", "airllm", "torch"]
-    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names}}}))"
+    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {PACKAGES}}}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{python} lacks a peer: {tail(done.stderr)}")
@@ -131,75 +154,65 @@ def versions(python: str) -> dict[str, str]:
     return found
 
 
-def measured(arms: Commands, name: str, dial: int, timeout: float) -> Row:
-    """One run from cold weights in a cgroup of `dial` bytes."""
-    command, weights = arms.command(name, dial)
-    drop_caches([weights])
-    env = environment() if name.startswith("edgespec") else {**environment(), "PYTHONPATH": ""}
-    usage = run(command, memory=dial, watch=[weights], env=env, timeout=timeout)
-    return usage.row()
-
-
-def run_rounds(report: Report, arms: Commands, names: list[str], args: argparse.Namespace) -> None:
-    """All arms at every dial, in turn."""
-    for dial in args.dials:
-        turns: dict[str, Callable[[], Row]] = {
-            name: partial(measured, arms, name, dial, args.timeout) for name in names
-        }
-        try:
-            results = interleave(turns, args.rounds)
-        except CgroupUnavailable as error:
-            raise SystemExit(f"skipped: {error}") from None
-        add_rows(report, dial, results)
-        report.raw[str(dial)] = results
-
-
 def add_rows(report: Report, dial: int, results: dict[str, list[Row]]) -> None:
-    """One row an arm: its speed, and how many times faster EdgeSpec is."""
-    ours = [row["stats"]["tokens_per_second"] if not row["failure"] else 0.0 for row in results["edgespec"]]
-    reference = results["edgespec"][0].get("tokens")
+    """One row an arm: its speed, and how many times faster plain EdgeSpec is with the same weights."""
     for name, rows in results.items():
         failures = [row["failure"] for row in rows if row["failure"]]
         met = "met" if any(row["met"] for row in rows) else "never met"
         if failures:
             report.add(format_bytes(dial), name, "–", "–", "–", "–", met, tail(failures[0]))
             continue
-        speeds = [row["stats"]["tokens_per_second"] for row in rows]
-        same = "" if "Q4" in name or rows[0]["tokens"] == reference else "its tokens differ"
+        ours = results.get(f"edgespec {kind_of(name)}", [{"failure": "not asked"}])
+        beside = not any(row["failure"] for row in ours)
+        different = beside and rows[0]["tokens"] != ours[0]["tokens"]
         report.add(
             format_bytes(dial),
             name,
-            spread(speeds, 3),
-            f"{median_ratio(ours, speeds):.2f}",
+            spread(speeds(rows), 3),
+            ratio(speeds(ours), speeds(rows)) if beside else "",
             f"{statistics.median(row['stats']['bytes_per_token'] for row in rows) / 1e9:.2f}",
             format_bytes(max(row["peak"] for row in rows)),
             met,
-            same,
+            "its tokens differ" if different else "",
         )
 
 
-def main() -> None:
+def speeds(rows: list[Row]) -> list[float]:
+    return [row["stats"]["tokens_per_second"] for row in rows]
+
+
+def parser() -> argparse.ArgumentParser:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--peer-python", default="/opt/peers/bin/python")
     parser.add_argument("--model", type=Path, help="default: the 7b shape")
+    parser.add_argument(
+        "--gguf", type=lambda text: text.split(","), default=["F16", "Q4_K_M"], help=f"of {GGUF}"
+    )
+    parser.add_argument("--draft", type=Path, help="a draft model, inflated as the model is")
+    parser.add_argument("--copy", type=Path, help="the model's packed low-bit copy")
+    parser.add_argument("--story", action="store_true", help="prompt: a held-out story of the demo model's")
     parser.add_argument("--dials", type=sizes, default=sizes("2GB,4GB,8GB"))
     parser.add_argument("--tokens", type=int, default=5, help="of each reply; rates leave the first out")
     parser.add_argument("--timeout", type=float, default=900, help="seconds a run may take")
-    parser.add_argument("--arms", help="comma-free parts of names to keep, separated by ';'")
-    args = parser.parse_args()
-    model = args.model or ensure_model("7b")
-    keep = [part.strip() for part in args.arms.split(";")] if args.arms else [""]
-    names = [name for name in NAMES if name == "edgespec" or any(part in name for part in keep)]
+    parser.add_argument("--arms", default="", help="parts of names to keep, separated by ';'")
+    return parser
 
-    arms = Arms(model, args.peer_python, args.tokens)
-    arms.prepare(names)
+
+def main() -> None:
+    args = parser().parse_args()
+    peers = Peers(args)
     report = Report(
-        f"Plain decoding, {model.name}, median (range) of {args.rounds} runs, each in a cgroup of the dial",
+        f"Replies of {args.tokens} tokens, {peers.model.name}, median (range) of {args.rounds} runs",
         ["dial", "runtime", "tokens/s", "EdgeSpec is ×", "GB read a token", "peak", "limit", "remarks"],
     )
-    report.raw["peer_versions"] = peers = versions(args.peer_python)
-    report.notes.append("Peers: " + ", ".join(f"{name} {version}" for name, version in peers.items()) + ".")
-    run_rounds(report, arms, names, args)
+    report.raw["peer_versions"] = found = versions(args.peer_python)
+    report.notes.append("Peers: " + ", ".join(f"{name} {version}" for name, version in found.items()) + ".")
+    report.notes.append("EdgeSpec is ×: plain, with the same weights; in brackets its 95 % interval.")
+    peers.prepare()
+    for dial in args.dials:
+        results = interleave({name: partial(peers.measured, name, dial) for name in peers.names}, args.rounds)
+        add_rows(report, dial, results)
+        report.raw[str(dial)] = results
     report.finish(args.json)
 
 

@@ -7,22 +7,26 @@ Deliberately no code of the engine's: these are what it is compared with.
 
 from __future__ import annotations
 
-import itertools
+import argparse
 import mmap
 import os
-import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 from benchmarks.page_cache import files_under
+from edgespec.values import parse_bytes
+
+Work = Callable[[int, memoryview], None]  # of a request: its number, and where its bytes are or go
 
 REQUEST = 4 * 2**20  # bytes of one direct read or write
 # Memory that requests rotate through. Weights land in memory, so the reference does, too: into 8 MB, which
 # stay in the processor's cache, the same virtual disk gives 3.0-3.3 GB/s where 64 MB and more get 2.2-2.3.
 FOOTPRINT = 256 * 2**20
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def direct_read_rate(paths: Sequence[Path], nbytes: int, threads: int = 2, start: int = 0) -> float:
@@ -31,61 +35,58 @@ def direct_read_rate(paths: Sequence[Path], nbytes: int, threads: int = 2, start
     places = [(file, at) for file in files for at in range(0, file.stat().st_size - REQUEST + 1, REQUEST)]
     if not places:
         raise ValueError("no file of at least 4 MiB to read")
-    handles = {file: os.open(file, os.O_RDONLY | os.O_DIRECT) for file in files}
     requests = -(-nbytes // REQUEST)
+    with ExitStack() as stack:
+        handles = {file: stack.enter_context(_opened(file, os.O_RDONLY)) for file in files}
 
-    def read(i: int, buffer: memoryview) -> None:
-        file, at = places[(start + i) % len(places)]
-        if os.preadv(handles[file], [buffer], at) != REQUEST:
-            raise OSError(f"short read of {file} at {at}")
+        def read(i: int, buffer: memoryview) -> None:
+            file, at = places[(start + i) % len(places)]
+            if os.preadv(handles[file], [buffer], at) != REQUEST:
+                raise OSError(f"short read of {file} at {at}")
 
-    try:
         return requests * REQUEST / _parallel(read, requests, threads)
-    finally:
-        for handle in handles.values():
-            os.close(handle)
 
 
 def direct_write_rate(directory: Path, nbytes: int, threads: int = 2) -> float:
     """Bytes a second of O_DIRECT writes of a new file in `directory`, flushed at the end."""
     path = directory / f".write-rate-{os.getpid()}"
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
-    requests = -(-nbytes // REQUEST)
     noise = os.urandom(REQUEST)
+    with _opened(path, NEW) as handle:
 
-    def write(i: int, buffer: memoryview) -> None:
-        if bytes(buffer[:8]) == bytes(8):
-            buffer[:] = noise  # some disks are fast with zeros
-        if os.pwritev(handle, [buffer], i * REQUEST) != REQUEST:
-            raise OSError(f"short write to {path}")
+        def write(i: int, buffer: memoryview) -> None:
+            if bytes(buffer[:8]) == bytes(8):
+                buffer[:] = noise  # some disks are fast with zeros
+            if os.pwritev(handle, [buffer], i * REQUEST) != REQUEST:
+                raise OSError(f"short write to {path}")
 
-    try:
-        return _flushed_rate(write, requests, threads, handle)
-    finally:
-        os.close(handle)
-        path.unlink()
+        return _flushed_rate(write, -(-nbytes // REQUEST), threads, handle)
 
 
 def direct_copy_rate(paths: Sequence[Path], directory: Path, nbytes: int, threads: int = 4) -> float:
     """Bytes a second of copying the largest file's beginning: reads and writes at once share the disk."""
     source = max((file for path in paths for file in files_under(path)), key=lambda file: file.stat().st_size)
-    requests = min(nbytes, source.stat().st_size) // REQUEST
     path = directory / f".copy-rate-{os.getpid()}"
-    reading = os.open(source, os.O_RDONLY | os.O_DIRECT)
-    writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT, 0o600)
+    with _opened(source, os.O_RDONLY) as reading, _opened(path, NEW) as writing:
 
-    def copy(i: int, buffer: memoryview) -> None:
-        if os.preadv(reading, [buffer], i * REQUEST) != REQUEST:
-            raise OSError(f"short read of {source}")
-        if os.pwritev(writing, [buffer], i * REQUEST) != REQUEST:
-            raise OSError(f"short write to {path}")
+        def copy(i: int, buffer: memoryview) -> None:
+            if os.preadv(reading, [buffer], i * REQUEST) != REQUEST:
+                raise OSError(f"short read of {source}")
+            if os.pwritev(writing, [buffer], i * REQUEST) != REQUEST:
+                raise OSError(f"short write to {path}")
 
+        return _flushed_rate(copy, min(nbytes, source.stat().st_size) // REQUEST, threads, writing)
+
+
+@contextmanager
+def _opened(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor for direct I/O; a new file is removed at the end."""
+    handle = os.open(path, flags | os.O_DIRECT, 0o600)
     try:
-        return _flushed_rate(copy, requests, threads, writing)
+        yield handle
     finally:
-        os.close(reading)
-        os.close(writing)
-        path.unlink()
+        os.close(handle)
+        if flags & os.O_CREAT:
+            path.unlink()
 
 
 def huge_buffer(nbytes: int) -> mmap.mmap:
@@ -100,7 +101,7 @@ def huge_buffer(nbytes: int) -> mmap.mmap:
     return buffer
 
 
-def _flushed_rate(work: Callable[[int, memoryview], None], requests: int, threads: int, handle: int) -> float:
+def _flushed_rate(work: Work, requests: int, threads: int, handle: int) -> float:
     """Bytes a second of so many requests, until what they wrote to `handle` is on the disk."""
     seconds = _parallel(work, requests, threads)
     began = time.perf_counter()
@@ -108,34 +109,21 @@ def _flushed_rate(work: Callable[[int, memoryview], None], requests: int, thread
     return requests * REQUEST / (seconds + time.perf_counter() - began)
 
 
-def _parallel(work: Callable[[int, memoryview], None], count: int, threads: int) -> float:
-    """Seconds for work(0) .. work(count - 1), taken in order by `threads` threads."""
-    numbers = itertools.count()
-    errors: list[OSError] = []
+def _parallel(work: Work, count: int, threads: int) -> float:
+    """Seconds for work(0) .. work(count - 1), taken in order by `threads` threads. Raises OSError."""
+    numbers = iter(range(count))  # which all threads take from
+    areas = [huge_buffer(FOOTPRINT // threads) for _ in range(threads)]
 
-    def loop() -> None:
-        area = huge_buffer(FOOTPRINT // threads)
-        slots = [memoryview(area)[at : at + REQUEST] for at in range(0, len(area) - REQUEST + 1, REQUEST)]
-        ready.wait()
-        for turn in itertools.count():
-            if (i := next(numbers)) >= count or errors:
-                return
-            try:
-                work(i, slots[turn % len(slots)])
-            except OSError as error:
-                errors.append(error)
+    def loop(area: mmap.mmap) -> None:
+        for turn, i in enumerate(numbers):
+            at = turn * REQUEST % len(area)
+            work(i, memoryview(area)[at : at + REQUEST])
 
-    ready = threading.Barrier(threads + 1)
-    workers = [threading.Thread(target=loop) for _ in range(threads)]
-    for worker in workers:
-        worker.start()
-    ready.wait()
-    began = time.perf_counter()
-    for worker in workers:
-        worker.join()
-    if errors:
-        raise errors[0]
-    return time.perf_counter() - began
+    with ThreadPoolExecutor(threads) as pool:
+        began = time.perf_counter()
+        for done in [pool.submit(loop, area) for area in areas]:
+            done.result()
+        return time.perf_counter() - began
 
 
 def best_read_threads(paths: Sequence[Path], nbytes: int = 10**9) -> int:
@@ -166,13 +154,20 @@ class MemoryRead:
         return best
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("paths", type=Path, nargs="+", help="model directories or files to read")
+    parser.add_argument("--bytes", type=parse_bytes, default="2GB", help="of each read; half, of each write")
+    args = parser.parse_args()
+    paths, nbytes = args.paths, args.bytes
+    folder = files_under(paths[0])[0].parent
+    for threads in (1, 2, 4):
+        rate = direct_read_rate(paths, nbytes, threads) / 1e9
+        print(f"direct read, {threads} threads: {rate:.2f} GB/s")
+    print(f"direct write, 2 threads: {direct_write_rate(folder, nbytes // 2) / 1e9:.2f} GB/s")
+    print(f"direct copy, 4 threads: {direct_copy_rate(paths, folder, nbytes // 2) / 1e9:.2f} GB/s")
+    print(f"memory read: {MemoryRead(nbytes).rate() / 1e9:.1f} GB/s")
+
+
 if __name__ == "__main__":
-    target = [Path(argument) for argument in sys.argv[1:]]
-    if not target:
-        raise SystemExit("name a model directory or file to read")
-    for number in (1, 2, 4):
-        print(f"direct read, {number} threads: {direct_read_rate(target, 2 * 10**9, number) / 1e9:.2f} GB/s")
-    folder = files_under(target[0])[0].parent
-    print(f"direct write, 2 threads: {direct_write_rate(folder, 10**9) / 1e9:.2f} GB/s")
-    print(f"direct copy, 4 threads: {direct_copy_rate(target, folder, 10**9) / 1e9:.2f} GB/s")
-    print(f"memory read: {MemoryRead().rate() / 1e9:.1f} GB/s")
+    main()

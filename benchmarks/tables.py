@@ -39,6 +39,15 @@ def interval(count: int, figure: Callable[[IntArray], FloatArray]) -> tuple[floa
     return low, high
 
 
+def ratio(above: Sequence[float], below: Sequence[float]) -> str:
+    """ "median (low–high)" of the rounds' ratios, with the 95 % interval of that median; or the one ratio."""
+    found = np.divide(above, below)
+    if len(found) == 1:
+        return f"{found[0]:.2f}"
+    low, high = interval(len(found), lambda drawn: np.median(found[drawn], axis=1))
+    return f"{np.median(found):.2f} ({low:.2f}–{high:.2f})"
+
+
 def spread(values: Sequence[float], digits: int = 2) -> str:
     """ "median (min–max)", or the one value."""
     if len(values) == 1:

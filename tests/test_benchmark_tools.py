@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -28,6 +29,10 @@ from tests.test_imports import circles, imported_modules
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 TINY = Shape(layers=3, hidden=64, ffn=160, heads=4, kv_heads=2, vocab=300, head_dim=16, context=128)
+
+
+def scripts() -> list[Path]:
+    return sorted(file for file in BENCHMARKS.rglob("*.py") if file.parent.name != "peers")
 
 
 @pytest.fixture(scope="module")
@@ -312,6 +317,68 @@ def test_repetition() -> None:
     assert repetition([7], []) == 0
 
 
+def start(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str | Path | int) -> None:
+    """Run a script's `main` in this process."""
+    monkeypatch.setattr(sys, "argv", [f"{script}.py", *map(str, arguments)])
+    monkeypatch.setattr(common.signal, "signal", lambda *_: None)  # this process has handlers of its own
+    importlib.import_module(f"benchmarks.{script}").main()
+
+
+def mains() -> list[str]:
+    """The scripts that people start; `worker.py` starts the other one."""
+    found = (file for file in scripts() if "def main" in file.read_text(encoding="utf-8"))
+    names = [".".join(file.relative_to(BENCHMARKS).with_suffix("").parts) for file in found]
+    return [name for name in names if name != "engine_process"]
+
+
+@pytest.mark.parametrize("script", mains())
+def test_every_script_has_help(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        start(monkeypatch, script, "--help")
+    assert ended.value.code == 0
+    assert "usage: " in capsys.readouterr().out
+
+
+def test_tokens_per_cycle_of_the_demo_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A whole run: a reply of the target's, then drafts for the same prompt, in processes of their own."""
+    monkeypatch.setenv("GOMP_SPINCOUNT", "0")  # waiting threads leave the cores to the other tests
+    demo = BENCHMARKS.parent / "edgespec" / "demo_model"
+    options = ["--adapters", demo / "cascade", "--arms", "kangaroo", "--steps", 3, "--base", "kangaroo"]
+    start(
+        monkeypatch,
+        "acceptance",
+        "--small",
+        demo,
+        *options,
+        "--at",
+        3,
+        "--prompts",
+        1,
+        "--json",
+        tmp_path / "r",
+    )
+    measured = json.loads((tmp_path / "r").read_text())["measured"]["tokens/kangaroo/0/3"]
+    assert 1 <= measured["tau"] <= 4
+    assert f"| kangaroo |  | {measured['tau']:.2f} | 1.00 (1.00–1.00) |" in (out := capsys.readouterr().out)
+    assert "0 of 1 replies differ" in out
+
+
+def test_rates_of_a_resident_model(
+    tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "0")
+    small = ["--rounds", 1, "--blocks", 1, "--tokens", 3, "--raw", "8MB", "--json", tmp_path / "r"]
+    start(monkeypatch, "decoding", "--model", tiny, "--dials", "2GB", *small)
+    (row,) = json.loads((tmp_path / "r").read_text())["raw"][str(2 * 10**9)]
+    assert (row["streamed"], row["planned"], row["blocks"][0]["cycles"]) == (0, 0, 1)
+    assert row["blocks"][0]["read_rate"] > 0
+    assert "| 2 GB | 0 B |" in capsys.readouterr().out
+
+
 def import_graph() -> dict[str, set[str]]:
     """Which of the benchmarks' modules each of them imports."""
     files = {".".join(f.relative_to(BENCHMARKS.parent).with_suffix("").parts): f for f in scripts()}
@@ -320,10 +387,6 @@ def import_graph() -> dict[str, set[str]]:
         names = [part for name in imported_modules(file) for part in (name, name.rpartition(".")[0])]
         graph[module] = files.keys() & names
     return graph
-
-
-def scripts() -> list[Path]:
-    return sorted(file for file in BENCHMARKS.rglob("*.py") if file.parent.name != "peers")
 
 
 def test_no_scripts_import_one_another_in_a_circle() -> None:

@@ -1,5 +1,7 @@
 """A deep model from a shallow packed one: its layers again and again, each byte on disk once.
 
+    python -m benchmarks.models.repeat_layers 70b --distinct 4   # 16 GB of disk while it is made, 8 GB after
+
 The weight files get one hard link for each repetition, and the manifest's chunk table names another
 repetition's tensors in each. To whatever reads the store it is an 80-layer model of 138 GB; its text is
 nonsense, as with all random weights, but bytes, shapes and arithmetic are those of the real size.
@@ -7,12 +9,17 @@ nonsense, as with all random weights, but bytes, shapes and arithmetic are those
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import shutil
 from pathlib import Path
 from typing import Any
+
+from benchmarks.common import pack
+from benchmarks.models.make_model import ensure_model
+from benchmarks.models.shapes import SHAPES, get_shape, models_dir
 
 
 def renamed(name: str, shift: int) -> str:
@@ -61,3 +68,21 @@ def repeat_layers(source: Path, target: Path, layers: int) -> None:
         config = {**json.loads((partial / "config.json").read_text()), "num_hidden_layers": layers}
         (partial / "config.json").write_text(json.dumps(config, indent=1))
     partial.rename(target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("--distinct", type=int, default=4, help="layers that are on disk")
+    args = parser.parse_args()
+    target = models_dir() / f"{args.shape}-packed-{args.distinct}-repeated"
+    if not target.exists():
+        source = ensure_model(args.shape, args.distinct)
+        packed = pack(source, models_dir() / f"{args.shape}-{args.distinct}layers-packed")
+        repeat_layers(packed, target, get_shape(args.shape).layers)
+        shutil.rmtree(packed)  # the links keep the data
+    print(target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""llama.cpp's own Q4_K_M of a GGUF file: python quantize_llama_cpp.py IN.gguf OUT.gguf"""
+"""llama.cpp's own quantisation of a GGUF file: python quantize_llama_cpp.py IN.gguf OUT.gguf Q4_K_M"""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import llama_cpp
 
 
 def main() -> None:
-    source, target = sys.argv[1:3]
+    source, target, kind = sys.argv[1:4]
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     params.nthread = 2
     partial = target + ".partial"
     if llama_cpp.llama_model_quantize(source.encode(), partial.encode(), params) != 0:

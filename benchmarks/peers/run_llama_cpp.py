@@ -6,10 +6,10 @@ instructions; without it the mapped file is used in place, the only way a model 
 
 from __future__ import annotations
 
-import ctypes
 import sys
 
 import llama_cpp
+import numpy as np
 from arm import Clock, arguments
 
 
@@ -44,8 +44,7 @@ def main() -> None:
         if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(ids, len(pending))) != 0:
             sys.exit("llama_decode failed")
         logits = llama_cpp.llama_get_logits_ith(context, -1)
-        row = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float * vocab)).contents
-        best = max(range(vocab), key=row.__getitem__)
+        best = int(np.ctypeslib.as_array(logits, (vocab,)).argmax())
         clock.token(best)
         pending = [best]
     clock.report(repack=args.repack, threads=args.threads, load="mmap")
