@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ModelError
 from edgespec.offload.pack.layout import Part
-from edgespec.offload.pack.read_ahead import Range
+from edgespec.offload.read_ahead import Range
 
 READ_BYTES = 8 * 2**20  # of source a tile
 TILE_WEIGHTS = 2**20  # of a tile that is converted, which takes some 10 bytes of memory a weight

@@ -22,8 +22,8 @@ from edgespec.offload.chunks import PAGE, aligned_span
 from edgespec.offload.pack.convert import Bytes, convert, one_torch_thread, tiles
 from edgespec.offload.pack.journal import Journal
 from edgespec.offload.pack.layout import Layout, Unit
-from edgespec.offload.pack.read_ahead import THREADS, read_ahead
 from edgespec.offload.pack.weight_writer import WeightWriter
+from edgespec.offload.read_ahead import THREADS, read_ahead
 from edgespec.offload.ring import aligned_buffer
 
 SYNC_BYTES = 128 * 2**20  # written between two entries in the journal

@@ -11,7 +11,7 @@ from edgespec.errors import CorruptFileError, ModelError
 from edgespec.offload.chunk_store import is_store
 from edgespec.offload.manifest import Manifest, WeightSet, read_manifest, table_of
 from edgespec.offload.pack.convert import READ_BYTES
-from edgespec.offload.pack.read_ahead import Range, read_ahead
+from edgespec.offload.read_ahead import Range, read_ahead
 
 
 def verify(path: Path, progress: Callable[[int, int], None] | None = None) -> int:

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import closing
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from edgespec.errors import OptionError
-from edgespec.kernels.matmul import Block, linear
+from edgespec.kernels.matmul import Block, linear, typed
 from edgespec.offload.chunks import Blocks, Chunk, ChunkTable, Piece
 from edgespec.offload.digest import mismatch
-from edgespec.offload.reader import DirectFile
+from edgespec.offload.read_ahead import Range, read_ahead
 from edgespec.runtimes.base import IntArray, PassObserver
-from edgespec.runtimes.torch.weights import Weights, as_block
+from edgespec.runtimes.torch.weights import Weights
 
 
 class LowBitCopy:
@@ -66,21 +68,23 @@ class LowBitCopy:
                     continue
                 for chunk, piece, scale, start, stop in self._overlap(part):
                     wanted[chunk.index].append((name, piece.row + start, piece, scale, start, stop))
-        files = {path: DirectFile(path) for path in self.table.files()}
-        try:
-            for index, slices in wanted.items():
-                chunk = self.table.chunks[index]
-                buffer = files[chunk.file].read(chunk.offset, chunk.nbytes)
-                if error := mismatch(chunk, buffer):
-                    raise error
-                data = torch.frombuffer(buffer, dtype=torch.uint8)
-                for name, row, piece, scale, start, stop in slices:
-                    ordered[name][row] = _copy_rows(as_block(data, piece, scale), start, stop)
+
+        def copy(index: int, data: memoryview) -> list[Block]:
+            if error := mismatch(self.table.chunks[index], data):
+                raise error
+            return [
+                _copy_rows(data, piece, scale, start, stop)
+                for _, _, piece, scale, start, stop in wanted[index]
+            ]
+
+        chunks = [self.table.chunks[index] for index in wanted]
+        ranges = ((Range(c.file, c.offset, c.nbytes), c.index) for c in chunks)
+        with closing(read_ahead(ranges, copy, ahead=0)) as source:  # two chunks in memory, beside their rows
+            for slices, found in zip(wanted.values(), source, strict=True):
+                for (name, row, piece, scale, start, stop), block in zip(slices, found, strict=True):
+                    ordered[name][row] = block
                     if progress is not None:
                         progress(_bytes(piece, scale, stop - start))
-        finally:
-            for file in files.values():
-                file.close()
         return {name: [found[row] for row in sorted(found)] for name, found in ordered.items()}
 
     def _overlap(self, part: Piece) -> Iterable[tuple[Chunk, Piece, Piece | None, int, int]]:
@@ -144,11 +148,18 @@ def _rows(blocks: Blocks) -> dict[str, int]:
     return {name: sum(piece.shape[0] for _, piece, _ in found) for name, found in blocks.items()}
 
 
-def _copy_rows(block: Block, start: int, stop: int) -> Block:
-    """Rows [start, stop), in memory of their own: the chunk they came in is let go."""
-    scale = None if block.scale is None else block.scale[start:stop]
-    scale = None if scale is None else scale.clone()
-    return Block(block.encoding, block.data[start:stop].clone(), scale, stop - start, block.inner)
+def _copy_rows(data: memoryview, piece: Piece, scale: Piece | None, start: int, stop: int) -> Block:
+    """Rows [start, stop) of a chunk's piece, in memory of their own: the chunk they came in is let go."""
+
+    def part(p: Piece) -> Tensor:
+        row = p.nbytes // p.shape[0]
+        rows = torch.empty((stop - start) * row, dtype=torch.uint8)
+        source = np.frombuffer(data, np.uint8)[p.offset + start * row : p.offset + stop * row]
+        np.copyto(rows.numpy(), source)  # by this thread alone: torch would share it with threads of its own
+        return rows
+
+    scales = None if scale is None else typed(part(scale), scale.encoding, (stop - start,))
+    return Block.of_bytes(piece.encoding, part(piece), stop - start, piece.shape[1], scales)
 
 
 def _bytes(piece: Piece, scale: Piece | None, rows: int) -> int:

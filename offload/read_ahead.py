@@ -25,16 +25,19 @@ class Range(NamedTuple):
 
 
 def read_ahead(
-    ranges: Iterable[tuple[Range, Key]], work: Callable[[Key, memoryview], Result], threads: int = THREADS
+    ranges: Iterable[tuple[Range, Key]],
+    work: Callable[[Key, memoryview], Result],
+    threads: int = THREADS,
+    ahead: int = 2,
 ) -> Generator[Result, None, None]:
     """`work(key, bytes)` of each range, in order; it is called in the reading threads.
 
-    The bytes may be used until the next result is asked for. Holds at most `threads` + 2 ranges in memory.
-    Raises CorruptFileError for a missing or truncated file, StorageError when a read fails, and what `work`
-    raises. Close the generator when leaving early.
+    The bytes may be used until the next result is asked for. Holds at most `threads` + `ahead` ranges in
+    memory. Raises CorruptFileError for a missing or truncated file, StorageError when a read fails, and what
+    `work` raises. Close the generator when leaving early.
     """
     files: dict[Path, DirectFile] = {}
-    free = [memoryview(b"") for _ in range(threads + 2)]
+    free = [memoryview(b"") for _ in range(threads + ahead)]
     pending: deque[tuple[memoryview, Future[Result]]] = deque()
     todo = iter(ranges)
 
