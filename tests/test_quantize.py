@@ -238,6 +238,18 @@ def test_compiled_is_the_reference_bit_for_bit(kind: str, dtype: torch.dtype) ->
 
 
 @built
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_compiled_reads_every_number_of_sixteen_bits(dtype: torch.dtype) -> None:
+    w = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype).view(-1, GROUP).clone()
+    w[~torch.isfinite(w)] = 0
+    for encoding, reference in REFERENCES.items():
+        for rows in (w, w[torch.randperm(len(w), generator=torch.Generator().manual_seed(0))].view(-1, 512)):
+            found = compiled.quantize(rows, encoding)
+            assert found is not None
+            assert all(same_bits(a, b) for a, b in zip(found, reference(rows), strict=True))
+
+
+@built
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_compiled_refuses_what_the_reference_refuses(dtype: torch.dtype) -> None:
     for bad in (float("nan"), float("inf"), float("-inf")):
