@@ -1,9 +1,8 @@
-"""The memory cgroups this process is in, version 1 or 2: their limits, and how near they are."""
+"""The cgroups this process is in, version 1 or 2: limits of memory, how near they are, and of processors."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,11 +33,25 @@ class MemoryCgroup:
 
 def memory_cgroups(proc: Path = Path("/proc/self")) -> list[MemoryCgroup]:
     """This process's own cgroup first, then those around it, as far as they can be seen. [] elsewhere."""
+    version, folders = _cgroups("memory", proc)
+    groups = map(_read_v1 if version == 1 else _read_v2, folders)
+    return [group for group in groups if group is not None]
+
+
+def cpu_quota(proc: Path = Path("/proc/self")) -> float | None:
+    """How many processors' time the cgroups around this process allow it; None = as many as there are."""
+    version, folders = _cgroups("cpu", proc)
+    quotas = [quota for folder in folders if (quota := _quota(version, folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _cgroups(controller: str, proc: Path) -> tuple[int, list[Path]]:
+    """The version that has this controller, and its folders from the inside out. [] elsewhere."""
     try:
         memberships = (proc / "cgroup").read_text().splitlines()
         mounts = (proc / "mountinfo").read_text().splitlines()
     except OSError:
-        return []
+        return 2, []
     paths: dict[str, str] = {}  # controllers -> path; version 2 is the line "0::/path"
     for line in memberships:
         _, controllers, path = line.split(":", 2)
@@ -47,25 +60,33 @@ def memory_cgroups(proc: Path = Path("/proc/self")) -> list[MemoryCgroup]:
         before, _, after = line.partition(" - ")
         root, point = (_unescape(field) for field in before.split()[3:5])
         kind, _, options = after.split(maxsplit=2)
-        if kind == "cgroup" and "memory" in options.split(",") and "memory" in paths:
-            return _up(Path(point), root, paths["memory"], _read_v1)
-        if kind == "cgroup2" and "memory" not in paths and "" in paths:
-            return _up(Path(point), root, paths[""], _read_v2)
-    return []
+        if kind == "cgroup" and controller in options.split(",") and controller in paths:
+            return 1, _up(Path(point), root, paths[controller])
+        if kind == "cgroup2" and controller not in paths and "" in paths:
+            return 2, _up(Path(point), root, paths[""])
+    return 2, []
 
 
-def _up(point: Path, root: str, path: str, read: Callable[[Path], MemoryCgroup | None]) -> list[MemoryCgroup]:
+def _up(point: Path, root: str, path: str) -> list[Path]:
     """Cgroups from `path` up to the mount point; a container's mount shows a tree that starts at `root`."""
     root = root.rstrip("/")
     inside = path[len(root) :] if path == root or path.startswith(root + "/") else ""
     place = point / inside.strip("/") if ".." not in Path(inside).parts else point
-    groups = []
-    for folder in [place, *place.parents]:
-        if group := read(folder):
-            groups.append(group)
-        if folder == point:
-            break
-    return groups
+    around = [place, *place.parents]
+    return around[: around.index(point) + 1]
+
+
+def _quota(version: int, folder: Path) -> float | None:
+    """Processors; version 1 writes -1 and version 2 "max" where there is no limit."""
+    try:
+        if version == 1:
+            texts = [(folder / name).read_text() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+        else:
+            texts = (folder / "cpu.max").read_text().split()
+        quota, period = map(int, texts)
+    except (OSError, ValueError):
+        return None
+    return quota / period if quota > 0 and period > 0 else None
 
 
 def _read_v1(folder: Path) -> MemoryCgroup | None:

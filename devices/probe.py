@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import platform
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from edgespec.devices.cgroup import MemoryCgroup, memory_cgroups
+from edgespec.devices.cgroup import MemoryCgroup, cpu_quota, memory_cgroups
 
 # Memory.
 
@@ -83,9 +84,10 @@ def unified_memory() -> bool:
 
 
 def cpu_count() -> int:
-    """Logical processors this process may run on."""
+    """Logical processors this process may run on, or as many as its cgroups allow it the time of."""
     if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
+        free = len(os.sched_getaffinity(0))
+        return min(free, math.ceil(cpu_quota() or free))
     else:
         return os.cpu_count() or 1
 

@@ -88,7 +88,7 @@ class EngineOptions(Options):
         int | None,
         Option(
             "Processors that compute at a time.",
-            metavar="N", panel=MEMORY, default="one a core, torch's choice", least=1, most=MOST_THREADS,
+            metavar="N", panel=MEMORY, default="one a core that it may use", least=1, most=MOST_THREADS,
         ),
     ] = None  # fmt: skip
     drafter: Annotated[

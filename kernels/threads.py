@@ -11,7 +11,13 @@ from __future__ import annotations
 import torch
 
 
-def use_threads(count: int | None) -> None:
-    """Compute with `count` threads in this thread and in those that come; None = as it is."""
-    if count is not None and count != torch.get_num_threads():
-        torch.set_num_threads(count)
+def use_threads(count: int | None, processors: int | None = None) -> None:
+    """Compute with `count` threads in this thread and in those that come.
+
+    None: as many as torch has, which goes by cores, but not more than there are `processors` to use: a
+    container that is given the time of two of 64 would mostly wait for its next share.
+    """
+    now = torch.get_num_threads()
+    wanted = count or min(now, processors or now)
+    if wanted != now:
+        torch.set_num_threads(wanted)

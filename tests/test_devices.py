@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from edgespec.devices import cgroup, probe, rates
-from edgespec.devices.cgroup import MemoryCgroup, memory_cgroups
+from edgespec.devices.cgroup import MemoryCgroup, cpu_quota, memory_cgroups
 from edgespec.devices.disk import ReadSettings
 
 GB = 10**9
@@ -105,6 +105,34 @@ def test_no_cgroups(tmp_path: Path) -> None:
     assert memory_cgroups(tmp_path) == []
     write(tmp_path, cgroup="0::/", mountinfo="1 1 0:1 / / rw - ext4 /dev/sda rw")
     assert memory_cgroups(tmp_path) == []
+
+
+def test_processors_are_the_least_that_a_cgroup_allows(v2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proc = v2 / "proc"
+    assert cpu_quota(proc) is None  # no cpu.max: the controller is off
+    write(v2 / "cg/job", cpu__max="max 100000")
+    assert cpu_quota(proc) is None
+    write(v2 / "cg", cpu__max="250000 100000")
+    assert cpu_quota(proc) == 2.5
+    write(v2 / "cg/job", cpu__max="50000 100000")
+    assert cpu_quota(proc) == 0.5
+    for damaged in ("", "0 100000", "50000 0", "50000", "1 2 3", "x y"):
+        write(v2 / "cg/job", cpu__max=damaged)
+        assert cpu_quota(proc) == 2.5
+    free = probe.cpu_count()
+    for quota, count in ((0.5, 1), (1.0, 1), (free + 0.5, free), (None, free)):
+        monkeypatch.setattr(probe, "cpu_quota", lambda quota=quota: quota)
+        assert probe.cpu_count() == count or sys.platform != "linux"
+
+
+def test_processors_of_version_1(v1: Path) -> None:
+    point = v1 / "cpu"
+    write(point / "x", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
+    with (v1 / "proc/mountinfo").open("a") as mounts:
+        mounts.write(f"32 20 0:3 / {point} rw - cgroup cgroup rw,cpu,cpuacct\n")
+    assert cpu_quota(v1 / "proc") is None
+    write(point, cpu__cfs_quota_us=150000, cpu__cfs_period_us=100000)
+    assert cpu_quota(v1 / "proc") == 1.5
 
 
 def test_memory_is_the_least_of_machine_and_cgroups(v1: Path, monkeypatch: pytest.MonkeyPatch) -> None:

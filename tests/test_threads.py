@@ -19,6 +19,8 @@ from edgespec.config import EngineOptions, resolve
 from edgespec.errors import OptionError
 from edgespec.kernels import compiled, row_class
 from edgespec.kernels.row_class import RowClass
+from edgespec.kernels.threads import use_threads
+from edgespec.models import loading
 from tests.packed import pack_checkpoint
 from tests.test_session import write_model
 
@@ -154,6 +156,23 @@ def test_torch_and_the_kernels_compute_with_as_many_threads_as_were_asked_for(
     engine.close()
     assert found == [1, 2]
     assert spied.counts == {2}
+
+
+def test_unless_asked_for_there_are_not_more_threads_than_processors() -> None:
+    torch.set_num_threads(3)
+    for count, processors, then in ((None, None, 3), (None, 4, 3), (None, 2, 2), (3, 1, 3), (None, 3, 3)):
+        use_threads(count, processors)
+        assert torch.get_num_threads() == then
+
+
+def test_an_engine_in_a_container_has_as_many_as_its_share(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "cpu_count", lambda: 2)
+    for asked, found in ((3, 3), (None, 2)):
+        torch.set_num_threads(4)
+        with edgespec.load(model, memory="2GB", context=200, threads=asked) as engine:
+            assert engine.target.threads == torch.get_num_threads() == found
 
 
 def test_an_engine_keeps_its_number_beside_another(model: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from edgespec.config import EngineOptions
 from edgespec.devices.machine import Machine
+from edgespec.devices.probe import cpu_count
 from edgespec.drafters.kinds import find_drafters
 from edgespec.drafters.resident import Resident, Search
 from edgespec.errors import DeviceError, OptionError
@@ -32,7 +33,7 @@ def load_model(
     Raises what finding, planning and opening raise; nothing then stays open.
     """
     device = choose_device(options)
-    use_threads(options.threads)
+    use_threads(options.threads, cpu_count())
     drafters = find_drafters(replace(search, device=device.type))
     if progress is not None:  # disk, memory and matmuls: seconds at the first start, then remembered
         progress(Progress("probe", 0, 1, "steps"))

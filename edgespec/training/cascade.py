@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from edgespec.config import EngineOptions
+from edgespec.devices.probe import cpu_count
 from edgespec.errors import OptionError
 from edgespec.kernels.threads import use_threads
 from edgespec.progress import ProgressCallback
@@ -175,7 +176,7 @@ def train_cascade(
     the dial is too small; TrainingError when the loss is not finite.
     """
     depths = choose_depths(files.config.layers, options)
-    use_threads(engine.threads)
+    use_threads(engine.threads, cpu_count())
     begun_with = {} if first is None else _earlier(first, files, depths)
     machine = measure_for_training(files, device)
     plan_beside(files, engine, machine, 64, 64, lambda rows: training_bytes(files, rows, len(depths)))
