@@ -174,19 +174,19 @@ def replies(bench: Bench, dial: int) -> Report:
         speed = Speed(bench, dial, arm)
         if speed.steps is None or plain is None or not known:
             continue
-        fixed = arm.mode([speed.steps])
+        fixed, own = arm.mode([speed.steps]), arm.drafter if arm.variant else "auto"
         at = f"{arm.name}/{speed.depth}/{speed.steps}"
         ways = {
             f"replies small/{at}": (fixed, args.small, SMALL_MEMORY, arm.drafter, arm.on_small(speed.depth)),
             f"{name}/replies/{at}": (fixed, args.target, dial, arm.drafter, arm.big),
-            f"{name}/replies auto/{arm.name}": (OWN, args.target, dial, "auto", arm.big),
+            f"{name}/replies own/{arm.name}": (OWN, args.target, dial, own, arm.big),
         }
         found: list[list[Row]] = [
             bench.store.get(key, partial(said, known, *way)).get("replies", []) for key, way in ways.items()
         ]
         if not all(found):
             continue
-        small, big, auto = found
+        small, big, users = found
         parts = made(small) / sum(len(r["cycles"]) for r in small) / speed.cycle(speed.steps)
         report.add(
             arm.name,
@@ -194,12 +194,12 @@ def replies(bench: Bench, dial: int) -> Report:
             f"{rate(big):.3f}",
             f"{parts:.3f}",
             f"{rate(big) / parts - 1:+.0%}",
-            f"{rate(auto):.3f}",
-            f"{rate(auto) * plain:.2f}",
-            f"{rate(auto) / parts - 1:+.0%}",
+            f"{rate(users):.3f}",
+            f"{rate(users) * plain:.2f}",
+            f"{rate(users) / parts - 1:+.0%}",
             ", ".join(str(len(r["tokens"])) for r in big),
-            "all" if all(r["same"] for r in (*big, *auto)) else "differs",
-            format_bytes(max(r["peak_memory"] for r in (*big, *auto))),
+            "all" if all(r["same"] for r in (*big, *users)) else "differs",
+            format_bytes(max(r["peak_memory"] for r in (*big, *users))),
         )
     return report
 

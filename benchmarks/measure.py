@@ -67,21 +67,15 @@ class Usage:
         # A kernel that does not count hits: no charge failed if the largest would still have fitted.
         return self.limit_hits is None and self.peak > self.limit - LARGEST_CHARGE
 
-    def to_dict(self) -> dict[str, object]:
+    def to_dict(self) -> Row:
         """For a results file: everything, of the streams the last lines."""
-        return {**asdict(self), "stdout": self.stdout[-2000:], "stderr": self.stderr[-2000:]}
+        streams = {"stdout": self.stdout[-2000:], "stderr": self.stderr[-2000:]}
+        return {**asdict(self), **streams, "met": self.met_limit, "failure": self.failure()}
 
     def row(self) -> Row:
-        """For arms in turn: this, and what a command that succeeded printed last as JSON."""
-        row: Row = {
-            "usage": self.to_dict(),
-            "failure": self.failure(),
-            "peak": self.peak,
-            "met": self.met_limit,
-        }
-        if not row["failure"]:
-            row |= json.loads(self.stdout.strip().splitlines()[-1])
-        return row
+        """This, and what a command that succeeded printed last as JSON."""
+        row = self.to_dict()
+        return row if row["failure"] else row | json.loads(self.stdout.strip().splitlines()[-1])
 
     def failure(self) -> str:
         """One line on why it failed; "" when it did not."""
@@ -189,7 +183,7 @@ def main() -> None:
         drop_caches(args.watch, everything=args.cold)
         usage = run(args.command, args.memory, args.read_rate, args.watch, timeout=args.timeout)
         sys.stderr.write(usage.stdout + usage.stderr)
-        return {**usage.to_dict(), "met": usage.met_limit, "failure": usage.failure()}
+        return usage.to_dict()
 
     rows = interleave({"command": once}, args.rounds)["command"]
     report = Report(

@@ -7,7 +7,6 @@ as a pass may be at the smallest dial, because that is what the dial has to have
 
 from __future__ import annotations
 
-import json
 import statistics
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from benchmarks.common import (
     interleave,
     sizes,
 )
-from benchmarks.measure import Usage, run
+from benchmarks.measure import run
 from benchmarks.models.make_model import ensure_model
 from benchmarks.page_cache import drop_caches
 from benchmarks.tables import Report
@@ -36,7 +35,7 @@ def generate(model: Path, adapters: Path | None, dial: int, tokens: int, limit: 
     drop_caches([model], everything=True)
     more = ("--adapters", adapters) if adapters else ()
     command = generate_command(model, LONG_PROMPT, dial, tokens, "auto", *more)
-    return {"usage": run(command, memory=limit, watch=[model], env=environment())}
+    return run(command, memory=limit, watch=[model], env=environment()).row()
 
 
 def main() -> None:
@@ -65,32 +64,23 @@ def main() -> None:
         "written",
     ]
     title = f"Memory: {model.name}, {args.tokens} tokens in reply to 500, cold, median of {args.rounds} runs"
-    report = Report(title, columns)
+    report = Report(title, columns, raw=dict(results))
     for dial in args.dials:
-        free: list[Usage] = [row["usage"] for row in results[f"{dial} free"]]
-        capped: list[Usage] = [row["usage"] for row in results[f"{dial} capped"]]
-        failed = [usage.failure() for usage in free + capped if usage.exit_code]
-        report.raw[str(dial)] = {
-            "free": [usage.to_dict() for usage in free],
-            "capped": [usage.to_dict() for usage in capped],
-        }
-        if failed:
+        free, capped = results[f"{dial} free"], results[f"{dial} capped"]
+        if failed := [row["failure"] for row in free + capped if row["failure"]]:
             report.failed(format_bytes(dial), failed[0])
             continue
-        peak = statistics.median(usage.peak for usage in free)
-        own = statistics.median(json.loads(usage.stdout)["stats"]["peak_memory"] for usage in free)
-        cached = max(usage.cached_after / usage.watched for usage in free)
-        met = sum(usage.met_limit for usage in capped)
-        highest = max(usage.peak for usage in capped)
+        peak = statistics.median(row["peak"] for row in free)
+        met = sum(row["met"] for row in capped)
         verdict = f"limit met in {met} of {len(capped)} runs" if met else "limit never met"
         report.add(
             format_bytes(dial),
             format_bytes(peak),
             f"{peak / dial:.1%}",
-            format_bytes(own),
-            f"{cached:.2%}",
-            f"{verdict}, no kill, peak {highest / dial:.1%}",
-            format_bytes(max(usage.bytes_written for usage in free + capped)),
+            format_bytes(statistics.median(row["stats"]["peak_memory"] for row in free)),
+            f"{max(row['cached_after'] / row['watched'] for row in free):.2%}",
+            f"{verdict}, no kill, peak {max(row['peak'] for row in capped) / dial:.1%}",
+            format_bytes(max(row["bytes_written"] for row in free + capped)),
         )
     report.finish(args.json)
 

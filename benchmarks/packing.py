@@ -33,22 +33,15 @@ def pack(model: Path, precision: str, limit: int | None) -> Row:
         written = sum(file.stat().st_size for file in files_under(target)) if usage.exit_code == 0 else 0
     finally:
         shutil.rmtree(target, ignore_errors=True)
-    return {
-        "usage": usage.to_dict(),
-        "failure": usage.failure(),
-        "size": written,
-        "rate": written / usage.wall,
-        "peak": usage.peak,
-        "met_limit": usage.met_limit,
-        "source_rate": usage.bytes_read / usage.wall,
-    }
+    return {**usage.to_dict(), "size": written}
 
 
 def raw(model: Path, nbytes: int, threads: int) -> Row:
-    read = direct_read_rate([model], nbytes, threads)
-    write = direct_write_rate(model.parent, nbytes)
-    copy = direct_copy_rate([model], model.parent, nbytes)
-    return {"read": read, "write": write, "slower": min(read, write), "copy": copy}
+    return {
+        "read": direct_read_rate([model], nbytes, threads),
+        "write": direct_write_rate(model.parent, nbytes),
+        "copy": direct_copy_rate([model], model.parent, nbytes),
+    }
 
 
 def main() -> None:
@@ -64,8 +57,6 @@ def main() -> None:
     arms["raw"] = partial(raw, model, args.raw, threads)
     results = interleave(arms, args.rounds)
 
-    slower = [row["slower"] for row in results["raw"]]
-    copy = [row["copy"] for row in results["raw"]]
     columns = ["precision", "store", "written, GB/s", "read, GB/s", "of the slower of read and write"]
     title = (
         f"Packing: {model.name} in a cgroup of {format_bytes(LIMIT)}, median (range) of {args.rounds} runs"
@@ -73,24 +64,24 @@ def main() -> None:
     report = Report(title, [*columns, "of a raw copy", "peak", "limit"], raw=results)
     for precision in args.precisions:
         rows = results[precision]
-        failed = [row["failure"] for row in rows if row["failure"]]
-        if failed:
+        if failed := [row["failure"] for row in rows if row["failure"]]:
             report.failed(precision, failed[0])
             continue
+        rates = [row["size"] / row["wall"] for row in rows]
         report.add(
             precision,
             format_bytes(rows[0]["size"]),
-            spread([row["rate"] / 1e9 for row in rows]),
-            spread([row["source_rate"] / 1e9 for row in rows]),
-            f"{median_ratio([row['rate'] for row in rows], slower):.0%}",
-            f"{median_ratio([row['rate'] for row in rows], copy):.0%}",
+            spread([rate / 1e9 for rate in rates]),
+            spread([row["bytes_read"] / row["wall"] / 1e9 for row in rows]),
+            f"{median_ratio(rates, [min(row['read'], row['write']) for row in results['raw']]):.0%}",
+            f"{median_ratio(rates, [row['copy'] for row in results['raw']]):.0%}",
             format_bytes(max(row["peak"] for row in rows)),
-            "met" if any(row["met_limit"] for row in rows) else "never met",
+            "met" if any(row["met"] for row in rows) else "never met",
         )
+    beside = [spread([row[way] / 1e9 for row in results["raw"]]) for way in ("read", "write", "copy")]
     report.notes.append(
-        f"Disk by itself: read {spread([r['read'] / 1e9 for r in results['raw']])} GB/s, "
-        f"write {spread([r['write'] / 1e9 for r in results['raw']])} GB/s, both at once, as packing must: "
-        f"{spread([r['copy'] / 1e9 for r in results['raw']])} GB/s (O_DIRECT; {threads}, 2, 4 threads)."
+        f"Disk by itself: read {beside[0]} GB/s, write {beside[1]} GB/s, both at once, as packing must: "
+        f"{beside[2]} GB/s (O_DIRECT; {threads}, 2, 4 threads)."
     )
     report.finish(args.json)
 

@@ -81,10 +81,11 @@ def test_shards_are_bounded_and_complete(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_failed_write_leaves_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: checkpoint.FlushedFile, data: object) -> None:
+    def full(tensors: object, path: Path, metadata: object) -> None:
+        path.write_bytes(b"the beginning")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.FlushedFile, "write", full)
+    monkeypatch.setattr(checkpoint, "save_file", full)
     with pytest.raises(OSError, match="No space"):
         make_model.make_model(tmp_path / "m", TINY)
     assert not (tmp_path / "m").exists()

@@ -131,7 +131,7 @@ def test_low_bit_copies_are_the_small_models(tmp_path: Path) -> None:
     for name, dims in shape.matrices():
         if "proj" not in name:
             continue
-        (big,) = inflation.blocks(name, dims)
+        big = inflation.tensor(name, dims)
         for quantize, dequantize in ((quantize_int4, dequantize_int4), (quantize_int8, dequantize_int8)):
             low = dequantize(*quantize(big), torch.float32)
             assert torch.equal(low == 0, (low == 0) | (big == 0)), "a zero became a number"

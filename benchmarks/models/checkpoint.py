@@ -1,77 +1,61 @@
-"""Hugging Face directories, written part by part: no whole tensor in memory, nothing in the page cache."""
+"""Hugging Face directories, written shard by shard: one in memory at a time, nothing in the page cache."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from benchmarks.models.shapes import Shape
+from benchmarks.page_cache import drop_caches
 
-SHARD_BYTES = 5 * 10**9
-FLUSH_BYTES = 256 * 2**20
-ENCODINGS = {"bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4)}  # and bytes of a number
+SHARD_BYTES = 10**9
 
 Dims = tuple[int, ...]
 
 
-class FlushedFile:
-    """Sequential writing that leaves nothing in the page cache."""
-
-    def __init__(self, path: Path) -> None:
-        self.file: BinaryIO = path.open("wb", buffering=0)
-        self.written = self.flushed = 0
-
-    def write(self, data: Any) -> None:
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), FLUSH_BYTES):
-            part = view[start : start + FLUSH_BYTES]
-            while part:
-                part = part[self.file.write(part) :]
-            self.written = self.file.tell()
-            if self.written - self.flushed >= FLUSH_BYTES:
-                self.flush()
-
-    def flush(self) -> None:
-        os.fdatasync(self.file.fileno())
-        os.posix_fadvise(self.file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        self.flushed = self.written
-
-    def __enter__(self) -> FlushedFile:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self.flush()
-        self.file.close()
-
-
 def write_checkpoint(
-    directory: Path, shape: Shape, config: dict[str, Any], blocks: Callable[[str, Dims], Iterable[Any]]
+    directory: Path, shape: Shape, config: dict[str, Any], tensor: Callable[[str, Dims], Tensor]
 ) -> None:
-    """Write `config` and every tensor of the shape to the empty `directory`; `blocks` are a tensor's
-    consecutive parts, as buffers."""
-    encoding, width = ENCODINGS[config["torch_dtype"]]
-    parts = _shards(shape, width)
+    """Write `config` and every tensor of the shape to the empty `directory`."""
+    width = getattr(torch, config["torch_dtype"]).itemsize
+    shards = _shards(shape, width)
     index: dict[str, str] = {}
-    for number, part in enumerate(parts, 1):
-        file = "model.safetensors" if len(parts) == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
-        tensors = dict(sorted(part.items()))  # by name, as the library writes them
-        index |= dict.fromkeys(tensors, file)
-        with FlushedFile(directory / file) as out:
-            out.write(_header(tensors, encoding, width))
-            for name, dims in tensors.items():
-                for block in blocks(name, dims):
-                    out.write(block)
-    if len(parts) > 1:
+    for number, shard in enumerate(shards, 1):
+        file = (
+            f"model-{number:05}-of-{len(shards):05}.safetensors" if len(shards) > 1 else "model.safetensors"
+        )
+        save_file(
+            {name: tensor(name, dims) for name, dims in shard.items()}, directory / file, {"format": "pt"}
+        )
+        drop_caches([directory / file])
+        index |= dict.fromkeys(shard, file)
+    if len(shards) > 1:
         table = {"metadata": {"total_size": width * shape.parameters()}, "weight_map": index}
         (directory / "model.safetensors.index.json").write_text(json.dumps(table, indent=1))
     (directory / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def _shards(shape: Shape, width: int) -> list[dict[str, Dims]]:
+    """Tensors of each shard file, at most SHARD_BYTES each, in the layers' order; `width` bytes a number."""
+    shards: list[dict[str, Dims]] = [{}]
+    size = 0
+    for name, dims in shape.matrices():
+        nbytes = width * prod(dims)
+        if shards[-1] and size + nbytes > SHARD_BYTES:
+            shards.append({})
+            size = 0
+        shards[-1][name] = dims
+        size += nbytes
+    return shards
 
 
 def made_whole(directory: Path, nbytes: int, make: Callable[[Path], None]) -> None:
@@ -91,30 +75,3 @@ def made_whole(directory: Path, nbytes: int, make: Callable[[Path], None]) -> No
     seconds = time.perf_counter() - began
     rate = f"{nbytes / 1e9:.2f} GB in {seconds:.0f} s ({nbytes / seconds / 1e9:.2f} GB/s)"
     print(f"{directory}: {rate}", flush=True)
-
-
-def _shards(shape: Shape, width: int) -> list[dict[str, Dims]]:
-    """Tensors of each shard file, at most SHARD_BYTES each, in the layers' order; `width` bytes a number."""
-    parts: list[dict[str, Dims]] = [{}]
-    size = 0
-    for name, dims in shape.matrices():
-        nbytes = width * prod(dims)
-        if parts[-1] and size + nbytes > SHARD_BYTES:
-            parts.append({})
-            size = 0
-        parts[-1][name] = dims
-        size += nbytes
-    return parts
-
-
-def _header(tensors: dict[str, Dims], encoding: str, width: int) -> bytes:
-    """The 8-byte length and the JSON table, laid out as the safetensors library does (padded to 8 bytes)."""
-    table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, dims in tensors.items():
-        stop = at + width * prod(dims)
-        table[name] = {"dtype": encoding, "shape": list(dims), "data_offsets": [at, stop]}
-        at = stop
-    text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text

@@ -37,7 +37,7 @@ class Spread:
 
 @dataclass
 class Matrix:
-    """The big matrix, block by block.
+    """The big matrix.
 
     An element is the small matrix's where its row and its column are real; 0 where either is `ZERO`, or
     the row is `SILENT` and the column real; filler elsewhere.
@@ -56,9 +56,9 @@ class Matrix:
         self.real_columns = (self.columns.places >= 0).nonzero()[:, 0]
         self.zero_columns = (self.columns.places == ZERO).nonzero()[:, 0]
 
-    def block(self, start: int, stop: int) -> Tensor:
-        """Rows `start`..`stop`, [stop - start, big columns]."""
-        places = self.rows.places[start:stop]
+    def whole(self) -> Tensor:
+        """[big rows, big columns]"""
+        places = self.rows.places
         width = len(self.columns.places)
         out = self._filler(len(places) * width).view(len(places), width)
         out[places == ZERO] = 0
@@ -80,14 +80,8 @@ class Matrix:
         return out
 
     def _filler(self, count: int) -> Tensor:
-        out = torch.empty(count, dtype=self.weights.dtype)
-        done = 0
-        while done < count:
-            part = self.pool[self.at : self.at + count - done]
-            out[done : done + len(part)] = part
-            done += len(part)
-            self.at = (self.at + len(part)) % POOL
-        return out
+        left = count - (POOL - self.at)
+        return torch.cat([self.pool[self.at :], *[self.pool] * (-(-left // POOL))])[:count]
 
 
 def filler(numbers: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -36,7 +36,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,6 @@ SIZES = (  # entries of config.json that are the big shape's own
     "tie_word_embeddings",
     "torch_dtype",
 )
-BLOCK_BYTES = 2**26  # written at a time
 BESIDE = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json")
 
 
@@ -127,7 +125,7 @@ def check(small: ModelConfig, big: Shape) -> None:
 
 @dataclass
 class Inflation:
-    """Small model -> big shape: every tensor of the big one, in blocks."""
+    """Small model -> big shape: every tensor of the big one."""
 
     source: Source
     big: Shape
@@ -153,15 +151,11 @@ class Inflation:
         theta = {} if "rope_parameters" in raw else {"rope_theta": self.small.rope.theta}
         return {**raw, **theta, **{key: sizes[key] for key in SIZES}, "rms_norm_eps": self.eps}
 
-    def blocks(self, name: str, shape: tuple[int, ...]) -> Iterator[Tensor]:
-        """The tensor in consecutive blocks of rows."""
-        if len(shape) == 1:
-            yield self.norm(self.source.tensor(self.origin(name)[0]), name == FINAL_NORM)
-            return
-        matrix = self.matrix(name)
-        rows = max(1, BLOCK_BYTES // (shape[1] * self.dtype.itemsize))
-        for start in range(0, shape[0], rows):
-            yield matrix.block(start, min(start + rows, shape[0]))
+    def tensor(self, name: str, dims: tuple[int, ...]) -> Tensor:
+        """One of the big model's, by its canonical name."""
+        if len(dims) == 1:
+            return self.norm(self.source.tensor(self.origin(name)[0]), name == FINAL_NORM)
+        return self.matrix(name).whole()
 
     def norm(self, small: Tensor, before_head: bool) -> Tensor:
         """Real channels' weights rescaled; the others' never meet anything but 0, the guards aside."""
@@ -230,12 +224,9 @@ def inflate(source: Path, directory: Path, shape: Shape, seed: int = 0) -> None:
     """
     inflation = Inflation(Source(source), shape, seed)
 
-    def blocks(name: str, dims: tuple[int, ...]) -> Iterator[Any]:
-        return (block.view(torch.uint8).numpy() for block in inflation.blocks(name, dims))
-
     def make(partial: Path) -> None:
         partial.mkdir()
-        write_checkpoint(partial, shape, inflation.config(), blocks)
+        write_checkpoint(partial, shape, inflation.config(), inflation.tensor)
         for beside in BESIDE:
             if (source / beside).exists():
                 shutil.copy(source / beside, partial / beside)
@@ -264,8 +255,7 @@ def enlarged(inflation: Inflation, name: str, parameter: Tensor) -> Tensor:
     """One parameter of an adapter, in the big model's shape."""
     if parameter.dim() == 1:
         return inflation.norm(parameter, before_head=name == "norm")
-    matrix = inflation.projection(name, parameter)
-    return matrix.block(0, len(matrix.rows.places))
+    return inflation.projection(name, parameter).whole()
 
 
 def main() -> None:

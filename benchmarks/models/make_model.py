@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import argparse
 import zlib
-from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from benchmarks.models.checkpoint import made_whole, write_checkpoint
 from benchmarks.models.shapes import SHAPES, Shape, get_shape, models_dir
@@ -26,48 +27,33 @@ from benchmarks.models.tokenizer import write_tokenizer
 BLOCK, SMALL_BLOCK = 2**26 - 5, 2**20 - 3  # numbers; primes, so that rows of a repeated block never line up
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
-Bits = NDArray[np.uint16]
-
 
 class Weights:
-    """The bytes of any tensor of a shape, in slices."""
+    """Any tensor of a shape."""
 
-    def __init__(self, shape: Shape, dtype: str, seed: int) -> None:
-        self.dtype = dtype
-        self.seed = seed
+    def __init__(self, shape: Shape, dtype: torch.dtype, seed: int) -> None:
+        self.dtype, self.seed = dtype, seed
         self.length = BLOCK if shape.parameters() > BLOCK else SMALL_BLOCK
-        normal = np.random.default_rng(seed).standard_normal(self.length, dtype=np.float32)
-        self.block = self.encode(normal * np.float32(0.02))
-        self.residual = self.encode(normal * np.float32(0.02 / (2 * shape.layers) ** 0.5))
+        normal = torch.from_numpy(np.random.default_rng(seed).standard_normal(self.length, dtype=np.float32))
+        self.block = (normal * 0.02).to(dtype)
+        self.residual = (normal * (0.02 / (2 * shape.layers) ** 0.5)).to(dtype)
 
-    def encode(self, x: NDArray[np.float32]) -> Bits:
-        if self.dtype == "fp16":
-            return x.astype(np.float16).view(np.uint16)
-        bits = x.view(np.uint32)
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)  # rounded to nearest even
-
-    def slices(self, name: str, shape: tuple[int, ...]) -> Iterator[Bits]:
-        """Consecutive parts of the tensor, flattened."""
-        if len(shape) == 1:
-            yield self.encode(np.ones(shape, dtype=np.float32))
-            return
+    def tensor(self, name: str, dims: tuple[int, ...]) -> Tensor:
+        if len(dims) == 1:
+            return torch.ones(dims, dtype=self.dtype)
         block = self.residual if name.endswith(("o_proj.weight", "down_proj.weight")) else self.block
         at = zlib.crc32(f"{self.seed} {name}".encode()) % self.length
-        left = shape[0] * shape[1]
-        while left:
-            part = block[at : at + left]
-            yield part
-            left -= len(part)
-            at = 0
+        left = prod(dims) - (self.length - at)
+        return torch.cat([block[at:], *[block] * (-(-left // self.length))])[: prod(dims)].view(dims)
 
 
 def make_model(directory: Path, shape: Shape, dtype: str = "bf16", seed: int = 0) -> None:
     """Write the checkpoint to `directory`; it appears there only when it is complete."""
-    weights = Weights(shape, dtype, seed)
+    weights = Weights(shape, getattr(torch, DTYPES[dtype]), seed)
 
     def make(partial: Path) -> None:
         partial.mkdir()
-        write_checkpoint(partial, shape, shape.hf_config(DTYPES[dtype]), weights.slices)
+        write_checkpoint(partial, shape, shape.hf_config(DTYPES[dtype]), weights.tensor)
         write_tokenizer(partial, shape.vocab, shape.context)
 
     made_whole(directory, 2 * shape.parameters(), make)

@@ -49,8 +49,9 @@ def train_draft(args: argparse.Namespace) -> None:
 
 def draft_shape(tokenizer: Tokenizer) -> llama.LlamaConfig:
     """3 layers, a quarter of the 0.5b shape's width."""
-    sizes = {"hidden_size": 224, "intermediate_size": 448, "num_hidden_layers": 3}
-    return replace(demo.model_config(tokenizer), **sizes, num_attention_heads=4, head_dim=64)
+    base = demo.model_config(tokenizer)
+    base = replace(base, hidden_size=224, intermediate_size=448, num_hidden_layers=3)
+    return replace(base, num_attention_heads=4, head_dim=64)
 
 
 def train_books(args: argparse.Namespace) -> None:
@@ -88,8 +89,8 @@ def train_books(args: argparse.Namespace) -> None:
 
     def evaluate(found: nn.Module) -> dict[str, float]:
         starts = torch.arange(0, len(held_out) - LENGTH, LENGTH)
-        total = sum(float(losses(found, windows(held_out, part))) for part in starts.split(ROWS))
-        mean = total / (len(starts) * LENGTH)
+        parts = [windows(held_out, starts[i : i + ROWS]) for i in range(0, len(starts), ROWS)]
+        mean = math.fsum(float(losses(found, part)) for part in parts) / (len(starts) * LENGTH)
         if mean < best_so_far(args.out / LOG):
             llama.save(model, args.out / "model")
             demo_tokenizer.save(tokenizer, args.out / "model")
