@@ -44,6 +44,7 @@ from edgespec.schedules.serial import Serial
 from edgespec.session import Session
 
 NODES = 64  # of the largest tree
+DEFAULTS: Row = {"temperature": 0.0, "seed": 0, "cycles": 10**6, "ignore_eos": False, "settle": False}
 SETTLED_SECONDS = 0.3  # without a read: the ring is full
 
 
@@ -114,7 +115,7 @@ class Conversations:
         controller = Rotating([TreeBudget(NODES, n or 24, n) for n in mode["steps"]])
         if "variant" in mode:
             cache = self._cache()
-            return self._session(cache, self._cascade(cache, mode), controller, trace)
+            return self._session(cache, self._cascade(cache, mode["variant"]), controller, trace)
         if mode["kind"] == "set":
             cache, vocabulary = self._cache(), engine.config.vocab_size
             (resident,) = engine.resident
@@ -130,11 +131,11 @@ class Conversations:
     def _session(self, cache: TorchKVCache, drafter: Drafter, controller: Fixed, trace: Trace) -> Session:
         return Session(self.engine, cache, Serial(drafter, controller, NODES), trace=trace)
 
-    def _cascade(self, cache: TorchKVCache, mode: Row) -> CascadeDrafter:
+    def _cascade(self, cache: TorchKVCache, variant: str) -> CascadeDrafter:
         """The engine's cascade with its passes counted. Every cycle goes to its full depth: the paper's
         chains do not stop when they are unsure."""
         found = next(r for r in self.engine.resident if isinstance(r, Cascade))
-        made = found.drafter(cache, variant=replace(VARIANTS[mode["variant"]], stop=0.0))
+        made = found.drafter(cache, variant=replace(VARIANTS[variant], stop=0.0))
         verify: Exit | None = made.verify
         if isinstance(verify, SubstituteExit):
             low: Any = verify.model
@@ -144,7 +145,7 @@ class Conversations:
         return CascadeDrafter(target, cache, made.draft, verify, made.variant, self.calibrations)
 
     def reply(self, job: Row) -> Row:
-        engine, settle = self.engine, job.get("settle", False)
+        engine, settle = self.engine, job["settle"]
         settled = self._settle() if settle else 0
         disk = process_io("self")[0]
         ends: list[Row] = []  # of the prompt, and of each cycle
@@ -156,12 +157,8 @@ class Conversations:
                 row |= {"draft": cycle.draft_seconds, "verify": cycle.verify_seconds}
             ends.append({**row, "tokens": 0})
 
-        options = GenerationOptions(
-            job["tokens"],
-            temperature=job["temperature"],
-            seed=job["seed"],
-            ignore_eos=job.get("ignore_eos", False),
-        )
+        asked = {key: job[key] for key in ("temperature", "seed", "ignore_eos")}
+        options = GenerationOptions(job["tokens"], **asked)
         tokens: list[int] = []
         prompt = engine.encode(job["prompt"])
         with (
@@ -184,7 +181,6 @@ class Conversations:
             seconds = after["at"] - before["at"]
             cycles.append({**after, **spent, "seconds": seconds})
         row = {"tokens": tokens, "cycles": cycles, "passes": stats.cycles, "peak_memory": stats.peak_memory}
-        row |= {"prefill_seconds": stats.prefill_seconds, "decode_seconds": stats.decode_seconds}
         if settle:  # by the passes of this reply, exactly; and the kernel's count of the same
             row |= {"streamed": self._settle() - settled, "disk": process_io("self")[0] - disk}
         return row
@@ -215,7 +211,7 @@ def main() -> None:
     answer({"plan": engine.plan.to_dict(), "load_seconds": time.perf_counter() - began})
     conversations = Conversations(engine)
     for line in sys.stdin:
-        job = {"temperature": 0.0, "seed": 0, "cycles": 10**6, **json.loads(line)}
+        job = {**DEFAULTS, **json.loads(line)}
         try:
             answer(conversations.reply(job))
         except (EdgeSpecError, ValueError) as error:
