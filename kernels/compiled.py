@@ -22,10 +22,10 @@ from torch import Tensor
 from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
 from edgespec.kernels.scratch import scratch
 
-VERSION = 2  # of native.c's functions
+VERSION = 4  # of native.c's functions
 FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
 SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # what is quantised
-LEVELS = ("portable C", "AVX2", "AVX-512 VNNI")
+LEVELS = ("portable C", "AVX2", "AVX-512 VNNI", "AMX")
 _GROUP, _SUPER = 32, 256  # columns with one step; columns decoded together
 
 _P, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -44,9 +44,8 @@ def _open(folder: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, f"{file} cannot be loaded ({error}); run install.sh again"
     if version != VERSION:
         return None, f"{file} is of version {version}, not {VERSION}; run install.sh again"
-    library.es_quantise.argtypes = [_I, _P, _N, _N, _N, _P, _P, _P]
-    library.es_quantise.restype = None
-    library.es_matmul.argtypes = [_I, _P, _N, _N, _N, _P, _P, _P, _P, _N, _N, _P, _N, _I]
+    library.es_linear.argtypes = [_I, _P, _N, _N, _N, _P, _N, _P, _I, _N, _I, _P, _I, _I, _P, _N]
+    library.es_linear.restype = _N
     library.es_dense.argtypes = [_I, _P, _N, _N, _N, _P, _N, _P, _N, _I, _I]
     library.es_dense.restype = None
     library.es_quantise_weights.argtypes = [_I, _I, _P, _N, _N, _P, _N, _P, _I]
@@ -75,30 +74,24 @@ def level(most: int = -1) -> int:
     return int(library.es_level(most))
 
 
-def linear(x: Tensor, encoding: str, data: Tensor, scale: Tensor | None) -> Tensor:
-    """x [n, k] @ weights^T -> fp32 [n, rows]; `data` [rows, row bytes], `scale` [rows]: `matmul.Block`."""
+def linear(
+    x: Tensor, encoding: str, data: Tensor, scale: Tensor | None, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """x [n, k] @ weights^T -> [n, rows] of `dtype`; `data` [rows, row bytes], `scale`: `matmul.Block`'s."""
     library, why = _library()
     assert library is not None, why
     n, columns = x.shape
-    rows, supers, code = len(data), _supers(encoding, columns), FORMATS[encoding]
     terms = 2 if x.dtype == torch.float32 else 1  # what 15 bits miss of fp32 is multiplied, too
-    numbers = scratch("activations", (terms * n, supers * _SUPER), torch.int16)
-    steps = scratch("activations' steps", (2, terms * n, supers * _SUPER // _GROUP), torch.float32)
-    rest = scratch("activations' rest", (n, columns), torch.float32).copy_(x)
-    for term in range(terms):
-        mine = slice(term * n, (term + 1) * n)
-        library.es_quantise(
-            code, rest.data_ptr(), n, columns, supers, numbers[mine].data_ptr(), steps[0, mine].data_ptr(),
-            steps[1, mine].data_ptr(),
-        )  # fmt: skip
-    out = torch.empty((terms * n, rows))
-    status = library.es_matmul(
-        code, *_weights(data, columns, scale), numbers.data_ptr(), steps[0].data_ptr(), steps[1].data_ptr(),
-        terms * n, supers, out.data_ptr(), rows, torch.get_num_threads(),
+    x = (x if x.dtype == torch.bfloat16 else x.float()).contiguous()
+    out = torch.empty((n, len(data)), dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
+    call = (
+        FORMATS[encoding], *_weights(data, columns, scale), _supers(encoding, columns), x.data_ptr(),
+        int(x.dtype == torch.bfloat16), n, terms, out.data_ptr(), int(out.dtype == torch.bfloat16),
+        torch.get_num_threads(),
     )  # fmt: skip
-    if status:
-        raise MemoryError("the matmul found no memory for its sums")
-    return out if terms == 1 else out[:n] + out[n:]
+    needed = library.es_linear(*call, None, 0)
+    library.es_linear(*call, scratch("matmul", (needed,), torch.uint8).data_ptr(), needed)
+    return out if out.dtype == dtype else out.to(dtype)
 
 
 def dense(encoding: str, data: Tensor, scale: Tensor | None, columns: int, out: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     """
     cpu = x.device.type == "cpu"
     if cpu and (exact or len(x) <= FEW) and compiled.available(block.encoding):
-        return compiled.linear(x, block.encoding, block.data, block.scale).to(x.dtype)
+        return compiled.linear(x, block.encoding, block.data, block.scale, x.dtype)
     if cpu and (exact or len(x) <= FEW) and _digits_do(block.encoding, block.inner):
         return _in_integers(x, block)
     if block.scale is not None and has_triton(x.device):

@@ -116,8 +116,8 @@ class Spied:
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> Any:
-            if name == "es_matmul":
-                self.counts.add(arguments[-1])
+            if name == "es_linear":
+                self.counts.add(arguments[-3])  # before the room and its bytes
             return getattr(self.library, name)(*arguments)
 
         return call

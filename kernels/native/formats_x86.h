@@ -14,19 +14,41 @@ INLINE float x86_half(const uint8_t *p) {
 
 INLINE __m256i bytes32(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
-/* 32 int8 numbers, or bytes below 128, as int16. */
-INLINE void put(int16_t *to, __m256i v) {
-  _mm256_store_si256((__m256i *)to, _mm256_cvtepi8_epi16(_mm256_castsi256_si128(v)));
-  _mm256_store_si256((__m256i *)(to + 16), _mm256_cvtepi8_epi16(_mm256_extracti128_si256(v, 1)));
+#ifdef BYTES /* the includer multiplies bytes: number[256] holds their low digits, 256 bytes, then their high ones */
+INLINE void put_digits(Decoded *out, int at, __m512i v) { /* 32 int16 numbers, as low + 256 * high */
+  _mm256_store_si256((__m256i *)((int8_t *)out->number + at), _mm512_cvtepi16_epi8(v));
+  v = _mm512_srai_epi16(_mm512_add_epi16(v, _mm512_set1_epi16(128)), 8);
+  _mm256_store_si256((__m256i *)((int8_t *)out->number + SUPER + at), _mm512_cvtepi16_epi8(v));
+}
+INLINE void put(Decoded *out, int at, __m256i v) { _mm256_store_si256((__m256i *)((int8_t *)out->number + at), v); }
+INLINE void put_times(Decoded *out, int at, __m256i v, int a, int b) {
+  __m512i factors = _mm512_inserti64x4(_mm512_set1_epi16((short)a), _mm256_set1_epi16((short)b), 1);
+  put_digits(out, at, _mm512_mullo_epi16(_mm512_cvtepi8_epi16(v), factors));
+}
+INLINE void portably(Decoded *out) {
+  int16_t number[SUPER];
+  memcpy(number, out->number, sizeof number);
+  for (int j = 0; j < SUPER; j += 32) put_digits(out, j, _mm512_loadu_si512(number + j));
+}
+#else
+/* 32 int8 numbers, or bytes below 128. */
+INLINE void put(Decoded *out, int at, __m256i v) {
+  __m256i *to = (__m256i *)(out->number + at);
+  _mm256_store_si256(to, _mm256_cvtepi8_epi16(_mm256_castsi256_si128(v)));
+  _mm256_store_si256(to + 1, _mm256_cvtepi8_epi16(_mm256_extracti128_si256(v, 1)));
 }
 
 /* The same, those of each 16 times a factor. */
-INLINE void put_times(int16_t *to, __m256i v, int a, int b) {
+INLINE void put_times(Decoded *out, int at, __m256i v, int a, int b) {
+  __m256i *to = (__m256i *)(out->number + at);
   __m256i low = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(v));
   __m256i high = _mm256_cvtepi8_epi16(_mm256_extracti128_si256(v, 1));
-  _mm256_store_si256((__m256i *)to, _mm256_mullo_epi16(low, _mm256_set1_epi16((short)a)));
-  _mm256_store_si256((__m256i *)(to + 16), _mm256_mullo_epi16(high, _mm256_set1_epi16((short)b)));
+  _mm256_store_si256(to, _mm256_mullo_epi16(low, _mm256_set1_epi16((short)a)));
+  _mm256_store_si256(to + 1, _mm256_mullo_epi16(high, _mm256_set1_epi16((short)b)));
 }
+/* What formats.h decoded, as the includer wants it. */
+INLINE void portably(Decoded *out) { (void)out; }
+#endif
 
 INLINE __m256i low_nibbles(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
 INLINE __m256i high_nibbles(__m256i v) { return low_nibbles(_mm256_srli_epi16(v, 4)); }
@@ -41,9 +63,10 @@ INLINE __m256i one_bit(__m256i v, int at) { return _mm256_and_si256(two_bits(v, 
 INLINE void x86_int8(const Row *r, int64_t s, Decoded *out) {
   if (clip(r->columns - s * SUPER, SUPER) < SUPER) {
     decode_int8(r, s, out);
+    portably(out);
     return;
   }
-  for (int j = 0; j < SUPER; j += 32) put(out->number + j, bytes32(r->row + s * SUPER + j));
+  for (int j = 0; j < SUPER; j += 32) put(out, j, bytes32(r->row + s * SUPER + j));
   _mm256_storeu_ps(out->factor, _mm256_set1_ps(r->scale));
 }
 
@@ -51,14 +74,15 @@ INLINE void x86_int4(const Row *r, int64_t s, Decoded *out) {
   int64_t groups = (r->columns + 63) / 64; /* groups of 32 in each half */
   if (clip(groups - 4 * s, 4) < 4) {
     decode_int4(r, s, out);
+    portably(out);
     return;
   }
   const int8_t *m = (const int8_t *)r->row + groups * 32, *a = m + 2 * s;
   for (int g = 0; g < 4; g++) {
     __m256i v = bytes32(r->row + s * 128 + 32 * g);
     int b = m[(groups + 4 * s + g) / 2];
-    put_times(out->number + 32 * g, minus(low_nibbles(v), 8), a[g / 2], a[g / 2]);
-    put_times(out->number + 128 + 32 * g, minus(high_nibbles(v), 8), b, b);
+    put_times(out, 32 * g, minus(low_nibbles(v), 8), a[g / 2], a[g / 2]);
+    put_times(out, 128 + 32 * g, minus(high_nibbles(v), 8), b, b);
   }
   _mm256_storeu_ps(out->factor, _mm256_set1_ps(r->scale));
 }
@@ -66,25 +90,27 @@ INLINE void x86_int4(const Row *r, int64_t s, Decoded *out) {
 INLINE void x86_q8_0(const Row *r, int64_t s, Decoded *out) {
   if (clip(r->columns / GROUP - s * GROUPS, GROUPS) < GROUPS) {
     decode_q8_0(r, s, out);
+    portably(out);
     return;
   }
   const uint8_t *block = r->row + s * GROUPS * 34;
   for (int g = 0; g < GROUPS; g++, block += 34) {
     out->factor[g] = x86_half(block);
-    put(out->number + 32 * g, bytes32(block + 2));
+    put(out, 32 * g, bytes32(block + 2));
   }
 }
 
 INLINE void x86_q4_0(const Row *r, int64_t s, Decoded *out) {
   if (clip(r->columns / GROUP - s * GROUPS, GROUPS) < GROUPS) {
     decode_q4_0(r, s, out);
+    portably(out);
     return;
   }
   const uint8_t *block = r->row + s * GROUPS * 18;
   for (int g = 0; g < GROUPS; g++, block += 18) {
     out->factor[g] = x86_half(block);
     __m128i v = _mm_loadu_si128((const __m128i *)(block + 2));
-    put(out->number + 32 * g, minus(low_nibbles(_mm256_set_m128i(_mm_srli_epi16(v, 4), v)), 8));
+    put(out, 32 * g, minus(low_nibbles(_mm256_set_m128i(_mm_srli_epi16(v, 4), v)), 8));
   }
 }
 
@@ -107,8 +133,8 @@ INLINE void x86_q4_k(const Row *r, int64_t s, Decoded *out) {
   x86_scales_k(block, out);
   for (int c = 0; c < 4; c++) {
     __m256i v = bytes32(block + 16 + 32 * c);
-    put(out->number + 64 * c, low_nibbles(v));
-    put(out->number + 64 * c + 32, high_nibbles(v));
+    put(out, 64 * c, low_nibbles(v));
+    put(out, 64 * c + 32, high_nibbles(v));
   }
 }
 
@@ -118,8 +144,8 @@ INLINE void x86_q5_k(const Row *r, int64_t s, Decoded *out) {
   x86_scales_k(block, out);
   for (int c = 0; c < 4; c++) {
     __m256i v = bytes32(block + 48 + 32 * c);
-    put(out->number + 64 * c, _mm256_or_si256(low_nibbles(v), one_bit(high, 2 * c)));
-    put(out->number + 64 * c + 32, _mm256_or_si256(high_nibbles(v), one_bit(_mm256_srli_epi16(high, 1), 2 * c)));
+    put(out, 64 * c, _mm256_or_si256(low_nibbles(v), one_bit(high, 2 * c)));
+    put(out, 64 * c + 32, _mm256_or_si256(high_nibbles(v), one_bit(_mm256_srli_epi16(high, 1), 2 * c)));
   }
 }
 
@@ -128,11 +154,10 @@ INLINE void x86_q6_k(const Row *r, int64_t s, Decoded *out) {
   const int8_t *scale = (const int8_t *)block + 192;
   for (int h = 0; h < 2; h++, scale += 8) {
     __m256i a = bytes32(block + 64 * h), b = bytes32(block + 64 * h + 32), high = bytes32(block + 128 + 32 * h);
-    int16_t *n = out->number + 128 * h;
-    put_times(n, minus(_mm256_or_si256(low_nibbles(a), two_bits(high, 0)), 32), scale[0], scale[1]);
-    put_times(n + 32, minus(_mm256_or_si256(low_nibbles(b), two_bits(high, 2)), 32), scale[2], scale[3]);
-    put_times(n + 64, minus(_mm256_or_si256(high_nibbles(a), two_bits(high, 4)), 32), scale[4], scale[5]);
-    put_times(n + 96, minus(_mm256_or_si256(high_nibbles(b), two_bits(high, 6)), 32), scale[6], scale[7]);
+      put_times(out, 128 * h, minus(_mm256_or_si256(low_nibbles(a), two_bits(high, 0)), 32), scale[0], scale[1]);
+    put_times(out, 128 * h + 32, minus(_mm256_or_si256(low_nibbles(b), two_bits(high, 2)), 32), scale[2], scale[3]);
+    put_times(out, 128 * h + 64, minus(_mm256_or_si256(high_nibbles(a), two_bits(high, 4)), 32), scale[4], scale[5]);
+    put_times(out, 128 * h + 96, minus(_mm256_or_si256(high_nibbles(b), two_bits(high, 6)), 32), scale[6], scale[7]);
   }
   _mm256_storeu_ps(out->factor, _mm256_set1_ps(x86_half(block + 208)));
 }

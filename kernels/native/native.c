@@ -1,15 +1,15 @@
 /* What Python calls (kernels/compiled.py): the fastest way that this CPU knows. */
-#include <stdlib.h>
-
 #include "native.h"
 
+#define AMX_ABOVE 4 /* rows of x: fewer are faster one by one */
+#define ALONE 16384 /* numbers of x that one thread quantises before others are awake */
 #define TASK_BYTES (256 * 1024) /* of weights a task, about: many enough to share out, long enough to be worth it */
 
-enum { PORTABLE, AVX2, AVX512 };
+enum { PORTABLE, AVX2, AVX512, AMX };
 
 static int level = -1;
 
-/* The instructions in use: 0 portable, 1 AVX2 and FMA, 2 AVX-512 VNNI. Lowered to `most`, if that is not negative. */
+/* The instructions in use: 0 portable, 1 AVX2 and FMA, 2 AVX-512 VNNI, 3 AMX. Lowered to `most`, if that is not negative. */
 int es_level(int most) {
   if (level < 0 || most >= 0) {
     level = PORTABLE;
@@ -20,102 +20,154 @@ int es_level(int most) {
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
       level = AVX512;
 #endif
+#ifdef HAS_AMX
+    if (level == AVX512 && amx_allowed()) level = AMX;
+#endif
     if (most >= 0 && level > most) level = most;
   }
   return level;
 }
 
-/* x [n][columns] -> numbers [n][supers][8][32], step and sum [n][supers][8], in the order of the format's decoding.
-   A group's largest number is LARGEST; one that holds infinities or NaN gets the step NaN. What the numbers miss of x
-   is left in it. */
-void es_quantise(int format, float *x, int64_t n, int64_t columns, int64_t supers, int16_t *numbers, float *step,
-                 float *sum) {
-  int64_t groups = (columns + GROUP - 1) / GROUP, half_groups = (columns + 63) / 64;
-  for (int64_t r = 0; r < n; r++)
-    for (int64_t i = 0; i < supers * GROUPS; i++) {
-      int64_t place = r * supers * GROUPS + i, g = i;
-      if (format == INT4) {
-        int64_t low = i / 8 * 4 + i % 4;
-        g = low >= half_groups ? groups : i % 8 < 4 ? low : half_groups + low;
-      }
-      int16_t *q = numbers + place * GROUP;
-      int64_t left = columns - g * GROUP;
-      int some = g >= groups || left <= 0 ? 0 : left < GROUP ? (int)left : GROUP;
-      float v[GROUP] = {0};
-      if (some) memcpy(v, x + r * columns + g * GROUP, (size_t)some * 4);
-      uint32_t bits[GROUP], largest = 0;
-      memcpy(bits, v, sizeof bits);
-      for (int j = 0; j < GROUP; j++) {
-        uint32_t size = bits[j] & 0x7FFFFFFF; /* in the order of the magnitudes; NaN is above infinity */
-        largest = size > largest ? size : largest;
-      }
-      float most, nan = __builtin_nanf("");
-      memcpy(&most, &largest, 4);
-      int finite = largest < 0x7F800000;
-      if (most < 1e-30f) most = 1e-30f; /* 1 / most stays finite */
-      float inverse = finite ? LARGEST / most : 0;
-      int32_t total = 0;
-      float used = finite ? most / LARGEST : nan;
-      for (int j = 0; j < GROUP; j++) {
-        float rounded = (finite ? v[j] * inverse : 0) + 12582912.0f; /* 1.5 * 2^23: rounds half to even */
-        int32_t number = (int32_t)(rounded - 12582912.0f);
-        q[j] = (int16_t)number;
-        v[j] -= (float)number * used;
-        total += number;
-      }
-      if (some) memcpy(x + r * columns + g * GROUP, v, (size_t)some * 4);
-      step[place] = used;
-      sum[place] = (float)total;
-    }
+/* The functions of an instruction set. */
+typedef struct {
+  Rows *rows;
+  Dense *dense;
+  Activations *quantise;
+  Finish *finish;
+} Kernels;
+
+static Kernels kernels(int packed) {
+  (void)packed;
+#if defined(__x86_64__)
+  Rows *rows = avx512_rows;
+#ifdef HAS_AMX
+  if (packed) rows = amx_rows;
+#endif
+  if (es_level(-1) >= AVX512) return (Kernels){rows, avx512_dense, avx512_quantise, avx512_finish};
+  if (level == AVX2) return (Kernels){avx2_rows, avx2_dense, avx2_quantise, avx2_finish};
+#endif
+  return (Kernels){portable_rows, portable_dense, portable_quantise, portable_finish};
 }
 
+/* One call's work, and where its intermediate results lie: parts of the caller's room. */
 typedef struct {
-  const Matmul *m;
-  int64_t rows; /* a task */
-  char *room;   /* NULL: dense */
-} Share;
+  Matmul m; /* of terms * n rows of x */
+  Kernels kernels;
+  const void *x; /* [n][columns], bf16 or fp32 */
+  int x_bf16, terms;
+  int64_t n, rows; /* rows of weights a task */
+  int16_t *numbers;
+  float *step, *sum;
+  float *rest; /* [threads][columns] */
+  char *sums;  /* [threads][ROOM] */
+  float *tile; /* [threads][terms * n][rows] */
+  void *out;   /* [n][weights' rows], bf16 or fp32 */
+  int out_bf16;
+} Linear;
+
+/* Quantises a row of x; its second term is what the first one misses. */
+static void prepare_row(void *argument, int64_t r, int worker) {
+  const Linear *l = argument;
+  const int64_t columns = l->m.columns, groups = l->m.supers * GROUPS;
+  float *rest = l->rest + worker * columns;
+  if (l->x_bf16)
+    for (int64_t j = 0; j < columns; j++) {
+      uint32_t bits = (uint32_t)((const uint16_t *)l->x)[r * columns + j] << 16;
+      memcpy(rest + j, &bits, 4);
+    }
+  else
+    memcpy(rest, (const float *)l->x + r * columns, (size_t)columns * 4);
+  for (int term = 0; term < l->terms; term++) {
+    int64_t at = (term * l->n + r) * groups;
+    l->kernels.quantise(l->m.format, rest, 1, columns, l->m.supers, l->numbers + at * GROUP, l->step + at, l->sum + at);
+  }
+}
+
+#ifdef HAS_AMX
+static void pack_block(void *argument, int64_t block, int worker) {
+  const Linear *l = argument;
+  (void)worker;
+  amx_pack(&l->m, block, l->m.packed);
+}
+#endif
 
 static void some_rows(void *argument, int64_t index, int worker) {
-  const Share *s = argument;
-  int64_t first = index * s->rows, last = first + s->rows < s->m->rows ? first + s->rows : s->m->rows;
-  Rows *rows = portable_rows;
-  Dense *dense = portable_dense;
-#if defined(__x86_64__)
-  if (level == AVX512) rows = avx512_rows, dense = avx512_dense;
-  if (level == AVX2) rows = avx2_rows, dense = avx2_dense;
+  const Linear *l = argument;
+  int64_t first = index * l->rows, last = first + l->rows < l->m.rows ? first + l->rows : l->m.rows;
+  float *tile = l->tile + worker * l->m.n * l->rows;
+  Matmul m = l->m;
+  m.weights += first * m.row_bytes, m.scale = m.scale ? m.scale + first : NULL;
+  m.out = tile, m.out_stride = l->rows;
+  l->kernels.rows(&m, 0, last - first, l->sums + (size_t)worker * ROOM);
+  char *out = (char *)l->out + first * (l->out_bf16 ? 2 : 4);
+  l->kernels.finish(tile, l->terms, l->n, l->rows, last - first, out, l->m.rows, l->out_bf16);
+}
+
+static void some_dense(void *argument, int64_t index, int worker) {
+  const Linear *l = argument;
+  (void)worker;
+  int64_t first = index * l->rows, last = first + l->rows < l->m.rows ? first + l->rows : l->m.rows;
+  l->kernels.dense(&l->m, first, last);
+}
+
+static int64_t task_rows(int64_t rows, int64_t row_bytes, int threads) { /* at least four tasks a thread */
+  int64_t bytes = TASK_BYTES / (row_bytes ? row_bytes : 1), even = rows / (4 * threads);
+  int64_t some = (bytes < even ? bytes : even) / TILE_ROWS * TILE_ROWS;
+  return some < TILE_ROWS ? TILE_ROWS : some;
+}
+
+static void *part(char **room, int64_t bytes) { /* the next part of the room */
+  void *at = *room;
+  *room += (bytes + 63) / 64 * 64;
+  return at;
+}
+
+/* Lays out the room, from address `room` on; returns its end. */
+static char *lay_out(Linear *l, char *room, int threads) {
+  const int64_t groups = l->m.n * l->m.supers * GROUPS;
+  l->sums = part(&room, (int64_t)ROOM * threads);
+  l->numbers = part(&room, groups * GROUP * 2);
+  l->step = part(&room, groups * 4);
+  l->sum = part(&room, groups * 4);
+  l->rest = part(&room, l->m.columns * 4 * threads);
+  l->tile = part(&room, l->m.n * l->rows * 4 * threads);
+#ifdef HAS_AMX
+  if (es_level(-1) == AMX && l->m.n > AMX_ABOVE) l->m.packed = part(&room, amx_room(l->m.n, l->m.supers));
 #endif
-  if (s->room)
-    rows(s->m, first, last, s->room + (size_t)worker * ROOM);
-  else
-    dense(s->m, first, last);
+  return room;
 }
 
-static void share_out(const Matmul *m, char *room, int threads) {
-  int64_t bytes = TASK_BYTES / (m->row_bytes ? m->row_bytes : 1), even = m->rows / (4 * threads);
-  int64_t rows = (bytes < even ? bytes : even) / TILE_ROWS * TILE_ROWS; /* at least four tasks a thread */
-  Share share = {m, rows < TILE_ROWS ? TILE_ROWS : rows, room};
-  es_level(-1);
-  run_tasks(some_rows, &share, (m->rows + share.rows - 1) / share.rows, threads);
-}
-
-/* out fp32 [n][out_stride] = x @ weights^T. Returns 0, or -1 when there is no memory. */
-int es_matmul(int format, const uint8_t *weights, int64_t row_bytes, int64_t rows, int64_t columns, const float *scale,
-              const int16_t *x, const float *step, const float *sum, int64_t n, int64_t supers, float *out,
-              int64_t out_stride, int threads) {
-  Matmul m = {format, weights, row_bytes, rows, columns, scale, x, step, sum, n, supers, out, out_stride, 0};
-  char *room = aligned_alloc(64, ROOM * (size_t)threads);
-  if (!room) return -1;
-  share_out(&m, room, threads);
-  free(room);
-  return 0;
+/* out [n][rows] = x [n][columns] @ weights^T; x and out are bf16 or fp32. With two terms fp32 keeps its precision.
+   Returns the bytes of `room` that this needs, and does nothing when `room` (aligned to 64) has fewer. */
+int64_t es_linear(int format, const uint8_t *weights, int64_t row_bytes, int64_t rows, int64_t columns,
+                  const float *scale, int64_t supers, const void *x, int x_bf16, int64_t n, int terms, void *out,
+                  int out_bf16, int threads, char *room, int64_t room_bytes) {
+  Linear l = {.m = {.format = format, .weights = weights, .row_bytes = row_bytes, .rows = rows, .columns = columns,
+                    .scale = scale, .n = terms * n, .supers = supers},
+              .x = x, .x_bf16 = x_bf16, .terms = terms, .n = n, .out = out, .out_bf16 = out_bf16};
+  l.rows = task_rows(rows, row_bytes, threads);
+  int64_t needed = lay_out(&l, room, threads) - room;
+  if (needed > room_bytes) return needed;
+  l.m.x = l.numbers, l.m.step = l.step, l.m.sum = l.sum;
+  l.kernels = kernels(l.m.packed != NULL);
+  int helpers = n * columns < ALONE ? 1 : threads;
+  run_tasks(prepare_row, &l, n, helpers);
+#ifdef HAS_AMX
+  if (l.m.packed) run_tasks(pack_block, &l, (l.m.n + 15) / 16, helpers);
+#endif
+  run_tasks(some_rows, &l, (rows + l.rows - 1) / l.rows, threads);
+  return needed;
 }
 
 /* out [rows][out_stride], bf16 or fp32: the weights as numbers. */
 void es_dense(int format, const uint8_t *weights, int64_t row_bytes, int64_t rows, int64_t columns, const float *scale,
               int64_t supers, void *out, int64_t out_stride, int bf16, int threads) {
-  Matmul m = {format, weights, row_bytes, rows, columns, scale, NULL, NULL, NULL, 0, supers, out, out_stride, bf16};
-  share_out(&m, NULL, threads);
+  Linear l = {.m = {.format = format, .weights = weights, .row_bytes = row_bytes, .rows = rows, .columns = columns,
+                    .scale = scale, .supers = supers, .out = out, .out_stride = out_stride, .bf16 = bf16}};
+  l.kernels = kernels(0);
+  l.rows = task_rows(rows, row_bytes, threads);
+  run_tasks(some_dense, &l, (rows + l.rows - 1) / l.rows, threads);
 }
 
 /* Changes with the meaning of any of these functions. */
-int es_version(void) { return 2; }
+int es_version(void) { return 4; }
