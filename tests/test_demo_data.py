@@ -19,7 +19,6 @@ from edgespec.demo_model.recipe import (
     calendar,
     facts,
     lists,
-    product,
     smalltalk,
     stories,
     text,
@@ -31,6 +30,8 @@ from edgespec.demo_model.recipe import unknown as unknowns
 from edgespec.demo_model.recipe.dialogue import conversation
 from edgespec.demo_model.recipe.draw import HELD_OUT, Draw, Exchange, Split, is_held_out
 from edgespec.demo_model.recipe.muon import orthogonalise
+from edgespec.demo_model.recipe.system import DIRECTED, directed
+from edgespec.demo_model.recipe.system_words import INSTRUCTIONS
 from edgespec.errors import CorruptFileError, EdgeSpecError, OptionError
 from edgespec.training import llama
 from edgespec.training.trainer import CHECKPOINT, LOG, read_log
@@ -79,7 +80,7 @@ def _equations(text: str) -> list[tuple[str, str]]:
 
 def test_every_step_of_every_calculation_is_true() -> None:
     checked = 0
-    for exchange in (e for talk in _talks(3000) for e in talk):
+    for exchange in (e for talk in _talks(5000) for e in talk):
         for left, right in _equations(exchange.reply):
             a, *rest = left.split()
             value = int(a)
@@ -154,13 +155,14 @@ def _tables(module: object) -> dict[str, tuple[str, ...]]:
 
 def test_no_phrasing_is_both_seen_and_unseen() -> None:
     pairs = 0
-    for module in (arithmetic, calendar, lists, product, smalltalk, stories, unknowns, facts):
+    for module in (arithmetic, calendar, lists, smalltalk, stories, unknowns, facts):
         tables = _tables(module)
         for name, unseen in tables.items():
             if name.endswith("_UNSEEN") and isinstance(unseen[0], str):
                 assert not set(unseen) & set(tables[name.removesuffix("_UNSEEN")]), name
                 pairs += 1
-    rows = [(s, u) for _, s, u in (*smalltalk.INTENTS, *facts.SINGLES, *product.QUESTIONS)]
+    rows = [(s, u) for _, s, u in (*smalltalk.INTENTS, *facts.SINGLES)]
+    rows += list(INSTRUCTIONS.values())
     rows += [(r.seen, r.unseen) for r in facts.RELATIONS.values()] + [
         (s, u) for s, u, _ in stories._QUESTIONS
     ]
@@ -205,14 +207,17 @@ def test_encoding_is_what_the_chat_template_renders(tokenizer: Tokenizer, tmp_pa
     demo_tokenizer.save(tokenizer, tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     template = jinja2.sandbox.ImmutableSandboxedEnvironment().from_string(config["chat_template"])
-    for talk in _talks(20):
-        messages = [
+    pairs = [(talk, None) for talk in _talks(20)]
+    pairs += [(talk, prompt.text) for prompt, talk in (directed(f"test {i}") for i in range(20))]
+    for talk, system in pairs:
+        messages = [{"role": "system", "content": system}] if system else []
+        messages += [
             m
             for e in talk
             for m in ({"role": "user", "content": e.user}, {"role": "assistant", "content": e.reply})
         ]
         text = template.render(messages=messages, bos_token=config["bos_token"], add_generation_prompt=False)
-        ids, written = demo_tokenizer.encode(tokenizer, talk)
+        ids, written = demo_tokenizer.encode(tokenizer, talk, system)
         assert tokenizer.encode(text, add_special_tokens=False).ids == ids
         replies = "".join(e.reply + demo_tokenizer.END for e in talk)
         assert (
@@ -232,6 +237,19 @@ def test_a_batch_is_a_function_of_seed_and_step(tokenizer: Tokenizer, step: int)
     starts = one.inputs == demo_tokenizer.BOS_ID
     assert torch.equal(starts, (one.positions == 0) & (one.documents >= 0))
     assert (one.weights[one.documents < 0] == 0).all()
+
+
+def test_the_beginning_of_a_reply_weighs_most(tokenizer: Tokenizer) -> None:
+    b = batches.batch(tokenizer, 4, 0)
+    starts = (b.inputs == demo_tokenizer.ASSISTANT_ID).nonzero().tolist()
+    assert len(starts) > 20
+    for row, at in starts:
+        reply = [*b.targets[row, at:].tolist(), demo_tokenizer.END_ID]  # a long one may be cut off
+        length = min(reply.index(demo_tokenizer.END_ID) + 1, len(reply) - 1)
+        first = min(length, batches.BEGINNING)
+        assert (b.weights[row, at : at + first] == batches.BEGINNING_WEIGHT).all()
+        assert (b.weights[row, at + first : at + length] == 1).all()
+        assert b.weights[row, at - 1] == torch.tensor(batches.USER_WEIGHT)
 
 
 def test_packed_conversations_do_not_see_each_other(tokenizer: Tokenizer) -> None:
@@ -305,6 +323,22 @@ def test_a_resumed_run_is_bit_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small")
+def test_a_run_begins_with_the_weights_of_the_model_it_goes_on_from(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    first = llama.Llama(TINY)
+    llama.save(first, tmp_path / "first")
+    demo_tokenizer.save(tokenizer, tmp_path / "first")
+    on = trainer.train(tmp_path / "on", 4, steps=1, decay=1, first=tmp_path / "first", rate=0.0)
+    anew = trainer.train(tmp_path / "anew", 4, steps=1, decay=1, rate=0.0)
+    for name, p in on.state_dict().items():
+        assert torch.equal(p, first.state_dict()[name].bfloat16()), name
+    assert not torch.equal(on.state_dict()["lm_head.weight"], anew.state_dict()["lm_head.weight"])
+    with pytest.raises(CorruptFileError, match="not a model"):
+        trainer.train(tmp_path / "none", 4, steps=1, decay=1, first=tmp_path / "on")
+
+
+@pytest.mark.usefixtures("small")
 def test_another_seed_does_not_continue_a_run(tmp_path: Path) -> None:
     trainer.train(tmp_path, 4, steps=5, decay=1, stop_after=1)
     with pytest.raises(EdgeSpecError, match="seed = 4, not 5"):
@@ -352,7 +386,11 @@ def test_conversations_are_written_as_training_reads_them(
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     assert len(lines) == 20
     for i, line in enumerate(lines):
+        talk = conversation(f"text 0 {i}")
+        if i % DIRECTED == 0:
+            prompt, talk = directed(f"text 0 {i}")
+            assert line["messages"].pop(0) == {"role": "system", "content": prompt.text}
         said = [turn["content"] for turn in line["messages"]]
-        assert said == [t for e in conversation(f"text 0 {i}") for t in (e.user, e.reply)]
+        assert said == [t for e in talk for t in (e.user, e.reply)]
         assert [turn["role"] for turn in line["messages"]] == ["user", "assistant"] * (len(said) // 2)
     assert text.messages("text 0 0") != text.messages("text 0 0", HELD_OUT)

@@ -9,13 +9,16 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgespec.demo_model.recipe.dialogue import conversation
+from edgespec.demo_model.recipe.draw import Exchange
+from edgespec.demo_model.recipe.system import DIRECTED, directed
 from edgespec.demo_model.recipe.tokenizer import PAD_ID, encode
 
 TOKENS = 4096  # per step, about
-SHORT, LONG = 192, 768  # row lengths; every LONG_EVERY-th step has long conversations
-LONG_EVERY = 12
+SHORT, LONG = 192, 512  # row lengths; every LONG_EVERY-th step has conversations of many turns
+LONG_EVERY = 5
 MISSES = 40  # a batch is full when so many conversations found no place; generating is cheap
-USER_WEIGHT = 0.1  # of the loss on what the user writes; the assistant's tokens count 1
+USER_WEIGHT = 0.1  # of the loss on what the user writes; the assistant's tokens count 1,
+BEGINNING, BEGINNING_WEIGHT = 3, 4.0  # but the first of a reply, which decide what it is about, more
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def batch(tokenizer: Tokenizer, seed: int, step: int) -> Batch:
     misses = index = 0
     while misses < MISSES:  # first fit
         turns = 4 + (step + index) % 24 if long and misses < MISSES // 2 else None
-        ids, written = encode(tokenizer, conversation(f"{seed} {step} {index}", turns=turns))
+        ids, written = encode(tokenizer, *talk(f"{seed} {step} {index}", index, turns))
         ids, written = ids[: length + 1], written[: length + 1]
         index += 1
         row = next((r for r, space in enumerate(room) if space >= len(ids) - 1), None)
@@ -55,6 +58,14 @@ def batch(tokenizer: Tokenizer, seed: int, step: int) -> Batch:
             rows[row].append((ids, written))
             room[row] -= len(ids) - 1
     return _pack(rows, length)
+
+
+def talk(seed: str, index: int, turns: int | None = None) -> tuple[list[Exchange], str | None]:
+    """The conversation numbered `index`, and its system prompt."""
+    if index % DIRECTED:
+        return conversation(seed, turns=turns), None
+    prompt, exchanges = directed(seed, turns=turns)
+    return exchanges, prompt.text
 
 
 def _pack(rows: list[list[tuple[list[int], list[bool]]]], length: int) -> Batch:
@@ -68,8 +79,16 @@ def _pack(rows: list[list[tuple[list[int], list[bool]]]], length: int) -> Batch:
             n = len(ids) - 1
             inputs[r, at : at + n] = torch.tensor(ids[:-1])
             targets[r, at : at + n] = torch.tensor(ids[1:])
-            weights[r, at : at + n] = torch.tensor([1.0 if w else USER_WEIGHT for w in written[1:]])
+            weights[r, at : at + n] = torch.tensor(_weights(written)[1:])
             positions[r, at : at + n] = torch.arange(n)
             documents[r, at : at + n] = k
             at += n
     return Batch(inputs, targets, weights, positions, documents)
+
+
+def _weights(written: list[bool]) -> list[float]:
+    out, run = [], 0
+    for by_assistant in written:
+        run = run + 1 if by_assistant else 0
+        out.append(USER_WEIGHT if not run else BEGINNING_WEIGHT if run <= BEGINNING else 1.0)
+    return out

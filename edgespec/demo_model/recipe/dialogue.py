@@ -19,16 +19,16 @@ Part = Callable[[Draw], list[Exchange]]
 
 # Weights follow how hard a part is to learn: arithmetic needs the most examples.
 PARTS: tuple[tuple[Part, int], ...] = (
-    (calculation, 26),
-    (number_question, 10),
-    (conversion, 9),
-    (date_question, 8),
-    (word_list, 12),
-    (number_list, 7),
-    (fact, 13),
-    (product_question, 11),
-    (smalltalk, 8),
-    (unknown, 11),
+    (calculation, 30),
+    (number_question, 17),
+    (conversion, 11),
+    (date_question, 10),
+    (word_list, 26),
+    (number_list, 12),
+    (fact, 24),
+    (product_question, 64),  # 86 topics, asked in every way
+    (smalltalk, 20),
+    (unknown, 50),
     (story, 4),
 )
 _DECK = tuple(part for part, weight in PARTS for _ in range(weight))

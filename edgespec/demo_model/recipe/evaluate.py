@@ -1,9 +1,7 @@
 """How well the demo model answers held-out questions: `python -m edgespec.demo_model.recipe.evaluate [DIR]`.
 
-A reply counts when every token of it, `<|end|>` included, is the model's most probable next token after the
-question and the conversation before it (as it should have gone). That is what greedy decoding would have
-produced, so the figure is exact match, found with one pass over many conversations. Stories have no one right
-text: they are generated and checked for what was asked.
+A reply counts when it is right to the letter (`grading`). Stories have no one right text: they are generated
+and checked for what was asked. So are answers to `product_questions`, and what obeys a system prompt.
 """
 
 from __future__ import annotations
@@ -12,26 +10,19 @@ import argparse
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
+from edgespec.demo_model.recipe import abilities
 from edgespec.demo_model.recipe.dialogue import conversation
 from edgespec.demo_model.recipe.draw import HELD_OUT, Draw, Exchange, Split
+from edgespec.demo_model.recipe.grading import graded, reply
+from edgespec.demo_model.recipe.product_questions import QUESTIONS
 from edgespec.demo_model.recipe.stories import story
-from edgespec.demo_model.recipe.tokenizer import (
-    ASSISTANT,
-    ASSISTANT_ID,
-    BOS,
-    END,
-    END_ID,
-    PAD_ID,
-    USER,
-    encode,
-)
 from edgespec.errors import EdgeSpecError
 from edgespec.training import llama
 
@@ -41,7 +32,6 @@ SPLITS = {
     "phrasings": Split(unseen_phrasings=True),
     "both": HELD_OUT,
 }
-BATCH = 32  # conversations a pass
 
 
 @dataclass
@@ -64,59 +54,20 @@ class Miss:
     chosen: str
 
 
-@torch.no_grad()
 def grade(
     model: llama.Llama, tokenizer: Tokenizer, conversations: Sequence[list[Exchange]]
 ) -> tuple[dict[str, Score], list[Miss]]:
     """Exact match of each exchange whose reply is the only right one, by category."""
     scores: dict[str, Score] = defaultdict(Score)
     misses: list[Miss] = []
-    encoded = sorted(((encode(tokenizer, c)[0], c) for c in conversations), key=lambda pair: len(pair[0]))
-    for at in range(0, len(encoded), BATCH):
-        group = encoded[at : at + BATCH]
-        tokens = torch.full(
-            (len(group), len(group[-1][0])), PAD_ID
-        )  # padding comes last: causal rows never see it
-        for row, (ids, _) in enumerate(group):
-            tokens[row, : len(ids)] = torch.tensor(ids)
-        best = model(tokens).argmax(-1)
-        for row, (ids, exchanges) in enumerate(group):
-            starts = [i for i, t in enumerate(ids) if t == ASSISTANT_ID]
-            for start, exchange in zip(starts, exchanges, strict=True):
-                if not exchange.exact:
-                    continue
-                stop = ids.index(END_ID, start)
-                score = scores[exchange.category]
-                score.total += 1
-                score.questions.add(exchange.user)
-                wrong = (best[row, start:stop] != tokens[row, start + 1 : stop + 1]).nonzero()
-                if len(wrong) == 0:
-                    score.right += 1
-                else:
-                    p = int(wrong[0])
-                    chosen = tokenizer.decode([int(best[row, start + p])], skip_special_tokens=False)
-                    misses.append(Miss(exchange.category, exchange.user, exchange.reply, p, chosen))
+    for g in graded(model, tokenizer, conversations):
+        e, score = g.exchange, scores[g.exchange.category]
+        score.total += 1
+        score.questions.add(e.user)
+        score.right += g.wrong is None
+        if g.wrong is not None:
+            misses.append(Miss(e.category, e.user, e.reply, g.wrong, g.chosen))
     return dict(scores), misses
-
-
-@torch.no_grad()
-def reply(
-    model: llama.Llama, tokenizer: Tokenizer, turns: Iterable[tuple[str, str | None]], limit: int = 256
-) -> str:
-    """The greedy reply to the last of `turns` (question, reply), whose reply is None.
-
-    Plain and slow, without a KV cache: the trainer's own check. Use `edgespec chat` to talk to the model.
-    """
-    text = BOS
-    for question, answer in turns:
-        text += USER + question + END + ASSISTANT + ("" if answer is None else answer + END)
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-    begin = len(ids)
-    while len(ids) - begin < limit:
-        ids.append(int(model.lm_head(model.hidden(torch.tensor([ids]))[:, -1]).argmax()))
-        if ids[-1] == END_ID:
-            return tokenizer.decode(ids[begin:-1])
-    return tokenizer.decode(ids[begin:]) + " ..."
 
 
 def grade_stories(model: llama.Llama, tokenizer: Tokenizer, count: int) -> Score:
@@ -152,6 +103,27 @@ def table(results: dict[str, dict[str, Score]]) -> str:
     return "\n".join(lines)
 
 
+def describe_abilities(model: llama.Llama, tokenizer: Tokenizer, misses: int) -> str:
+    """The product's questions, system prompts and right answers by turn, as Markdown."""
+    wrong = abilities.product(model, tokenizer)
+    for question, said in wrong[: 10 * misses]:
+        print(json.dumps({"question": question, "answer": said}), file=sys.stderr)
+    right = len(QUESTIONS) - len(wrong)
+    turns = abilities.by_turn(model, tokenizer)
+    lines = [
+        f"\nnew user's questions about EdgeSpec: {100 * right / len(QUESTIONS):.1f} % of {len(QUESTIONS)}\n",
+        "| turn | " + " | ".join(str(t) for t in range(1, len(turns) + 1)) + " |",
+        "|---" * (len(turns) + 1) + "|",
+        "| right | " + " | ".join(f"{100 * share:.1f} %" for share in turns) + " |",
+        "\n| system prompt | obeyed | right to the letter |\n|---|---|---|",
+    ]
+    kinds = abilities.system_prompts(model, tokenizer)
+    total = tuple(sum(score[k] for score in kinds.values()) for k in range(3))
+    for kind, (obeyed, exact, count) in [*sorted(kinds.items()), ("all", total)]:
+        lines.append(f"| {kind} | {100 * obeyed / count:.1f} % of {count} | {100 * exact / count:.1f} % |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     default = Path(__file__).parents[2] / "demo_model"
     parser = argparse.ArgumentParser(
@@ -182,6 +154,7 @@ def main() -> None:
             if shown[miss.category] <= options.misses:
                 print(json.dumps({"split": split, **vars(miss)}), file=sys.stderr)
     print(table(results))
+    print(describe_abilities(model, tokenizer, options.misses))
 
 
 if __name__ == "__main__":

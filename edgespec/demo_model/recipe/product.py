@@ -1,154 +1,136 @@
-"""Questions about EdgeSpec: its commands, its flags and its terms."""
+"""Questions about EdgeSpec: its commands, its flags and its terms, as a new user types them."""
 
 # ruff: noqa: E501 (tables of phrasings)
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
+from edgespec.demo_model.recipe import product_chat, product_concepts, product_flags, product_options
 from edgespec.demo_model.recipe.draw import Draw, Exchange
+from edgespec.demo_model.recipe.frames import GOAL, NAME, spelled
+from edgespec.demo_model.recipe.product_questions import QUESTIONS, is_held_out_question
+from edgespec.demo_model.recipe.product_topics import Topic
 
-# Command: (reply, ways to say what one wants to do). The first of each row is the command's name.
-COMMANDS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "chat": ("Run edgespec chat MODEL. Without a model it starts this demo.", ("chat with a model", "talk to a model", "start a chat", "have a conversation", "start the demo", "chat"), ("talk with a model", "start a conversation")),
-    "generate": ('Run edgespec generate MODEL -p "your prompt".', ("generate text", "complete a prompt", "run a prompt", "generate an answer", "run one prompt", "generate"), ("generate a text", "complete one prompt")),
-    "pack": ("Run edgespec pack MODEL -o DIR --precision int8. It writes a copy laid out for streaming.", ("pack a model", "make a model smaller", "convert a model", "quantise a model", "write an int8 copy", "pack", "change the precision"), ("convert a model to int8", "change the precision of a model")),
-    "tune": ("Run edgespec tune MODEL --memory 4GB,8GB. It predicts, measures and recommends settings.", ("tune a model", "find the best settings", "choose good settings", "find the right memory", "predict the speed", "tune"), ("find good settings", "predict the speed of a model")),
-    "train": ("Run edgespec train cascade MODEL --data TEXT --out DIR.", ("train a drafter", "train a cascade", "train adapters", "make my own drafter", "train the cascade for my model", "train"), ("train my own drafter", "train a cascade for a model")),
-    "serve": ("Run edgespec serve MODEL. It is an OpenAI-compatible server.", ("serve a model", "start a server", "run a server", "offer a model over HTTP", "start the HTTP server", "serve", "use the OpenAI interface"), ("serve a model over HTTP", "start the server")),
-    "bench": ("Run edgespec bench MODEL --memory 8GB --json.", ("measure the speed", "benchmark a model", "run a benchmark", "see how fast it is", "measure tokens per second", "bench"), ("measure the speed of a model", "start a benchmark")),
-}  # fmt: skip
-_HOW = (
-    "How do I {a}?",
-    "How can I {a}?",
-    "Which command do I need to {a}?",
-    "I want to {a} with EdgeSpec.",
-    "What is the command to {a}?",
-    "How do I {a} with EdgeSpec?",
-    "What do I type to {a}?",
-    "How does one {a} with EdgeSpec?",
-    "Show me how to {a}.",
-)
-_HOW_UNSEEN = (
-    "How can I {a} with EdgeSpec?",
-    "Which command is there to {a}?",
-    "Show me the command to {a}.",
-    "What do I run to {a}?",
-)
-_COMMAND = (
-    "What does edgespec {c} do?",
-    "What is the command edgespec {c}?",
-    "How do I use edgespec {c}?",
-    "Explain edgespec {c}.",
-    "What is edgespec {c}?",
-    "What does the command {c} do?",
-    "How does edgespec {c} work?",
-)
-_COMMAND_UNSEEN = (
-    "What does the {c} command do?",
-    "Explain the command edgespec {c}.",
-    "Tell me about edgespec {c}.",
-    "How do I use the command {c}?",
-)
+ALL = (*product_chat.TOPICS, *product_flags.TOPICS, *product_options.TOPICS, *product_concepts.TOPICS)
+TOPICS = {topic.name: topic for topic in ALL}
 
-# Term: (reply, the names it goes by).
-TERMS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("EdgeSpec runs language models that are larger than the memory they may use. It streams their layers from flash.", ("EdgeSpec", "this program", "the EdgeSpec runtime")),
-    ("The memory dial is the flag --memory, for example --memory 8GB. EdgeSpec never uses more than that.", ("the memory dial", "the dial", "the flag --memory", "--memory")),
-    ("A token tree holds drafted tokens with several branches. The target checks all of them in one pass.", ("a token tree", "the token tree", "a draft tree")),
-    ("A drafter proposes tokens quickly. The target then checks them.", ("a drafter", "the drafter", "a draft model")),
-    ("The target is the large model whose output you get.", ("the target", "a target", "the target model")),
-    ("The cascade drafts inside the target: early layers draft, more layers check, and the last layers decide.", ("the cascade", "a cascade", "CATS")),
-    ("Speculative decoding drafts several tokens and lets the target check them together.", ("speculative decoding", "speculation")),
-    ("Streaming means that layers are read from flash while the model runs.", ("streaming", "layer streaming", "a streamed model")),
-    ("The ring is a bounded buffer in memory through which the streamed layers pass.", ("the ring", "the ring buffer", "a ring")),
-    ("Pinned layers stay in memory and are not read again.", ("pinned layers", "a pinned layer", "pinning")),
-    ("The bonus token is the token that the target adds after the accepted drafts.", ("the bonus token", "a bonus token")),
-    ("The acceptance says which drafted tokens are kept: greedy, sample, ratio or typical.", ("acceptance", "the acceptance", "--acceptance")),
-    ("The schedule says when drafting happens: serial, ssd or mirror.", ("the schedule", "a schedule", "--schedule")),
-    ("The placement says where the weights are: resident, streamed or remote.", ("the placement", "placement")),
-    ("The ledger gives every byte of memory an owner.", ("the ledger", "the memory ledger")),
-    ("A chunk is a piece of a layer that is read from flash at once.", ("a chunk", "chunks", "the chunk store")),
-    ("Tokens per cycle is the number of tokens that one pass of the target gives.", ("tokens per cycle", "the number of tokens per cycle")),
-    ("Bytes per token is how much is read from flash for each token.", ("bytes per token", "the number of bytes per token")),
-    ("The n-gram drafter proposes words that followed the same words before.", ("the ngram drafter", "ngram", "the n-gram drafter")),
-    ("The seed makes sampling repeatable. Set it with --seed.", ("the seed", "--seed", "the flag --seed")),
-    ("The temperature sets how random the sampling is. Set it with --temperature.", ("the temperature", "--temperature", "the flag --temperature")),
-    ("The context is the number of tokens that the model can remember. Set it with --context.", ("the context", "--context", "the flag --context")),
-    ("The precision is source, bf16, int8 or int4. Set it with --precision.", ("the precision", "--precision", "the flag --precision")),
-)  # fmt: skip
-_TERM = (
-    "What is {t}?",
-    "Explain {t}.",
-    "What does {t} mean?",
-    "Tell me about {t}.",
-    "What is meant by {t}?",
-    "What does {t} do?",
-    "Describe {t}.",
-    "Can you explain {t}?",
-    "How does {t} work?",
-)
-_TERM_UNSEEN = (
-    "Please explain {t} to me.",
-    "What do you know about {t}?",
-    "What is the meaning of {t}?",
-    "I want to know what {t} is.",
-)
+DIAL_REPLY = "Add --memory {n}GB to the command."
 
-# (reply, seen phrasings, unseen phrasings)
-QUESTIONS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("Yes. The output is exactly the target's output.", ("Is the output the same?", "Is the output exact?", "Does speculation change the output?", "Is EdgeSpec lossless?", "Does EdgeSpec change the output?", "Is the text the same as without drafts?"), ("Is the output of EdgeSpec exact?", "Does drafting change the output?", "Is the output the same with EdgeSpec?")),
-    ("Press Ctrl-C. It stops the reply and keeps the chat.", ("How do I stop a reply?", "How can I stop you?", "How do I stop the answer?", "How do I interrupt a reply?", "Can I stop a reply?"), ("How do I stop the reply?", "How can I interrupt you?", "How can I stop an answer?")),
-    ("Yes. EdgeSpec works offline.", ("Does EdgeSpec work offline?", "Do I need the internet?", "Can I use EdgeSpec offline?", "Does it work without the internet?", "Is EdgeSpec offline?"), ("Does EdgeSpec need the internet?", "Can EdgeSpec work without the internet?", "Can it work offline?")),
-    ("EdgeSpec reads Hugging Face directories, GGUF files and packed directories.", ("Which models can I use?", "Which files can EdgeSpec read?", "Can EdgeSpec read GGUF?", "What models does EdgeSpec run?", "Which formats are supported?", "Can I use a GGUF file?"), ("Which formats can EdgeSpec read?", "Which models does EdgeSpec run?", "Does EdgeSpec read GGUF files?")),
-    ("EdgeSpec has chat, generate, pack, tune, train, serve and bench.", ("Which commands does EdgeSpec have?", "What commands are there?", "List the commands of EdgeSpec.", "Name the commands.", "What are the commands of EdgeSpec?", "Which commands are there?"), ("Name the commands of EdgeSpec.", "What commands does EdgeSpec have?", "List all commands.")),
-    ("EdgeSpec has the MIT licence.", ("Which licence does EdgeSpec have?", "What is the licence of EdgeSpec?", "Is EdgeSpec free?", "Under which licence is EdgeSpec?", "Can I use EdgeSpec for free?"), ("What licence does EdgeSpec have?", "Which licence is EdgeSpec under?")),
-    ("Use --drafter none.", ("How do I turn off the drafter?", "How do I run without a drafter?", "How can I disable drafting?", "How do I switch drafting off?"), ("How do I disable the drafter?", "How can I run without drafting?", "How do I turn off drafting?")),
-    ("Use --max-tokens, for example --max-tokens 100.", ("How do I limit the length?", "How do I get shorter replies?", "How can I limit the reply?", "How do I set the maximum length?", "How do I limit the number of tokens?"), ("How do I limit the length of a reply?", "How can I set the maximum length?", "How can I get shorter answers?")),
-    ("Use --json.", ("How do I get JSON?", "How do I get JSON output?", "Can I have the result as JSON?", "How do I print JSON?"), ("How can I get JSON output?", "Can I get JSON?")),
-)  # fmt: skip
 _DIAL = (
-    "How do I use only {n} GB?",
-    "How do I run with {n} GB?",
-    "I have {n} GB of memory. What do I do?",
-    "How do I set the memory to {n} GB?",
-    "How can I limit the memory to {n} GB?",
-    "Use {n} GB of memory.",
-    "I want to use {n} GB.",
-    "How do I run a model in {n} GB?",
-    "My machine has {n} GB.",
-)
-_DIAL_UNSEEN = (
-    "How do I limit the memory to {n} GB?",
-    "How can I use only {n} GB?",
-    "How do I run in {n} GB of memory?",
-    "I have only {n} GB.",
-)
+    "how do I [use|give it|run with|run in|get by with] only {n} {gb}?", "I have [only|] {n} {gb} [of memory|of RAM|RAM|], what do I [do|enter|run|use]?",
+    "[set|limit|restrict|cap|bound|reduce] [the memory|memory|the RAM|RAM|it|the limit|memory use] to {n} {gb} [please|]",
+    "how [do|can|could] I [set|limit|restrict|cap|reduce] [the memory|memory|RAM|it|the memory limit|the dial] to {n} {gb}?",
+    "[use|take|it may use|it may take|let it use|give it|allow] [only|at most|no more than|not more than|up to|] {n} {gb} [of memory|of RAM|]",
+    "I want [to use|it to use|it to take|EdgeSpec to use] [only|at most|] {n} {gb}", "my [machine|computer|PC|notebook|box] has [just|only|] {n} {gb} [of memory|of RAM|]",
+    "how do I run [a model|it|EdgeSpec|a large model] in {n} {gb}?", "[keep|hold|stay] [it|the memory|memory use|] [under|below|within] {n} {gb}",
+    "how do I [keep|hold] [the memory|memory use|EdgeSpec|the process] [below|under|within] {n} {gb}?", "[memory|a limit of|memory limit] {n} {gb}, how?",
+    "which flag for {n} {gb}?", "can I [limit|set|hold|keep] it [to|at] {n} {gb}?", "{n} {gb} of memory", "it must not use more than {n} {gb}",
+    "can it run with {n} {gb}?", "[how do I|can I] [make|let] it [use|take] [less than|at most|only] {n} {gb} of [memory|RAM]?", "I do not want it to [use|take] more than {n} {gb}", "there are only {n} {gb} of RAM in [my laptop|here|this machine]",
+)  # fmt: skip
+# Follow-ups that only the topic before makes clear: topic, question, topic of the reply.
+_FOLLOW = (
+    ("/save", "[and|] how do I [get|open|load|read] it [back|again|later]?", "/load"),
+    ("/save", "[and|] which command [loads|opens|reads] it [again|]?", "/load"),
+    ("/load", "[and|] how do I [make|write] such a file?", "/save"),
+    ("/set", "[and|] how do I [reset it|reset that|set it back|undo that]?", "/set default"),
+    ("/system", "[and|] how do I [remove|delete|unset] it [again|]?", "/system"),
+    ("/system", "[and|] can it come from a file?", "--system-file"),
+    ("/stats", "[and|] how do I [hide|switch off|turn off] [them|the line|that]?", "/stats off"),
+    ("pack", "[and|] how do I [check|verify|test] it?", "pack --verify"),
+    ("train", "[and|] how do I use [them|these|the adapters] [then|]?", "--adapters"),
+    ("/clear", "[and|] how do I [take back|remove|undo] only the last [message|question]?", "/undo"),
+    ("/undo", "[and|] how do I [forget|clear|delete] [everything|all of it|the rest]?", "/clear"),
+    ("/exit", "[and|] how do I [go on|continue|come back|resume] [later|tomorrow|after that]?", "--continue"),
+    ("memory", "[and|] [while it runs|in the chat|during a chat]?", "memory while chatting"),
+    ("memory", "[and|] [without it|if I leave it out|what is the default]?", "default memory"),
+    ("drafts", "[and|] [do they|does that] change the [output|text|answer]?", "exact"),
+    ("drafts", "[and|] who makes them?", "drafter"),
+    ("exact", "[and|] [how|why] is that [so|possible]?", "how exact"),
+    ("--temperature", "[and|] how do I change it in the chat?", "/set"),
+    ("EdgeSpec", "[and|] which models can I use?", "models"),
+    ("EdgeSpec", "[and|] how do I [install|get] it?", "install"),
+)  # fmt: skip
+
+
+def _wording(d: Draw, topic: Topic) -> str:
+    kinds: Sequence[Sequence[str]] = (topic.names, topic.goals, topic.goals, topic.asks, topic.asks)
+    table = d.pick([kind for kind in kinds if kind])
+    if table is topic.names:
+        text = spelled(d, d.pick(NAME)).replace("{x}", spelled(d, d.pick(table)))
+    elif table is topic.goals:
+        text = spelled(d, d.pick(GOAL)).replace("{g}", spelled(d, d.pick(table)))
+    else:
+        text = spelled(d, d.pick(table))
+    return text
+
+
+def typed(d: Draw, text: str) -> str:
+    """With a capital or without, with its mark or without; one in sixteen has a slip of the finger."""
+    if d.chance(0.6):
+        text = text[:1].upper() + text[1:]
+    if text[-1] not in "?.!" and d.chance(0.3):
+        text += d.pick(".!?")
+    if d.chance(0.3):
+        text = d.question(text)
+    elif d.chance(0.5):
+        text = text.lower().rstrip("?.!") if d.chance(0.5) else text.lower()
+    if not d.chance(0.06):
+        return text
+    words = [w for w in re.findall(r"(?<![\w/-])[a-z]{4,}(?![\w-])", text) if w != "edgespec"]
+    return text if not words else text.replace(word := d.pick(words), _slip(d, word), 1)
+
+
+def _slip(d: Draw, word: str) -> str:
+    """One letter lost, doubled, or exchanged with the next."""
+    i = d.number(0, len(word) - 2)
+    kind = d.number(0, 2)
+    if kind == 0:
+        return word[:i] + word[i + 1 :]
+    return word[:i] + (word[i] * 2 + word[i + 1 :] if kind == 1 else word[i + 1] + word[i] + word[i + 2 :])
+
+
+def _dial(d: Draw) -> Exchange:
+    n = d.arguments(lambda: d.number(1, 64), "dial")
+    text = ""
+    while not text or is_held_out_question(text):
+        text = (
+            spelled(d, d.pick(_DIAL))
+            .replace("{n}", str(n))
+            .replace(" {gb}", d.pick((" GB", "GB", " gigabytes", " GB")))
+        )
+    return Exchange(typed(d, text), DIAL_REPLY.format(n=n), "EdgeSpec")
+
+
+def _asked(d: Draw, topic: Topic) -> Exchange:
+    text = _wording(d, topic)
+    while is_held_out_question(text):
+        text = _wording(d, topic)
+    return Exchange(typed(d, text), topic.reply, "EdgeSpec")
+
+
+def answer(topic: str) -> str:
+    """The reply to whatever asks for this topic; `memory of 6 GB` is one for every number."""
+    if topic in TOPICS:
+        return TOPICS[topic].reply
+    number = re.fullmatch(r"memory of (\d+) GB", topic)
+    if number is None:
+        raise KeyError(topic)
+    return DIAL_REPLY.format(n=number[1])
 
 
 def product_question(d: Draw) -> list[Exchange]:
-    """One question about EdgeSpec. Held-out argument: a topic with one of its phrasings, or the dial's number."""
-    kind = d.pick(("action", "action", "command", "term", "term", "term", "question", "dial"))
-    if kind == "action":
-
-        def sample() -> tuple[str, str, str]:
-            reply, seen, unseen = d.pick(tuple(COMMANDS.values()))
-            action = d.phrase(seen, seen + unseen)
-            return d.phrase(_HOW, _HOW_UNSEEN).format(a=action), reply, action
-
-        text, reply, _ = d.arguments(sample, "action")
-    elif kind == "command":
-        command = d.pick(tuple(COMMANDS))
-        text, reply = d.phrase(_COMMAND, _COMMAND_UNSEEN).format(c=command), COMMANDS[command][0]
-    elif kind == "term":
-
-        def sample_term() -> tuple[str, str]:
-            reply, names = d.pick(TERMS)
-            return d.phrase(_TERM, _TERM_UNSEEN).format(t=d.pick(names)), reply
-
-        text, reply = d.arguments(sample_term, "term")
-    elif kind == "question":
-        reply, seen, unseen = d.pick(QUESTIONS)
-        text = d.phrase(seen, unseen)
-    else:
-        n = d.arguments(lambda: d.number(1, 64), "dial")
-        text, reply = d.phrase(_DIAL, _DIAL_UNSEEN).format(n=n), f"Add --memory {n}GB to the command."
-    return [Exchange(d.question(text), reply, "EdgeSpec")]
+    """A question about EdgeSpec, and sometimes what follows from it; held out: `product_questions`."""
+    if d.split.unseen_phrasings:
+        text, asked = d.pick(QUESTIONS)
+        return [Exchange(text, answer(asked.topic), "EdgeSpec")]
+    if d.chance(0.05):
+        return [_dial(d)]
+    if d.chance(0.1):
+        before, text, after = d.pick(_FOLLOW)
+        return [
+            _asked(d, TOPICS[before]),
+            Exchange(typed(d, spelled(d, text)), TOPICS[after].reply, "EdgeSpec"),
+        ]
+    return [_asked(d, d.pick(ALL))]

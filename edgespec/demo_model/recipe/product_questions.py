@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_NAMED = re.compile(r"(?<![\w/.-])(?:/|--)[a-z][a-z-]*")  # /undo, --memory
+NAMED = re.compile(r"(?<![\w/.-])(?:/|--)[a-z][a-z-]*")  # /undo, --memory
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Asked:
 
     def right(self, answer: str) -> bool:
         text = answer.lower()
-        allowed = set(_NAMED.findall(" ".join(self.needs) + " " + self.may))
-        return all(re.search(need, text) for need in self.needs) and set(_NAMED.findall(text)) <= allowed
+        allowed = set(NAMED.findall(" ".join(self.needs) + " " + self.may))
+        return all(re.search(need, text) for need in self.needs) and set(NAMED.findall(text)) <= allowed
 
 
 ASKED: tuple[Asked, ...] = (
@@ -37,7 +37,7 @@ ASKED: tuple[Asked, ...] = (
     Asked("memory of 12 GB", ("--memory 12gb",), ("I want EdgeSpec to stay under 12 GB.", "can i restrict it to 12 GB of memory?", "Set a limit of 12 GB.")),
     Asked("default memory", ("without --memory", "free"), ("What happens when I don't give --memory?", "How much memory does it take by default?", "what's the default memory limit?")),
     Asked("memory while chatting", ("--memory", "start"), ("Can I change the memory limit during a chat?", "how do I raise the memory limit while it is running?", "does /set memory work?"), "/exit"),
-    Asked("how much memory", ("memory", "more"), ("How much memory should I give it?", "how much RAM do I need?", "What is a good memory limit?"), "--memory"),
+    Asked("how much memory", ("memory", "more", "spare|less it reads"), ("How much memory should I give it?", "how much RAM do I need?", "What is a good memory limit?"), "--memory"),
     # Slash commands
     Asked("/help", ("/help", "command"), ("What does /help do?", "which slash commands exist?", "How do I see everything I can type in the chat?", "list of chat commands?", "where do i find the commands I can use here", "What is /help for?")),
     Asked("/stats", ("/stats", "last reply|figures"), ("What does /stats do?", "how do I see how fast the last answer was?", "Where are the numbers of the last reply?", "explain /stats", "what's /stats for?", "how can i see tokens per second in the chat?", "Which command shows the measurements of a reply?")),
@@ -59,7 +59,7 @@ ASKED: tuple[Asked, ...] = (
     Asked("editor", ("ctrl-g", "editor"), ("Can I write my message in an editor?", "what does Ctrl-G do?", "how do I open vim for a long prompt?")),
     # Commands
     Asked("chat", ("edgespec chat", "talk"), ("What is edgespec chat good for?", "what's the chat command for?", "how do I talk to a model from the command line?", "How do I begin a chat?", "explain the command edgespec chat")),
-    Asked("real model", ("edgespec chat model",), ("How do I use a real model instead of this demo?", "how can I chat with a bigger model?", "I want to run Llama, how?", "you are dumb, how do I get a better model?", "run my own model")),
+    Asked("real model", ("edgespec chat model", "hugging face|directory|gguf"), ("How do I use a real model instead of this demo?", "how can I chat with a bigger model?", "I want to run Llama, how?", "you are dumb, how do I get a better model?", "run my own model")),
     Asked("generate", ("edgespec generate", "text"), ("What is edgespec generate good for?", "what is the generate command for", "How do I let a model continue my text?", "how to complete text from the shell", "when would I use generate?")),
     Asked("pack", ("edgespec pack", "write|copy|smaller"), ("What is edgespec pack good for?", "what's the pack command for?", "How do I quantize a model?", "how can i make my model smaller", "convert a model to int8, how?", "when should I pack a model?"), "--precision"),
     Asked("pack --verify", ("--verify", "check"), ("How do I check that a packed model is intact?", "what does pack --verify do?", "is my packed model damaged?")),
@@ -90,7 +90,7 @@ ASKED: tuple[Asked, ...] = (
     Asked("--verbose", ("--verbose", "memory"), ("What does --verbose do?", "what is -v for?", "how do I see predicted and measured memory after each answer?")),
     Asked("--show-drafts", ("--show-drafts", "draft"), ("What does --show-drafts do?", "how do I see which words were drafted?", "can the chat mark the drafted tokens?")),
     Asked("--json", ("--json",), ("What does --json do?", "I need machine-readable output", "print the results as JSON, how?")),
-    Asked("one message", (r"edgespec chat model -p",), ("How do I ask just one question from the shell?", "what does chat -p do?", "can I get one answer without an interactive chat?")),
+    Asked("one message", (r"edgespec chat model -p", "one message|leaves"), ("How do I ask just one question from the shell?", "what does chat -p do?", "can I get one answer without an interactive chat?")),
     Asked("pipe", (r"\| edgespec chat",), ("How do I let it summarise a file?", "can I pipe a file into it?", "how do i ask about the contents of a text file")),
     Asked("history", ("--no-history",), ("Does it remember what I type?", "what does --no-history do?", "how do I turn off the input history?")),
     Asked("environment", ("edgespec_memory", "edgespec.toml"), ("Can I put the options in a config file?", "which environment variables are there?", "how do I make --memory 8GB permanent?")),
@@ -106,21 +106,21 @@ ASKED: tuple[Asked, ...] = (
     Asked("exact", ("^yes", "exact"), ("Is the output really the same as the model's?", "do drafts change the answer?", "is it lossless?", "do I lose quality?", "are the replies exactly those of the full model?")),
     Asked("how exact", ("check", "throw"), ("How can drafting be exact?", "how does it stay lossless?", "why do drafts not change the text?", "what guarantees that the output is exact?")),
     Asked("slow", ("memory", "int8", "draft"), ("Why is it so slow?", "How do I make it faster?", "what can I do about the speed?", "it takes forever to answer", "speed up my model"), "--memory"),
-    Asked("does not fit", ("stream",), ("What if the model does not fit in memory?", "my model is bigger than my RAM", "can I run a 70B model on 8 GB?", "out of memory, what now?", "the model is too large for my computer"), "--memory"),
+    Asked("does not fit", ("stream", "not fit|larger than the memory"), ("What if the model does not fit in memory?", "my model is bigger than my RAM", "can I run a 70B model on 8 GB?", "out of memory, what now?", "the model is too large for my computer"), "--memory"),
     Asked("streaming", ("layers", "read", "flash"), ("What is streaming?", "what happens when layers are streamed?", "why does it read from the disk all the time?")),
-    Asked("disk wear", ("reads",), ("Does it wear out my SSD?", "will streaming damage my disk?")),
+    Asked("disk wear", ("reads", "wear"), ("Does it wear out my SSD?", "will streaming damage my disk?")),
     Asked("pinned", ("pinned", "stay in memory"), ("What are pinned layers?", "what does pinned mean?")),
     Asked("ring", ("buffer",), ("What is this ring?", "why is there a ring buffer?")),
-    Asked("target", ("model", "output|checks"), ("which model is the target?", "who is the target?")),
+    Asked("target", ("target is|large model", "output|checks"), ("which model is the target?", "who is the target?")),
     Asked("cascade", ("layers draft",), ("What's the idea of the cascade?", "how does the cascade draft?", "explain cascade")),
-    Asked("speculative decoding", ("draft", "check"), ("how does speculative decoding help?", "what is speculation good for?", "explain speculative decoding to me")),
+    Asked("speculative decoding", ("draft|guess", "check", "together|at once|one pass"), ("how does speculative decoding help?", "what is speculation good for?", "explain speculative decoding to me")),
     Asked("ngram", ("same words",), ("What's an n-gram drafter?", "how do n-grams draft?")),
-    Asked("tok/cycle", ("one pass",), ("What does tok/cycle mean?", "what are tokens per cycle?", "explain tok/cycle in the stats line")),
+    Asked("tok/cycle", ("tok", "one pass", "yields|gives"), ("What does tok/cycle mean?", "what are tokens per cycle?", "explain tok/cycle in the stats line")),
     Asked("peak", ("peak", "most memory"), ("What does peak mean in the stats?", "what is peak memory?")),
     Asked("private", ("your machine",), ("Do you send my messages anywhere?", "is my data private?", "does anything go to the cloud?")),
     Asked("licence", ("mit",), ("Which license does it have?", "is edgespec open source?", "may I use it for free?")),
     Asked("install", ("install.sh",), ("How do I install EdgeSpec?", "what do I need to run to set it up?")),
-    Asked("demo", ("demo model",), ("Why are your answers so bad?", "are you ChatGPT?", "how good are you?")),
+    Asked("demo", ("demo model", "wrong|larger|real"), ("Why are your answers so bad?", "are you ChatGPT?", "how good are you?")),
 )  # fmt: skip
 QUESTIONS: tuple[tuple[str, Asked], ...] = tuple((text, asked) for asked in ASKED for text in asked.questions)
 

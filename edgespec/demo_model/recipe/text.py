@@ -14,13 +14,19 @@ from pathlib import Path
 
 from edgespec.demo_model.recipe.dialogue import conversation
 from edgespec.demo_model.recipe.draw import HELD_OUT, TRAINING, Split
+from edgespec.demo_model.recipe.system import DIRECTED, directed
 from edgespec.devices.files import replacing
 
 
-def messages(seed: str, split: Split = TRAINING) -> list[dict[str, str]]:
-    """One conversation, with roles."""
+def messages(seed: str, split: Split = TRAINING, system: bool = False) -> list[dict[str, str]]:
+    """One conversation, with roles; `system`: with a system prompt."""
     out = []
-    for exchange in conversation(seed, split):
+    if system:
+        prompt, exchanges = directed(seed, split)
+        out.append({"role": "system", "content": prompt.text})
+    else:
+        exchanges = conversation(seed, split)
+    for exchange in exchanges:
         out.append({"role": "user", "content": exchange.user})
         out.append({"role": "assistant", "content": exchange.reply})
     return out
@@ -36,7 +42,8 @@ def main() -> None:
     split = HELD_OUT if options.held_out else TRAINING
     with replacing(options.file) as partial, partial.open("w", encoding="utf-8") as out:
         for i in range(options.conversations):
-            out.write(json.dumps({"messages": messages(f"text {options.seed} {i}", split)}) + "\n")
+            line = {"messages": messages(f"text {options.seed} {i}", split, i % DIRECTED == 0)}
+            out.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

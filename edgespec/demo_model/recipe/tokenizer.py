@@ -17,10 +17,12 @@ BOS_ID, END_ID, USER_ID, ASSISTANT_ID, PAD_ID = range(len(SPECIAL))  # the train
 VOCABULARY = 1536
 SAMPLE = 20_000  # conversations that the merges are learned from
 
+# A system prompt is what stands before the first role.
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}<|assistant|>{{ message['content'] }}<|end|>"
-    "{% elif message['role'] == 'user' %}<|user|>{{ message['content'] }}<|end|>{% endif %}"
+    "{% elif message['role'] == 'user' %}<|user|>{{ message['content'] }}<|end|>"
+    "{% elif message['role'] == 'system' and message['content'] %}{{ message['content'] }}<|end|>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
@@ -77,10 +79,15 @@ def save(tokenizer: Tokenizer, directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def encode(tokenizer: Tokenizer, exchanges: Sequence[Exchange]) -> tuple[list[int], list[bool]]:
+def encode(
+    tokenizer: Tokenizer, exchanges: Sequence[Exchange], system: str | None = None
+) -> tuple[list[int], list[bool]]:
     """Token ids of a conversation as the template renders it, and which of them the assistant writes."""
     texts = [t for e in exchanges for t in (e.user, e.reply)]
-    ids, written = [BOS_ID], [False]
+    ids = [BOS_ID]
+    if system:
+        ids += [*tokenizer.encode(system, add_special_tokens=False).ids, END_ID]
+    written = [False] * len(ids)
     for i, piece in enumerate(tokenizer.encode_batch(texts, add_special_tokens=False)):
         ids += [ASSISTANT_ID if i % 2 else USER_ID, *piece.ids, END_ID]
         written += [False] + [bool(i % 2)] * (len(piece.ids) + 1)

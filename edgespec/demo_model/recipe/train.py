@@ -1,4 +1,4 @@
-"""Trains the demo model from scratch: `python -m edgespec.demo_model.recipe.train --out DIR`.
+"""Trains the demo model: `python -m edgespec.demo_model.recipe.train --out DIR [--from MODEL --rate 0.01]`.
 
 The schedule is warm-up, constant, linear decay, so the length need not be known when it starts: stop the run
 at any time and start it again with `--steps` a little above where it stopped. A run resumes from its last
@@ -64,19 +64,25 @@ def train(
     compiled: bool = False,
     stop_after: int | None = None,
     shape: Callable[[Tokenizer], llama.LlamaConfig] = model_config,
+    first: Path | None = None,
+    rate: float = RATE,
 ) -> llama.Llama:
     """Trains to `steps` (or to `stop_after`), checkpointing each `every` seconds; raises as `Trainer`.
 
-    `shape` is the model's, given its tokenizer.
+    `shape` is the model's, given its tokenizer. `first`: a model whose weights and tokenizer this run begins
+    with (raises CorruptFileError where it is none); the optimizer begins anew.
     """
     out.mkdir(parents=True, exist_ok=True)
     if (out / "tokenizer.json").exists():
         tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
     else:
-        tokenizer = demo_tokenizer.train(seed)
+        tokenizer = (
+            Tokenizer.from_file(str(first / "tokenizer.json")) if first else demo_tokenizer.train(seed)
+        )
         demo_tokenizer.save(tokenizer, out)
     torch.manual_seed(seed)
-    model = llama.Llama(shape(tokenizer)).to(torch.bfloat16)
+    begun = llama.load(first) if first else llama.Llama(shape(tokenizer))
+    model = begun.to(torch.bfloat16)
     loss_of = loss_function(model)
     if compiled:
         loss_of = torch.compile(loss_of, dynamic=False)
@@ -98,7 +104,7 @@ def train(
         model,
         Numbered(lambda step: [batch(tokenizer, seed, step)]),
         loss,
-        Settings(steps, RATE, WARMUP, decay / steps),
+        Settings(steps, rate, WARMUP, decay / steps),
         out,
         identity={"seed": seed},
         optimizer=Muon(dict(model.named_parameters())),
@@ -108,7 +114,9 @@ def train(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train EdgeSpec's demo model from scratch.")
+    parser = argparse.ArgumentParser(
+        description="Train EdgeSpec's demo model, from scratch or on from a model."
+    )
     parser.add_argument(
         "--out", type=Path, required=True, help="checkpoints, log, and the finished model in OUT/model"
     )
@@ -117,6 +125,12 @@ def main() -> None:
     parser.add_argument(
         "--decay", type=int, default=600, help="of these, the last in which the rate falls to zero"
     )
+    parser.add_argument(
+        "--rate", type=float, default=RATE, help="of learning; less where the weights are trained already"
+    )
+    parser.add_argument(
+        "--from", dest="first", type=Path, help="a model directory to begin with, instead of chance"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--compile", action="store_true", help="fuse operations with torch.compile (needs a C++ compiler)"
@@ -124,7 +138,15 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     try:
-        model = train(options.out, options.seed, options.steps, options.decay, compiled=options.compile)
+        model = train(
+            options.out,
+            options.seed,
+            options.steps,
+            options.decay,
+            compiled=options.compile,
+            first=options.first,
+            rate=options.rate,
+        )
     except EdgeSpecError as error:
         sys.exit(f"error: {error}")
     llama.save(model, options.out / "model")

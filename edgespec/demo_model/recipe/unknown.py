@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from edgespec.demo_model.recipe.draw import Draw, Exchange
+from edgespec.demo_model.recipe.frames import GOAL, NAME, spelled
 
 REPLY = "I do not know that. I am only a small demo model."
 
@@ -23,7 +24,9 @@ _TOPICS = tuple(
     "psychology|dreams|sleep|memory loss|love|happiness|war|peace|time travel|aliens|ghosts|magic tricks|gardening|knitting|"
     "carpentry|plumbing|hiking|camping|sailing|skiing|horse riding|boxing|judo|calculus|algebra|geometry|topology|statistics|"
     "prime numbers|fractions|set theory|logic|databases|compilers|operating systems|Java|JavaScript|Rust|Linux|Windows|HTML|"
-    "networks|encryption|search engines|smartphones|tablets|printers|keyboards|monitors|graphics cards|processors".split(
+    "networks|encryption|search engines|smartphones|tablets|printers|keyboards|monitors|graphics cards|processors|"
+    "firewalls|spreadsheets|fonts|web browsers|viruses|email|emojis|passwords|laptops|cables|routers|microphones|cameras|sensors|chess engines|"
+    "the human memory|music streaming|the target market|diamond rings|pin boards|phone chargers|language schools|model railways".split(
         "|"
     )
 )
@@ -33,7 +36,21 @@ _THINGS_DONE = tuple(
     "make friends|sleep better|run faster|draw a horse|play poker|sail a boat|fly a plane|catch a fish|plant a tree|sew a shirt|"
     "brew beer|make soap|install Windows|reset my phone|delete a file|center a div|sort a dictionary in Python|"
     "open a bank account|apply for a visa|renew my passport|write a letter|give a speech|solve a Rubik's cube|boil an egg|"
-    "remove a stain|iron a shirt|stop smoking|get a job|start a company|file my taxes|meditate|dance the tango|juggle".split(
+    "remove a stain|iron a shirt|stop smoking|get a job|start a company|file my taxes|meditate|dance the tango|juggle|"
+    "copy a file|rename a file|print a file|find a lost file|move a folder|zip a folder|delete a photo|delete my account|close a window|"
+    "open a PDF|read a map|save money|clear my throat|undo a knot|load a truck|install Python|download a film|remove a virus|"
+    "pack a suitcase|train a horse|exit a building|set the table|stop a leak|type faster|write a program|show a film|make a backup".split(
+        "|"
+    )
+)
+# What is done to things, in every pair: a command's word alone must not decide that EdgeSpec is meant.
+_VERBS = tuple(
+    "delete|find|copy|rename|print|open|close|move|save|load|read|hide|share|remove|repair|buy|sell|paint|clean|lose|draw|"
+    "stop|show|change|replace|clear|undo|send|record|scan|lock".split("|")
+)
+_OBJECTS = tuple(
+    "a file|a lost file|a folder|a document|a photo|a letter|a window|a door|a song|a video|a picture|a book|a map|a parcel|"
+    "a drawing|a table|a bicycle|an email|an account|my phone|my keys|my printer|my calendar|my camera|a ticket|a poster".split(
         "|"
     )
 )
@@ -152,6 +169,12 @@ def _topic(d: Draw) -> str:
     return d.arguments(lambda: d.pick(_TOPICS), "topic")
 
 
+def _done(d: Draw) -> str:
+    if d.chance(0.35):
+        return d.arguments(lambda: f"{d.pick(_VERBS)} {d.pick(_OBJECTS)}", "done")
+    return d.arguments(lambda: d.pick(_THINGS_DONE), "done")
+
+
 def unknown(d: Draw) -> list[Exchange]:
     """A question that the model cannot answer."""
     kind = d.pick(
@@ -164,10 +187,15 @@ def unknown(d: Draw) -> list[Exchange]:
         "about": (_ABOUT, _ABOUT_UNSEEN), "how": (_HOW, _HOW_UNSEEN), "who": (_WHO, _WHO_UNSEEN),
         "where": (_WHERE, _WHERE_UNSEEN), "write": (_WRITE, _WRITE_UNSEEN), "other": (_OTHER, _OTHER_UNSEEN),
     }[kind]  # fmt: skip
-    text = d.phrase(seen, unseen).format(
+    frame = d.phrase(seen, unseen)
+    if kind in ("about", "how") and not d.split.unseen_phrasings and d.chance(0.5):
+        # As EdgeSpec is asked about, so that it is the subject that decides.
+        frames = NAME if kind == "about" else GOAL
+        frame = spelled(d, d.pick(frames)).replace("{x}", "{t}").replace("{g}", "{h}")
+    text = frame.format(
         t=_topic(d),
         s=_topic(d),
-        h=d.arguments(lambda: d.pick(_THINGS_DONE), "done"),
+        h=_done(d),
         p=d.arguments(lambda: d.pick(_PEOPLE), "person"),
         l=d.arguments(lambda: d.pick(_PLACES), "place"),
         w=d.pick(_TASKS),
