@@ -1,6 +1,9 @@
 /* Threads that share out tasks. A task is claimed by whoever is free, so a core that is busy with something else does
-   less of them. Who waits looks for a few microseconds (the next matrix follows closely), then sleeps. */
+   less of them. Who waits looks for a while, since the next matrix follows closely, and offers its core to whoever else
+   wants it; then it sleeps. Waking up costs more than such a look: a 1b model at 4 bits, 156 matrices a token, went from
+   14.4 to 16.9 tokens/s with 300 instead of 30 microseconds. */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <time.h>
@@ -8,7 +11,7 @@
 #include "native.h"
 
 #define MOST 256 /* workers */
-#define LOOK_NS 30000
+#define LOOK_NS 300000
 
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
@@ -21,11 +24,14 @@ static Task *task;
 static void *argument;
 
 static inline void rest(void) {
+  for (int i = 0; i < 32; i++) {
 #if defined(__x86_64__)
-  __builtin_ia32_pause();
+    __builtin_ia32_pause();
 #elif defined(__aarch64__)
-  __asm__ volatile("yield");
+    __asm__ volatile("yield");
 #endif
+  }
+  sched_yield();
 }
 
 static int64_t now(void) {
@@ -41,8 +47,7 @@ static void share(int worker) {
 static void *work_for_ever(void *unused) {
   long seen = 0;
   for (;;) {
-    for (int64_t until = now() + LOOK_NS; atomic_load(&call) == seen && now() < until;)
-      for (int i = 0; i < 32; i++) rest();
+    for (int64_t until = now() + LOOK_NS; atomic_load(&call) == seen && now() < until;) rest();
     pthread_mutex_lock(&lock);
     while (atomic_load(&call) == seen) pthread_cond_wait(&work, &lock);
     seen = atomic_load(&call);
@@ -93,8 +98,7 @@ void run_tasks(Task *wanted, void *with, int64_t count, int threads) {
   pthread_cond_broadcast(&work);
   pthread_mutex_unlock(&lock);
   share(0);
-  for (int64_t until = now() + LOOK_NS; atomic_load(&busy) && now() < until;)
-    for (int i = 0; i < 32; i++) rest();
+  for (int64_t until = now() + LOOK_NS; atomic_load(&busy) && now() < until;) rest();
   pthread_mutex_lock(&lock);
   places = 0; /* who wakes only now finds nothing to do */
   while (atomic_load(&busy)) pthread_cond_wait(&done, &lock);
