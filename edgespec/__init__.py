@@ -84,10 +84,14 @@ _HOME = {
     "Session": "edgespec.session",
 }
 
-# torch's threads wait for one another after each of hundreds of operations a token. By default they wait at
-# full speed, for milliseconds, and keep a core from whoever has work: beside one busy program decoding falls
-# to a quarter. So they sleep. OpenMP hears it when torch is loaded, and only if nothing else was said.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# torch's threads wait for one another after each of hundreds of operations a token. libgomp has them look for
+# work 300,000 times, for milliseconds, and keep a core from whoever has work; asleep at once they are slow to
+# wake. A 1b model in bf16 on 2 cores, alone and beside one busy program, in tokens/s: 300,000 looks 9.3 and
+# 1.2; 30,000 looks 9.0 and 3.1; 3,000 looks 7.8 and 4.6; none 7.4 and 5.0. libgomp hears it when torch is
+# loaded, and only if nothing else was said.
+SPINS = "30000"
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
 # In a checkout, apps/, runtimes/, offload/, devices/ and kernels/ are siblings of this folder;
 # installed, they are inside it. One line makes `edgespec.offload` mean the same in both.

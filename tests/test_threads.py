@@ -31,7 +31,7 @@ import os, runpy, sys
 class Spy:
     def find_spec(self, name, path=None, target=None):
         if name == "torch":
-            print("waiting is", os.environ.get("OMP_WAIT_POLICY"), flush=True)
+            print("spins", os.environ.get("GOMP_SPINCOUNT"), flush=True)
             os._exit(0)
 sys.meta_path.insert(0, Spy())
 def command(*arguments):
@@ -74,20 +74,21 @@ def environment(**settings: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_waiting_threads_sleep_wherever_torch_is_imported(entry: str, model: Path) -> None:
+def test_waiting_threads_soon_sleep_wherever_torch_is_imported(entry: str, model: Path) -> None:
     if "benchmarks" in entry and not (ROOT / "benchmarks").is_dir():
         pytest.skip("benchmarks/ is not part of an installed package")
     run = subprocess.run(
         [sys.executable, "-c", SPY + entry, str(model), str(ROOT / "LICENSE")],
         cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
-    assert run.stdout.endswith("waiting is PASSIVE\n"), run.stderr
+    spins = 3000 if entry.startswith("command('train'") else 30000
+    assert run.stdout.endswith(f"spins {spins}\n"), run.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="another OpenMP says it in other words")
 @pytest.mark.parametrize(
     ("settings", "spins"),
-    [({}, "0"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "30000000000")],
+    [({}, "30000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "30000000000")],
 )
 def test_openmp_hears_of_it_unless_the_user_says_something_else(settings: Any, spins: str) -> None:
     run = subprocess.run(
@@ -169,10 +170,18 @@ def test_an_engine_in_a_container_has_as_many_as_its_share(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "cpu_count", lambda: 2)
+    monkeypatch.setattr("edgespec.kernels.threads.SMALL", 0)
     for asked, found in ((3, 3), (None, 2)):
         torch.set_num_threads(4)
         with edgespec.load(model, memory="2GB", context=200, threads=asked) as engine:
             assert engine.target.threads == torch.get_num_threads() == found
+
+
+def test_small_matrices_are_not_shared_out_unless_that_is_asked_for(model: Path) -> None:
+    for asked, found in ((None, 1), (2, 2)):
+        torch.set_num_threads(2)
+        with edgespec.load(model, memory="2GB", context=200, threads=asked) as engine:
+            assert engine.target.threads == found
 
 
 def test_an_engine_keeps_its_number_beside_another(model: Path) -> None:

@@ -12,7 +12,7 @@ from edgespec.devices.probe import cpu_count
 from edgespec.drafters.kinds import find_drafters
 from edgespec.drafters.resident import Resident, Search
 from edgespec.errors import DeviceError, OptionError
-from edgespec.kernels.threads import use_threads
+from edgespec.kernels.threads import threads_for, use_threads
 from edgespec.models.planning import plan_engine
 from edgespec.offload.plan.plan import Plan
 from edgespec.progress import Progress, ProgressCallback
@@ -33,7 +33,9 @@ def load_model(
     Raises what finding, planning and opening raise; nothing then stays open.
     """
     device = choose_device(options)
-    use_threads(options.threads, cpu_count())
+    table = search.files.table
+    matrices = sum(len(chunk.pieces) for chunk in table.chunks)
+    use_threads(options.threads or threads_for(table.nbytes / matrices), cpu_count())
     drafters = find_drafters(replace(search, device=device.type))
     if progress is not None:  # disk, memory and matmuls: seconds at the first start, then remembered
         progress(Progress("probe", 0, 1, "steps"))
