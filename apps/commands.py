@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgespec.apps import saved
 from edgespec.apps.options import check_together, in_flags
 from edgespec.apps.stats import stats_table
-from edgespec.config import GenerationOptions, with_keywords
+from edgespec.config import EngineOptions, GenerationOptions, with_keywords
 from edgespec.errors import OptionError
 from edgespec.values import did_you_mean, options_of
 
@@ -54,6 +54,11 @@ def _set(talk: Talk, argument: str) -> None:
         return
     known = options_of(GenerationOptions)
     key = name.replace("-", "_")
+    if key in options_of(EngineOptions):
+        flag = key.replace("_", "-")
+        raise OptionError(
+            f"{name} is for the start: leave the chat and say `edgespec chat --{flag} VALUE -c`"
+        )
     if key not in known:
         flags = [n.replace("_", "-") for n in known]
         raise OptionError(f"there is no option {name}; {did_you_mean(name, flags)}")

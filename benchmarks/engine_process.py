@@ -38,8 +38,7 @@ from edgespec.drafters.cascade.tree import Calibration
 from edgespec.drafters.cascade.variant import VARIANTS
 from edgespec.engine import Engine
 from edgespec.errors import EdgeSpecError
-from edgespec.runtimes.base import Rows
-from edgespec.runtimes.torch.kv_cache import TorchKVCache
+from edgespec.runtimes.base import KVCache, Rows
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
 
@@ -124,14 +123,14 @@ class Conversations:
             return self._session(cache, drafter, controller, trace)
         return engine.new_session(controller=controller, trace=trace)
 
-    def _cache(self) -> TorchKVCache:
+    def _cache(self) -> KVCache:
         """Of the plan's size: no other session is open."""
         return self.engine.target.new_cache(self.engine.plan.context)
 
-    def _session(self, cache: TorchKVCache, drafter: Drafter, controller: Fixed, trace: Trace) -> Session:
+    def _session(self, cache: KVCache, drafter: Drafter, controller: Fixed, trace: Trace) -> Session:
         return Session(self.engine, cache, Serial(drafter, controller, NODES), trace=trace)
 
-    def _cascade(self, cache: TorchKVCache, variant: str) -> CascadeDrafter:
+    def _cascade(self, cache: KVCache, variant: str) -> CascadeDrafter:
         """The engine's cascade with its passes counted. Every cycle goes to its full depth: the paper's
         chains do not stop when they are unsure."""
         found = next(r for r in self.engine.resident if isinstance(r, Cascade))

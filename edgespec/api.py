@@ -62,7 +62,7 @@ def load(
     (`sys.setswitchinterval`) once weights are streamed, or busy Python would hold up the readers; glibc
     gives freed blocks above 4 MiB back at once (`mallopt`), or they would stay in the process uncounted; and
     torch computes with `threads`, or else goes back to the number it has now in every pass, as the bits may
-    depend on it. (Importing edgespec has set OMP_WAIT_POLICY, which says why in `edgespec/__init__.py`.)
+    depend on it. (Importing edgespec has set GOMP_SPINCOUNT; `edgespec/__init__.py` says why.)
 
     Raises OptionError for options that are unknown, malformed or do not go together, and what `Engine.load`
     raises.

@@ -261,8 +261,9 @@ class Target(Protocol):
     @property
     def config(self) -> ModelConfig: ...
 
-    def new_cache(self, context: int) -> KVCache:
-        """A cache for up to `context` committed positions (and the largest tree beside them)."""
+    def new_cache(self, context: int, slots: int | None = None) -> KVCache:
+        """A cache for up to `context` committed positions, and beside them a tree of `slots` nodes (None: the
+        largest)."""
 
     def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
         """[n] -> [n, d]."""

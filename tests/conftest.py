@@ -20,7 +20,9 @@ os.environ["EDGESPEC_CACHE"] = str(Path(_home.name) / "cache")
 for name in ("HOME", "USERPROFILE", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "HF_HOME"):
     os.environ[name] = _home.name
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch, as `import edgespec` does
+# Several processes of tests share the cores: whoever waits sleeps at once, and does not look for work first,
+# as `import edgespec` would have it (tests/test_threads.py tests that in processes of its own).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch  # noqa: E402
 

@@ -279,7 +279,7 @@ def test_ctrl_c_between_replies_keeps_the_chat(
 
 def test_unknown_commands_and_arguments_are_refused(chat: Chat, engine: FakeEngine) -> None:
     code, _, err = chat(
-        "/hlep\n/xyzzy\n/set temprature 1\n/set temperature hot\n/set acceptance ratio\n"
+        "/hlep\n/xyzzy\n/set temprature 1\n/set temperature hot\n/set memory 1GB\n/set acceptance ratio\n"
         "/set temperature\n/set top-p 2\n"
         "/clear all\n/show me\n/stats maybe\n/save\n/load\n/regen\n/exit now\n /not a command\n"
     )
@@ -287,7 +287,7 @@ def test_unknown_commands_and_arguments_are_refused(chat: Chat, engine: FakeEngi
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     parts = [
         "did you mean /help?", "/help lists them", "no option temprature", "it must be a number",
-        "ratio acceptance",
+        "leave the chat and say `edgespec chat --memory VALUE -c`", "ratio acceptance",
         "needs a value", "top-p is 2.0", "'all'", "/show me", "/stats maybe", "/save needs a file name",
         "/load needs a file name", "temperature 0", "'now'",
     ]  # fmt: skip

@@ -283,6 +283,12 @@ def test_declared_all_of_every_module_resolves() -> None:
         assert all(hasattr(module, public) for public in module.__all__), name
 
 
+def test_caches_come_from_their_target() -> None:
+    """Whoever decodes asks for `new_cache`: another runtime has a cache of its own."""
+    elsewhere = [p for folder in ("edgespec", "apps", "benchmarks") for p in (ROOT / folder).rglob("*.py")]
+    assert not [path for path in elsewhere if "TorchKVCache" in path.read_text("utf-8")]
+
+
 @pytest.mark.parametrize("word", ["cascade", "draft", "substitut", "speculat"])
 def test_what_places_and_streams_weights_does_not_know_for_whom(word: str) -> None:
     """Who needs memory beside the model says so in neutral terms: owners, what must be pinned, a stand-in."""

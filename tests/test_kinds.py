@@ -75,6 +75,13 @@ SECOND = Kind(
 )
 
 
+def test_one_name_twice_and_two_for_one_file_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"names ngram twice"):
+        choose_drafters("ngram+ngram", None, "serial")
+    with pytest.raises(OptionError, match=r"model and substitute both want draft_model="):
+        choose_drafters("model+substitute", "m", "serial")
+
+
 def test_pairs_that_cannot_be_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = (*KINDS, SECOND)
     with pytest.raises(OptionError, match="the cascade and the early exit would both draft"):

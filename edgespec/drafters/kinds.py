@@ -130,7 +130,7 @@ def choose_drafters(
     Raises OptionError for unknown names, missing files, pairs that cannot be, and options without a use.
     """
     if schedule not in SCHEDULES:
-        raise OptionError(f"schedule {schedule!r} is unknown; choose from {', '.join(SCHEDULES)}")
+        raise OptionError(f"schedule {schedule!r} is unknown; choose from {', '.join(SCHEDULES)}", "schedule")
     given = {"draft_model": draft_model, "adapters": adapters}
     if drafter == "auto":
         there = _auto([k for k in kinds if not k.needs or given[k.option or ""] is not None], draft_model)
@@ -138,6 +138,8 @@ def choose_drafters(
         return tuple(kind.name for kind in there)
     members = () if drafter == "none" else tuple(drafter.split("+"))
     chosen = kinds_of(members, kinds)
+    if twice := [name for name in members if members.count(name) > 1]:
+        raise OptionError(f"drafter {drafter!r} names {twice[0]} twice", "drafter")
     if len(chosen) < len(members):
         raise OptionError(
             f"drafter {drafter!r} is unknown; "
@@ -146,6 +148,10 @@ def choose_drafters(
         )
     check_pairs(chosen, schedule)
     for kind in chosen:
+        if kind.option and (rivals := [k.name for k in chosen if k.option == kind.option])[1:]:
+            raise OptionError(
+                f"{' and '.join(rivals)} both want {kind.option}=; choose one of them", "drafter"
+            )
         if kind.needs and given[kind.option or ""] is None:
             raise OptionError(f"drafter {drafter} needs {kind.needs}")
     for option, value in given.items():

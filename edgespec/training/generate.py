@@ -19,9 +19,9 @@ from edgespec.core.passes import LocalVerifier
 from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.tree import TokenTree
 from edgespec.progress import Progress, ProgressCallback
-from edgespec.runtimes.base import TREE_ROWS
+from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles
-from edgespec.runtimes.torch.kv_cache import TorchKVCache, cache_bytes
+from edgespec.runtimes.torch.kv_cache import cache_bytes
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.training.corpus import Sample
@@ -38,7 +38,7 @@ class _Seat:
     prompt: int  # its index
     start: int  # its length
     tokens: list[int]
-    cache: TorchKVCache
+    cache: KVCache
     noise: Noise = field(repr=False)
 
 
@@ -86,8 +86,7 @@ class Replies:
         while waiting and len(joined) < most and (not joined or rows + len(waiting[-1][1]) <= PREFILL_ROWS):
             index, tokens = waiting.pop()
             rows += len(tokens)
-            target = self.target
-            cache = TorchKVCache(target.config, self.length, 1, target.dtype, target.device)
+            cache = self.target.new_cache(self.length, slots=1)
             noise = Noise((self.seed + index) % 2**63)
             joined.append(_Seat(index, len(tokens), list(tokens), cache, noise))
         logits = self.verifier.prefill_all([(seat.cache, seat.tokens) for seat in joined])

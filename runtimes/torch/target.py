@@ -75,8 +75,9 @@ class TorchTarget(Generic[W]):
         self.threads = torch.get_num_threads()
         self.rope = RopeTable(config.rope, config.head_dim, self.device)
 
-    def new_cache(self, context: int) -> TorchKVCache:
-        return TorchKVCache(self.config, context, self.slots, self.dtype, self.device)
+    def new_cache(self, context: int, slots: int | None = None) -> TorchKVCache:
+        slots = self.slots if slots is None else slots
+        return TorchKVCache(self.config, context, slots, self.dtype, self.device)
 
     def pass_cache(self, n: int) -> TorchKVCache:
         """A cache for one pass over n rows of a prompt: nobody reads a layer's keys after the layer, so all

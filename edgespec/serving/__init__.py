@@ -1,1 +1,0 @@
-"""Serving many sessions, and split verification."""
