@@ -146,12 +146,15 @@ def once(command: Command) -> None:
 
 def versions(python: str) -> dict[str, str]:
     """Of the peers' packages, as their own environment has them."""
-    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {PACKAGES}}}))"
+    listing = "{d.name: d.version for d in m.distributions()}"
+    code = f"import importlib.metadata as m, json; print(json.dumps({listing}))"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{python} lacks a peer: {tail(done.stderr)}")
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+        raise SystemExit(f"{python} does not run: {tail(done.stderr)}")
+    found: dict[str, str] = {
+        name.replace("-", "_"): version for name, version in json.loads(done.stdout).items()
+    }
+    return {name: found[name] for name in PACKAGES if name in found}
 
 
 def add_rows(report: Report, dial: int, results: dict[str, list[Row]]) -> None:
