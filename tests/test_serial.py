@@ -145,7 +145,7 @@ def test_names() -> None:
     assert choose_drafters("ngram+model", "m", "serial") == ("ngram", "model")
     with pytest.raises(OptionError, match=r"'eagle' is unknown; choose from none, auto, ngram, model"):
         choose_drafters("eagle", None, "serial")
-    with pytest.raises(OptionError, match="unknown"):
+    with pytest.raises(OptionError, match="names ngram twice"):
         choose_drafters("ngram+ngram", None, "serial")
     with pytest.raises(OptionError, match="draft_model="):
         choose_drafters("model", None, "serial")
