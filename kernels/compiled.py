@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
-from edgespec.kernels.scratch import scratch
+from edgespec.kernels.scratch import at_hand, scratch
 
 VERSION = 4  # of native.c's functions
 FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
@@ -89,8 +89,9 @@ def linear(
         int(x.dtype == torch.bfloat16), n, terms, out.data_ptr(), int(out.dtype == torch.bfloat16),
         torch.get_num_threads(),
     )  # fmt: skip
-    needed = library.es_linear(*call, None, 0)
-    library.es_linear(*call, scratch("matmul", (needed,), torch.uint8).data_ptr(), needed)
+    room = at_hand("matmul")
+    if (needed := library.es_linear(*call, room.data_ptr(), len(room))) > len(room):
+        library.es_linear(*call, scratch("matmul", (needed,), torch.uint8).data_ptr(), needed)
     return out if out.dtype == dtype else out.to(dtype)
 
 

@@ -11,8 +11,6 @@
 #define BYTES
 #include "formats_x86.h"
 
-#define X_ROWS 16
-
 typedef struct { /* one group of 16 rows of x; [4 columns' place][row and column] */
   int8_t high[GROUP / 4][4 * X_ROWS], low[GROUP / 4][4 * X_ROWS];
   float step[X_ROWS], sum[X_ROWS];
@@ -45,9 +43,7 @@ void amx_pack(const Matmul *m, int64_t block, void *packed) {
       to->sum[column] = r < m->n ? m->sum[at] : 0;
       __m512i x = r < m->n ? _mm512_loadu_si512(m->x + at * GROUP) : _mm512_setzero_si512();
       int32_t high[8], low[8];
-      _mm256_storeu_si256((__m256i *)low, _mm512_cvtepi16_epi8(x));
-      x = _mm512_srai_epi16(_mm512_add_epi16(x, _mm512_set1_epi16(128)), 8);
-      _mm256_storeu_si256((__m256i *)high, _mm512_cvtepi16_epi8(x));
+      digits_of(x, low, high);
       for (int k = 0; k < GROUP / 4; k++) {
         memcpy(to->high[k] + 4 * column, high + k, 4);
         memcpy(to->low[k] + 4 * column, low + k, 4);
@@ -147,7 +143,7 @@ INLINE void tiles(const Matmul *m, void (*decode)(const Row *, int64_t, Decoded 
 }
 
 #define CASE(which, name, digits) \
-  case which: tiles(m, x86_##name, which == Q4_K || which == Q5_K, digits, first, last, room); return;
+  case which: tiles(m, x86_##name, has_minima(which), digits, first, last, room); return;
 
 void amx_rows(const Matmul *m, int64_t first, int64_t last, void *room) {
   switch (m->format) {

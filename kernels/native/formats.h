@@ -24,6 +24,8 @@ typedef struct {
 
 enum { INT8, INT4, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, FORMATS };
 
+INLINE int has_minima(int format) { return format == Q4_K || format == Q5_K; }
+
 static inline float half(const uint8_t *p) { /* fp16, little-endian -> fp32, exactly */
   uint32_t h = (uint32_t)p[0] | (uint32_t)p[1] << 8;
   uint32_t sign = (h & 0x8000) << 16, rest = h & 0x7FFF;

@@ -15,10 +15,14 @@ INLINE float x86_half(const uint8_t *p) {
 INLINE __m256i bytes32(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 
 #ifdef BYTES /* the includer multiplies bytes: number[256] holds their low digits, 256 bytes, then their high ones */
-INLINE void put_digits(Decoded *out, int at, __m512i v) { /* 32 int16 numbers, as low + 256 * high */
-  _mm256_store_si256((__m256i *)((int8_t *)out->number + at), _mm512_cvtepi16_epi8(v));
+INLINE void digits_of(__m512i v, void *low, void *high) { /* 32 int16 numbers, as low + 256 * high */
+  _mm256_storeu_si256(low, _mm512_cvtepi16_epi8(v));
   v = _mm512_srai_epi16(_mm512_add_epi16(v, _mm512_set1_epi16(128)), 8);
-  _mm256_store_si256((__m256i *)((int8_t *)out->number + SUPER + at), _mm512_cvtepi16_epi8(v));
+  _mm256_storeu_si256(high, _mm512_cvtepi16_epi8(v));
+}
+INLINE void put_digits(Decoded *out, int at, __m512i v) {
+  int8_t *to = (int8_t *)out->number + at;
+  digits_of(v, to, to + SUPER);
 }
 INLINE void put(Decoded *out, int at, __m256i v) { _mm256_store_si256((__m256i *)((int8_t *)out->number + at), v); }
 INLINE void put_times(Decoded *out, int at, __m256i v, int a, int b) {

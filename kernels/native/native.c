@@ -79,7 +79,7 @@ static void prepare_row(void *argument, int64_t r, int worker) {
     memcpy(rest, (const float *)l->x + r * columns, (size_t)columns * 4);
   for (int term = 0; term < l->terms; term++) {
     int64_t at = (term * l->n + r) * groups;
-    l->kernels.quantise(l->m.format, rest, 1, columns, l->m.supers, l->numbers + at * GROUP, l->step + at, l->sum + at);
+    l->kernels.quantise(l->m.format, rest, columns, l->m.supers, l->numbers + at * GROUP, l->step + at, l->sum + at);
   }
 }
 
@@ -153,7 +153,7 @@ int64_t es_linear(int format, const uint8_t *weights, int64_t row_bytes, int64_t
   int helpers = n * columns < ALONE ? 1 : threads;
   run_tasks(prepare_row, &l, n, helpers);
 #ifdef HAS_AMX
-  if (l.m.packed) run_tasks(pack_block, &l, (l.m.n + 15) / 16, helpers);
+  if (l.m.packed) run_tasks(pack_block, &l, (l.m.n + X_ROWS - 1) / X_ROWS, helpers);
 #endif
   run_tasks(some_rows, &l, (rows + l.rows - 1) / l.rows, threads);
   return needed;

@@ -25,7 +25,7 @@ typedef struct {
   const uint8_t *weights; /* [rows][row_bytes] */
   int64_t row_bytes, rows, columns;
   const float *scale; /* [rows]; NULL for GGUF types */
-  const int16_t *x; /* [n][supers][8][32], see es_quantise */
+  const int16_t *x; /* [n][supers][8][32], see `Activations` */
   const float *step, *sum; /* [n][supers][8] */
   int64_t n, supers;
   void *packed; /* amx_pack's, or NULL */
@@ -44,11 +44,11 @@ INLINE Row row_of(const Matmul *m, int64_t w) {
   return (Row){m->weights + w * m->row_bytes, m->columns, m->scale ? m->scale[w] : 1};
 }
 
-/* x [n][columns] -> numbers [n][supers][8][32], step and sum [n][supers][8], in the order of the format's decoding.
+/* A row x [columns] -> numbers [supers][8][32], step and sum [supers][8], in the order of the format's decoding.
    A group's largest number is LARGEST; one that holds infinities or NaN gets the step NaN. What the numbers miss of x
    is left in it. */
-typedef void Activations(int format, float *x, int64_t n, int64_t columns, int64_t supers, int16_t *numbers, float *step,
-                      float *sum);
+typedef void Activations(int format, float *x, int64_t columns, int64_t supers, int16_t *numbers, float *step,
+                         float *sum);
 
 Rows portable_rows, avx2_rows, avx512_rows, amx_rows;
 Dense portable_dense, avx2_dense, avx512_dense;
@@ -61,9 +61,10 @@ Finish portable_finish, avx2_finish, avx512_finish;
 
 #if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define HAS_AMX
+#define X_ROWS 16 /* of x, that are packed together */
 int amx_allowed(void);
 int64_t amx_room(int64_t n, int64_t supers); /* bytes of `packed` */
-void amx_pack(const Matmul *m, int64_t block, void *packed); /* 16 rows of x */
+void amx_pack(const Matmul *m, int64_t block, void *packed); /* X_ROWS rows of x */
 #endif
 
 #define BLOCK 64 /* rows of x that one unpacked tile serves before the next is unpacked */
