@@ -118,9 +118,8 @@ def cascade(
     with Terminal() as terminal:
         terminal.busy("starting")
         common.check_source(model)
-        if os.environ.get("GOMP_SPINCOUNT") == edgespec.SPINS:
-            # Training lasts, and beside one busy program keeps 0.54 of its speed so, not 0.24 (0.88 alone).
-            os.environ["GOMP_SPINCOUNT"] = "3000"
+        if os.environ.get("GOMP_SPINCOUNT") == edgespec.SPINS:  # as edgespec has set it, not the user
+            os.environ["GOMP_SPINCOUNT"] = edgespec.TRAINING_SPINS
         with interrupts.imports():
             from edgespec.devices.probe import peak_memory
             from edgespec.engine import check_options

@@ -88,8 +88,9 @@ _HOME = {
 # work 300,000 times, for milliseconds, and keep a core from whoever has work; asleep at once they are slow to
 # wake. A 1b model in bf16 on 2 cores, alone and beside one busy program, in tokens/s: 300,000 looks 9.3 and
 # 1.2; 30,000 looks 9.0 and 3.1; 3,000 looks 7.8 and 4.6; none 7.4 and 5.0. libgomp hears it when torch is
-# loaded, and only if nothing else was said.
-SPINS = "30000"
+# loaded, and only if nothing else was said. A reply is waited for, and looks longer; training lasts, mostly
+# beside other work, and keeps 0.54 of its speed there with 3,000 looks, 0.24 with 30,000 (alone 0.88).
+SPINS, TRAINING_SPINS = "30000", "3000"
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
 
