@@ -103,8 +103,10 @@ def check_together(engine: EngineOptions, generation: GenerationOptions) -> None
     """Raises OptionError when drafter, acceptance and sampling do not go together; needs no model."""
     from edgespec.core.acceptance import make_acceptance  # numpy: not for --help
     from edgespec.drafters.kinds import check_acceptance, choose_drafters
+    from edgespec.schedules.kinds import check_schedule
 
-    members = choose_drafters(engine.drafter, engine.draft_model, engine.schedule, engine.adapters)
+    members = choose_drafters(engine)
+    check_schedule(engine.schedule, members)
     check_acceptance(make_acceptance(generation.acceptance, generation), engine.drafter, members)
 
 

@@ -18,7 +18,7 @@ from edgespec.devices.allocator import return_freed_memory
 from edgespec.devices.machine import Machine
 from edgespec.devices.probe import peak_memory
 from edgespec.drafters.base import Drafter
-from edgespec.drafters.kinds import choose_drafters, kinds_of
+from edgespec.drafters.kinds import choose_drafters, given_files, kinds_of
 from edgespec.drafters.resident import Resident, Search
 from edgespec.errors import BudgetError, ClosedError, OptionError
 from edgespec.models.hub import resolve_model
@@ -27,11 +27,11 @@ from edgespec.progress import ProgressCallback
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
-from edgespec.schedules.make import make_controller, make_schedule
+from edgespec.schedules.kinds import check_schedule, make_controller, make_schedule
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt, encode_prompt
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
-from edgespec.values import format_bytes
+from edgespec.values import format_bytes, options_of
 
 if TYPE_CHECKING:
     from edgespec.runtimes.torch.target import TorchTarget
@@ -59,9 +59,10 @@ class Engine:
         self.options = options
         self.target = target
         self.resident = list(resident)  # drafters
-        opened = [kind.name for kind in kinds_of(_members(options)) if kind.make]
+        members = choose_drafters(options)
+        opened = [kind.name for kind in kinds_of(members) if kind.make]
         opened += [r.name for r in resident]
-        self.drafters = tuple(member for member in _members(options) if member in opened)
+        self.drafters = tuple(member for member in members if member in opened)
         # With layers pinned as the user said, drafters keep their memory.
         keeps = not resident or options.resident_layers is not None
         self._without_drafter = after = None if keeps else without_drafter(plan)
@@ -103,9 +104,8 @@ class Engine:
         path = resolve_model(str(model), progress, options.offline)
         files = describe_model(path, options.precision)
         tokenizer = load_tokenizer(files, path)
-        named = resolve_model(options.draft_model, progress, options.offline) if options.draft_model else None
-        adapters = Path(options.adapters) if options.adapters else None
-        search = Search(options.drafter, _members(options), files, tokenizer, named, adapters)
+        given = _drafters_files(options, progress)
+        search = Search(options.drafter, choose_drafters(options), files, tokenizer, given)
         from edgespec.models.loading import load_model  # torch: seconds, after what is refused without it
 
         plan, target, resident = load_model(search, options, progress, machine)
@@ -150,7 +150,7 @@ class Engine:
         drafters: list[Drafter] = [kind.make() for kind in kinds_of(self.drafters) if kind.make is not None]
         drafters += [resident.drafter(cache, self.config.vocab_size) for resident in self.resident]
         self._handover.begin_anew()
-        schedule = make_schedule(drafters, controller, self.options.tree_nodes)
+        schedule = make_schedule(self.options, drafters, controller)
         session = Session(self, cache, schedule, functools.partial(self._release, held), trace)
         self._positions_held += held
         self._opened += 1
@@ -233,16 +233,21 @@ class Engine:
         self.close()
 
 
-def _members(options: EngineOptions) -> tuple[str, ...]:
-    if options.tree_nodes == 1 and options.drafter == "auto":
-        return ()
-    return choose_drafters(options.drafter, options.draft_model, options.schedule, options.adapters)
+def _drafters_files(options: EngineOptions, progress: ProgressCallback | None) -> dict[str, Path]:
+    """What drafters' options name, by option. A model may be on the hub, and is then fetched."""
+    known = options_of(type(options))
+    return {
+        name: resolve_model(value, progress, options.offline)
+        if known[name].option.metavar == "MODEL"
+        else Path(value)
+        for name, value in given_files(options).items()
+    }
 
 
 def check_options(options: EngineOptions) -> None:
     """What can be said without files: raises OptionError for drafters and schedules that are unknown, lack
     something, or do not fit, and DeviceError for an unknown device."""
-    _members(options)
+    check_schedule(options.schedule, choose_drafters(options))
     check_device(options.device)
     if options.tree_nodes > TREE_ROWS:
         raise OptionError(

@@ -118,7 +118,8 @@ def did_you_mean(given: str, known: Iterable[str], otherwise: str | None = None)
 class Option:
     """How an option is shown and bounded.
 
-    metavar: what stands for its value; "SIZE" is a number of bytes, written as 8GB.
+    metavar: what stands for its value; "SIZE" is a number of bytes, written as 8GB, "MODEL" a path or a name
+        on the hub.
     default: what happens when it is not set, in words; "": the field's default says it.
     least, most: inclusive bounds of a number.
     hidden: works, but is not shown: there is nothing to choose yet.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -59,6 +60,7 @@ TORCH_FREE = [
     "edgespec.runtimes.base",
     "edgespec.runtimes.config",
     "edgespec.runtimes.formats.describe",
+    "edgespec.schedules.kinds",
     "edgespec.schedules.serial",
     "edgespec.drafters.kinds",
     "edgespec.text.tokenizer",
@@ -70,7 +72,7 @@ def sources() -> list[Path]:
 
 
 def imported_modules(path: Path) -> Iterator[str]:
-    """Every edgespec module a file may import, wherever in the file."""
+    """Every edgespec module a file may import, wherever in the file; "module:name" is one in a row."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -78,6 +80,8 @@ def imported_modules(path: Path) -> Iterator[str]:
             assert node.level == 0, f"{path}:{node.lineno}: relative import; write the full name"
             assert node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"edgespec(\.\w+)+:\w+", str(node.value)):
+            yield str(node.value).partition(":")[0]
 
 
 def folder_of(module: str) -> str | None:
@@ -109,6 +113,8 @@ def test_the_import_check_sees_an_upward_import(tmp_path: Path, monkeypatch: pyt
     file = tmp_path / "bad.py"
     file.write_text("def f():\n    from edgespec.runtimes import base\n    import edgespec.errors\n")
     assert upward_imports(file, "kernels") == ["bad.py imports edgespec.runtimes.base"]
+    file.write_text("find = 'edgespec.offload.ring:Ring'  # edgespec.offload.ring:Ring\n")
+    assert upward_imports(file, "kernels") == ["bad.py imports edgespec.offload.ring"]
 
 
 def module_of(path: Path) -> str:

@@ -22,6 +22,7 @@ from edgespec.drafters.kinds import check_acceptance, choose_drafters
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import BudgetError, ModelError, OptionError, TokenizerError
+from edgespec.schedules.kinds import check_schedule
 from edgespec.schedules.serial import Plain, Serial
 from tests.test_session import prompt_of, write_model
 
@@ -136,23 +137,27 @@ def test_when_the_only_model_is_damaged_decoding_is_plain() -> None:
     assert schedule.damaged
 
 
+def chosen(drafter: str, draft_model: str | None = None) -> tuple[str, ...]:
+    return choose_drafters(EngineOptions(drafter=drafter, draft_model=draft_model))
+
+
 def test_names() -> None:
-    assert choose_drafters("none", None, "serial") == ()
-    assert choose_drafters("auto", None, "serial") == ("ngram", "substitute")
-    assert choose_drafters("auto", "m", "serial") == ("ngram", "model", "substitute")
-    assert choose_drafters("ngram+substitute", None, "serial") == ("ngram", "substitute")
-    assert choose_drafters("model", "m", "serial") == ("model",)
-    assert choose_drafters("ngram+model", "m", "serial") == ("ngram", "model")
+    assert chosen("none") == ()
+    assert chosen("auto") == ("ngram", "substitute")
+    assert chosen("auto", "m") == ("ngram", "model", "substitute")
+    assert chosen("ngram+substitute") == ("ngram", "substitute")
+    assert chosen("model", "m") == ("model",)
+    assert chosen("ngram+model", "m") == ("ngram", "model")
     with pytest.raises(OptionError, match=r"'eagle' is unknown; choose from none, auto, ngram, model"):
-        choose_drafters("eagle", None, "serial")
+        chosen("eagle")
     with pytest.raises(OptionError, match="names ngram twice"):
-        choose_drafters("ngram+ngram", None, "serial")
+        chosen("ngram+ngram")
     with pytest.raises(OptionError, match="draft_model="):
-        choose_drafters("model", None, "serial")
+        chosen("model")
     with pytest.raises(OptionError, match="does not use the draft model"):
-        choose_drafters("ngram", "m", "serial")
+        chosen("ngram", "m")
     with pytest.raises(OptionError, match=r"schedule 'ssd' is unknown; choose from serial"):
-        choose_drafters("auto", None, "ssd")
+        check_schedule("ssd", chosen("auto"))
 
 
 def test_ratio_needs_drawn_drafts() -> None:

@@ -30,15 +30,15 @@ def find(search: Search, found: dict[str, Found]) -> DraftFiles | None:
     Raises ModelError for damaged files, TokenizerError when its tokens are not the target's, OptionError when
     a copy is named as a draft model beside the substitute.
     """
-    assert search.named is not None
-    if "substitute" in search.members and is_copy(search.named, search.files):
+    named = search.given["draft_model"]
+    if "substitute" in search.members and is_copy(named, search.files):
         if search.auto:
             return None
         raise OptionError(
-            f"{search.named} is a low-bit copy of {search.files.path}, and no model beside it; use "
+            f"{named} is a low-bit copy of {search.files.path}, and no model beside it; use "
             "drafter=substitute, or name a small model"
         )
-    return DraftFiles(search.named, search.tokenizer)
+    return DraftFiles(named, search.tokenizer)
 
 
 class DraftFiles:

@@ -6,33 +6,18 @@ refused by name, before anything is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from pkgutil import resolve_name
 
+from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Acceptance
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.resident import Drafters, Find, Found, Search
 from edgespec.errors import OptionError
 from edgespec.values import did_you_mean
-
-
-def _find_model(search: Search, found: dict[str, Found]) -> Found | None:
-    from edgespec.drafters.draft_model import find  # torch is not needed before there are files
-
-    return find(search, found)
-
-
-def _find_substitute(search: Search, found: dict[str, Found]) -> Found | None:
-    from edgespec.drafters.substitute import find
-
-    return find(search, found)
-
-
-def _find_cascade(search: Search, found: dict[str, Found]) -> Found | None:
-    from edgespec.drafters.cascade.files import find
-
-    return find(search, found)
 
 
 @dataclass(frozen=True)
@@ -42,20 +27,19 @@ class Kind:
     label: as messages call it.
     roots: it can draft behind several roots, for outcomes that are not known yet.
     draws: it can draw its drafts at random, as `ratio` acceptance needs.
-    watches: it learns from the target's own passes.
     inside_target: it drafts in the target's own layers, beside nobody else who costs passes but those it
         `takes` as parts of itself.
     option: the engine option that names its files, which `needs` says must be there; "" = it needs none.
     spare: under auto, it is left out where there is no room for it.
     cpu_only: it drafts beside a target on the CPU only, so far.
-    make, find: what takes no memory is simply made, for each conversation; the others have files.
+    make, find: what takes no memory is simply made, for each conversation; the others have files, for which
+        a `drafters.resident.Find` looks: "module:name", imported when there are some: torch takes seconds.
     """
 
     name: str
     label: str
     roots: bool
     draws: bool
-    watches: bool
     inside_target: bool = False
     takes: tuple[str, ...] = ()
     option: str | None = None
@@ -63,65 +47,65 @@ class Kind:
     spare: bool = False
     cpu_only: bool = False
     make: Callable[[], Drafter] | None = None
-    find: Find | None = None
+    find: str | None = None
 
 
 KINDS = (
-    Kind("ngram", "n-grams", roots=True, draws=False, watches=False, make=NGram),
+    Kind("ngram", "n-grams", roots=True, draws=False, make=NGram),
     Kind(
         "model",
         "a draft model",
         roots=True,
         draws=True,
-        watches=False,
         option="draft_model",
         needs="a small model to draft with; name it with draft_model=",
-        find=_find_model,
+        find="edgespec.drafters.draft_model:find",
     ),
     Kind(
         "substitute",
         "the low-bit copy",
         roots=True,
         draws=True,
-        watches=False,
         option="draft_model",
         spare=True,
         cpu_only=True,
-        find=_find_substitute,
+        find="edgespec.drafters.substitute:find",
     ),
     Kind(
         "cascade",
         "the cascade",
         roots=False,
         draws=True,
-        watches=True,
         inside_target=True,
         takes=("substitute",),
         option="adapters",
         needs="trained adapters; name their directory with adapters= (`edgespec train cascade` makes one)",
         spare=True,
         cpu_only=True,
-        find=_find_cascade,
+        find="edgespec.drafters.cascade.files:find",
     ),
 )
-NAMES = tuple(kind.name for kind in KINDS)
-JOINED = ("ngram+model", "ngram+substitute", "ngram+cascade", "cascade+substitute")
-DRAFTERS = ("none", "auto", *NAMES, *JOINED)
-SCHEDULES = {"serial": False}  # by name: does it draft behind several roots?
 
 
-def kinds_of(members: Sequence[str], kinds: Sequence[Kind] = KINDS) -> list[Kind]:
+def kinds_of(members: Sequence[str]) -> list[Kind]:
     """The rows of these names, in the order of the rows."""
-    return [kind for kind in kinds if kind.name in members]
+    return [kind for kind in KINDS if kind.name in members]
 
 
-def choose_drafters(
-    drafter: str,
-    draft_model: str | None,
-    schedule: str,
-    adapters: str | None = None,
-    kinds: Sequence[Kind] = KINDS,
-) -> tuple[str, ...]:
+def drafter_names() -> list[str]:
+    """What the option `drafter` is shown to take: every kind, and every two that can draft together."""
+    pairs = [pair for pair in combinations(KINDS, 2) if clash(*pair) is None]
+    joined = [(b, a) if a.name in b.takes else (a, b) for a, b in pairs]
+    return ["none", "auto", *(kind.name for kind in KINDS), *(f"{a.name}+{b.name}" for a, b in joined)]
+
+
+def given_files(options: EngineOptions) -> dict[str, str]:
+    """What the kinds' own options say, by option, where something is said."""
+    said = {kind.option: getattr(options, kind.option) for kind in KINDS if kind.option is not None}
+    return {option: value for option, value in said.items() if value is not None}
+
+
+def choose_drafters(options: EngineOptions) -> tuple[str, ...]:
     """The names of the kinds that the option `drafter` means, each drafting branches of one tree; () = none.
 
     `auto` is all that there may be: n-grams are free, what there is to draft with shows when the model is
@@ -129,34 +113,27 @@ def choose_drafters(
 
     Raises OptionError for unknown names, missing files, pairs that cannot be, and options without a use.
     """
-    if schedule not in SCHEDULES:
-        raise OptionError(f"schedule {schedule!r} is unknown; choose from {', '.join(SCHEDULES)}", "schedule")
-    given = {"draft_model": draft_model, "adapters": adapters}
+    drafter, given = options.drafter, given_files(options)
     if drafter == "auto":
-        there = _auto([k for k in kinds if not k.needs or given[k.option or ""] is not None], draft_model)
-        check_pairs(there, schedule)
-        return tuple(kind.name for kind in there)
+        return tuple(kind.name for kind in _auto(given)) if options.tree_nodes > 1 else ()
     members = () if drafter == "none" else tuple(drafter.split("+"))
-    chosen = kinds_of(members, kinds)
+    chosen = kinds_of(members)
     if twice := [name for name in members if members.count(name) > 1]:
         raise OptionError(f"drafter {drafter!r} names {twice[0]} twice", "drafter")
     if len(chosen) < len(members):
+        known = drafter_names()
         raise OptionError(
             f"drafter {drafter!r} is unknown; "
-            + did_you_mean(drafter, DRAFTERS, f"choose from {', '.join(DRAFTERS)} (or others joined by +)"),
+            + did_you_mean(drafter, known, f"choose from {', '.join(known)} (or others joined by +)"),
             "drafter",
         )
-    check_pairs(chosen, schedule)
+    check_pairs(chosen)
     for kind in chosen:
-        if kind.option and (rivals := [k.name for k in chosen if k.option == kind.option])[1:]:
-            raise OptionError(
-                f"{' and '.join(rivals)} both want {kind.option}=; choose one of them", "drafter"
-            )
-        if kind.needs and given[kind.option or ""] is None:
+        if kind.needs and kind.option not in given:
             raise OptionError(f"drafter {drafter} needs {kind.needs}")
     for option, value in given.items():
-        users = [kind.name for kind in kinds if kind.option == option]
-        if value is not None and not set(users) & set(members):
+        users = [kind.name for kind in KINDS if kind.option == option]
+        if not set(users) & set(members):
             words = option.replace("_", " ")
             raise OptionError(
                 f"drafter {drafter} does not use the {words} {value}; use drafter={users[0]} or auto, or "
@@ -165,30 +142,43 @@ def choose_drafters(
     return members
 
 
-def _auto(there: list[Kind], draft_model: str | None) -> list[Kind]:
-    """Under auto one that drafts inside the target has no other beside it that costs passes."""
+def _auto(given: Mapping[str, str]) -> list[Kind]:
+    """All that may draft. One that drafts inside the target has no other beside it that costs passes; of
+    others that want one file, `find_drafters` shows whose it is."""
+    there = [kind for kind in KINDS if not kind.needs or kind.option in given]
     inside = [kind for kind in there if kind.inside_target]
-    if inside and draft_model is not None:
-        raise OptionError(
-            f"adapters and a draft model would both draft; leave adapters= or draft_model= out, or say "
-            f"drafter={inside[0].name}+substitute when the draft model is a low-bit copy"
-        )
+    check_pairs(inside)
+    rivals = [kind for kind in KINDS if kind.option in given and not kind.make]
+    for kind in inside:
+        for rival in rivals:
+            if rival.option != kind.option:
+                raise OptionError(f"{kind.label} and {rival.label} would both draft; {_way_out(kind, rival)}")
     return [kind for kind in there if kind.make or not inside or kind in inside]
 
 
-def check_pairs(chosen: Sequence[Kind], schedule: str) -> None:
-    """Raises OptionError for kinds that cannot draft together, or not under this schedule."""
-    for kind in chosen:
-        if SCHEDULES[schedule] and not kind.roots:
-            raise OptionError(
-                f"schedule {schedule} drafts behind several roots at once, and {kind.label} behind one; use "
-                "another drafter"
-            )
-        if not kind.inside_target:
-            continue
-        for other in chosen:
-            if other is not kind and not other.make and other.name not in kind.takes:
-                raise OptionError(f"{kind.label} and {other.label} would both draft; choose one of them")
+def _way_out(inside: Kind, rival: Kind) -> str:
+    """What to do about files for both of these under auto."""
+    out = " or ".join(f"{kind.option}=" for kind in (inside, rival) if kind.option is not None)
+    parts = [kind for kind in kinds_of(inside.takes) if kind.option == rival.option]
+    ways = [f"say drafter={inside.name}+{k.name} when {k.option}= names {k.label}" for k in parts]
+    return ", or ".join([f"leave {out} out", *ways])
+
+
+def clash(one: Kind, other: Kind) -> str | None:
+    """Why two kinds cannot both be named; None = they can."""
+    for inside, beside in ((one, other), (other, one)):
+        if inside.inside_target and not beside.make and beside.name not in inside.takes:
+            return f"{inside.label} and {beside.label} would both draft"
+    if one.option is not None and one.option == other.option:
+        return f"{one.name} and {other.name} both want {one.option}="
+    return None
+
+
+def check_pairs(chosen: Sequence[Kind]) -> None:
+    """Raises OptionError for kinds that cannot draft together."""
+    for pair in combinations(chosen, 2):
+        if (why := clash(*pair)) is not None:
+            raise OptionError(f"{why}; choose one of them")
 
 
 def check_acceptance(acceptance: Acceptance, drafter: str, members: tuple[str, ...]) -> None:
@@ -212,20 +202,21 @@ def check_acceptance(acceptance: Acceptance, drafter: str, members: tuple[str, .
         )
 
 
-def find_drafters(search: Search, kinds: Sequence[Kind] = KINDS) -> Drafters:
+def find_drafters(search: Search) -> Drafters:
     """What there is to draft with, of the kinds that were chosen; nothing is loaded.
 
     Raises OptionError for what is asked for and not there, and as `Find`.
     """
     found: dict[str, Found] = {}
     reasons: list[str] = []
-    for kind in kinds_of(search.members, kinds):
+    for kind in kinds_of(search.members):
         if kind.find is None:
             continue
+        find: Find = resolve_name(kind.find)
         try:
-            item = kind.find(search, found)
+            item = find(search, found)
         except OptionError as error:
-            if not search.auto or search.named is not None:
+            if not search.auto or kind.option in search.given:
                 raise
             reasons.append(str(error))
             continue
@@ -235,5 +226,5 @@ def find_drafters(search: Search, kinds: Sequence[Kind] = KINDS) -> Drafters:
             reasons.append(f"{kind.label} drafts on the CPU only, not on {search.device}")
         elif item is not None:
             found[kind.name] = item
-    spare = {kind.name: kind.label for kind in kinds if kind.spare and kind.name in found and search.auto}
+    spare = {kind.name: kind.label for kind in KINDS if kind.spare and kind.name in found and search.auto}
     return Drafters(found, tuple(reasons), spare)

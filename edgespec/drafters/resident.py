@@ -27,8 +27,7 @@ class Search:
     members: tuple[str, ...]  # the kinds that it means
     files: ModelFiles  # the target's
     tokenizer: Tokenizer  # the target's
-    named: Path | None = None  # the option draft_model: a small model, or a low-bit copy of the target
-    adapters: Path | None = None  # a directory of trained ones
+    given: Mapping[str, Path] = field(default_factory=dict)  # by option: what those of the kinds name
     device: str = "cpu"
 
     @property

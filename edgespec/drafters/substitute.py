@@ -38,7 +38,7 @@ def find(search: Search, found: dict[str, Found]) -> CopyFiles | None:
 
     Raises ModelError and OptionError for a copy that is damaged, of no use, or asked for and not there.
     """
-    files, named = search.files, search.named
+    files, named = search.files, search.given.get("draft_model")
     copy = find_copy(files, named)
     if copy is None and search.auto:
         return None

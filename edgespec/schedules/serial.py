@@ -6,6 +6,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, Controller, TreeBudget
 from edgespec.core.trace import Cycle
@@ -50,6 +51,11 @@ class Plain:
 
     def on_wait(self) -> bool:
         return False
+
+
+def make(drafter: Drafter, controller: Controller, options: EngineOptions) -> Serial:
+    """See `schedules.kinds.Make`."""
+    return Serial(drafter, controller, options.tree_nodes)
 
 
 class Serial:

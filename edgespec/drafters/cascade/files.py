@@ -75,10 +75,9 @@ def find(search: Search, found: dict[str, Found]) -> CascadeFiles:
 
     Raises as `find_cascade`.
     """
-    assert search.adapters is not None
     copy = found.pop("substitute", None)
     assert copy is None or isinstance(copy, CopyFiles)
-    return find_cascade(search.adapters, search.files, copy)
+    return find_cascade(search.given["adapters"], search.files, copy)
 
 
 def find_cascade(directory: Path, files: ModelFiles, copy: CopyFiles | None) -> CascadeFiles:

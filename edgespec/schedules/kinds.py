@@ -1,0 +1,83 @@
+"""The kinds of schedules: a row each. A new one is a file with its `make`, and a row. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING
+
+from edgespec.config import EngineOptions
+from edgespec.control.controller import Adaptive
+from edgespec.core.schedule import Controller, Schedule
+from edgespec.drafters import kinds
+from edgespec.drafters.base import Drafter
+from edgespec.drafters.combined import Combined
+from edgespec.drafters.kinds import Kind
+from edgespec.errors import OptionError
+from edgespec.offload.plan.plan import Plan
+from edgespec.schedules.serial import Plain
+from edgespec.values import did_you_mean
+
+if TYPE_CHECKING:
+    from edgespec.drafters.resident import Resident
+
+Make = Callable[[Drafter, Controller, EngineOptions], Schedule]
+"""For the conversation of this drafter; the options are the engine's, with those of the schedule's own."""
+
+
+@dataclass(frozen=True)
+class ScheduleKind:
+    """A kind of schedule.
+
+    roots: it drafts behind several roots at once, for outcomes that are not known yet: so must its drafters.
+    make: a `Make`: "module:name", imported when it is asked for.
+    """
+
+    name: str
+    roots: bool
+    make: str
+
+    def refusal(self, drafter: Kind) -> str | None:
+        """Why this drafter cannot follow it; None = it can."""
+        if self.roots and not drafter.roots:
+            return f"drafts behind several roots at once, and {drafter.label} behind one"
+        return None
+
+
+SCHEDULES = (ScheduleKind("serial", roots=False, make="edgespec.schedules.serial:make"),)
+
+
+def schedule_kind(name: str) -> ScheduleKind:
+    """The row of this name. Raises OptionError when there is none."""
+    rows = {row.name: row for row in SCHEDULES}
+    if name not in rows:
+        hint = did_you_mean(name, rows, f"choose from {', '.join(rows)}")
+        raise OptionError(f"schedule {name!r} is unknown; {hint}", "schedule")
+    return rows[name]
+
+
+def check_schedule(name: str, members: Sequence[str]) -> None:
+    """Raises OptionError for an unknown schedule, and for one that these kinds of drafters cannot follow."""
+    schedule, drafters = schedule_kind(name), kinds.kinds_of(members)
+    for drafter in drafters:
+        why = schedule.refusal(drafter)
+        if why is None:
+            continue
+        able = [kind.name for kind in kinds.KINDS if schedule.refusal(kind) is None]
+        others = [f"schedule={s.name}" for s in SCHEDULES if not any(map(s.refusal, drafters))]
+        ways = [f"a drafter that can ({', '.join(able)})", *others]
+        raise OptionError(f"schedule {name} {why}; use {' or '.join(ways)}")
+
+
+def make_controller(plan: Plan, resident: Sequence[Resident]) -> Adaptive:
+    """What an engine believes before its first cycle: by the measured rates of this machine."""
+    return Adaptive(plan.costs(sum(r.nbytes for r in resident)))
+
+
+def make_schedule(options: EngineOptions, drafters: Sequence[Drafter], controller: Controller) -> Schedule:
+    """The schedule that the options name, for the conversation of these drafters."""
+    if not drafters:
+        return Plain()
+    make: Make = resolve_name(schedule_kind(options.schedule).make)
+    return make(drafters[0] if len(drafters) == 1 else Combined(drafters), controller, options)
