@@ -18,42 +18,40 @@ from edgespec.apps.reply import follow
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import OptionError
-from edgespec.values import format_bytes
+from edgespec.values import Option, Options, format_bytes
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.session import Session
 
-MAX_TOKENS, MAX_REPETITIONS = 10**6, 1000
+
+@dataclass(frozen=True)
+class BenchFlags(Options):
+    """What is measured."""
+
+    prompt_tokens: Annotated[
+        tuple[int, ...],
+        Option("Lengths of prompts; 0 for none.", metavar="N,...", short="-p", least=0, most=10**6),
+    ] = (512,)
+    new_tokens: Annotated[
+        tuple[int, ...],
+        Option("Lengths of replies; 0 for none.", metavar="N,...", short="-n", least=0, most=10**6),
+    ] = (128,)
+    repetitions: Annotated[int, Option("Runs of each test.", metavar="N", short="-r", least=1, most=1000)] = 5
+    json: Annotated[bool, Option("Print one JSON object.")] = False
 
 
 @options.takes()
-def bench(
-    model: options.Model,
-    prompt_tokens: Annotated[
-        str, typer.Option("--prompt-tokens", "-p", metavar="N,...", help="Lengths of prompts; 0 for none.")
-    ] = "512",
-    new_tokens: Annotated[
-        str, typer.Option("--new-tokens", "-n", metavar="N,...", help="Lengths of replies; 0 for none.")
-    ] = "128",
-    repetitions: Annotated[
-        int, typer.Option("--repetitions", "-r", metavar="N", help="Runs of each test.")
-    ] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    *,
-    engine: EngineOptions,
-) -> None:
+def bench(model: options.Model, *, wanted: BenchFlags, engine: EngineOptions) -> None:
     """Measure speed: prompt reading (pp), greedy replies (tg), and what they read.
 
     Mean ± standard deviation. For a model that streams, the disk's own rate is
     measured before each run, by direct reads of the same files.
     """
-    tests = [Test("pp", n) for n in _lengths("--prompt-tokens", prompt_tokens)]
-    tests += [Test("tg", n) for n in _lengths("--new-tokens", new_tokens)]
+    tests = [Test("pp", n) for n in wanted.prompt_tokens if n]
+    tests += [Test("tg", n) for n in wanted.new_tokens if n]
     if not tests:
         raise OptionError("there is nothing to measure: --prompt-tokens and --new-tokens are both 0")
-    if not 1 <= repetitions <= MAX_REPETITIONS:
-        raise OptionError(f"--repetitions is {repetitions}; it must be from 1 to {MAX_REPETITIONS}")
     needed = max(test.positions for test in tests)
     options.check_together(engine, GenerationOptions())
     if engine.context is None:
@@ -61,9 +59,9 @@ def bench(
     elif engine.context < needed:
         raise OptionError(f"--context is {engine.context}, but the longest test takes {needed} positions")
     with Terminal() as terminal, open_engine(model, engine, terminal) as opened:
-        _measure(opened, tests, repetitions, terminal)
+        _measure(opened, tests, wanted.repetitions, terminal)
         name = Path(model).name
-        if as_json:
+        if wanted.json:
             terminal.result(json.dumps(_report(opened, name, engine, tests)))
         else:
             terminal.result(_table(opened, name, tests))
@@ -110,16 +108,6 @@ class Test:
         """The run's read rate over the disk's own, averaged; None when nothing is read."""
         shares = [run.read_gbps / run.direct_gbps for run in self.runs if run.direct_gbps and run.read_gbps]
         return mean(shares) if shares else None
-
-
-def _lengths(option: str, text: str) -> list[int]:
-    try:
-        values = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise OptionError(f"{option} is {text!r}; write a whole number, or several as 128,512") from None
-    if bad := [n for n in values if not 0 <= n <= MAX_TOKENS]:
-        raise OptionError(f"{option} has {bad[0]}; it must be from 0 to {MAX_TOKENS}")
-    return [n for n in values if n]
 
 
 def _measure(engine: Engine, tests: list[Test], repetitions: int, terminal: Terminal) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -20,11 +21,34 @@ from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import ContextError, EdgeSpecError, OptionError
 from edgespec.text.conversation import Message
+from edgespec.values import Option, Options
 
 PATIENCE = 1.0  # seconds of silence, after which it is said that standard input is being read
 
 
-@options.takes(generation=())
+@dataclass(frozen=True)
+class ChatFlags(Options):
+    """How a conversation begins, and how it is shown."""
+
+    prompt: Annotated[
+        str | None,
+        Option(
+            "Answer this, with what standard input holds below it, and leave.",
+            metavar="TEXT", short="-p", default="a conversation",
+        ),
+    ] = None  # fmt: skip
+    system: Annotated[str | None, Option("System prompt.", metavar="TEXT")] = None
+    system_file: Annotated[Path | None, Option("System prompt, from a file.", metavar="FILE")] = None
+    continue_: Annotated[bool, Option("Go on with the last conversation.", short="-c")] = False
+    history: Annotated[bool, Option("Remember typed lines, and the conversation for --continue.")] = True
+    stats: Annotated[bool, Option("Show figures after each reply.")] = True
+    verbose: Annotated[
+        bool, Option("Show planned and measured memory after each reply, too.", short="-v")
+    ] = False
+    show_drafts: Annotated[bool, Option("Colour the tokens that were drafted.")] = False
+
+
+@options.takes()
 def chat(
     model: Annotated[
         str | None,
@@ -32,40 +56,8 @@ def chat(
             metavar="MODEL", help=options.MODEL_HELP + " Without one: the demo model.", show_default=False
         ),
     ] = None,
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            "--prompt",
-            "-p",
-            metavar="TEXT",
-            help="Answer this, with what standard input holds below it, and leave.",
-            show_default=False,
-        ),
-    ] = None,
-    system: Annotated[
-        str | None, typer.Option("--system", metavar="TEXT", help="System prompt.", show_default=False)
-    ] = None,
-    system_file: Annotated[
-        Path | None,
-        typer.Option("--system-file", metavar="FILE", help="System prompt, from a file.", show_default=False),
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--continue", "-c", help="Go on with the last conversation.")
-    ] = False,
-    history: Annotated[
-        bool,
-        typer.Option(
-            "--history/--no-history", help="Remember typed lines, and the conversation for --continue."
-        ),
-    ] = True,
-    stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Show figures after each reply.")] = True,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show planned and measured memory after each reply, too.")
-    ] = False,
-    show_drafts: Annotated[
-        bool, typer.Option("--show-drafts", help="Colour the tokens that were drafted.")
-    ] = False,
     *,
+    wanted: ChatFlags,
     engine: EngineOptions,
     generation: GenerationOptions,
 ) -> None:
@@ -74,14 +66,13 @@ def chat(
     if model is None:
         engine = demo_options(engine)
     options.check_together(engine, generation)
-    system = _system_prompt(system, system_file)
-    earlier = _earlier() if resume else None
-    if prompt is not None:
-        prompt = _with_input(prompt)
+    system = _system_prompt(wanted.system, wanted.system_file)
+    earlier = _earlier() if wanted.continue_ else None
+    prompt = None if wanted.prompt is None else _with_input(wanted.prompt)
     with Terminal() as terminal, typing_ahead(), open_engine(source, engine, terminal) as opened:
-        remembers = history and (resume or (terminal.interactive and prompt is None))
-        talk = Talk(opened, source, terminal, generation, stats, verbose, remembers)
-        if show_drafts and not terminal.show_drafts():
+        remembers = wanted.history and (wanted.continue_ or (terminal.interactive and prompt is None))
+        talk = Talk(opened, source, terminal, generation, wanted.stats, wanted.verbose, remembers)
+        if wanted.show_drafts and not terminal.show_drafts():
             terminal.note("drafts are not shown: there are no colours here")
         if earlier is not None:
             talk.restore(earlier)
@@ -90,7 +81,7 @@ def chat(
         if prompt is not None:
             talk.ask(prompt)
             raise typer.Exit(130 if talk.interrupted else 0)
-        _converse(talk, _reader(history, terminal), terminal)
+        _converse(talk, _reader(wanted.history, terminal), terminal)
 
 
 def _converse(talk: Talk, reader: Reader, terminal: Terminal) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,32 +22,28 @@ from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import EdgeSpecError, OptionError
 from edgespec.response import Response
 from edgespec.text.conversation import Conversation
+from edgespec.values import Option, Options
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
 
 
-@options.takes(generation=())
-def generate(
-    model: options.Model,
+@dataclass(frozen=True)
+class GenerateFlags(Options):
+    """What is continued, and how it is shown."""
+
     prompt: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--prompt",
-            "-p",
-            metavar="TEXT",
-            help="Text to continue. Repeatable. Default: standard input.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a reply.")] = False,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="After a prompt that fails, go on with the next.")
-    ] = False,
-    stats: Annotated[bool, typer.Option("--stats/--no-stats", help="Show figures after each reply.")] = True,
-    *,
-    engine: EngineOptions,
-    generation: GenerationOptions,
+        tuple[str, ...],
+        Option("Text to continue. Repeatable.", metavar="TEXT", short="-p", default="standard input"),
+    ] = ()
+    json: Annotated[bool, Option("Print one JSON object a reply.")] = False
+    keep_going: Annotated[bool, Option("After a prompt that fails, go on with the next.")] = False
+    stats: Annotated[bool, Option("Show figures after each reply.")] = True
+
+
+@options.takes()
+def generate(
+    model: options.Model, *, wanted: GenerateFlags, engine: EngineOptions, generation: GenerationOptions
 ) -> None:
     """Continue texts: -p, or standard input with one prompt a line.
 
@@ -55,12 +52,12 @@ def generate(
     To ask a chat model one question, use `edgespec chat -p`.
     """
     options.check_together(engine, generation)
-    queue = _prompts(prompt, keep_going)
+    queue = _prompts(wanted.prompt, wanted.keep_going)
     with Terminal() as terminal, open_engine(model, engine, terminal) as opened:
-        _Run(opened, generation, terminal, as_json, stats).all(queue, keep_going)
+        _Run(opened, generation, terminal, wanted).all(queue)
 
 
-def _prompts(texts: list[str] | None, keep_going: bool) -> Iterator[Prompt | OptionError]:
+def _prompts(texts: tuple[str, ...], keep_going: bool) -> Iterator[Prompt | OptionError]:
     """The prompts, the first of which is known to be there before a model is loaded. With `keep_going`, what
     is wrong with a line stands in its place."""
     if texts:
@@ -76,17 +73,16 @@ def _prompts(texts: list[str] | None, keep_going: bool) -> Iterator[Prompt | Opt
 
 class _Run:
     def __init__(
-        self, engine: Engine, options: GenerationOptions, terminal: Terminal, as_json: bool, stats: bool
+        self, engine: Engine, options: GenerationOptions, terminal: Terminal, wanted: GenerateFlags
     ) -> None:
         self.engine = engine
         self.options = options
         self.terminal = terminal
-        self.as_json = as_json
-        self.stats = stats
+        self.wanted = wanted
         self.session = engine.new_session()
         terminal.count_reads(lambda: engine.bytes_read)
 
-    def all(self, queue: Iterator[Prompt | OptionError], keep_going: bool) -> None:
+    def all(self, queue: Iterator[Prompt | OptionError]) -> None:
         """Answer every prompt. Raises typer.Exit after Ctrl-C, and after errors that were said already."""
         failed = False
         for number, prompt in enumerate(queue):
@@ -97,12 +93,12 @@ class _Run:
             except EdgeSpecError as error:
                 if isinstance(prompt, Prompt):
                     error.args = (f"{prompt.origin}: {error}", *error.args[1:])
-                if not keep_going:
+                if not self.wanted.keep_going:
                     raise
                 failed = True
                 said = message_of(error)
                 self.terminal.error(said)
-                if self.as_json:
+                if self.wanted.json:
                     self.terminal.result(json.dumps({"prompt": number, "error": said}, ensure_ascii=False))
         if failed:
             raise typer.Exit(1)
@@ -115,14 +111,14 @@ class _Run:
             options = conversation.options(self.options) if prompt.is_chat else self.options
             steps = self.session.generate(tokens, options, self.terminal.progress)
             self.terminal.busy(f"prompt {len(tokens)} tokens")
-            reply = follow(steps, self.session.cancel, self.terminal, show=not self.as_json)
+            reply = follow(steps, self.session.cancel, self.terminal, show=not self.wanted.json)
             self._report(reply, {"prompt": number, "turn": turn})
             if reply.finish_reason == "cancelled":
                 raise typer.Exit(130)
             conversation.answer(reply, tokens, self.engine.eos)
 
     def _report(self, reply: Response, place: dict[str, int]) -> None:
-        if self.as_json:
+        if self.wanted.json:
             result: dict[str, Any] = {
                 **place,
                 "text": reply.text,
@@ -133,5 +129,5 @@ class _Run:
             self.terminal.result(json.dumps(result, ensure_ascii=False))
         else:
             self.terminal.end_reply()
-            if self.stats:
+            if self.wanted.stats:
                 self.terminal.note(stats_line(reply.stats, self.terminal.width))

@@ -11,15 +11,14 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from edgespec.config import PANELS, EngineOptions, GenerationOptions, refuse_idle, resolve
+from edgespec.config import PANELS, STANDING, EngineOptions, GenerationOptions, refuse_idle, resolve
 from edgespec.errors import EdgeSpecError, OptionError
 from edgespec.values import Field, Options, did_you_mean, options_of
 
 MODEL_HELP = "Hugging Face directory or hub id, GGUF file, or packed directory."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
 
-KINDS: tuple[type[Options], ...] = (EngineOptions, GenerationOptions)
-ALL = {name: field for kind in KINDS for name, field in options_of(kind).items()}
+ALL = {name: field for kind in STANDING for name, field in options_of(kind).items()}
 FLAGS = {name: field.flag for name, field in ALL.items()}  # and, by `takes`, those of the commands alone
 
 # Variables that are not options of a run: where things are remembered, install.sh's, the benchmark scripts'.
@@ -28,73 +27,74 @@ _OTHER_VARIABLES = {"EDGESPEC_CACHE", "EDGESPEC_TORCH", "EDGESPEC_VENV", "EDGESP
 T = TypeVar("T", bound=Options)
 
 
-def takes(
-    engine: tuple[str, ...] | None = (), generation: tuple[str, ...] | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the flags of options; it is called with `engine` and `generation`, resolved.
+def takes(**only: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of its options, for each parameter that is a dataclass of them; it is called
+    with these resolved.
 
-    engine, generation: names of EngineOptions and GenerationOptions that become flags; () = all, None = no
-        such parameter.
+    only: by parameter, the options that become flags, where not all of them do.
     """
-    wanted: dict[str, tuple[type[Options], tuple[str, ...]]] = {}
-    if engine is not None:
-        wanted["engine"] = (EngineOptions, engine or tuple(options_of(EngineOptions)))
-    if generation is not None:
-        wanted["generation"] = (GenerationOptions, generation or tuple(options_of(GenerationOptions)))
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
-        own = [p for name, p in signature.parameters.items() if name not in wanted]
-        for parameter in own:
+        own, fields, kinds = [], list[Field](), dict[str, type[Options]]()
+        for name, parameter in signature.parameters.items():
+            if isinstance(kind := parameter.annotation, type) and issubclass(kind, Options):
+                known = options_of(kind)
+                kinds[name] = kind
+                fields += [known[option] for option in only.get(name, known)]
+                continue
+            own.append(parameter)
             shown = parameter.annotation.__metadata__[0]  # typer's; in Annotated, its "default" is a flag
             for flag in (shown.default, *(shown.param_decls or ())):
                 if str(flag).startswith("--"):
-                    FLAGS.setdefault(parameter.name, flag.split("/")[0])
-            if parameter.annotation.__origin__ is bool:
-                shown.metavar = ""  # typer shows <bool>, as if there were a value to give
-        given = [_parameter(options_of(kind)[name]) for kind, names in wanted.values() for name in names]
-        order = sorted(given, key=lambda p: PANELS.index(_panel(p)))
+                    FLAGS.setdefault(name, flag)
+        for field in fields:
+            FLAGS.setdefault(field.name, field.flag)
+        fields.sort(key=lambda f: PANELS.index(f.option.panel) if f.option.panel in PANELS else -1)
 
         @functools.wraps(command)
         def run(**arguments: Any) -> None:
-            flags = {p.name: arguments.pop(p.name) for p in given}
-            for parameter, (kind, _) in wanted.items():
-                arguments[parameter] = from_flags(kind, flags)
-            if "generation" in wanted:
+            flags = {field.name: arguments.pop(field.name) for field in fields}
+            for name, kind in kinds.items():
+                arguments[name] = from_flags(kind, flags)
+            if "generation" in kinds:
                 refuse_idle(arguments["generation"], flags)
             command(**arguments)
 
-        run.__signature__ = signature.replace(parameters=own + order)  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in own + order}
+        parameters = own + [_parameter(field) for field in fields]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
         del run.__wrapped__  # typer would look there for types
         return run
 
     return decorate
 
 
+def switches(field: Field) -> list[str]:
+    """The flag of an option, and for a switch that is on the one that turns it off."""
+    return [field.flag, f"--no-{field.flag[2:]}"] if field.default is True else [field.flag]
+
+
 def _parameter(field: Field) -> inspect.Parameter:
     """The flag of one option. Its value stays text, which `Field.typed` reads for flags as for variables."""
     option = field.option
     info = typer.Option(
-        field.flag,
+        "/".join(switches(field)),
+        *filter(None, [option.short]),
         metavar=option.metavar,
-        help=f"{option.help} Default: {field.default_words}.",
-        rich_help_panel=option.panel,
+        help=option.help + ("" if field.default is False else f" Default: {field.default_words}."),
+        rich_help_panel=option.panel or None,
         hidden=option.hidden,
         show_default=False,
     )
-    kind: Any = {tuple: list[str], bool: bool}.get(field.kind, str)
+    kind: Any = list[str] if field.item is str else bool if field.kind is bool else str
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, info]
     )
 
 
-def _panel(parameter: inspect.Parameter) -> str:
-    return ALL[parameter.name].option.panel
-
-
 def from_flags(kind: type[T], flags: Mapping[str, Any]) -> T:
-    """From flags (None or [] = not given), the environment and edgespec.toml. Raises OptionError."""
+    """From flags (None or [] = not given), and where else `resolve` looks. Raises OptionError."""
     _check_environment()
     return resolve(kind, {name: None if value == [] else value for name, value in flags.items()})
 

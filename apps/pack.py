@@ -11,13 +11,14 @@ import typer
 from edgespec.apps import common, interrupts, options
 from edgespec.apps.progress import format_seconds
 from edgespec.apps.terminal import Terminal
-from edgespec.config import PRECISIONS, EngineOptions
+from edgespec.config import EngineOptions
 from edgespec.errors import OptionError
+from edgespec.models.options import PackOptions
 from edgespec.progress import Progress
 from edgespec.values import format_bytes
 
 
-@options.takes(engine=None)
+@options.takes()
 def pack(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help=options.MODEL_HELP, show_default=False)
@@ -25,39 +26,23 @@ def pack(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Where to write.", show_default=False)
     ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            "--precision",
-            metavar="NAME",
-            help=f"{', '.join(PRECISIONS)}. Default: source.",
-            show_default=False,
-        ),
-    ] = None,
-    substitute: Annotated[
-        str | None,
-        typer.Option(
-            "--substitute",
-            metavar="NAME",
-            help="int8 or int4: also write a low-bit copy to draft with. "
-            "If DIR holds MODEL already, only that is added.",
-            show_default=False,
-        ),
-    ] = None,
     verify: Annotated[
         Path | None,
         typer.Option("--verify", metavar="DIR", help="Check a packed model's bytes.", show_default=False),
     ] = None,
+    *,
+    wanted: PackOptions,
 ) -> None:
     """Pack MODEL into DIR. Interrupted, the same command goes on where it stopped."""
     if verify is not None:
-        if any(o is not None for o in (model, out, precision, substitute)):
+        if (model, out, wanted) != (None, None, PackOptions()):
             raise OptionError("--verify DIR stands alone: no other option applies to it")
         _verify(verify)
         return
     if model is None or out is None:
         raise OptionError("pack needs MODEL and --out DIR (or --verify DIR)")
-    _pack(model, out, options.from_flags(EngineOptions, {"precision": precision}).precision, substitute)
+    standing = options.from_flags(EngineOptions, {}).precision
+    _pack(model, out, wanted.precision or standing, wanted.substitute)
 
 
 def _pack(model: str, out: Path, precision: str | None, substitute: str | None) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,8 @@ from edgespec.apps.examples import CASCADE, TRAIN
 from edgespec.apps.progress import format_seconds
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
-from edgespec.errors import MissingExtraError, OptionError
+from edgespec.errors import MissingExtraError
+from edgespec.training.options import CascadeOptions
 from edgespec.values import format_bytes
 
 if TYPE_CHECKING:
@@ -34,12 +35,8 @@ def _train(context: typer.Context) -> None:
         print(context.get_help())
 
 
-def _flag(*names: str, metavar: str, help: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help, show_default=False)
-
-
 @train.command(epilog=CASCADE)
-@options.takes(("memory", "device", "device_memory", "threads", "precision", "offline"))
+@options.takes(engine=("memory", "device", "device_memory", "threads", "precision", "offline"))
 def cascade(
     model: options.Model,
     data: Annotated[
@@ -49,72 +46,11 @@ def cascade(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Where adapters, checkpoint and log go.")
     ],
-    draft_layers: Annotated[
-        int | None,
-        _flag("--draft-layers", metavar="N", help="Layers of the draft. Default: about 3/32 of them."),
-    ] = None,
-    verify_layers: Annotated[
-        str | None,
-        _flag(
-            "--verify-layers",
-            metavar="N,...",
-            help="Layers of the shallow verifier; several train an adapter each. Default: about 15/32.",
-        ),
-    ] = None,
-    steps: Annotated[int | None, _flag("--steps", metavar="N", help="Default: 2000.")] = None,
-    loss: Annotated[
-        str | None,
-        _flag(
-            "--loss",
-            metavar="NAME",
-            help="reduced (the target's likeliest tokens) or full. Default: reduced.",
-        ),
-    ] = None,
-    top_k: Annotated[
-        int | None, _flag("--top-k", metavar="K", help="Tokens of the reduced loss. Default: 20.")
-    ] = None,
-    generate: Annotated[
-        int | None,
-        _flag("--generate", metavar="N", help="Learn from N replies of the model itself; TEXT has prompts."),
-    ] = None,
-    temperature: Annotated[
-        float | None, _flag("--temperature", metavar="T", help="Of those replies. Default: 0, greedy.")
-    ] = None,
-    held_out: Annotated[
-        Path | None,
-        _flag("--held-out", metavar="TEXT", help="Text to measure on. Default: the last 5 % of the data."),
-    ] = None,
-    first: Annotated[
-        Path | None,
-        _flag("--from", metavar="DIR", help="Adapters to begin with, of the same depths. Default: anew."),
-    ] = None,
-    length: Annotated[
-        int | None, _flag("--length", metavar="TOKENS", help="Longest sequence. Default: 1024.")
-    ] = None,
-    batch_tokens: Annotated[
-        int | None, _flag("--batch-tokens", metavar="N", help="Tokens of a step, about. Default: 8192.")
-    ] = None,
-    rate: Annotated[
-        float | None, _flag("--rate", metavar="R", help="Learning rate. Default: 0.25 / the model's width.")
-    ] = None,
-    seed: Annotated[int | None, _flag("--seed", metavar="N", help="Default: 0.")] = None,
     *,
+    chosen: CascadeOptions,
     engine: EngineOptions,
 ) -> None:
     """Train a cascade's adapters for MODEL. Interrupted, the same command goes on where it stopped."""
-    wanted: dict[str, Any] = {
-        "draft_layers": draft_layers,
-        "verify_layers": None if verify_layers is None else _depths(verify_layers),
-        "steps": steps,
-        "loss": loss,
-        "top_k": top_k,
-        "generate": generate,
-        "temperature": temperature,
-        "length": length,
-        "batch_tokens": batch_tokens,
-        "rate": rate,
-        "seed": seed,
-    }
     with Terminal() as terminal:
         terminal.busy("starting")
         common.check_source(model)
@@ -127,11 +63,10 @@ def cascade(
             from edgespec.models.loading import choose_device
             from edgespec.runtimes.formats.describe import describe_model
             from edgespec.text.tokenizer import load_tokenizer
-            from edgespec.training.cascade import CascadeOptions, choose_depths, train_cascade
+            from edgespec.training.cascade import choose_depths, train_cascade
             from edgespec.training.workers import Workers
 
         check_options(engine)
-        chosen = CascadeOptions(**{k: v for k, v in wanted.items() if v is not None})
         path = resolve_model(model, terminal.progress, engine.offline)
         files = describe_model(path, engine.precision)
         depths = choose_depths(files.config.layers, chosen)
@@ -146,8 +81,6 @@ def cascade(
                 chosen,
                 engine,
                 choose_device(engine),
-                held_out=held_out,
-                first=first,
                 report=watch,
                 progress=terminal.progress,
             )
@@ -180,13 +113,6 @@ def _plot(terminal: Terminal, out: Path) -> None:
             plot_log(log, out / CURVES)
         except MissingExtraError as error:
             terminal.note(str(error))
-
-
-def _depths(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise OptionError(f"--verify-layers: {text!r} is not a list of numbers; write 15 or 9,15") from None
 
 
 class _Watch:

@@ -4,26 +4,46 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout, whatever is installed
 
+from edgespec.apps.bench import BenchFlags
+from edgespec.apps.chat import ChatFlags
 from edgespec.apps.commands import COMMANDS
-from edgespec.apps.options import ALL
+from edgespec.apps.generate import GenerateFlags
+from edgespec.apps.options import ALL, switches
 from edgespec.config import PANELS
+from edgespec.models.options import PackOptions
+from edgespec.training.options import CascadeOptions
+from edgespec.values import Field, Options, options_of
 
 PAGE = Path(__file__).with_name("cli.md")
 
 
-def option_table() -> str:
+OF_COMMANDS: dict[str, type[Options]] = {  # beside what is common
+    "chat": ChatFlags,
+    "generate": GenerateFlags,
+    "pack": PackOptions,
+    "bench": BenchFlags,
+    "train cascade": CascadeOptions,
+}
+
+
+def option_table(fields: Iterable[Field]) -> str:
     lines = ["| option | meaning | default |", "|---|---|---|"]
-    for panel in PANELS:
-        for field in ALL.values():
-            option = field.option
-            if option.panel == panel and not option.hidden:
-                shown = field.flag if field.kind is bool else f"{field.flag} {option.metavar}"
-                lines.append(f"| `{shown}` | {option.help} | {field.default_words} |")
+    for field in fields:
+        option = field.option
+        if not option.hidden:
+            shown = [f"`{f'{flag} {option.metavar}'.strip()}`" for flag in switches(field)]
+            shown += [f"`{option.short}`"] if option.short else []
+            lines.append(f"| {', '.join(shown)} | {option.help} | {field.default_words} |")
     return "\n".join(lines)
+
+
+def common_table() -> str:
+    return option_table(sorted(ALL.values(), key=lambda field: PANELS.index(field.option.panel)))
 
 
 def command_table() -> str:
@@ -34,7 +54,11 @@ def command_table() -> str:
 
 def updated(page: str) -> str:
     """The page with its tables as the code has them now."""
-    for name, table in (("options", option_table()), ("commands", command_table())):
+    tables = {"options": common_table(), "commands": command_table()}
+    tables |= {
+        f"options of {name}": option_table(options_of(of).values()) for name, of in OF_COMMANDS.items()
+    }
+    for name, table in tables.items():
         begin, end = f"<!-- {name}: written by write_options.py -->\n", f"\n<!-- end of {name} -->"
         page, count = re.subn(
             f"(?s){re.escape(begin)}.*?{re.escape(end)}", lambda _, t=begin + table + end: t, page

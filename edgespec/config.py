@@ -3,6 +3,8 @@
 An option is declared here and nowhere else: its field has the type, the default, and an `Option` that words
 and bounds it. The command line, the EDGESPEC_* variables, edgespec.toml, the keywords of the API and the
 tables of docs/cli.md follow from the fields. (For type checkers alone, `edgespec.api` names keywords again.)
+Options of one task are declared in the same way beside it (`training/options.py`, `models/options.py`, and in
+`apps/` what only the command line has); they are told to that task alone, by flags or keywords.
 
 Precedence is flag > environment > edgespec.toml > default; `resolve` applies it.
 """
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from edgespec.errors import DeviceError, OptionError
-from edgespec.values import Option, Options, did_you_mean, options_of
+from edgespec.values import MOST, Option, Options, did_you_mean, options_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -119,7 +121,7 @@ class EngineOptions(Options):
     ] = 64  # the root included
     offline: Annotated[
         bool,
-        Option("Take models from the disk and the cache only.", metavar="", panel=MODEL, default="no"),
+        Option("Take models from the disk and the cache only.", panel=MODEL),
     ] = False
     schedule: Annotated[
         str, Option("When drafting happens: serial.", metavar="NAME", panel=DRAFTING, hidden=True)
@@ -165,9 +167,7 @@ class GenerationOptions(Options):
             metavar="P", panel=REPLY, default="0, none",
         ),
     ] = 0.0  # fmt: skip
-    seed: Annotated[
-        int, Option("Same seed, same reply.", metavar="N", panel=REPLY, least=0, most=2**63 - 1)
-    ] = 0
+    seed: Annotated[int, Option("Same seed, same reply.", metavar="N", panel=REPLY, least=0, most=MOST)] = 0
     stop: Annotated[
         tuple[str, ...],
         Option("End the reply before this text. Repeatable.", metavar="TEXT", panel=REPLY, default="none"),
@@ -201,6 +201,7 @@ class GenerationOptions(Options):
         return [n for n in ("top_k", "top_p", "min_p") if getattr(self, n) != known[n].default]
 
 
+STANDING = (EngineOptions, GenerationOptions)  # also heard from the environment and edgespec.toml
 T = TypeVar("T", bound=Options)
 
 
@@ -231,7 +232,7 @@ def resolve(
     environment: Mapping[str, str] | None = None,
     file: Path | None = None,
 ) -> T:
-    """Options from flags (None = not given), then EDGESPEC_* variables, then edgespec.toml.
+    """Options from flags (None = not given); `STANDING` ones then from EDGESPEC_* variables, edgespec.toml.
 
     Raises OptionError for a malformed value, by the name under which it was given, and for unknown keys in
     the file.
@@ -239,6 +240,8 @@ def resolve(
     environment = os.environ if environment is None else environment
     file = file or Path("edgespec.toml")
     settings = read_settings(file)
+    if kind not in STANDING:
+        environment, settings = {}, {}
     values: dict[str, Any] = {}
     names: dict[str, str] = {}  # of the options, as the user wrote them
     for name, field in options_of(kind).items():
@@ -271,7 +274,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise OptionError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # also a number of over 4300 digits
         raise OptionError(f"{path} is not valid TOML: {error}") from None
-    known = {*options_of(EngineOptions), *options_of(GenerationOptions)}
+    known = {name for kind in STANDING for name in options_of(kind)}
     if unknown := sorted(set(table) - known):
         raise OptionError(f"{path}: unknown option {unknown[0]}; {did_you_mean(unknown[0], known)}")
     return table

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -27,6 +28,7 @@ UNITS = {
 }
 LEAST_BYTES = 10**6  # a smaller size is a forgotten unit: nothing runs in less
 MOST_BYTES = 10**18
+MOST = 2**63 - 1  # that a seed, or a count, may be
 
 
 def parse_bytes(value: str | float) -> int:
@@ -104,6 +106,20 @@ def as_texts(value: Any) -> tuple[str, ...]:
     raise OptionError("it must be a text or a list of texts")
 
 
+def as_counts(value: Any) -> tuple[int, ...]:
+    """Whole numbers: one, several, or their text with commas. Raises OptionError."""
+    parts = value.split(",") if isinstance(value, str) else value if isinstance(value, Sequence) else (value,)
+    try:
+        return tuple(as_whole(part) for part in parts)
+    except OptionError:
+        raise OptionError("it is not a list of numbers; write for example 9 or 9,15") from None
+
+
+def as_path(value: Any) -> Path:
+    """A path, or its text. Raises OptionError."""
+    return Path(as_text(value))
+
+
 def did_you_mean(given: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """What to do about an unknown name: "did you mean X?", or `otherwise` (by default a list of all)."""
     names = sorted(known)
@@ -119,16 +135,19 @@ class Option:
     """How an option is shown and bounded.
 
     metavar: what stands for its value; "SIZE" is a number of bytes, written as 8GB, "MODEL" a path or a name
-        on the hub.
+        on the hub; a switch has none.
+    panel: the heading under which help shows it; "": no other than the command's.
     default: what happens when it is not set, in words; "": the field's default says it.
-    least, most: inclusive bounds of a number.
+    short: a letter for the command line, as "-p".
+    least, most: inclusive bounds of a number, or of each of several.
     hidden: works, but is not shown: there is nothing to choose yet.
     """
 
     help: str
-    metavar: str
-    panel: str
+    metavar: str = ""
+    panel: str = ""
     default: str = ""
+    short: str = ""
     least: float | None = None
     most: float | None = None
     choices: tuple[str, ...] = ()
@@ -139,15 +158,16 @@ class Option:
 class Field:
     """An option as a field of its dataclass: name, type, default, and how it is shown."""
 
-    name: str
-    kind: type[Any]  # int, float, bool, str or tuple (of texts)
+    name: str  # ends in an underscore where Python has that word for itself
+    kind: type[Any]  # int, float, bool, str, Path or tuple
+    item: type[Any] | None  # of a tuple: str or int
     optional: bool  # may be None
     default: Any
     option: Option
 
     @property
     def flag(self) -> str:
-        return f"--{self.name.replace('_', '-')}"
+        return f"--{self.name.rstrip('_').replace('_', '-')}"
 
     @property
     def variable(self) -> str:
@@ -155,9 +175,15 @@ class Field:
 
     @property
     def default_words(self) -> str:
-        return self.option.default or (
-            f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
-        )
+        if self.option.default:
+            return self.option.default
+        if self.default is None or self.default == ():
+            return "none"
+        if isinstance(self.default, bool):
+            return "yes" if self.default else "no"
+        if isinstance(self.default, tuple):
+            return ",".join(map(str, self.default))
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
     def typed(self, value: Any) -> Any:
         """`value`, from Python or as text, as the field's type and within its bounds. Raises OptionError."""
@@ -176,23 +202,27 @@ class Field:
                     self.name,
                 )
             return number
-        readers = {int: as_whole, float: as_number, bool: as_switch, str: as_text, tuple: as_texts}
-        read = readers[self.kind]
+        readers = {int: as_whole, float: as_number, bool: as_switch, str: as_text, Path: as_path}
+        read = readers.get(self.kind) or (as_texts if self.item is str else as_counts)
         try:
-            found = read(value)
+            found: Any = read(value)
         except OptionError as error:
             # Python refuses to write a number of over 4300 digits.
             huge = isinstance(value, int) and value.bit_length() > 256
             shown = f"a number of {value.bit_length()} bits" if huge else f"{value!r:.80}"
             raise OptionError(f"{self.name} is {shown}; {error}", self.name) from None
-        self._bound(found)
+        for part in found if self.item is int else (found,):
+            self._bound(part)
         return found
 
     def _bound(self, value: Any) -> None:
         least, most, choices = self.option.least, self.option.most, self.option.choices
         if (least is not None and not value >= least) or (most is not None and not value <= most):  # NaN too
-            wanted = f"at least {least}" if most is None else f"between {least} and {most}"
-            raise OptionError(f"{self.name} is {value}; it must be {wanted}", self.name)
+            wanted = f"at least {least}" if most is None else f"from {least} to {most}"
+            if most == MOST:
+                wanted = f"at least {least}, and below 2^63"
+            has = "is" if self.item is None else "has"
+            raise OptionError(f"{self.name} {has} {value}; it must be {wanted}", self.name)
         if choices and value not in choices:
             hint = did_you_mean(value, choices, f"choose from {', '.join(choices)}")
             raise OptionError(f"{self.name} {value!r} is unknown; {hint}", self.name)
@@ -219,6 +249,6 @@ def _options_of(kind: type[Any]) -> dict[str, Field]:
     for field in fields(kind):
         hint, option = get_args(hints[field.name])
         kinds = get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        plain = get_origin(kinds[0]) or kinds[0]
-        found[field.name] = Field(field.name, plain, type(None) in kinds, field.default, option)
+        plain, item = get_origin(kinds[0]) or kinds[0], (*get_args(kinds[0]), None)[0]
+        found[field.name] = Field(field.name, plain, item, type(None) in kinds, field.default, option)
     return found

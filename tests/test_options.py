@@ -17,6 +17,9 @@ import torch
 
 from edgespec.api import EngineKeywords, GenerationKeywords
 from edgespec.apps import main, options
+from edgespec.apps.bench import BenchFlags
+from edgespec.apps.chat import ChatFlags
+from edgespec.apps.generate import GenerateFlags
 from edgespec.config import (
     EngineOptions,
     GenerationOptions,
@@ -26,7 +29,11 @@ from edgespec.config import (
     with_keywords,
 )
 from edgespec.errors import OptionError
-from edgespec.training.cascade import CascadeOptions
+from edgespec.models.options import PackOptions
+from edgespec.models.packing import pack_model
+from edgespec.offload.pack.layout import LOW_BIT
+from edgespec.offload.pack.pack import PRECISIONS
+from edgespec.training.options import CascadeOptions
 from edgespec.values import Field, did_you_mean, format_bytes, options_of, parse_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,7 +145,64 @@ def test_sampling_options_that_change_nothing(name: str) -> None:
     refuse_idle(with_keywords(idle, {"temperature": 1.0}), {name: value})
 
 
+OF_COMMANDS = (ChatFlags, GenerateFlags, BenchFlags, PackOptions, CascadeOptions)
+
+
+@pytest.mark.parametrize("kind", OF_COMMANDS)
+def test_options_of_a_command_are_as_strict(kind: Any) -> None:
+    assert len(options_of(kind)) > 1
+    for name, field in options_of(kind).items():
+        wrong = WRONG[str if field.kind is Path else field.kind]
+        for value in ("a,b", [1.5], {"a": 1}) if field.item is int else wrong:
+            if (value is None and field.optional) or (field.item is str and value == {"a": 1}):
+                continue
+            with pytest.raises(OptionError) as raised:
+                kind(**{name: value})
+            assert raised.value.option == name
+            assert str(raised.value).startswith(name)
+
+
+@pytest.mark.parametrize("value", ["9,15", (9, 15), [9, np.int64(15)]])
+def test_several_numbers_are_one_option(value: Any) -> None:
+    assert CascadeOptions(verify_layers=value).verify_layers == (9, 15)
+    assert BenchFlags(prompt_tokens=64).prompt_tokens == (64,)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"new_tokens": "128,-4"}, "new_tokens has -4; it must be from 0 to 1000000"),
+        ({"repetitions": 0}, "repetitions is 0; it must be from 1 to 1000"),
+        (
+            {"new_tokens": "1,,2"},
+            "new_tokens is '1,,2'; it is not a list of numbers; write for example 9 or 9,15",
+        ),
+    ],
+)
+def test_each_of_several_numbers_is_bounded(values: Any, said: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        BenchFlags(**values)
+    assert str(raised.value) == said
+
+
 # Where they come from
+
+
+def test_options_of_one_task_are_told_to_it_alone(tmp_path: Path) -> None:
+    """A temperature for chats must not be one for the replies that a training run learns from."""
+    file = tmp_path / "edgespec.toml"
+    file.write_text("seed = 7\n")
+    environment = {"EDGESPEC_TEMPERATURE": "0.5"}
+    assert resolve(CascadeOptions, {}, environment, file) == CascadeOptions()
+    assert resolve(GenerationOptions, {}, environment, file) == GenerationOptions(temperature=0.5, seed=7)
+
+
+def test_the_keywords_of_packing_are_its_options() -> None:
+    keywords = inspect.signature(pack_model).parameters
+    for name, field in options_of(PackOptions).items():
+        assert keywords[name].default is field.default is None
+    assert set(options_of(PackOptions)["substitute"].option.choices) == set(LOW_BIT)
+    assert options_of(PackOptions)["precision"].option.choices == PRECISIONS
 
 
 def test_the_nearest_setting_wins(tmp_path: Path) -> None:
@@ -218,7 +282,7 @@ def test_library_messages_name_options_as_flags_on_the_command_line() -> None:
 
 
 def test_what_only_a_command_has_is_named_as_its_flag_too() -> None:
-    said = "a lower rate= (it was 0.1), other verify_layers=, or choose another out=; see first=DIR"
+    said = "a lower rate= (it was 0.1), other verify_layers=, or choose another out=; see from_=DIR"
     assert options.in_flags(said) == (
         "a lower --rate (it was 0.1), other --verify-layers, or choose another --out; see --from DIR"
     )
@@ -310,5 +374,5 @@ def test_the_tables_of_the_docs_are_current() -> None:
     spec.loader.exec_module(module)
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert module.updated(page) == page, "run `python docs/write_options.py`"
-    assert "`--memory SIZE`" in module.option_table()
-    assert "--schedule" not in module.option_table()
+    assert "`--memory SIZE`" in module.common_table()
+    assert "--schedule" not in module.common_table()

@@ -214,7 +214,7 @@ def test_refusals(model: Path, packed: Path, tmp_path: Path) -> None:
         pack_model(str(other), packed, substitute="int4")
     with pytest.raises(OptionError, match="leave precision= out"):
         pack_model(str(model), packed, precision="int8", substitute="int4")
-    with pytest.raises(OptionError, match="'int3' is unknown; choose from int8, int4"):
+    with pytest.raises(OptionError, match="substitute 'int3' is unknown; did you mean int8"):
         pack_model(str(model), tmp_path / "x", substitute="int3")
     with pytest.raises(OptionError, match=r"cannot stand in .* out, or try int4"):
         pack_model(str(model), tmp_path / "x", precision="int4", substitute="int8")

@@ -29,10 +29,11 @@ from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.torch.adapter_files import describe_adapters
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
 from edgespec.training import cascade
-from edgespec.training.cascade import CascadeOptions, choose_depths, train_cascade
+from edgespec.training.cascade import choose_depths, train_cascade
 from edgespec.training.corpus import Sample
 from edgespec.training.data import Samples, Shards
 from edgespec.training.generate import Replies
+from edgespec.training.options import CascadeOptions
 from edgespec.training.plots import CURVES
 from edgespec.training.target import FrozenTarget, open_beside, plan_beside
 from edgespec.training.trainer import CHECKPOINT, LOG, Report, read_log
@@ -87,6 +88,7 @@ def train(model: Path, text: Path, out: Path, options: CascadeOptions = OPTIONS,
     reports: list[Report] = []
     files, tokenizer = described(model)
     engine = more.pop("engine", EngineOptions())
+    options = replace(options, **{name: more.pop(name) for name in ("held_out", "from_") if name in more})
     train_cascade(files, tokenizer, text, out, options, engine, CPU, report=reports.append, **more)
     return reports
 
@@ -348,18 +350,18 @@ def test_a_run_begins_with_earlier_adapters(model: Path, text: Path, tmp_path: P
     )
     make_tokenizer(moved)
     assert describe_model(moved).digest != describe_model(model).digest
-    on = train(model, text, tmp_path / "on", first=tmp_path / "earlier")
+    on = train(model, text, tmp_path / "on", from_=tmp_path / "earlier")
     assert on[0].held_out == earlier[-1].held_out
     assert earlier[0].held_out != earlier[-1].held_out
-    train(moved, text, tmp_path / "other", first=tmp_path / "earlier")
+    train(moved, text, tmp_path / "other", from_=tmp_path / "earlier")
     with pytest.raises(OptionError, match="no verify-3 to begin with"):
         train(
-            model, text, tmp_path / "deeper", replace(OPTIONS, verify_layers=(3,)), first=tmp_path / "earlier"
+            model, text, tmp_path / "deeper", replace(OPTIONS, verify_layers=(3,)), from_=tmp_path / "earlier"
         )
     with pytest.raises(OptionError, match="first = None"):
-        train(model, text, tmp_path / "earlier", replace(OPTIONS, steps=8), first=tmp_path / "on")
+        train(model, text, tmp_path / "earlier", replace(OPTIONS, steps=8), from_=tmp_path / "on")
     with pytest.raises(ModelError, match=r"no adapter\.json"):
-        train(model, text, tmp_path / "none", first=tmp_path)
+        train(model, text, tmp_path / "none", from_=tmp_path)
 
 
 def test_bad_text_is_found_before_replies_are_made(model: Path, text: Path, tmp_path: Path) -> None:
@@ -525,7 +527,7 @@ def test_without_matplotlib_the_command_says_so_and_succeeds(
     [
         (["--draft-layers", "2", "--verify-layers", "2"], "must be fewer than verify layers"),
         (["--verify-layers", "a,b"], "not a list of numbers"),
-        (["--loss", "other"], "choose reduced or full"),
+        (["--loss", "other"], "--loss 'other' is unknown; choose from reduced, full"),
         (["--memory", "1MB"], "smallest dial"),
         (["--memory", "many"], "--memory"),
     ],

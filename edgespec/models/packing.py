@@ -7,9 +7,10 @@ from pathlib import Path
 
 from edgespec.errors import OptionError
 from edgespec.models.hub import resolve_model
+from edgespec.models.options import PackOptions
 from edgespec.offload.chunk_store import is_store, open_store
-from edgespec.offload.pack.layout import LOW_BIT, lay_out
-from edgespec.offload.pack.pack import check_precision, pack, verify
+from edgespec.offload.pack.layout import lay_out
+from edgespec.offload.pack.pack import pack, verify
 from edgespec.offload.plan.ledger import gigabytes
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.formats.checkpoint import read_checkpoint
@@ -27,8 +28,8 @@ def pack_model(
 ) -> None:
     """Write a packed copy of `model` (directory, hub id or GGUF file) to the directory `out`.
 
-    precision: default "source". `substitute` ("int8" or "int4") also writes a low-bit copy to draft with,
-    into `out/substitute`; when `out` holds the same model already, nothing but that.
+    precision, substitute: as `PackOptions` has them; the low-bit copy goes into `out/substitute`, and when
+        `out` holds the same model already, nothing else is written.
 
     Streaming (at most 1 GB of memory), atomic, and resumable by the same call.
 
@@ -36,6 +37,7 @@ def pack_model(
     or holds another model or precision), ModelError, StorageError (too little space, named before anything
     is written).
     """
+    PackOptions(precision, substitute)
     path = resolve_model(model, progress)
     if is_store(path):
         raise OptionError(f"{path} is packed already; pack the checkpoint or GGUF file it was made from")
@@ -60,11 +62,6 @@ def pack_model(
     if substitute is None:
         write(out, precision or "source", checkpoint.companions())
         return
-    if substitute not in LOW_BIT:
-        raise OptionError(
-            f"a substitute of precision {substitute!r} is unknown; choose from {', '.join(LOW_BIT)}"
-        )
-    check_precision(precision or "source")
     if is_store(out):
         precision = _precision_of(out, checkpoint.digest, precision)
     copy = lay_out(checkpoint.order, substitute)

@@ -7,7 +7,7 @@ All adapters learn from the same passes of the target; none reaches another's pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from edgespec.training.corpus import Sample, corpus_digest, text_files
 from edgespec.training.data import Batches, Samples, Shards, padded, passes, split
 from edgespec.training.held_out import Agreement
 from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, RowsLoss, distill, make_loss
+from edgespec.training.options import TOP_K, CascadeOptions
 from edgespec.training.prepare import DataMaker, Making
 from edgespec.training.target import (
     KERNELS_BYTES,
@@ -45,45 +46,10 @@ from edgespec.training.workers import Workers
 DRAFT_SHARE, VERIFY_SHARE = 3 / 32, 15 / 32  # of the layers: the paper's choice for 32 of them
 RATE = 0.25  # of learning, times 1 / width: 6e-5 for a 7B (Kangaroo has 5e-5), 1e-3 for a width of 256
 WARMUP = 100  # steps, but at most a tenth of them
-TOP_K = 20
 HELD_OUT_SHARE, HELD_OUT_TOKENS = 0.05, 16_384
 HELD_OUT_REPLY = 32  # tokens, with its prompt; few are shorter
 EVALUATIONS = 10  # on the way
-
-
-@dataclass(frozen=True)
-class CascadeOptions:
-    """What a user may set. Depths of None follow from the target's number of layers."""
-
-    draft_layers: int | None = None
-    verify_layers: tuple[int, ...] = ()
-    steps: int = 2000
-    loss: str = "reduced"  # or "full"
-    top_k: int | None = None  # of the target's tokens, for the reduced loss; None = 20, or no such loss
-    generate: int = 0  # replies of the target itself to learn from, instead of the text as it is
-    temperature: float = 0.0  # of those replies
-    length: int = 1024  # tokens of a sequence
-    batch_tokens: int = 8192  # of a step
-    rate: float | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.loss not in ("reduced", "full"):
-            raise OptionError(f"loss {self.loss!r} is unknown; choose reduced or full", "loss")
-        lowest = {"steps": 1, "top_k": 1, "generate": 0, "length": 2, "batch_tokens": 1, "seed": 0}
-        for name, least in lowest.items():
-            if (value := getattr(self, name)) is not None and not least <= value < 2**63:
-                raise OptionError(f"{name} is {value}; it must be at least {least}, and below 2^63", name)
-        if self.loss == "full" and self.top_k is not None:
-            raise OptionError("top_k is of the reduced loss; leave it out with the full one", "top_k")
-        if self.loss == "reduced" and self.top_k is None:
-            object.__setattr__(self, "top_k", TOP_K)  # what manifests say, and a resumed run is held to
-        if self.temperature and not self.generate:
-            raise OptionError(
-                "temperature is of the model's own replies; give generate=, their number, too", "temperature"
-            )
-        if self.rate is not None and not 0 < self.rate <= 1:
-            raise OptionError(f"rate is {self.rate}; it must be above 0 and at most 1", "rate")
+ELSEWHERE = {"draft_layers", "verify_layers", "held_out", "from_"}  # not said of each adapter in the manifest
 
 
 def choose_depths(layers: int, options: CascadeOptions) -> list[tuple[Role, int]]:
@@ -95,8 +61,6 @@ def choose_depths(layers: int, options: CascadeOptions) -> list[tuple[Role, int]
         deepest = min(options.verify_layers, default=layers - 1) - 1
         draft = max(1, min(round(layers * DRAFT_SHARE), deepest))
     verify = sorted(set(options.verify_layers or (max(draft + 1, round(layers * VERIFY_SHARE)),)))
-    if draft < 1:
-        raise OptionError(f"draft layers are {draft}; the draft needs at least 1")
     if draft >= verify[0]:
         raise OptionError(
             f"draft layers ({draft}) must be fewer than verify layers ({verify[0]}): the shallow verifier "
@@ -160,8 +124,6 @@ def train_cascade(
     engine: EngineOptions,
     device: torch.device,
     *,
-    held_out: Path | None = None,
-    first: Path | None = None,
     report: Callable[[Report], None] = lambda report: None,
     progress: ProgressCallback | None = None,
     stop_after: int | None = None,
@@ -170,14 +132,13 @@ def train_cascade(
 
     out/data, out/held-out: token shards; out/run: checkpoint and log; out itself: the adapters, as
     `adapter_files.describe_adapters` reads them, from the first evaluation on.
-    first: adapters to begin with, of the same depths, trained for this target or for an earlier state of it.
-
     Raises OptionError for depths, data or options that cannot be, before any weight is read; BudgetError when
     the dial is too small; TrainingError when the loss is not finite.
     """
     depths = choose_depths(files.config.layers, options)
     use_threads(engine.threads, cpu_count())
-    begun_with = {} if first is None else _earlier(first, files, depths)
+    held_out = options.held_out
+    begun_with = {} if options.from_ is None else _earlier(options.from_, files, depths)
     machine = measure_for_training(files, device)
     plan_beside(files, engine, machine, 64, 64, lambda rows: training_bytes(files, rows, len(depths)))
     workers = Workers()
@@ -241,8 +202,7 @@ def train_cascade(
             out / "run",
             evaluate=training.evaluate,
             groups=[list(adapter.parameters()) for adapter in adapters.values()],
-            identity=_identity(files, options, depths, held_out, begun_with)
-            | {"workers": workers.count, "rows": rows},
+            identity=_identity(files, options, depths, begun_with) | {"workers": workers.count, "rows": rows},
             workers=workers,
         )
 
@@ -250,7 +210,7 @@ def train_cascade(
             if line.held_out is not None:
                 facts = {
                     name: {"steps": line.step, "tokens": line.tokens, "held_out": dict(values)}
-                    | {k: v for k, v in asdict(options).items() if "layers" not in k}
+                    | {k: v for k, v in asdict(options).items() if k not in ELSEWHERE}
                     for name, values in line.held_out.items()
                 }
                 kept = [(role, adapters[name := f"{role}-{depth}"], facts[name]) for role, depth in depths]
@@ -310,7 +270,6 @@ def _identity(
     files: ModelFiles,
     options: CascadeOptions,
     depths: Sequence[tuple[Role, int]],
-    held_out: Path | None,
     begun_with: Mapping[str, AdapterFile],
 ) -> dict[str, Any]:
     """What a resumed run must share with the one it goes on from."""
@@ -318,7 +277,7 @@ def _identity(
     return {name: getattr(options, name) for name in names} | {
         "target": files.digest,
         "adapters": [f"{role}-{depth}" for role, depth in depths],
-        "held-out": held_out and corpus_digest(text_files(held_out)),
+        "held-out": options.held_out and corpus_digest(text_files(options.held_out)),
         "first": corpus_digest([begun_with[f"{role}-{depth}"].path for role, depth in depths])
         if begun_with
         else None,

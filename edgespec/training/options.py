@@ -1,0 +1,93 @@
+"""What a user may say of a training run. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from edgespec.errors import OptionError
+from edgespec.values import MOST, Option, Options
+
+ADAPTERS, TEXT, RUN = "Adapters", "Text", "Run"  # panels
+TOP_K = 20
+
+
+@dataclass(frozen=True)
+class CascadeOptions(Options):
+    """How a cascade's adapters are trained. Depths that are not given follow from the target's layers."""
+
+    draft_layers: Annotated[
+        int | None,
+        Option(
+            "Layers of the draft: deeper drafts better, and each drafted token costs more.",
+            metavar="N", panel=ADAPTERS, default="about 3/32 of them", least=1,
+        ),
+    ] = None  # fmt: skip
+    verify_layers: Annotated[
+        tuple[int, ...],
+        Option(
+            "Layers of the shallow verifier; several train an adapter each.",
+            metavar="N,...", panel=ADAPTERS, default="about 15/32 of them",
+        ),
+    ] = ()  # fmt: skip
+    from_: Annotated[
+        Path | None,
+        Option(
+            "Adapters to begin with, of the same depths.", metavar="DIR", panel=ADAPTERS, default="none, anew"
+        ),
+    ] = None  # trained for this target, or for an earlier state of it
+    generate: Annotated[
+        int,
+        Option(
+            "Learn from N replies of the model itself; TEXT has the prompts.",
+            metavar="N", panel=TEXT, default="0, from TEXT as it is", least=0, most=MOST,
+        ),
+    ] = 0  # fmt: skip
+    temperature: Annotated[
+        float,
+        Option("Of those replies.", metavar="T", panel=TEXT, default="0, greedy", least=0, most=100),
+    ] = 0.0
+    length: Annotated[int, Option("Longest sequence.", metavar="TOKENS", panel=TEXT, least=2, most=MOST)] = (
+        1024
+    )
+    held_out: Annotated[
+        Path | None,
+        Option("Text to measure on.", metavar="TEXT", panel=TEXT, default="the last 5 % of the data"),
+    ] = None
+    steps: Annotated[
+        int,
+        Option("Steps; more of them make a finished run longer.", metavar="N", panel=RUN, least=1, most=MOST),
+    ] = 2000
+    batch_tokens: Annotated[
+        int, Option("Tokens of a step, about.", metavar="N", panel=RUN, least=1, most=MOST)
+    ] = 8192
+    loss: Annotated[
+        str,
+        Option(
+            "reduced (the target's likeliest tokens) or full.",
+            metavar="NAME", panel=RUN, choices=("reduced", "full"),
+        ),
+    ] = "reduced"  # fmt: skip
+    top_k: Annotated[
+        int | None,  # None with the full loss
+        Option("Tokens of the reduced loss.", metavar="K", panel=RUN, default=f"{TOP_K}", least=1, most=MOST),
+    ] = None
+    rate: Annotated[
+        float | None,
+        Option("Learning rate.", metavar="R", panel=RUN, default="0.25 / the model's width"),
+    ] = None
+    seed: Annotated[int, Option("Of the order of the data.", metavar="N", panel=RUN, least=0, most=MOST)] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.loss == "full" and self.top_k is not None:
+            raise OptionError("top_k is of the reduced loss; leave it out with the full one", "top_k")
+        if self.loss == "reduced" and self.top_k is None:
+            object.__setattr__(self, "top_k", TOP_K)  # what manifests say, and a resumed run is held to
+        if self.temperature and not self.generate:
+            raise OptionError(
+                "temperature is of the model's own replies; give generate=, their number, too", "temperature"
+            )
+        if self.rate is not None and not 0 < self.rate <= 1:
+            raise OptionError(f"rate is {self.rate}; it must be above 0 and at most 1", "rate")
