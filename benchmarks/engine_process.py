@@ -125,7 +125,7 @@ class Conversations:
 
     def _cache(self) -> KVCache:
         """Of the plan's size: no other session is open."""
-        return self.engine.target.new_cache(self.engine.plan.context)
+        return self.engine.verifier.new_seat(self.engine.plan.context)
 
     def _session(self, cache: KVCache, drafter: Drafter, controller: Fixed, trace: Trace) -> Session:
         return Session(self.engine, cache, Serial(drafter, controller, NODES), trace=trace)

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from edgespec.config import EngineOptions, check_device
 from edgespec.control.handover import HandOver, speedup, without_drafter
@@ -24,7 +23,7 @@ from edgespec.errors import BudgetError, ClosedError, OptionError
 from edgespec.models.hub import resolve_model
 from edgespec.offload.plan.plan import Plan
 from edgespec.progress import ProgressCallback
-from edgespec.runtimes.base import TREE_ROWS
+from edgespec.runtimes.base import TREE_ROWS, Target
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.schedules.kinds import check_schedule, make_controller, make_schedule
@@ -32,10 +31,6 @@ from edgespec.session import Session
 from edgespec.text.prompt import Prompt, encode_prompt
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
 from edgespec.values import format_bytes, options_of
-
-if TYPE_CHECKING:
-    from edgespec.runtimes.torch.target import TorchTarget
-    from edgespec.runtimes.torch.weights import Weights
 
 
 class Engine:
@@ -50,7 +45,7 @@ class Engine:
         tokenizer: Tokenizer,
         plan: Plan,
         options: EngineOptions,
-        target: TorchTarget[Weights],
+        target: Target,
         resident: Sequence[Resident] = (),
     ) -> None:
         self.files = files
@@ -146,7 +141,7 @@ class Engine:
         # Every session needs room for a pass's uncommitted rows, and its drafts'; the plan has those of one.
         rows = TREE_ROWS + sum(resident.rows for resident in self.resident)
         held = wanted + (rows if self._positions_held else 0)
-        cache = self.target.new_cache(wanted)
+        cache = self.verifier.new_seat(wanted)
         drafters: list[Drafter] = [kind.make() for kind in kinds_of(self.drafters) if kind.make is not None]
         drafters += [resident.drafter(cache, self.config.vocab_size) for resident in self.resident]
         self._handover.begin_anew()
@@ -174,11 +169,11 @@ class Engine:
         """When drafting with what takes memory loses for good, and no other session needs it, give that
         memory to pinned layers. `check` raises Cancelled; the next cycle then goes on with it."""
         after = self._without_drafter
-        if after is None or schedule.took is None:
+        if after is None or cycle.took is None:
             return
         with self.verifier.turn:
             check()
-            losing = self._handover.record(len(cycle.outcome.tokens), schedule.took)
+            losing = self._handover.record(len(cycle.outcome.tokens), cycle.took)
             if losing and sum(not session.closed for session in self._open_sessions()) == 1:
                 self._hand_over(schedule, after, check)
 
@@ -187,10 +182,7 @@ class Engine:
         while self.resident:
             self.resident.pop().close()
         return_freed_memory()
-        weights = self.target.weights
-        held = weights.pinned.keys() | weights.on_device.keys()
-        more = (c for c in after.table.chunks if c.index in after.pinned - held)
-        weights.pin(more, progress=lambda nbytes: check())
+        self.target.weights.pin(after.pinned, progress=lambda nbytes: check())
         self.plan, self._without_drafter = after, None
 
     def encode(self, prompt: Prompt) -> list[int]:

@@ -20,7 +20,7 @@ from edgespec.drafters.kinds import check_acceptance
 from edgespec.errors import Cancelled, ClosedError, ContextError, OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.response import Response
-from edgespec.runtimes.base import KVCache
+from edgespec.runtimes.base import Seat
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Session:
     def __init__(
         self,
         host: Host,
-        cache: KVCache,
+        cache: Seat,
         schedule: Schedule,
         release: Callable[[], None] = lambda: None,
         trace: Trace | None = None,

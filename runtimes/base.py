@@ -7,7 +7,7 @@ cache, its ancestors among the uncommitted slots, and itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -31,7 +31,22 @@ PREFILL_ROWS = 512
 TREE_ROWS = 64  # nodes of the largest tree; a cache has room for them beside its context
 
 
-class KVCache(Protocol):
+class Seat(Protocol):
+    """A conversation's place with whoever runs the target: on this machine a `KVCache`."""
+
+    @property
+    def length(self) -> int:
+        """Committed positions."""
+
+    @property
+    def capacity(self) -> int:
+        """Positions that may ever be committed."""
+
+    def truncate(self, length: int) -> None:
+        """Forget positions from `length` on, and whatever is not committed."""
+
+
+class KVCache(Seat, Protocol):
     """Keys and values of one conversation: committed positions, then uncommitted *slots* (a tree's nodes).
 
     Slot s lies behind the committed prefix until `commit` moves it to its position or drops it. A slot's
@@ -43,14 +58,6 @@ class KVCache(Protocol):
     @property
     def owner(self) -> KVCache:
         """The cache in whose memory the slots lie: itself, or the one that this was opened `inside` of."""
-
-    @property
-    def length(self) -> int:
-        """Committed positions."""
-
-    @property
-    def capacity(self) -> int:
-        """Positions this cache may ever commit."""
 
     @property
     def parents(self) -> IntArray:
@@ -85,9 +92,6 @@ class KVCache(Protocol):
     def commit(self, path: Sequence[int] | IntArray, keep: Sequence[int] | IntArray = ()) -> None:
         """Move the path's slots (root first) to the positions behind the prefix; drop all other slots but
         `keep` (ascending, each hanging on the path's end or another of them): these become slots 0, 1, ..."""
-
-    def truncate(self, length: int) -> None:
-        """Forget positions from `length` on, and every slot."""
 
     def wipe(self) -> None:
         """Zero what lies behind the prefix: a masked score is 0, but 0 times NaN is NaN."""
@@ -252,6 +256,21 @@ class DraftRuntime(Protocol):
         """Forget committed tokens from `length` on, and every slot."""
 
 
+class StoredWeights(Protocol):
+    """A target's weights: what is pinned stays in memory, the rest is read from flash in every pass."""
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes moved from flash so far."""
+
+    def pin(self, chunks: Collection[int], *, progress: Callable[[int], None] | None = None) -> None:
+        """Read the chunks of these numbers that are not pinned yet, to stay; `progress` gets bytes. Raises
+        CorruptFileError, StorageError, and whatever `progress` raises."""
+
+    def close(self) -> None:
+        """Stop reading and let all memory go."""
+
+
 class Target(Protocol):
     """A model whose layers can be run in ranges. Holds no conversation."""
 
@@ -260,6 +279,9 @@ class Target(Protocol):
 
     @property
     def config(self) -> ModelConfig: ...
+
+    @property
+    def weights(self) -> StoredWeights: ...
 
     def new_cache(self, context: int, slots: int | None = None) -> KVCache:
         """A cache for up to `context` committed positions, and beside them a tree of `slots` nodes (None: the

@@ -132,7 +132,7 @@ def open_resident(path: Path, dtype: torch.dtype | None = None) -> TorchTarget:
     """Our target over a checkpoint or a GGUF file, all of it in memory; `dtype` of the activations."""
     files = describe_model(path)
     weights = Weights(files.table, 0, dtype or files.dtype)
-    weights.pin(files.table.chunks)
+    weights.pin(range(len(files.table.chunks)))
     return TorchTarget(files.config, weights, slots=64)
 
 

@@ -1,10 +1,11 @@
-"""A draft model without torch, and a conversation that it drafts for. As a script it says what it did."""
+"""A draft model and a verifier without torch, and conversations with them. As a script: what they said."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +15,13 @@ if __name__ == "__main__":
 
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Fixed
-from edgespec.core.acceptance import make_acceptance
+from edgespec.core.acceptance import Acceptance, Logits, Outcome, make_acceptance
 from edgespec.core.sampling import Noise
 from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.tree import TokenTree
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import OptionError
-from edgespec.runtimes.base import kept_parents
+from edgespec.runtimes.base import PassObserver, kept_parents
 from edgespec.schedules.serial import Serial
 
 VOCABULARY = 12
@@ -86,6 +88,74 @@ class TablePass:
     def logits(self) -> NDArray[np.float32]:
         assert self.left == 0
         return self.result
+
+
+class TableSeat:
+    """See `runtimes.base.Seat`: the text, and nothing else."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.text: list[int] = []
+
+    @property
+    def length(self) -> int:
+        return len(self.text)
+
+    def truncate(self, length: int) -> None:
+        del self.text[length:]
+
+
+class TableVerifier:
+    """See `core.verify.Verifier`. What follows depends on the last two tokens."""
+
+    def __init__(self) -> None:
+        self.table = TableRuntime().table
+        self.turn = threading.Lock()
+        self.seats: list[int] = []  # of each call
+
+    def inside(self) -> bool:
+        return False
+
+    def new_seat(self, context: int, slots: int | None = None) -> TableSeat:
+        return TableSeat(context)
+
+    def prefill(
+        self,
+        prompts: Sequence[tuple[TableSeat, Sequence[int]]],
+        observer: PassObserver | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Logits]:
+        self.begin(len(prompts), observer)
+        for seat, tokens in prompts:
+            seat.text += tokens
+        return [self.table[seat.text[-2], seat.text[-1]] for seat, _ in prompts]
+
+    def verify(
+        self,
+        trees: Sequence[tuple[TableSeat, TokenTree, Noise]],
+        acceptance: Acceptance,
+        observer: PassObserver | None = None,
+    ) -> list[Outcome]:
+        self.begin(len(trees), observer)
+        outcomes = []
+        for seat, tree, noise in trees:
+            before = [seat.text[-1] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
+            outcome = acceptance.walk(tree, self.table[before, tree.tokens], noise, seat.length + 1)
+            seat.text += tree.tokens[outcome.path].tolist()
+            outcomes.append(outcome)
+        return outcomes
+
+    def begin(self, seats: int, observer: PassObserver | None) -> None:
+        self.seats.append(seats)
+        if observer is not None:
+            observer.on_chunk()
+
+    def plain(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The greedy reply to a prompt, one token after the other."""
+        text = list(prompt)
+        for _ in range(count):
+            text.append(int(self.table[text[-2], text[-1]].argmax()))
+        return text[len(prompt) :]
 
 
 def converse(noise: float, cycles: int = 30) -> tuple[list[int], list[int], int]:

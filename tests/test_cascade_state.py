@@ -17,7 +17,7 @@ import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.handover import without_drafter
 from edgespec.core.acceptance import Logits, Outcome
-from edgespec.core.batch import Verification, prefill, verify
+from edgespec.core.batch import Verification
 from edgespec.core.sampling import Noise
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import Computed, TokenTree, merge
@@ -39,6 +39,7 @@ from edgespec.schedules.serial import Serial
 from tests.test_cascade import DRAFT, LAYERS, VERIFY, load, quiet_model, train
 from tests.test_plan import MB, table
 from tests.test_session import prompt_of, write_model
+from tests.tiny import prefill, verify
 
 VOCABULARY = 160
 TREE = replace(VARIANTS["tree"], stop=0.0)

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from edgespec.config import GenerationOptions
 from edgespec.core.acceptance import Outcome, make_acceptance
-from edgespec.core.batch import Verification, verify
+from edgespec.core.batch import Verification
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import Computed, TokenTree
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
-from tests.tiny import fill, open_tiny, write_checkpoint
+from tests.tiny import fill, open_tiny, verify, write_checkpoint
 
 LAYERS = 4
 

@@ -295,6 +295,14 @@ def test_caches_come_from_their_target() -> None:
     assert not [path for path in elsewhere if "TorchKVCache" in path.read_text("utf-8")]
 
 
+def test_targets_are_known_by_their_protocol() -> None:
+    """But by who opens one, and where drafting or training works on torch's own weights."""
+    own = {"cascade/exits", "cascade/files", "draft_model", "substitute"}
+    named = {p for p in (ROOT / "edgespec").rglob("*.py") if "TorchTarget" in p.read_text("utf-8")}
+    expected = {ROOT / "edgespec/drafters" / f"{name}.py" for name in own}
+    assert named == expected | {ROOT / "edgespec/training" / f"{name}.py" for name in ("cascade", "target")}
+
+
 @pytest.mark.parametrize("word", ["cascade", "draft", "substitut", "speculat"])
 def test_what_places_and_streams_weights_does_not_know_for_whom(word: str) -> None:
     """Who needs memory beside the model says so in neutral terms: owners, what must be pinned, a stand-in."""

@@ -18,7 +18,6 @@ if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
 from benchmarks.models.inflate import Inflation, Source, inflate, inflate_adapters
 from benchmarks.models.shapes import Shape
 from edgespec.core.acceptance import Greedy
-from edgespec.core.batch import prefill
 from edgespec.core.decode import decode
 from edgespec.core.passes import LocalVerifier
 from edgespec.core.sampling import Noise
@@ -34,7 +33,7 @@ from edgespec.runtimes.torch.adapter_files import describe_adapters
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.schedules.serial import Plain
 from tests.test_cascade import train
-from tests.tiny import open_tiny, run_tree, write_checkpoint
+from tests.tiny import open_tiny, prefill, run_tree, write_checkpoint
 
 # Four times as wide, heads four times as large, one key-value head a query head, more of everything.
 BIG = Shape(layers=8, hidden=256, ffn=400, heads=12, kv_heads=12, vocab=400, head_dim=64)

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from edgespec.core import batch, decode, passes
-from edgespec.core.acceptance import Acceptance, Greedy
-from edgespec.core.batch import Verification, prefill, verify
+from edgespec.core.acceptance import Acceptance, Greedy, Outcome
+from edgespec.core.batch import Verification
 from edgespec.core.passes import LocalVerifier
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import TokenTree
@@ -27,7 +27,7 @@ from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.schedules.serial import Plain
 from tests.test_decode import AllLogits, random_tree
-from tests.tiny import fill, open_tiny, write_checkpoint
+from tests.tiny import fill, open_tiny, prefill, verify, write_checkpoint
 
 LAYERS = 3
 WAIT = 60.0  # seconds, beyond which a test has hung
@@ -138,9 +138,11 @@ def test_prompts_in_one_pass_have_the_bits_of_their_own(
     expected = [prefill(target, *job) for job in zip(alone, prompts, theirs, strict=True)]
     verifier = LocalVerifier(target)
     run_rows.clear()
-    found = verifier.prefill_all(list(zip(shared, prompts, strict=True)))
-    calls = [partial(verifier.prefill, *job) for job in zip(threaded, prompts, ours, strict=True)]
-    again = in_one_turn(verifier, calls)
+    found = verifier.prefill(list(zip(shared, prompts, strict=True)))
+    calls = [
+        partial(verifier.prefill, [job], heard) for *job, heard in zip(threaded, prompts, ours, strict=True)
+    ]
+    again = [one for (one,) in in_one_turn(verifier, calls)]
     assert run_rows == [sum(lengths)] * 2
     for logits in (found, again):
         assert all(np.array_equal(a, b) for a, b in zip(logits, expected, strict=True))
@@ -158,10 +160,22 @@ def test_a_long_prompt_is_cut_as_ever_beside_others(
     alone, shared = (seats(target, [0, 0, 0]) for _ in range(2))
     expected = [prefill(target, cache, prompt) for cache, prompt in zip(alone, prompts, strict=True)]
     run_rows.clear()
-    found = LocalVerifier(target).prefill_all(list(zip(shared, prompts, strict=True)))
+    found = LocalVerifier(target).prefill(list(zip(shared, prompts, strict=True)))
     assert run_rows == [60, 40, 55, 20]  # 40+20, 40 | 40+15 | 20
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
     assert all(same(a, b) for a, b in zip(shared, alone, strict=True))
+
+
+def judged(
+    verifier: LocalVerifier,
+    cache: TorchKVCache,
+    tree: TokenTree,
+    acceptance: Acceptance,
+    observer: Heard | None = None,
+) -> Outcome:
+    """One seat's tree."""
+    (outcome,) = verifier.verify([(cache, tree, Noise(0))], acceptance, observer)
+    return outcome
 
 
 def trees_of(sizes: list[int]) -> list[TokenTree]:
@@ -179,11 +193,8 @@ def test_trees_that_wait_share_a_pass(target: TorchTarget[Any], run_rows: list[i
         verify(target, [Verification(*job, Noise(0))])
     verifier = LocalVerifier(target)
     run_rows.clear()
-    calls = [
-        partial(verifier.verify, cache, tree, judge, Noise(0), observer)
-        for cache, tree, judge, observer in zip(shared, trees, ours, heard, strict=True)
-    ]
-    outcomes = in_one_turn(verifier, calls)
+    jobs = zip(shared, trees, ours, heard, strict=True)
+    outcomes = in_one_turn(verifier, [partial(judged, verifier, *job) for job in jobs])
     assert run_rows == [62, 40]
     assert [outcome.beside for outcome in outcomes] == [42, 32, 0, 53, 59]
     assert all(outcome.seconds > 0 for outcome in outcomes)
@@ -244,8 +255,8 @@ def test_one_part_ends_alone(target: TorchTarget[Any], run_rows: list[int], what
         shared[place].append = raiser(ContextError("full"))  # type: ignore[method-assign]
     verifier = LocalVerifier(target)
     run_rows.clear()
-    jobs = zip(shared, trees, judges, [Noise(0)] * 3, heard, strict=True)
-    found = in_one_turn(verifier, [partial(verifier.verify, *job) for job in jobs])
+    jobs = zip(shared, trees, judges, heard, strict=True)
+    found = in_one_turn(verifier, [partial(judged, verifier, *job) for job in jobs])
     assert run_rows == [51 - len(trees[place]) * (what == "no slots")]
     kinds = {"acceptance": ValueError, "NaN": ModelError, "no room": ContextError, "no slots": ContextError}
     assert type(found[place]) is kinds.get(what, type(errors.get(what)))
@@ -259,8 +270,8 @@ def test_one_part_ends_alone(target: TorchTarget[Any], run_rows: list[int], what
 def test_a_pass_ends_when_nobody_is_left(target: TorchTarget[Any]) -> None:
     caches, heard = seats(target, [5, 9]), [Heard(raises(Cancelled("no more"))) for _ in range(2)]
     verifier = LocalVerifier(target)
-    jobs = zip(caches, trees_of([3, 4]), [Greedy()] * 2, [Noise(0)] * 2, heard, strict=True)
-    found = in_one_turn(verifier, [partial(verifier.verify, *job) for job in jobs])
+    jobs = zip(caches, trees_of([3, 4]), [Greedy()] * 2, heard, strict=True)
+    found = in_one_turn(verifier, [partial(judged, verifier, *job) for job in jobs])
     assert [str(error) for error in found] == ["no more"] * 2
     assert [len(h.hidden) for h in heard] == [2, 2]
     assert [(c.length, len(c.parents)) for c in caches] == [(5, 0), (9, 0)]
@@ -269,8 +280,8 @@ def test_a_pass_ends_when_nobody_is_left(target: TorchTarget[Any]) -> None:
 def test_what_the_disk_says_concerns_all(target: TorchTarget[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     caches, verifier = seats(target, [5, 9]), LocalVerifier(target)
     monkeypatch.setattr(target, "run", raiser(StorageError("the disk went away")))
-    jobs = zip(caches, trees_of([3, 4]), [Greedy()] * 2, [Noise(0)] * 2, strict=True)
-    found = in_one_turn(verifier, [partial(verifier.verify, *job) for job in jobs])
+    jobs = zip(caches, trees_of([3, 4]), [Greedy()] * 2, strict=True)
+    found = in_one_turn(verifier, [partial(judged, verifier, *job) for job in jobs])
     assert [type(error) for error in found] == [StorageError] * 2
     assert [(c.length, len(c.parents)) for c in caches] == [(5, 0), (9, 0)]
 
@@ -282,7 +293,7 @@ def test_who_waits_for_a_turn_hears_that_it_is_cancelled(target: TorchTarget[Any
 
     def run(i: int) -> None:
         try:
-            found[i] = verifier.verify(caches[i], trees_of([3, 4])[i], Greedy(), Noise(0), heard[i])
+            found[i] = judged(verifier, caches[i], trees_of([3, 4])[i], Greedy(), heard[i])
         except Cancelled as error:
             found[i] = error
 
@@ -321,7 +332,7 @@ class Interrupt:
 
 def text(verifier: LocalVerifier, cache: TorchKVCache, prompt: list[int], count: int) -> list[int]:
     cache.truncate(0)
-    said = [int(np.argmax(verifier.prefill(cache, prompt)))]
+    said = [int(np.argmax(verifier.prefill([(cache, prompt)])))]
     loop = decode.decode(verifier, cache, said[0], Greedy(), Noise(0), Plain(), Heard())
     while len(said) < count:
         said += next(loop).outcome.tokens
@@ -378,13 +389,15 @@ def test_ctrl_c_anywhere_harms_neither_its_conversation_nor_another_thread(targe
 def test_ctrl_c_in_a_pass_of_several_seats_of_the_main_thread(target: TorchTarget[Any]) -> None:
     """Of one caller: all of them go back, whoever's observer was running."""
     caches, trees = seats(target, [5, 9]), trees_of([3, 4])
-    heard = [Heard(), Heard(raises(KeyboardInterrupt()))]
-    parts = [
-        Verification(cache, tree, Greedy(), Noise(0), observer=h)
-        for cache, tree, h in zip(caches, trees, heard, strict=True)
-    ]
+    turns = iter([False, False, False, True])  # two seats, and the second one's second layer
+
+    def act(layer: int) -> None:
+        if next(turns):
+            raise KeyboardInterrupt
+
     verifier = LocalVerifier(target)
     with pytest.raises(KeyboardInterrupt):
-        verifier.verify_all(parts)
+        verifier.verify([(c, t, Noise(0)) for c, t in zip(caches, trees, strict=True)], Greedy(), Heard(act))
+    assert next(turns, None) is None
     assert [(c.length, len(c.parents)) for c in caches] == [(5, 0), (9, 0)]
     assert not verifier.turn.locked()

@@ -8,9 +8,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,9 @@ from edgespec.progress import Progress
 from edgespec.response import Response
 from edgespec.schedules.serial import Plain, Serial
 from edgespec.session import Session
+from edgespec.training.corpus import Sample
+from edgespec.training.generate import Replies
+from tests.table_runtime import TableVerifier
 from tests.test_session import prompt_of, write_model
 
 REPLY = GenerationOptions(max_tokens=30, ignore_eos=True)
@@ -309,6 +313,52 @@ def test_a_second_session_is_told_how_to_have_room(engine: Engine) -> None:
     first.close()
 
 
+# --- a target elsewhere ------------------------------------------------------------------------------------
+
+
+def host_of(engine: Engine, verifier: TableVerifier) -> Any:
+    """The engine's words, with another target behind the verifier."""
+    own = ("tokenizer", "options", "eos", "drafters", "config", "dial", "peak_memory")
+    host = SimpleNamespace(**{name: getattr(engine, name) for name in own})
+    host.verifier, host.closed, host.bytes_read = verifier, False, 0
+    host.after_cycle = host.learn = lambda *arguments: None
+    return host
+
+
+def test_a_session_needs_no_target_of_its_own(engine: Engine) -> None:
+    """Its seat is none of this machine's caches: only the verifier knows what lies there."""
+    verifier, seen = TableVerifier(), list[Cycle]()
+    seat, schedule = verifier.new_seat(200), Serial(NGram(), Fixed(TreeBudget(16, 4, 0)), 64)
+    session = Session(host_of(engine, verifier), seat, schedule, trace=Trace(seen.append))
+    expected = verifier.plain([3, 1, 4], 90)
+    options = GenerationOptions(max_tokens=90, ignore_eos=True)
+    assert tokens_of(list(session.generate([3, 1, 4], options))) == expected
+    assert sum(cycle.outcome.accepted for cycle in seen) > 0
+    assert seat.text == session.tokens == [3, 1, 4, *expected[:-1]]
+    edited = [3, 1, 4, *expected[:5], 7, 2]
+    last = list(session.generate(edited, REPLY))
+    assert tokens_of(last) == verifier.plain(edited, 30)
+    assert last[-1].stats.reused_tokens == 8
+    stopped = session.generate(edited, REPLY)
+    next(stopped)
+    session.cancel()
+    assert [response.finish_reason for response in stopped] == ["cancelled"]
+
+
+def test_training_data_needs_a_verifier_and_nothing_else() -> None:
+    verifier, found = TableVerifier(), dict[int, Sample]()
+    prompts = [(i, [i % 12, 5, i % 7][: 2 + i % 2]) for i in range(8)]
+    Replies(verifier, frozenset({0}), 3, 20, GenerationOptions()).run(prompts, found.__setitem__)
+    assert max(verifier.seats) == 3
+    lengths = set()
+    for index, prompt in prompts:
+        reply = verifier.plain(prompt, 20 - len(prompt))
+        reply = reply[: reply.index(0) + 1] if 0 in reply else reply
+        assert found[index] == Sample.behind(prompt + reply, len(prompt))
+        lengths.add(len(reply))
+    assert len(lengths) > 2  # some end before the others
+
+
 # --- Ctrl-C -----------------------------------------------------------------------------------------------
 
 WHERE = {str(module.__file__) for module in (sessions, replying)}
@@ -368,6 +418,7 @@ def test_a_trace_has_every_cycle_and_layer(engine: Engine, expected: list[list[i
     assert [t for cycle in cycles for t in cycle.outcome.tokens][:29] == expected[0][1:]
     assert all(cycle.verify_seconds > 0 and cycle.draft_seconds > 0 for cycle in cycles)
     assert sum(c.verify_seconds + c.draft_seconds for c in cycles) < last.stats.decode_seconds
+    assert {cycle.took for cycle in cycles} == {None}  # nobody has measured a plain one
     assert [layer.index for layer in layers] == [0, 1, 2] * last.stats.cycles
     assert [layer.rows for layer in layers[3::3]] == [len(cycle.tree) for cycle in cycles]
     assert [layer.at for layer in layers] == sorted(layer.at for layer in layers)
@@ -386,10 +437,11 @@ def test_who_takes_its_own_time_is_not_billed_for_waiting(engine: Engine) -> Non
 class Taught(Plain):
     """A schedule that nobody knows."""
 
-    took = 3.0
-
     def __init__(self, controller: Controller) -> None:
         self.controller, self.reason = controller, ""
+
+    def settle(self, outcome: Outcome) -> Cycle:
+        return replace(super().settle(outcome), took=3.0)
 
     def lesson(self) -> Controller:
         return self.controller

@@ -17,7 +17,7 @@ import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Adaptive
 from edgespec.core.acceptance import make_acceptance
-from edgespec.core.batch import Verification, verify
+from edgespec.core.batch import Verification
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import TokenTree
 from edgespec.engine import Engine
@@ -28,7 +28,7 @@ from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch import weights
 from edgespec.schedules.serial import Serial
 from tests.packed import pack_checkpoint
-from tests.tiny import write_checkpoint
+from tests.tiny import verify, write_checkpoint
 
 GREEDY = GenerationOptions(max_tokens=30)
 

@@ -211,8 +211,7 @@ def test_with_compiled_kernels_the_number_of_threads_changes_no_bits(model: Path
     found = []
     for threads in (1, 2, 3):
         with edgespec.load(packed, memory="2GB", context=200, threads=threads) as engine:
-            seat = engine.target.new_cache(100)
-            logits = engine.verifier.prefill(seat, PROMPT)
+            (logits,) = engine.verifier.prefill([(engine.verifier.new_seat(100), PROMPT)])
             found.append(
                 (np.asarray(logits).tobytes(), edgespec.generate(engine, PROMPT, max_tokens=40).tokens)
             )

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from edgespec.api import stream_generate
 from edgespec.apps.main import run
 from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.core.passes import LocalVerifier
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, ModelError, OptionError
 from edgespec.kernels.reference import rms_norm
@@ -170,7 +171,8 @@ def test_replies_of_many_sessions_are_those_of_one(model: Path) -> None:
     prompts = [(i, [1, 10 + 7 * i, 20 + i, 5][: 2 + i % 3]) for i in range(9)]
     target = open_tiny(model)
     found: dict[int, Sample] = {}
-    replies = Replies(target, frozenset([2]), sessions=4, length=24, options=GenerationOptions())
+    verifier, options = LocalVerifier(target), GenerationOptions()
+    replies = Replies(verifier, frozenset([2]), sessions=4, length=24, options=options)
     replies.run(prompts, found.__setitem__)
     target.weights.close()
     assert sorted(found) == list(range(9))

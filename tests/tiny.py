@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from edgespec.core.acceptance import Logits, Outcome
+from edgespec.core.batch import Verification, blocks, run_pass
 from edgespec.offload.chunk_store import in_place
 from edgespec.offload.chunks import Chunk
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.base import PassObserver, Rows
 from edgespec.runtimes.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, from_hf
 from edgespec.runtimes.formats.checkpoint import read_checkpoint
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
@@ -72,7 +74,7 @@ def open_tiny(
     table = in_place(checkpoint.order, str(path))
     ring = ring_chunks * max(c.read_bytes for c in table.chunks)
     weights = Weights(table, ring, getattr(torch, checkpoint.config.dtype))
-    weights.pin(c for c in table.chunks if pinned(c))
+    weights.pin([c.index for c in table.chunks if pinned(c)])
     return TorchTarget(checkpoint.config, weights, slots)
 
 
@@ -89,3 +91,21 @@ def run_tree(
     """Logits [n, V] of a tree's nodes behind the committed prefix; the slots stay open."""
     rows = Rows.append(cache, parents)
     return target.logits(target.run(target.embed(tokens), rows, range(target.config.layers))).clone()
+
+
+def verify(
+    target: TorchTarget, parts: Sequence[Verification], observer: PassObserver | None = None
+) -> list[Outcome]:
+    """One pass over these trees, without a verifier."""
+    run_pass(target, parts, observer)
+    return [part.result() for part in parts]
+
+
+def prefill(
+    target: TorchTarget, cache: TorchKVCache, tokens: list[int], observer: PassObserver | None = None
+) -> Logits:
+    """Commit a prompt in passes of its own, without a verifier: what follows it, [V]."""
+    for block in blocks(cache, tokens, observer):
+        run_pass(target, [block], observer)
+        block.raise_error()
+    return block.result()

@@ -88,9 +88,10 @@ class Block(_Part):
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def result(self) -> Logits | None:
-        """The logits, None unless it is the last block; raises the error."""
+    def result(self) -> Logits:
+        """The logits, of a last block; raises the error."""
         self.raise_error()
+        assert self.logits is not None, "no prompt ends here"
         return self.logits
 
     def open(self) -> None:
@@ -132,39 +133,6 @@ def run_pass(target: Target, parts: Sequence[Part], observer: PassObserver | Non
         for part in parts:
             part.cache.truncate(part.cache.length)
             part.rows = None
-
-
-def verify(
-    target: Target, parts: Sequence[Verification], observer: PassObserver | None = None
-) -> list[Outcome]:
-    """Judge one tree of each of several conversations in one pass, and commit what is accepted.
-
-    Raises what ends the pass, and the first part's own error.
-    """
-    run_pass(target, parts, observer)
-    return [part.result() for part in parts]
-
-
-def prefill(
-    target: Target,
-    cache: KVCache,
-    tokens: Sequence[int],
-    observer: PassObserver | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> Logits:
-    """Commit `tokens` in blocks of one pass each; returns the last token's logits [V].
-
-    `progress` gets the number of tokens committed so far. A block that is interrupted leaves the blocks
-    before it committed.
-    """
-    logits, done = None, 0
-    for block in blocks(cache, tokens, observer):
-        run_pass(target, [block], observer)
-        logits, done = block.result(), done + len(block)
-        if progress is not None:
-            progress(done)
-    assert logits is not None, "a prompt has at least one token"
-    return logits
 
 
 class FanOut:

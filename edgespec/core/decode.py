@@ -11,13 +11,13 @@ from edgespec.core.acceptance import Acceptance
 from edgespec.core.sampling import Noise
 from edgespec.core.schedule import Schedule
 from edgespec.core.trace import Cycle
-from edgespec.core.verify import Verifier
-from edgespec.runtimes.base import KVCache, PassObserver
+from edgespec.core.verify import S, Verifier
+from edgespec.runtimes.base import PassObserver
 
 
 def decode(
-    verifier: Verifier,
-    seat: KVCache,
+    verifier: Verifier[S],
+    seat: S,
     root: int,
     acceptance: Acceptance,
     noise: Noise,
@@ -33,6 +33,6 @@ def decode(
             if observer is not None:
                 observer.on_chunk()  # the reply may have been cancelled, and its engine closed, meanwhile
             tree = schedule.next_tree(root)
-        outcome = verifier.verify(seat, tree, acceptance, noise, observer)
+        (outcome,) = verifier.verify([(seat, tree, noise)], acceptance, observer)
         yield schedule.settle(outcome)
         root = outcome.bonus

@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from time import perf_counter
 
 from edgespec.core.acceptance import Acceptance, Logits, Outcome
@@ -48,64 +49,48 @@ class LocalVerifier:
     def inside(self) -> bool:
         return self._runner == threading.get_ident()
 
+    def new_seat(self, context: int, slots: int | None = None) -> KVCache:
+        return self.target.new_cache(context, slots)
+
     def prefill(
         self,
-        seat: KVCache,
-        tokens: Sequence[int],
+        prompts: Sequence[tuple[KVCache, Sequence[int]]],
         observer: PassObserver | None = None,
         progress: Callable[[int], None] | None = None,
-    ) -> Logits:
-        logits, done = None, 0
-        for block in blocks(seat, tokens, observer):
-            self._submit(block)
-            logits, done = block.result(), done + len(block)
+    ) -> list[Logits]:
+        cut, done = [list(blocks(seat, tokens, observer)) for seat, tokens in prompts], 0
+        for step in zip_longest(*cut):  # the blocks of one prompt come one after the other
+            parts = [part for part in step if part is not None]
+            self._compute(parts)
+            for part in parts:
+                part.raise_error()
+            done += sum(map(len, parts))
             if progress is not None:
                 progress(done)
-        assert logits is not None, "a prompt has at least one token"
-        return logits
+        return [own[-1].result() for own in cut]
 
     def verify(
         self,
-        seat: KVCache,
-        tree: TokenTree,
+        trees: Sequence[tuple[KVCache, TokenTree, Noise]],
         acceptance: Acceptance,
-        noise: Noise,
         observer: PassObserver | None = None,
-    ) -> Outcome:
-        part = Verification(seat, tree, acceptance, noise, observer=observer)
-        self._submit(part)
-        return part.result()
-
-    def prefill_all(self, prompts: Sequence[tuple[KVCache, Sequence[int]]]) -> list[Logits]:
-        """The prompts of several seats of one caller, as many as there is room for in a pass."""
-        cut = [list(blocks(seat, tokens)) for seat, tokens in prompts]
-        found: dict[int, Logits] = {}
-        for step in range(max(map(len, cut))):  # the blocks of one prompt come one after the other
-            parts = {seat: own[step] for seat, own in enumerate(cut) if step < len(own)}
-            self._run_all(list(parts.values()))
-            results = {seat: part.result() for seat, part in parts.items()}
-            found |= {seat: logits for seat, logits in results.items() if logits is not None}
-        return [found[seat] for seat in range(len(cut))]
-
-    def verify_all(self, parts: Sequence[Verification]) -> list[Outcome]:
-        """The trees of several seats of one caller, as many as there is room for in a pass. Raises the first
-        part's error, when all have been judged."""
-        self._run_all(parts)
+    ) -> list[Outcome]:
+        parts = [
+            Verification(seat, tree, acceptance, noise, observer=observer) for seat, tree, noise in trees
+        ]
+        self._compute(parts)
         return [part.result() for part in parts]
 
-    def _run_all(self, parts: Sequence[Part]) -> None:
-        left = deque(parts)
-        while left:
-            with self.turn:
-                self._run(self._fitting(left))
-
-    def _submit(self, part: Part) -> None:
-        """Have the part computed, in this thread or another: it has its result then, or its error."""
-        if threading.current_thread() is threading.main_thread():
-            with self.turn:
-                self._run([part])
-        elif self._is_to_lead(part):
-            self._lead(part)
+    def _compute(self, parts: Sequence[Part]) -> None:
+        """Have a caller's parts computed, in this thread or another, as many in a pass as there is room for:
+        they have their results then, or their errors. Who has several shares no pass with other threads."""
+        if len(parts) != 1 or threading.current_thread() is threading.main_thread():
+            left = deque(parts)
+            while left:
+                with self.turn:
+                    self._run(self._fitting(left))
+        elif self._is_to_lead(parts[0]):
+            self._lead(parts[0])
 
     def _is_to_lead(self, part: Part) -> bool:
         """Wait until the next pass is this thread's to run, or another thread has computed the part."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.core.acceptance import Acceptance, Outcome
@@ -15,7 +15,7 @@ from edgespec.core.trace import Cycle, Layer, Trace
 from edgespec.core.verify import Cancellation, Verifier
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.response import Response, Stats
-from edgespec.runtimes.base import KVCache, Rows
+from edgespec.runtimes.base import Rows, Seat
 from edgespec.runtimes.config import ModelConfig
 from edgespec.text.detokenize import Detokenizer
 from edgespec.text.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ class Host(Protocol):
     def config(self) -> ModelConfig: ...
 
     @property
-    def verifier(self) -> Verifier: ...
+    def verifier(self) -> Verifier[Any]: ...
 
     @property
     def closed(self) -> bool: ...
@@ -84,7 +84,7 @@ class Reply:
         self.root = -1  # the last token said
         self.over = False
 
-    def begin(self, seat: KVCache, schedule: Schedule) -> None:
+    def begin(self, seat: Seat, schedule: Schedule) -> None:
         """Commit the prompt from the seat's length on, and choose the first token. Raises Cancelled."""
         self.cancellation.check()
         self.clock.start()
@@ -96,7 +96,7 @@ class Reply:
             if self.progress is not None:
                 self.progress(Progress("prefill", done, len(fresh), "tokens"))
 
-        logits = host.verifier.prefill(seat, fresh, observer, advance)
+        (logits,) = host.verifier.prefill([(seat, fresh)], observer, advance)
         drawn = self.acceptance.name == "ratio"
         context = Context(self.prompt, self.sampler, self.noise, drawn, self.cancellation.check)
         with host.verifier.turn:  # sessions share a draft model

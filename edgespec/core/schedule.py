@@ -80,10 +80,6 @@ class Schedule(PassObserver, Protocol):
     def undrafted(self) -> str | None:
         """Why drafting has stopped, wholly or in part, for the user; None while it goes on."""
 
-    @property
-    def took(self) -> float | None:
-        """The latest cycle, in plain cycles; None when nobody measures."""
-
     def begin(self, context: Context, limit: int) -> None:
         """A reply of at most `limit` tokens begins; its prompt is committed. Raises Cancelled."""
 

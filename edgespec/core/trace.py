@@ -22,6 +22,7 @@ class Cycle:
     outcome: Outcome
     draft_seconds: float
     verify_seconds: float  # of the target's pass, without waiting for its turn
+    took: float | None = None  # in plain cycles, as the controller knows them; None = nobody measures
 
 
 @dataclass(frozen=True)

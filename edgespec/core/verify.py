@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from edgespec.core.acceptance import Acceptance, Logits, Outcome
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import TokenTree
 from edgespec.errors import Cancelled
-from edgespec.runtimes.base import KVCache, PassObserver
+from edgespec.runtimes.base import PassObserver, Seat
+
+S = TypeVar("S", bound=Seat)
 
 
-class Verifier(Protocol):
-    """Runs the target for conversations, any number of them in threads of their own.
+class Verifier(Protocol[S]):
+    """Runs the target for conversations: any number of callers in threads of their own, each with one seat or
+    several.
 
-    A *seat* is a conversation's place with it: its keys and values. Whatever a call raises (Cancelled,
-    KeyboardInterrupt, a disk error) leaves the seat at its committed length, and no pass still uses it.
+    A *seat* is a conversation's place with it, wherever its keys and values are. Whatever a call raises
+    (Cancelled, KeyboardInterrupt, a disk error) leaves its seats at their committed lengths, and no pass
+    still uses them. An observer hears of each seat's rows by themselves.
     """
 
     @property
@@ -27,14 +31,17 @@ class Verifier(Protocol):
     def inside(self) -> bool:
         """Whether this thread is in a pass: one of its observers asks, who must not wait for its end."""
 
+    def new_seat(self, context: int, slots: int | None = None) -> S:
+        """For a conversation of up to `context` positions, and beside them a tree of up to `slots` nodes
+        (None: the largest)."""
+
     def prefill(
         self,
-        seat: KVCache,
-        tokens: Sequence[int],
+        prompts: Sequence[tuple[S, Sequence[int]]],
         observer: PassObserver | None = None,
         progress: Callable[[int], None] | None = None,
-    ) -> Logits:
-        """Commit `tokens`, at least one; returns what follows the last of them, logits [V].
+    ) -> list[Logits]:
+        """Commit each seat's tokens, at least one; returns what follows the last of them, logits [V] each.
 
         `progress` gets the number of tokens committed so far, after each block. What is raised on the way
         leaves the blocks before committed.
@@ -42,13 +49,12 @@ class Verifier(Protocol):
 
     def verify(
         self,
-        seat: KVCache,
-        tree: TokenTree,
+        trees: Sequence[tuple[S, TokenTree, Noise]],
         acceptance: Acceptance,
-        noise: Noise,
         observer: PassObserver | None = None,
-    ) -> Outcome:
-        """Judge a tree, and commit what is accepted. Blocks while others have their turn."""
+    ) -> list[Outcome]:
+        """Judge each seat's tree, and commit what is accepted. Blocks while others have their turn. What
+        goes wrong with one tree is raised when all have been judged."""
 
 
 class Cancellation:

@@ -11,7 +11,7 @@ from edgespec.drafters.substitute import is_copy
 from edgespec.errors import OptionError, TokenizerError
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import TREE_ROWS, KVCache
+from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.torch.draft import TorchDraft
 from edgespec.runtimes.torch.kv_cache import cache_bytes
@@ -70,9 +70,7 @@ class DraftFiles:
         """See `drafters.resident.Found`."""
         return self.files.table.nbytes
 
-    def resident(
-        self, target: TorchTarget[Weights], plan: Plan, progress: Callable[[int], None]
-    ) -> DraftModel:
+    def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> DraftModel:
         """See `drafters.resident.Found`."""
         return DraftModel(self, progress)
 
@@ -90,7 +88,7 @@ class DraftFiles:
         warm_up(self.files.table, self.files.dtype)
         weights = Weights(self.files.table, 0, self.files.dtype)
         try:
-            weights.pin(self.files.table.chunks, progress=progress)
+            weights.pin(range(len(self.files.table.chunks)), progress=progress)
             if not self.files.table.tied:  # drafting must not wait for flash
                 weights.embedding.pin()
         except BaseException:

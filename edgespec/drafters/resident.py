@@ -12,10 +12,8 @@ from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from edgespec.runtimes.base import KVCache
+    from edgespec.runtimes.base import KVCache, Target
     from edgespec.runtimes.formats.describe import ModelFiles
-    from edgespec.runtimes.torch.target import TorchTarget
-    from edgespec.runtimes.torch.weights import Weights
     from edgespec.text.tokenizer import Tokenizer
 
 
@@ -49,7 +47,7 @@ class Found(Protocol):
     def reads(self, plan: Plan) -> int:
         """Bytes that `resident` reads."""
 
-    def resident(self, target: TorchTarget[Weights], plan: Plan, progress: Callable[[int], None]) -> Resident:
+    def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Resident:
         """Read its weights; `progress` gets bytes. Raises CorruptFileError and StorageError."""
 
 
@@ -99,9 +97,7 @@ class Drafters:
         """Bytes that `open` reads."""
         return sum(found.reads(plan) for found in self.used(plan))
 
-    def open(
-        self, target: TorchTarget[Weights], plan: Plan, progress: Callable[[int], None]
-    ) -> list[Resident]:
+    def open(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> list[Resident]:
         """Read the weights of what the plan uses. Raises CorruptFileError and StorageError."""
         opened: list[Resident] = []
         try:

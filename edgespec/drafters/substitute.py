@@ -21,7 +21,7 @@ from edgespec.errors import OptionError
 from edgespec.offload.chunk_store import is_store
 from edgespec.offload.plan.needs import Extras, StandIn
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import TREE_ROWS, DraftRuntime, KVCache
+from edgespec.runtimes.base import TREE_ROWS, DraftRuntime, KVCache, Target
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.packed import SUBSTITUTE
 from edgespec.runtimes.torch.draft import TorchDraft
@@ -113,9 +113,8 @@ class CopyFiles:
     def reads(self, plan: Plan) -> int:
         return plan.owners.get(self.stand_in.owner, 0)
 
-    def resident(
-        self, target: TorchTarget[Weights], plan: Plan, progress: Callable[[int], None]
-    ) -> Substitute:
+    def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Substitute:
+        assert isinstance(target, TorchTarget)  # what is pinned of it serves both
         return Substitute(self.files, self.copy, target.weights, plan.copied, progress)
 
 

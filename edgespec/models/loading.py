@@ -16,10 +16,9 @@ from edgespec.kernels.threads import threads_for, use_threads
 from edgespec.models.planning import plan_engine
 from edgespec.offload.plan.plan import Plan
 from edgespec.progress import Progress, ProgressCallback
+from edgespec.runtimes.base import Target
 from edgespec.runtimes.torch.open import open_target
 from edgespec.runtimes.torch.plan import measure_machine
-from edgespec.runtimes.torch.target import TorchTarget
-from edgespec.runtimes.torch.weights import Weights
 
 
 def load_model(
@@ -27,14 +26,14 @@ def load_model(
     options: EngineOptions,
     progress: ProgressCallback | None = None,
     machine: Machine | None = None,
-) -> tuple[Plan, TorchTarget[Weights], list[Resident]]:
+) -> tuple[Plan, Target, list[Resident]]:
     """Open a target and its drafters as planned for this machine (None = as it is measured now).
 
     Raises what finding, planning and opening raise; nothing then stays open.
     """
     device = choose_device(options)
     table = search.files.table
-    matrices = sum(len(chunk.pieces) for chunk in table.chunks)
+    matrices = sum(1 for chunk in table.chunks for _ in chunk.matrices())
     use_threads(options.threads or threads_for(table.nbytes / matrices), cpu_count())
     drafters = find_drafters(replace(search, device=device.type))
     if progress is not None:  # disk, memory and matmuls: seconds at the first start, then remembered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,6 @@ class Plain:
 
     damaged = False
     undrafted: str | None = None
-    took: float | None = None
 
     def begin(self, context: Context, limit: int) -> None:
         pass
@@ -77,10 +77,6 @@ class Serial:
     def undrafted(self) -> str | None:
         return self._given_back or self.controller.refusal
 
-    @property
-    def took(self) -> float | None:
-        return self.controller.took
-
     def begin(self, context: Context, limit: int) -> None:
         self.left = limit - 1  # the first token comes from the prompt's own pass
         try:
@@ -120,10 +116,10 @@ class Serial:
         self.controller.record(cycle)
         self.drafter.commit(self.root, outcome)
         self.left -= len(outcome.tokens)
-        return cycle
+        return replace(cycle, took=self.controller.took)
 
     def lesson(self) -> Controller | None:
-        return None if self.took is None else self.controller
+        return None if self.controller.took is None else self.controller
 
     def give_back(self, reason: str) -> None:
         self.drafter, self._given_back = without_models(self.drafter), reason

@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 import torch
 
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.core.acceptance import make_acceptance
-from edgespec.core.batch import Verification
 from edgespec.core.passes import LocalVerifier
 from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.tree import TokenTree
+from edgespec.core.verify import Verifier
 from edgespec.progress import Progress, ProgressCallback
-from edgespec.runtimes.base import TREE_ROWS, KVCache
+from edgespec.runtimes.base import TREE_ROWS, Seat
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.kv_cache import cache_bytes
-from edgespec.runtimes.torch.target import TorchTarget
-from edgespec.runtimes.torch.weights import Weights
 from edgespec.training.corpus import Sample
 from edgespec.training.data import Shards, padded
 from edgespec.training.target import KERNELS_BYTES, open_beside, pass_bytes
@@ -34,11 +33,11 @@ SAVE_SECONDS = 60.0
 
 
 @dataclass
-class _Seat:
+class _Reply:
     prompt: int  # its index
     start: int  # its length
-    tokens: list[int]
-    cache: KVCache
+    tokens: list[int]  # of both
+    seat: Seat
     noise: Noise = field(repr=False)
 
 
@@ -47,15 +46,14 @@ class Replies:
 
     def __init__(
         self,
-        target: TorchTarget[Weights],
+        verifier: Verifier[Any],
         eos: frozenset[int],
         sessions: int,
         length: int,
         options: GenerationOptions,
     ) -> None:
         """length: of prompt and reply together, in tokens; a reply ends there, or with a token of `eos`."""
-        self.verifier = LocalVerifier(target)
-        self.target = target
+        self.verifier = verifier
         self.eos = eos
         self.sessions = sessions
         self.length = length
@@ -65,44 +63,41 @@ class Replies:
     def run(self, prompts: Sequence[tuple[int, list[int]]], done: Callable[[int, Sample], None]) -> None:
         """`prompts`: (index, tokens); each shorter than `length`."""
         waiting = list(reversed(prompts))
-        active: list[_Seat] = []
+        active: list[_Reply] = []
         while waiting or active:
             if waiting and (not active or (self.sessions - len(active)) * 4 >= self.sessions):
                 active += self._join(waiting, self.sessions - len(active))
             else:
                 self._go_on(active)
-            for seat in active:
-                if self._ended(seat):
-                    done(seat.prompt, Sample.behind(seat.tokens, seat.start))
-            active = [seat for seat in active if not self._ended(seat)]
+            for reply in active:
+                if self._ended(reply):
+                    done(reply.prompt, Sample.behind(reply.tokens, reply.start))
+            active = [reply for reply in active if not self._ended(reply)]
 
-    def _ended(self, seat: _Seat) -> bool:
-        return seat.tokens[-1] in self.eos or len(seat.tokens) >= self.length
+    def _ended(self, reply: _Reply) -> bool:
+        return reply.tokens[-1] in self.eos or len(reply.tokens) >= self.length
 
-    def _join(self, waiting: list[tuple[int, list[int]]], most: int) -> list[_Seat]:
+    def _join(self, waiting: list[tuple[int, list[int]]], most: int) -> list[_Reply]:
         """The next prompts that one pass has room for, each with its reply's first token."""
-        joined: list[_Seat] = []
+        joined: list[_Reply] = []
         rows = 0
         while waiting and len(joined) < most and (not joined or rows + len(waiting[-1][1]) <= PREFILL_ROWS):
             index, tokens = waiting.pop()
             rows += len(tokens)
-            cache = self.target.new_cache(self.length, slots=1)
+            seat = self.verifier.new_seat(self.length, slots=1)
             noise = Noise((self.seed + index) % 2**63)
-            joined.append(_Seat(index, len(tokens), list(tokens), cache, noise))
-        logits = self.verifier.prefill_all([(seat.cache, seat.tokens) for seat in joined])
-        for seat, row in zip(joined, logits, strict=True):
-            seat.tokens.append(self.sampler.pick(row, seat.noise, seat.start))
+            joined.append(_Reply(index, len(tokens), list(tokens), seat, noise))
+        logits = self.verifier.prefill([(reply.seat, reply.tokens) for reply in joined])
+        for reply, row in zip(joined, logits, strict=True):
+            reply.tokens.append(self.sampler.pick(row, reply.noise, reply.start))
         return joined
 
-    def _go_on(self, seats: Sequence[_Seat]) -> None:
+    def _go_on(self, replies: Sequence[_Reply]) -> None:
         """One more token for each, in one pass."""
-        roots = [TokenTree.root(seat.tokens[-1]) for seat in seats]
-        parts = [
-            Verification(seat.cache, root, self.acceptance, seat.noise)
-            for seat, root in zip(seats, roots, strict=True)
-        ]
-        for seat, outcome in zip(seats, self.verifier.verify_all(parts), strict=True):
-            seat.tokens += outcome.tokens
+        trees = [(reply.seat, TokenTree.root(reply.tokens[-1]), reply.noise) for reply in replies]
+        outcomes = self.verifier.verify(trees, self.acceptance)
+        for reply, outcome in zip(replies, outcomes, strict=True):
+            reply.tokens += outcome.tokens
 
 
 def generate_replies(
@@ -153,7 +148,7 @@ def generate_replies(
             progress(Progress("generate", len(finished), len(prompts), "replies"))
 
     try:
-        Replies(target, eos, sessions, length, options).run(left, done)
+        Replies(LocalVerifier(target), eos, sessions, length, options).run(left, done)
     finally:
         save()  # also what a Ctrl-C leaves
         target.weights.close()

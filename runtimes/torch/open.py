@@ -26,12 +26,7 @@ def open_target(
     planned for passes over prompts of up to `prefill_rows`."""
     weights = Weights(files.table, plan.ring_bytes, files.dtype, settings, device)
     try:
-        chunks = files.table.chunks
-        weights.pin(
-            (c for c in chunks if c.index in plan.pinned),
-            on_device=(c for c in chunks if c.index in plan.on_device),
-            progress=progress,
-        )
+        weights.pin(plan.pinned, plan.on_device, progress)
         if plan.pin_embedding:
             weights.embedding.pin()
     except BaseException:

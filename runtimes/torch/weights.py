@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -61,11 +61,12 @@ class Weights:
 
     def pin(
         self,
-        chunks: Iterable[Chunk],
-        on_device: Iterable[Chunk] = (),
+        chunks: Collection[int],
+        on_device: Collection[int] = (),
         progress: Callable[[int], None] | None = None,
     ) -> None:
         """Read chunks into host memory, and others into the device's, to stay; the rest will be streamed.
+        Numbers are the table's; what is there already is not read again.
 
         Raises CorruptFileError when a checksum differs, StorageError, and whatever `progress` raises. Weights
         that streamed before then stream what has not been read; others can only be closed.
@@ -90,7 +91,7 @@ class Weights:
 
     def _read(
         self,
-        chunks: Iterable[Chunk],
+        chunks: Collection[int],
         keep: Callable[[Chunk, memoryview], None],
         progress: Callable[[int], None] | None,
         at_once: int | None = None,
@@ -103,7 +104,8 @@ class Weights:
                 raise error
             return buffer
 
-        wanted = list(chunks)
+        held = self.pinned.keys() | self.on_device.keys()
+        wanted = [c for c in self.table.chunks if c.index in chunks and c.index not in held]
         step = at_once or max(1, len(wanted))
         pool = ThreadPoolExecutor(self.settings.threads)
         try:

@@ -12,6 +12,8 @@ from torch import Tensor
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import TREE_ROWS, IntArray, Rows, Target
 from edgespec.runtimes.torch.adapter import Adapter
+from edgespec.runtimes.torch.substitute import SubstituteWeights
+from edgespec.runtimes.torch.target import TorchTarget
 
 PENDING = TREE_ROWS  # committed states that wait at most
 
@@ -116,7 +118,7 @@ class SubstituteExit:
     Needs no cache: it writes where the verification will write the target's own keys and values.
     """
 
-    def __init__(self, model: Target, depth: int) -> None:
+    def __init__(self, model: TorchTarget[SubstituteWeights], depth: int) -> None:
         self.model = model
         self.depth = depth
 

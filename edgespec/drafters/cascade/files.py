@@ -15,7 +15,7 @@ from edgespec.drafters.substitute import CopyFiles
 from edgespec.errors import ModelError
 from edgespec.offload.plan.needs import Extras, MustPin
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import TREE_ROWS, KVCache
+from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.adapter import adapter_bytes, adapter_cache_bytes
 from edgespec.runtimes.torch.adapter_files import AdapterFile, describe_adapters
@@ -65,8 +65,9 @@ class CascadeFiles:
         adapters = self.draft.nbytes + (self.verify[0].nbytes if self.verify else 0)
         return adapters + (self.copy.reads(plan) if self.copy else 0)
 
-    def resident(self, target: TorchTarget[Weights], plan: Plan, progress: Callable[[int], None]) -> Cascade:
+    def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Cascade:
         """See `drafters.resident.Found`."""
+        assert isinstance(target, TorchTarget)  # adapters are torch's, a copy shares what is pinned
         return Cascade(self, plan, target, progress)
 
 

@@ -17,7 +17,11 @@ from edgespec.core.sampling import FloatArray, IntArray
 
 
 class RankedTree:
-    """Nodes by path probability. Node numbers never change; parents precede children."""
+    """Nodes by path probability. Node numbers never change; parents precede children.
+
+    Beside `core.tree.TreeBuilder`, which drops for good what cannot enter a full tree: here a later proposal
+    may make a node less likely, and others come back.
+    """
 
     def __init__(self, root: int, nodes: int, depth: int) -> None:
         """`nodes` the tree may have, the root included; `depth` of its deepest node."""
