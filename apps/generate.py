@@ -92,7 +92,7 @@ class _Run:
                 self._one(number, prompt)
             except EdgeSpecError as error:
                 if isinstance(prompt, Prompt):
-                    error.args = (f"{prompt.origin}: {error}", *error.args[1:])
+                    error.args = (f"{prompt.origin}: {error.message}", *error.args[1:])
                 if not self.wanted.keep_going:
                     raise
                 failed = True

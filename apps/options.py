@@ -6,13 +6,14 @@ import functools
 import inspect
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from edgespec.config import PANELS, STANDING, EngineOptions, GenerationOptions, refuse_idle, resolve
-from edgespec.errors import EdgeSpecError, OptionError
+from edgespec.errors import Call, EdgeSpecError, OptionError
 from edgespec.values import Field, Options, did_you_mean, options_of
 
 MODEL_HELP = "Hugging Face directory or hub id, GGUF file, or packed directory."
@@ -124,13 +125,25 @@ def in_flags(message: str, in_chat: bool = False) -> str:
     return re.sub(rf"(?<![\w/\\.-])({'|'.join(FLAGS)})=(?![^\s]*[/\\])([\w.+\"'-]*)", flag, message)
 
 
+TASKS = {"pack_model": "pack", "verify_store": "pack --verify", "train_cascade": "train cascade"}
+
+
+def command_of(call: Call) -> str:
+    """The command that does what a call of the library does."""
+    words = ["edgespec", TASKS[call.function]]
+    for name, value in call.arguments.items():
+        words += [shlex.quote(value)] if name in ("model", "directory") else [FLAGS[name], shlex.quote(value)]
+    return " ".join(words)
+
+
 def message_of(error: EdgeSpecError, in_chat: bool = False) -> str:
-    """An error's message with options as the user writes them: as flags, or in a chat as /set does."""
-    text = str(error)
+    """An error's message, with options as flags, or in a chat as /set has them, and its hint as a command."""
+    text = error.message
     option = getattr(error, "option", None)
     if option in FLAGS and text.startswith(option):
         text = text.replace(option, FLAGS[option][2 if in_chat else 0 :], 1)
-    return in_flags(text, in_chat)
+    text = in_flags(text, in_chat)
+    return text if error.hint is None else f"{text}: `{command_of(error.hint)}`"
 
 
 def known_variables() -> set[str]:

@@ -60,9 +60,7 @@ def cascade(
             from edgespec.devices.probe import peak_memory
             from edgespec.engine import check_options
             from edgespec.models.hub import resolve_model
-            from edgespec.models.loading import choose_device
             from edgespec.runtimes.formats.describe import describe_model
-            from edgespec.text.tokenizer import load_tokenizer
             from edgespec.training.cascade import choose_depths, train_cascade
             from edgespec.training.workers import Workers
 
@@ -73,17 +71,7 @@ def cascade(
         terminal.note("adapters: " + ", ".join(f"{role} after layer {depth}" for role, depth in depths))
         watch = _Watch(terminal)
         try:
-            train_cascade(
-                files,
-                load_tokenizer(files, path),
-                data,
-                out,
-                chosen,
-                engine,
-                choose_device(engine),
-                report=watch,
-                progress=terminal.progress,
-            )
+            train_cascade(path, data, out, chosen, engine, report=watch, progress=terminal.progress)
         except KeyboardInterrupt:
             terminal.note(f"stopped; the same command goes on from the last checkpoint in {out}")
             raise typer.Exit(130) from None

@@ -112,7 +112,7 @@ class EngineOptions(Options):
     adapters: Annotated[
         str | None,
         Option(
-            "What `edgespec train cascade` made for MODEL (drafter cascade; auto takes it where it fits).",
+            "What `train cascade` made for MODEL (drafter cascade; auto takes it where it fits).",
             metavar="DIR", panel=DRAFTING, default="none",
         ),
     ] = None  # fmt: skip
@@ -240,7 +240,7 @@ def resolve(
     environment = os.environ if environment is None else environment
     file = file or Path("edgespec.toml")
     settings = read_settings(file)
-    if kind not in STANDING:
+    if not issubclass(kind, STANDING):
         environment, settings = {}, {}
     values: dict[str, Any] = {}
     names: dict[str, str] = {}  # of the options, as the user wrote them
@@ -257,7 +257,7 @@ def resolve(
         if error.option not in names:
             raise
         given = names[error.option]
-        raise OptionError(str(error).replace(error.option, given, 1), error.option) from None
+        raise OptionError(error.message.replace(error.option, given, 1), error.option) from None
 
 
 def read_settings(path: Path) -> dict[str, Any]:

@@ -16,15 +16,46 @@
     ├── ClosedError             a session or an engine was closed, and is used again
     └── Cancelled               the caller stopped a pass
 
-Each message states the fact, the numbers, and what to do next. This module imports nothing, so every
-folder may use it.
+Each message states the fact, the numbers, and what to do next. Options are named as in Python (`memory=`),
+and so is a function that would help (`Call`); the command line has its own words for both. This module
+imports nothing of ours, so every folder may use it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Call:
+    """What would help: a function of the library and its arguments; "DIR" and the like are for the user."""
+
+    function: str
+    arguments: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.function}({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
+
 
 class EdgeSpecError(Exception):
-    """Base of all errors that EdgeSpec raises on purpose."""
+    """Base of all errors that EdgeSpec raises on purpose.
+
+    Attributes:
+        hint: the call that would help, where there is one; the message ends in it.
+    """
+
+    def __init__(self, message: str = "", *, hint: Call | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    @property
+    def message(self) -> str:
+        """Without the hint."""
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}: {self.hint}"
 
 
 class OptionError(EdgeSpecError):
@@ -34,8 +65,8 @@ class OptionError(EdgeSpecError):
         option: the one that is wrong, where one is; the message then has its name first.
     """
 
-    def __init__(self, message: str, option: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, option: str | None = None, *, hint: Call | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.option = option
 
 

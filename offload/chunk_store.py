@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import ModelError
+from edgespec.errors import Call, ModelError
 from edgespec.offload.chunks import (
     CHUNK_BYTES,
     ELEMENT_BYTES,
@@ -49,7 +49,8 @@ def open_store(path: Path, name: str = TARGET) -> Store:
     """
     path = Path(path)
     if not is_store(path):
-        raise ModelError(f"{path} is not a packed directory; make one with `edgespec pack MODEL -o {path}`")
+        hint = Call("pack_model", {"model": "MODEL", "out": str(path)})
+        raise ModelError(f"{path} is not a packed directory; make one", hint=hint)
     manifest = read_manifest(path)
     table = table_of(path, manifest, name)
     return Store(table, manifest.config, manifest.source, manifest.source_digest, path)
@@ -66,7 +67,8 @@ def in_place(order: StreamOrder, source: str) -> ChunkTable:
             raise ModelError(
                 f"tensor {tensor.name} begins at byte {tensor.offset} of {tensor.file}, inside one of its "
                 f"{ELEMENT_BYTES[tensor.encoding]}-byte elements, so it cannot be used in place; "
-                f"run `edgespec pack {source} -o DIR` and use DIR"
+                "pack it and use DIR",
+                hint=Call("pack_model", {"model": source, "out": "DIR"}),
             )
     chunks: list[Chunk] = []
     for layer, matrices in enumerate((*order.layers, (order.head,))):

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from edgespec.errors import CorruptFileError, UnsupportedModelError
+from edgespec.errors import Call, CorruptFileError, UnsupportedModelError
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ def from_hf(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None)
         method = dict(raw["quantization_config"]).get("quant_method", "unknown")
         raise UnsupportedModelError(
             f"the checkpoint is quantised ({method}), which is not supported; "
-            "use the unquantised checkpoint (then `edgespec pack --precision int8|int4`) or a GGUF file"
+            "use a GGUF file, or the unquantised checkpoint, which can be packed at int8 or int4",
+            hint=Call("pack_model", {"model": "MODEL", "out": "DIR", "precision": "int8"}),
         )
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
         raise UnsupportedModelError(f"activation {raw['hidden_act']!r} is not supported (only silu)")

@@ -305,10 +305,11 @@ def test_async_replies_are_the_same(engine: Engine) -> None:
 @pytest.mark.parametrize(
     "code", re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 )
-def test_the_examples_run(code: str, model: Path) -> None:
+def test_the_examples_run(code: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     code = code.replace('"model-dir"', repr(str(model))).replace('memory="8GB"', "context=500")
     exec(compile(code, str(PAGE), "exec"), {"__name__": "example"})
 
 
 def test_there_are_examples() -> None:
-    assert len(re.findall("```python", PAGE.read_text(encoding="utf-8"))) == 5
+    assert len(re.findall("```python", PAGE.read_text(encoding="utf-8"))) == 6

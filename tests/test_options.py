@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import inspect
 import math
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,11 +29,12 @@ from edgespec.config import (
     resolve,
     with_keywords,
 )
-from edgespec.errors import OptionError
+from edgespec.errors import Call, OptionError
 from edgespec.models.options import PackOptions
-from edgespec.models.packing import pack_model
+from edgespec.models.packing import pack_model, verify_store
 from edgespec.offload.pack.layout import LOW_BIT
 from edgespec.offload.pack.pack import PRECISIONS
+from edgespec.training.cascade import train_cascade
 from edgespec.training.options import CascadeOptions
 from edgespec.values import Field, did_you_mean, format_bytes, options_of, parse_bytes
 
@@ -306,17 +308,64 @@ def test_folders_named_like_options_stay(path: str) -> None:
     assert options.in_flags(f"{path} has no config.json") == f"{path} has no config.json"
 
 
-def test_the_library_does_not_know_flags() -> None:
-    """It names options as Python does; only whole command lines, in backticks, have flags."""
+LIBRARY = [  # the demo model's recipe: scripts, and what the model is taught about commands
+    (path, ast.parse(path.read_text(encoding="utf-8")))
+    for room in ("edgespec", "runtimes", "offload", "devices", "kernels")
+    for path in (ROOT / room).rglob("*.py")
+    if "recipe" not in path.parts
+]
+
+
+def test_the_library_does_not_know_flags_and_commands() -> None:
+    """It names options and functions as Python does; the command line puts its own words in their place."""
+    assert len(LIBRARY) > 80
     found = []
-    for room in ("edgespec", "runtimes", "offload", "devices", "kernels"):
-        for path in (ROOT / room).rglob("*.py"):
-            if "recipe" in path.parts:  # of the demo model: scripts, and what the model is taught about flags
-                continue
-            for line, text in texts(ast.parse(path.read_text(encoding="utf-8"))):
-                if re.search(r"(?<![\w-])--[a-z]", re.sub(r"`edgespec [^`]*`", "", text)):
-                    found.append(f"{path.relative_to(ROOT)}:{line}: {text[:80]}")
+    for path, tree in LIBRARY:
+        known = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        docs = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, known)}
+        for line, text in texts(tree):
+            if re.search(r"(?<![\w-])--[a-z]", text) or ("`edgespec " in text and text not in docs):
+                found.append(f"{path.relative_to(ROOT)}:{line}: {text[:80]}")
     assert not found, "\n".join(found)
+
+
+def test_every_hint_is_a_call_and_a_command() -> None:
+    functions = {"pack_model": pack_model, "verify_store": verify_store, "train_cascade": train_cascade}
+    assert functions.keys() == options.TASKS.keys()
+    hints = [
+        node
+        for _, tree in LIBRARY
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Call"
+    ]
+    assert len(hints) > 6
+    for hint in hints:
+        function, arguments = hint.args
+        assert isinstance(function, ast.Constant)
+        assert isinstance(arguments, ast.Dict)
+        names = [ast.literal_eval(key) for key in arguments.keys if key is not None]
+        inspect.signature(functions[function.value]).bind(**dict.fromkeys(names))
+        shown = options.command_of(Call(function.value, dict.fromkeys(names, "x y")))
+        flags = [word for word in shown.split() if word.startswith("--")]
+        command = importlib.import_module(f"edgespec.apps.{options.TASKS[function.value].split()[0]}")
+        source = inspect.getsource(command)
+        assert all(f'"{flag}"' in source or flag[2:] in options_of(PackOptions) for flag in flags), shown
+
+
+def test_a_hint_is_said_in_the_words_of_who_hears_it(capsys: pytest.CaptureFixture[str]) -> None:
+    hint = Call("pack_model", {"model": "my m", "out": "DIR", "precision": "int8"})
+    error = OptionError("precision is wrong; make it and use DIR", "precision", hint=hint)
+    assert str(error) == (
+        "precision is wrong; make it and use DIR: pack_model(model='my m', out='DIR', precision='int8')"
+    )
+    assert options.message_of(error) == (
+        "--precision is wrong; make it and use DIR: `edgespec pack 'my m' --out DIR --precision int8`"
+    )
+    assert options.command_of(Call("verify_store", {"directory": "d"})) == "edgespec pack --verify d"
+    assert options.command_of(Call("train_cascade", {"model": "m", "data": "TEXT", "out": "DIR"})) == (
+        "edgespec train cascade m --data TEXT --out DIR"
+    )
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -164,7 +165,9 @@ def test_the_copy_can_be_added_later(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "packed"
     pack_model(str(model), out)
     before = (out / "target-00001-of-00001.safetensors").stat().st_mtime_ns
-    with pytest.raises(OptionError, match=rf"edgespec pack {model} -o {out} --substitute int4"):
+    with pytest.raises(
+        OptionError, match=re.escape(f"pack_model(model='{model}', out='{out}', substitute='int4')")
+    ):
         edgespec.load(out, memory="2GB", drafter="substitute", resident_layers=1)
     pack_model(str(model), out, substitute="int8")
     assert (out / "target-00001-of-00001.safetensors").stat().st_mtime_ns == before
@@ -205,7 +208,7 @@ def test_verify_reads_the_copy_too(model: Path, tmp_path: Path) -> None:
 
 
 def test_refusals(model: Path, packed: Path, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="--precision int4"):
+    with pytest.raises(OptionError, match="precision='int4'"):
         edgespec.load(model, memory="2GB", drafter="substitute", resident_layers=1)
     other = write_model(tmp_path / "other", seed=5)
     with pytest.raises(OptionError, match="is not a packed low-bit copy"):

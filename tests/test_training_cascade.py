@@ -87,10 +87,9 @@ def described(model: Path) -> tuple[ModelFiles, Tokenizer]:
 
 def train(model: Path, text: Path, out: Path, options: CascadeOptions = OPTIONS, **more: Any) -> list[Report]:
     reports: list[Report] = []
-    files, tokenizer = described(model)
     engine = more.pop("engine", EngineOptions())
     options = replace(options, **{name: more.pop(name) for name in ("held_out", "from_") if name in more})
-    train_cascade(files, tokenizer, text, out, options, engine, CPU, report=reports.append, **more)
+    train_cascade(model, text, out, options, engine, report=reports.append, **more)
     return reports
 
 

@@ -17,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from edgespec.config import GenerationOptions
-from edgespec.errors import ModelError
+from edgespec.errors import Call, ModelError
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -139,7 +139,8 @@ def argmax(logits: NDArray[np.float32]) -> int:
     if not np.isfinite(logits[best]):
         raise ModelError(
             f"the model's logits are not numbers (the highest of {len(logits)} is {logits[best]}): its "
-            "weights are damaged (`edgespec pack --verify` checks a packed model) or overflow their precision"
+            "weights overflow their precision or are damaged, which can be checked in a packed model",
+            hint=Call("verify_store", {"directory": "DIR"}),
         )
     return best
 

@@ -16,7 +16,7 @@ from edgespec.core.acceptance import Acceptance
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.resident import Drafters, Find, Found, Search
-from edgespec.errors import OptionError
+from edgespec.errors import Call, OptionError
 from edgespec.values import did_you_mean
 
 
@@ -30,6 +30,7 @@ class Kind:
     inside_target: it drafts in the target's own layers, beside nobody else who costs passes but those it
         `takes` as parts of itself.
     option: the engine option that names its files, which `needs` says must be there; "" = it needs none.
+    made_by: the call that makes such files.
     spare: under auto, it is left out where there is no room for it.
     cpu_only: it drafts beside a target on the CPU only, so far.
     make, find: what takes no memory is simply made, for each conversation; the others have files, for which
@@ -44,6 +45,7 @@ class Kind:
     takes: tuple[str, ...] = ()
     option: str | None = None
     needs: str = ""
+    made_by: Call | None = None
     spare: bool = False
     cpu_only: bool = False
     make: Callable[[], Drafter] | None = None
@@ -79,7 +81,8 @@ KINDS = (
         inside_target=True,
         takes=("substitute",),
         option="adapters",
-        needs="trained adapters; name their directory with adapters= (`edgespec train cascade` makes one)",
+        needs="trained adapters; make them, and name their directory with adapters=DIR",
+        made_by=Call("train_cascade", {"model": "MODEL", "data": "TEXT", "out": "DIR"}),
         spare=True,
         cpu_only=True,
         find="edgespec.drafters.cascade.files:find",
@@ -130,7 +133,7 @@ def choose_drafters(options: EngineOptions) -> tuple[str, ...]:
     check_pairs(chosen)
     for kind in chosen:
         if kind.needs and kind.option not in given:
-            raise OptionError(f"drafter {drafter} needs {kind.needs}")
+            raise OptionError(f"drafter {drafter} needs {kind.needs}", hint=kind.made_by)
     for option, value in given.items():
         users = [kind.name for kind in KINDS if kind.option == option]
         if not set(users) & set(members):
@@ -218,7 +221,7 @@ def find_drafters(search: Search) -> Drafters:
         except OptionError as error:
             if not search.auto or kind.option in search.given:
                 raise
-            reasons.append(str(error))
+            reasons.append(error.message)
             continue
         if item is not None and kind.cpu_only and search.device != "cpu":
             if not search.auto:

@@ -17,7 +17,7 @@ from edgespec.drafters.base import Drafting, Root, committed
 from edgespec.drafters.forest import Forest
 from edgespec.drafters.growth import MAX_PASSES, grow
 from edgespec.drafters.resident import Found, Search
-from edgespec.errors import OptionError
+from edgespec.errors import Call, OptionError
 from edgespec.offload.chunk_store import is_store
 from edgespec.offload.plan.needs import Extras, StandIn
 from edgespec.offload.plan.plan import Plan
@@ -44,10 +44,10 @@ def find(search: Search, found: dict[str, Found]) -> CopyFiles | None:
         return None
     if copy is None and named is not None:
         if "model" not in search.members:
-            raise OptionError(f"{named} is not a packed low-bit copy of {files.path}; {how_to(files)}")
+            raise _without(f"{named} is not a packed low-bit copy of {files.path}", files)
         copy = find_copy(files)
     if copy is None:
-        raise OptionError(f"{files.path} has no low-bit copy to draft with; {how_to(files)}")
+        raise _without(f"{files.path} has no low-bit copy to draft with", files)
     return CopyFiles(files, copy)
 
 
@@ -68,22 +68,21 @@ def find_copy(files: ModelFiles, named: Path | None = None) -> LowBitCopy | None
     if copy.digest != files.digest:
         if named is not None:
             return None  # another model
-        raise OptionError(f"{path} was not packed from the same checkpoint as {files.path}; {how_to(files)}")
+        raise _without(f"{path} was not packed from the same checkpoint as {files.path}", files)
     return LowBitCopy(copy.table, files.table)
 
 
-def how_to(files: ModelFiles) -> str:
-    """What to do when there is no low-bit copy."""
+def _without(fact: str, files: ModelFiles) -> OptionError:
+    """There is no low-bit copy, and what to do about it."""
     if files.table.precision == "int4":
-        return "an int4 model can have none that is smaller; use drafter=auto, or draft_model="
-    if is_store(files.path):
-        return (
-            f"`edgespec pack {files.source} -o {files.path} --substitute int4` adds one and leaves the other "
-            "weights as they are"
+        return OptionError(
+            f"{fact}; an int4 model can have none that is smaller; use drafter=auto, or draft_model="
         )
-    return (
-        f"make one with `edgespec pack {files.path} -o DIR --precision int4` and name it with draft_model=DIR"
-    )
+    if is_store(files.path):
+        hint = Call("pack_model", {"model": files.source, "out": str(files.path), "substitute": "int4"})
+        return OptionError(f"{fact}; one can be added, and the other weights stay as they are", hint=hint)
+    hint = Call("pack_model", {"model": str(files.path), "out": "DIR", "precision": "int4"})
+    return OptionError(f"{fact}; make one and name it with draft_model=DIR", hint=hint)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from edgespec.runtimes.formats.packed import SUBSTITUTE
 
 def pack_model(
     model: str,
-    out: Path,
+    out: str | Path,
     precision: str | None = None,
     substitute: str | None = None,
     progress: ProgressCallback | None = None,
@@ -38,6 +38,7 @@ def pack_model(
     is written).
     """
     PackOptions(precision, substitute)
+    out = Path(out)
     path = resolve_model(model, progress)
     if is_store(path):
         raise OptionError(f"{path} is packed already; pack the checkpoint or GGUF file it was made from")
@@ -88,11 +89,12 @@ def _precision_of(out: Path, digest: str, precision: str | None) -> str:
     return there.table.precision
 
 
-def verify_store(directory: Path, progress: ProgressCallback | None = None) -> None:
+def verify_store(directory: str | Path, progress: ProgressCallback | None = None) -> None:
     """Read a packed directory again, and the substitute in it, and compare every checksum.
 
     Raises CorruptFileError, naming the file and the chunk, at the first that differs.
     """
+    directory = Path(directory)
     verify(directory, _stage("verify", progress))
     if is_store(directory / SUBSTITUTE):
         verify(directory / SUBSTITUTE, _stage("verify", progress))

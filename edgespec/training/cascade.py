@@ -19,13 +19,15 @@ from edgespec.config import EngineOptions
 from edgespec.devices.probe import cpu_count
 from edgespec.errors import OptionError
 from edgespec.kernels.threads import use_threads
+from edgespec.models.hub import resolve_model
+from edgespec.models.loading import choose_device
 from edgespec.progress import ProgressCallback
-from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.torch.adapter import Adapter, adapter_bytes
 from edgespec.runtimes.torch.adapter_files import AdapterFile, Role, describe_adapters, save_adapters
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
-from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tokenizer import load_tokenizer
 from edgespec.training.corpus import Sample, corpus_digest, text_files
 from edgespec.training.data import Batches, Samples, Shards, padded, passes, split
 from edgespec.training.held_out import Agreement
@@ -116,26 +118,30 @@ class CascadeTraining:
 
 
 def train_cascade(
-    files: ModelFiles,
-    tokenizer: Tokenizer,
-    data: Path,
-    out: Path,
-    options: CascadeOptions,
-    engine: EngineOptions,
-    device: torch.device,
+    model: str | Path,
+    data: str | Path,
+    out: str | Path,
+    options: CascadeOptions | None = None,
+    engine: EngineOptions | None = None,
     *,
     report: Callable[[Report], None] = lambda report: None,
     progress: ProgressCallback | None = None,
     stop_after: int | None = None,
 ) -> None:
-    """Train adapters for a target from the text in `data`, and keep them in `out`; resumes by itself.
+    """Train adapters for a model from the text in `data`, and keep them in `out`; resumes by itself.
 
     out/data, out/held-out: token shards; out/run: checkpoint and log; out itself: the adapters, as
     `adapter_files.describe_adapters` reads them, from the first evaluation on.
+
     Raises OptionError for depths, data or options that cannot be, before any weight is read; BudgetError when
     the dial is too small; TrainingError when the loss is not finite.
     """
+    data, out = Path(data), Path(out)
+    options, engine = options or CascadeOptions(), engine or EngineOptions()
+    path = resolve_model(str(model), progress, engine.offline)
+    files = describe_model(path, engine.precision)
     depths = choose_depths(files.config.layers, options)
+    tokenizer, device = load_tokenizer(files, path), choose_device(engine)
     use_threads(engine.threads, cpu_count())
     held_out = options.held_out
     begun_with = {} if options.from_ is None else _earlier(options.from_, files, depths)
@@ -190,12 +196,12 @@ def train_cascade(
             adapter.initialise(frozen.final_norm, generator)
             if not files.config.qk_norm:  # without which q and k are of another scale
                 copy_attention(adapter, frozen.target)
-        model = Cascade(adapters)
+        cascade = Cascade(adapters)
         rate = options.rate or RATE / files.config.hidden_size
         loss = make_loss(options.loss, options.top_k or TOP_K)
         training = CascadeTraining(frozen, loss, passes(tests, rows))
         trainer = Trainer(
-            model,
+            cascade,
             Batches(samples, train, options.batch_tokens, rows, options.seed, workers.rank, workers.count),
             training.loss,
             Settings(options.steps, rate, warmup=min(WARMUP, 1 + options.steps // 10)),

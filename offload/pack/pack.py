@@ -148,7 +148,7 @@ def _resume(work: Path, key: str, layout: Layout, notify: Callable[[str], None])
     """The journal of what is done already; a directory left by another pack is emptied."""
     old = journal_key(work)
     if old is None and any(work.iterdir()):
-        raise StorageError(f"{work} is in the way and was not left by `edgespec pack`; remove it")
+        raise StorageError(f"{work} is in the way and was not left by a pack; remove it")
     if old != key:
         if old:
             notify(f"{work.name} was left by a pack of another source or precision; starting again")

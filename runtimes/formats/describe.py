@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.errors import OptionError
+from edgespec.errors import Call, OptionError
 from edgespec.offload.chunk_store import in_place, is_store
 from edgespec.offload.chunks import ChunkTable
 from edgespec.runtimes.config import ModelConfig
@@ -56,7 +56,7 @@ def describe_model(path: Path, precision: str | None = None) -> ModelFiles:
     own = {"bfloat16": "bf16"}.get(files.config.dtype) if files.table.precision == "source" else None
     if precision is not None and precision not in (files.table.precision, own):
         raise OptionError(
-            f"{path} holds {files.table.precision} weights, not {precision}; make them with "
-            f"`edgespec pack {path} -o DIR --precision {precision}` and use DIR"
+            f"{path} holds {files.table.precision} weights, not {precision}; make them and use DIR",
+            hint=Call("pack_model", {"model": str(path), "out": "DIR", "precision": precision}),
         )
     return files

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from edgespec.devices.files import read_bounded, replacing
-from edgespec.errors import CorruptFileError, ModelError, StorageError, UnsupportedModelError
+from edgespec.errors import Call, CorruptFileError, ModelError, StorageError, UnsupportedModelError
 from edgespec.kernels.matmul import typed
 from edgespec.offload.chunks import TensorSource
 from edgespec.offload.reader import DirectFile
@@ -118,6 +118,11 @@ def target_record(files: ModelFiles) -> TargetRecord:
     )
 
 
+def how_to_train(files: ModelFiles) -> Call:
+    """What makes adapters for a model."""
+    return Call("train_cascade", {"model": str(files.path), "data": "TEXT", "out": "DIR"})
+
+
 def describe_adapters(directory: Path, files: ModelFiles, fitting: bool = True) -> list[AdapterFile]:
     """The adapters of a directory, shallowest first; reads headers only.
 
@@ -130,7 +135,7 @@ def describe_adapters(directory: Path, files: ModelFiles, fitting: bool = True) 
     if not path.is_file():
         if not Path(directory).exists():
             raise ModelError(f"{directory} does not exist; name a directory of adapters")
-        raise ModelError(f"{directory} has no {MANIFEST}; train adapters with `edgespec train cascade`")
+        raise ModelError(f"{directory} has no {MANIFEST}; train adapters", hint=how_to_train(files))
     raw = read_bounded(path, _LIMIT)
     parse_object(raw, str(path))  # names no key twice
     try:
@@ -165,7 +170,8 @@ def _check_target(path: Path, found: TargetRecord, wanted: TargetRecord, fitting
     if fitting and found.digest != wanted.digest:
         raise ModelError(
             f"{path}: the adapters were trained for {found.name[:200]!r} (digest {found.digest[:32]}), "
-            f"not for {wanted.name!r} (digest {wanted.digest}); train some with `edgespec train cascade`"
+            f"not for {wanted.name!r} (digest {wanted.digest}); train some for it",
+            hint=Call("train_cascade", {"model": "MODEL", "data": "TEXT", "out": "DIR"}),
         )
     if fitting and found.precision != wanted.precision:
         raise ModelError(

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from edgespec.errors import ModelError, OptionError
+from edgespec.errors import Call, ModelError, OptionError
 from edgespec.kernels.reference import rms_norm, rotate, swiglu
 from edgespec.kernels.threads import use_threads
 from edgespec.runtimes.base import PREFILL_ROWS, IntArray, PassObserver, Rows
@@ -126,15 +126,14 @@ class TorchTarget(Generic[W]):
     def logits(self, hidden: Tensor, observer: PassObserver | None = None) -> Tensor:
         normed = self._norm("model.norm", hidden)
         if not bool(torch.isfinite(normed).all()):
-            raise ModelError(
-                "the layers' outputs are not finite numbers; "
-                + (
-                    "they passed the range of float16, so the model was made for bfloat16: pack it with "
-                    "`edgespec pack MODEL -o DIR --precision bf16` and use DIR"
-                    if self.dtype == torch.float16
-                    else "the weights are damaged: fetch or pack the model again"
+            fact = "the layers' outputs are not finite numbers"
+            if self.dtype == torch.float16:
+                raise ModelError(
+                    f"{fact}; they passed the range of float16, so the model was made for bfloat16; pack it "
+                    "so, and use DIR",
+                    hint=Call("pack_model", {"model": "MODEL", "out": "DIR", "precision": "bf16"}),
                 )
-            )
+            raise ModelError(f"{fact}; the weights are damaged: fetch or pack the model again")
         return self.head(normed, observer)
 
     @torch.inference_mode()

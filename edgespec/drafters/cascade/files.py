@@ -18,7 +18,7 @@ from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.adapter import adapter_bytes, adapter_cache_bytes
-from edgespec.runtimes.torch.adapter_files import AdapterFile, describe_adapters
+from edgespec.runtimes.torch.adapter_files import AdapterFile, describe_adapters, how_to_train
 from edgespec.runtimes.torch.substitute import SubstituteWeights
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
@@ -91,9 +91,7 @@ def find_cascade(directory: Path, files: ModelFiles, copy: CopyFiles | None) -> 
     verify = tuple(a for a in adapters if a.role == "verify") if copy is None else ()
     if draft is None or (copy is None and not verify):
         missing = "draft" if draft is None else "verify"
-        raise ModelError(
-            f"{directory} has no {missing} adapter; train both with `edgespec train cascade {files.path}`"
-        )
+        raise ModelError(f"{directory} has no {missing} adapter; train both", hint=how_to_train(files))
     if verify and verify[0].depth <= draft.depth:
         raise ModelError(
             f"{directory}: the verifier behind {verify[0].depth} layers is not deeper than the draft "
