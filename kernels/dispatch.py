@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from edgespec.kernels import cpu, reference
+from edgespec.kernels import cpu, elementwise, reference
 from edgespec.kernels.reference import Mask
 
 
@@ -21,6 +21,27 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float) -> 
 
         return attention.attend(q, k, v, mask, scale)
     return reference.attend(q, k, v, mask, scale)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `reference.rms_norm`. It has no gradient, nor have `swiglu` and `rotate`."""
+    if elementwise.suits(x, weight):
+        return elementwise.rms_norm(x, weight, eps)
+    return reference.rms_norm(x, weight, eps)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """See `reference.swiglu`; gate and up [n, f]."""
+    if elementwise.suits(gate, up):
+        return elementwise.swiglu(gate, up)
+    return reference.swiglu(gate, up)
+
+
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
+    """`reference.rotate` of q and k [n, heads, head_dim], by the same angles; may overwrite them."""
+    if elementwise.suits(q, k, cos, sin):
+        return elementwise.rotate(q, k, cos, sin, interleaved)
+    return reference.rotate(q, cos, sin, interleaved), reference.rotate(k, cos, sin, interleaved)
 
 
 @lru_cache

@@ -72,3 +72,4 @@ void amx_pack(const Matmul *m, int64_t block, void *packed); /* X_ROWS rows of x
 
 typedef void Task(void *argument, int64_t index, int worker);
 void run_tasks(Task *task, void *argument, int64_t tasks, int threads); /* pool.c */
+int es_level(int most); /* native.c */

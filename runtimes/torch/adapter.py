@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edgespec.kernels import dispatch
 from edgespec.kernels.matmul import Block, linear
 from edgespec.kernels.reference import rms_norm, rotate
 from edgespec.runtimes.base import Rows
@@ -93,12 +94,13 @@ class Adapter(nn.Module):
             block = Block(_ENCODINGS[weight.dtype], weight, scale=None, rows=out, inner=inner)
             return linear(x, block, not rows.prefill)
 
-        x = rms_norm(hidden, self.input_norm, c.norm_eps)
-        q = rotate(project(self.q_proj, x).view(n, c.heads, c.head_dim), *angles, c.rope.interleaved)
-        k = rotate(project(self.k_proj, x).view(n, c.kv_heads, c.head_dim), *angles, c.rope.interleaved)
+        x = dispatch.rms_norm(hidden, self.input_norm, c.norm_eps)
+        q = project(self.q_proj, x).view(n, c.heads, c.head_dim)
+        k = project(self.k_proj, x).view(n, c.kv_heads, c.head_dim)
+        q, k = dispatch.rotate(q, k, *angles, c.rope.interleaved)
         v = project(self.v_proj, x).view(n, c.kv_heads, c.head_dim)
         y = hidden + project(self.o_proj, attention(0, q, k, v, self.window))
-        return rms_norm(y, self.norm, c.norm_eps)
+        return dispatch.rms_norm(y, self.norm, c.norm_eps)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Hidden states after `depth` layers of sequences from position 0 on, [b, t, d] -> normed [b, t, d].

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import Call, ModelError, OptionError
-from edgespec.kernels.reference import rms_norm, rotate, swiglu
+from edgespec.kernels.dispatch import rms_norm, rotate, swiglu
 from edgespec.kernels.threads import use_threads
 from edgespec.runtimes.base import PREFILL_ROWS, IntArray, PassObserver, Rows
 from edgespec.runtimes.config import ModelConfig
@@ -167,8 +167,7 @@ class TorchTarget(Generic[W]):
         if c.qk_norm:
             q = self._norm(name + "self_attn.q_norm", q)
             k = self._norm(name + "self_attn.k_norm", k)
-        q = rotate(q, *angles, c.rope.interleaved)
-        k = rotate(k, *angles, c.rope.interleaved)
+        q, k = rotate(q, k, *angles, c.rope.interleaved)
         hidden = hidden + linear("self_attn.o_proj", shared.attention(index, q, k, v, c.window(index)))
         x = self._norm(name + "post_attention_layernorm", hidden)
         x = swiglu(linear("mlp.gate_proj", x), linear("mlp.up_proj", x))

@@ -1,0 +1,262 @@
+/* What a layer computes between its matrices: RMS norms, rotary embedding, SwiGLU, as kernels/reference.py defines
+   them, in fp32 inside, with its roundings to the rows' type.
+
+   Plain loops, compiled for each instruction set. Nothing here depends on it: the operations are IEEE's, one by one (no
+   fused multiply-adds), with an exponential of our own; and the one sum, of a norm's squares, has 16 places (column mod
+   16) on every CPU. So an element's bits depend neither on what is beside it nor on instructions or threads. */
+#include <math.h>
+
+#include "native.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define PLACES 16
+#define PART 512    /* columns converted at a time, a multiple of PLACES */
+#define TASK 8192   /* numbers of a task, about */
+#define ALONE 32768 /* numbers that one thread computes before others are awake */
+
+enum { F32, F16, BF16 };
+enum { PORTABLE, AVX2, AVX512 }; /* instruction sets */
+
+INLINE uint32_t bits_of(float f) {
+  uint32_t b;
+  memcpy(&b, &f, 4);
+  return b;
+}
+
+INLINE float of_bits(uint32_t b) {
+  float f;
+  memcpy(&f, &b, 4);
+  return f;
+}
+
+/* fp16 <-> fp32, to nearest, ties to even; in selects instead of branches, so that compilers make vectors of it. */
+INLINE float wide(uint32_t b) {
+  uint32_t size = b & 0x7FFF, rest = size << 13;
+  uint32_t tiny = bits_of(of_bits(rest + (113u << 23)) - 0x1p-14f); /* no subnormal fp32, which takes long */
+  uint32_t number = size < 0x400 ? tiny : rest + (112u << 23);
+  return of_bits((size < 0x7C00 ? number : rest | 0x7F800000) | (b & 0x8000) << 16);
+}
+
+INLINE uint32_t narrow(float f) {
+  uint32_t b = bits_of(f), size = b & 0x7FFFFFFF;
+  uint32_t tiny = bits_of(of_bits(size) + 0.5f) - 0x3F000000; /* fp16's subnormal numbers: units of 2^-24 */
+  uint32_t number = (size - (112u << 23) + 0xFFF + (size >> 13 & 1)) >> 13;
+  uint32_t large = size > 0x7F800000 ? 0x7E00 : 0x7C00;
+  number = size < 113u << 23 ? tiny : number;
+  return (size < 143u << 23 ? number : large) | (b >> 16 & 0x8000);
+}
+
+#if defined(__x86_64__)
+/* The same by F16C, which compilers do not find in plain loops. n: a multiple of 8. */
+__attribute__((target("avx,f16c"))) static void f16c_wide(const uint16_t *p, int64_t n, float *x) {
+  for (int64_t i = 0; i < n; i += 8) _mm256_storeu_ps(x + i, _mm256_cvtph_ps(_mm_loadu_si128((const void *)(p + i))));
+}
+
+__attribute__((target("avx,f16c"))) static void f16c_narrow(const float *x, int64_t n, uint16_t *p) {
+  for (int64_t i = 0; i < n; i += 8) _mm_storeu_si128((void *)(p + i), _mm256_cvtps_ph(_mm256_loadu_ps(x + i), 0));
+}
+#endif
+
+/* n numbers of `type`, from the first-th on -> fp32. */
+INLINE void load(int set, int type, const void *p, int64_t first, int64_t n, float *restrict x) {
+  const uint16_t *restrict from = (const uint16_t *)p + first;
+  int64_t i = 0;
+  (void)set;
+  if (type == F32) {
+    memcpy(x, (const float *)p + first, 4 * (size_t)n);
+  } else if (type == BF16) {
+    for (; i < n; i++) x[i] = of_bits((uint32_t)from[i] << 16);
+  } else {
+#if defined(__x86_64__)
+    if (set >= AVX2) f16c_wide(from, i = n / 8 * 8, x);
+#endif
+    for (; i < n; i++) x[i] = wide(from[i]);
+  }
+}
+
+INLINE void store(int set, int type, const float *restrict x, void *p, int64_t first, int64_t n) {
+  uint16_t *restrict to = (uint16_t *)p + first;
+  int64_t i = 0;
+  (void)set;
+  if (type == F32) {
+    memcpy((float *)p + first, x, 4 * (size_t)n);
+  } else if (type == BF16) {
+    for (; i < n; i++) {
+      uint32_t b = bits_of(x[i]);
+      to[i] = (uint16_t)(((b & 0x7FFFFFFF) > 0x7F800000 ? b | 0x400000 : b + 0x7FFF + (b >> 16 & 1)) >> 16);
+    }
+  } else {
+#if defined(__x86_64__)
+    if (set >= AVX2) f16c_narrow(x, i = n / 8 * 8, to);
+#endif
+    for (; i < n; i++) to[i] = (uint16_t)narrow(x[i]);
+  }
+}
+
+/* As `store` and `load` would, in place. */
+INLINE void round_to(int set, int type, float *x, int64_t n) {
+  if (type == BF16)
+    for (int64_t i = 0; i < n; i++) {
+      uint32_t b = bits_of(x[i]);
+      x[i] = of_bits(((b & 0x7FFFFFFF) > 0x7F800000 ? b : b + 0x7FFF + (b >> 16 & 1)) & 0xFFFF0000);
+    }
+  if (type == F16) {
+    uint16_t narrowed[PART];
+    store(set, type, x, narrowed, 0, n);
+    load(set, type, narrowed, 0, n, x);
+  }
+}
+
+/* e^x of x between -87 and 89, which is infinite; beyond them theirs, and of NaN anything. Off by at most 2 units in
+   the last place. The polynomial is that of Cephes' expf (Moshier). */
+INLINE float exponential(float x) {
+  uint32_t b = bits_of(x), size = b & 0x7FFFFFFF, most = 0x42B20000 - (b >> 31 << 18); /* 89 or, below zero, 87 */
+  x = of_bits((size < most ? size : most) | (b & 0x80000000)); /* of floats' comparisons gcc 12 makes branches */
+  float magic = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: its low bits are the power of two, rounded */
+  float power = magic - 12582912.0f;
+  float r = (x - power * 0.693359375f) - power * -2.12194440e-4f; /* ln 2, the first part in few bits */
+  float p = ((((1.9875691500e-4f * r + 1.3981999507e-3f) * r + 8.3334519073e-3f) * r + 4.1665795894e-2f) * r +
+             1.6666665459e-1f) * r + 5.0000001201e-1f;
+  p = (p * (r * r) + r) + 1;
+  return p * of_bits((bits_of(magic) << 23) + (126u << 23)) * 2; /* in two steps: 2^128 is no fp32 number */
+}
+
+typedef struct Work Work;
+typedef void Some(const Work *w, int64_t first, int64_t last); /* rows */
+struct Work {
+  Some *some;
+  int64_t rows, columns, task; /* columns of a row, or pairs of a head; rows of a task */
+  const void *a, *b;           /* norm: x, weight [columns]. swiglu: gate, up. rotate: cosines, sines [rows][columns] */
+  int64_t a_stride, b_stride;  /* numbers from row to row */
+  void *out[2];                /* rotate: q and k, where they are */
+  int64_t out_stride[2], heads[2];
+  float eps;
+};
+
+#define PARTS(at, n, all, most) \
+  for (int64_t at = 0, n; n = (all) - at < (most) ? (all) - at : (most), n > 0; at += n)
+
+INLINE void norm(int set, int type, int unused, const Work *w, int64_t first, int64_t last) {
+  const int64_t d = w->columns;
+  (void)unused;
+  for (int64_t r = first; r < last; r++) {
+    float x[PART], weight[PART], sums[PLACES] = {0};
+    PARTS(at, n, d, PART) {
+      load(set, type, w->a, r * d + at, n, x);
+      for (int64_t i = n; i % PLACES; i++) x[i] = 0;
+      for (int64_t i = 0; i < n; i += PLACES)
+        for (int j = 0; j < PLACES; j++) sums[j] += x[i + j] * x[i + j];
+    }
+    for (int half = PLACES / 2; half; half /= 2)
+      for (int j = 0; j < half; j++) sums[j] += sums[j + half];
+    const float scale = 1 / sqrtf(sums[0] / (float)d + w->eps);
+    PARTS(at, n, d, PART) {
+      load(set, type, w->a, r * d + at, n, x);
+      load(set, type, w->b, at, n, weight);
+      for (int64_t i = 0; i < n; i++) x[i] *= scale;
+      round_to(set, type, x, n);
+      for (int64_t i = 0; i < n; i++) x[i] *= weight[i];
+      store(set, type, x, w->out[0], r * d + at, n);
+    }
+  }
+}
+
+INLINE void swiglu(int set, int type, int unused, const Work *w, int64_t first, int64_t last) {
+  (void)unused;
+  for (int64_t r = first; r < last; r++)
+    PARTS(at, n, w->columns, PART) {
+      float x[PART], up[PART];
+      load(set, type, w->a, r * w->a_stride + at, n, x);
+      load(set, type, w->b, r * w->b_stride + at, n, up);
+      for (int64_t i = 0; i < n; i++) x[i] = x[i] / (exponential(-x[i]) + 1);
+      round_to(set, type, x, n);
+      for (int64_t i = 0; i < n; i++) x[i] *= up[i];
+      store(set, type, x, w->out[0], r * w->columns + at, n);
+    }
+}
+
+#define PAIRS (PART / 4) /* at a time */
+
+/* The pairs (i, i + half) of a head, or (2 i, 2 i + 1). */
+INLINE void rotate(int set, int type, int interleaved, const Work *w, int64_t first, int64_t last) {
+  const int64_t half = w->columns, step = interleaved ? 2 : 1;
+  for (int64_t r = first; r < last; r++)
+    PARTS(at, n, half, PAIRS) {
+      float cos[PAIRS], sin[PAIRS], x[2 * PAIRS], products[4 * PAIRS];
+      load(set, type, w->a, r * half + at, n, cos);
+      load(set, type, w->b, r * half + at, n, sin);
+      for (int which = 0; which < 2; which++)
+        for (int64_t h = 0; h < w->heads[which]; h++) {
+          int64_t head = r * w->out_stride[which] + 2 * h * half, low = head + step * at, high = low + half;
+          float *a = x, *b = x + (interleaved ? 1 : n), *p = products;
+          load(set, type, w->out[which], low, interleaved ? 2 * n : n, a);
+          if (!interleaved) load(set, type, w->out[which], high, n, b);
+          for (int64_t i = 0; i < n; i++) {
+            p[i] = a[step * i] * cos[i], p[n + i] = b[step * i] * sin[i];
+            p[2 * n + i] = b[step * i] * cos[i], p[3 * n + i] = a[step * i] * sin[i];
+          }
+          round_to(set, type, p, 4 * n);
+          for (int64_t i = 0; i < n; i++) a[step * i] = p[i] - p[n + i], b[step * i] = p[2 * n + i] + p[3 * n + i];
+          store(set, type, a, w->out[which], low, interleaved ? 2 * n : n);
+          if (!interleaved) store(set, type, b, w->out[which], high, n);
+        }
+    }
+}
+
+/* One function for each type and instruction set. */
+#define ONE(set, target, name, op, type, how) \
+  target static void set##_##name##_##type(const Work *w, int64_t first, int64_t last) { \
+    op(set, type, how, w, first, last); \
+  }
+#define TYPES(set, target, name, op, how) \
+  ONE(set, target, name, op, F32, how) ONE(set, target, name, op, F16, how) ONE(set, target, name, op, BF16, how) \
+  static Some *const set##_##name[] = {set##_##name##_F32, set##_##name##_F16, set##_##name##_BF16};
+#define ALL(set, target) \
+  TYPES(set, target, norm, norm, 0) TYPES(set, target, swiglu, swiglu, 0) \
+  TYPES(set, target, halves, rotate, 0) TYPES(set, target, pairs, rotate, 1)
+
+ALL(PORTABLE, )
+#if defined(__x86_64__)
+ALL(AVX2, __attribute__((target("avx2"))))
+ALL(AVX512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
+#define BEST(name, type) (es_level(-1) >= AVX512 ? AVX512_##name : es_level(-1) ? AVX2_##name : PORTABLE_##name)[type]
+#else
+#define BEST(name, type) PORTABLE_##name[type]
+#endif
+
+static void task(void *argument, int64_t index, int worker) {
+  const Work *w = argument;
+  (void)worker;
+  int64_t first = index * w->task, last = first + w->task;
+  w->some(w, first, last < w->rows ? last : w->rows);
+}
+
+static void run(Work w, int64_t numbers, int threads) { /* numbers of a row */
+  w.task = TASK / (numbers ? numbers : 1) + 1;
+  run_tasks(task, &w, (w.rows + w.task - 1) / w.task, w.rows * numbers < ALONE ? 1 : threads);
+}
+
+/* Types: 0 fp32, 1 fp16, 2 bf16, of all that is passed. out [rows][columns] = norm of x [rows][columns] * weight. */
+void es_norm(int type, const void *x, const void *weight, float eps, void *out, int64_t rows, int64_t columns,
+             int threads) {
+  run((Work){.some = BEST(norm, type), .rows = rows, .columns = columns, .a = x, .b = weight, .out = {out}, .eps = eps},
+      columns, threads);
+}
+
+/* out [rows][columns] = silu(gate) * up; strides in numbers. */
+void es_swiglu(int type, const void *gate, int64_t gate_stride, const void *up, int64_t up_stride, void *out,
+               int64_t rows, int64_t columns, int threads) {
+  run((Work){.some = BEST(swiglu, type), .rows = rows, .columns = columns, .a = gate, .b = up, .a_stride = gate_stride,
+             .b_stride = up_stride, .out = {out}}, columns, threads);
+}
+
+/* q [rows][q_heads][2 half] and k, in place, by cos and sin [rows][half]; strides from row to row, in numbers. */
+void es_rotate(int type, int interleaved, void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride,
+               int64_t k_heads, const void *cos, const void *sin, int64_t rows, int64_t half, int threads) {
+  run((Work){.some = interleaved ? BEST(pairs, type) : BEST(halves, type), .rows = rows, .columns = half, .a = cos,
+             .b = sin, .out = {q, k}, .out_stride = {q_stride, k_stride}, .heads = {q_heads, k_heads}},
+      2 * half * (q_heads + k_heads), threads);
+}
