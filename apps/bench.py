@@ -45,8 +45,7 @@ class BenchFlags(Options):
 def bench(model: options.Model, *, wanted: BenchFlags, engine: EngineOptions) -> None:
     """Measure speed: prompt reading (pp), greedy replies (tg), and what they read.
 
-    Mean ± standard deviation. For a model that streams, the disk's own rate is
-    measured before each run, by direct reads of the same files.
+    Mean ± standard deviation; of a model that streams also the disk's own rate, measured before each run.
     """
     tests = [Test("pp", n) for n in wanted.prompt_tokens if n]
     tests += [Test("tg", n) for n in wanted.new_tokens if n]

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 
 def _lines(*commands: str) -> str:
-    return "\n\n".join(("Examples:", *commands))  # where the help breaks lines
+    return "\n".join((" Examples:", *(f"   {command}" for command in commands), ""))
 
 
+EDGESPEC = (
+    _lines(
+        "edgespec chat",
+        "edgespec chat Qwen/Qwen2.5-7B-Instruct --memory 4GB",
+        "edgespec generate MODEL -p 'Once upon a time' --memory 8GB",
+    )
+    + """
+ Each command's --help has its options. They can be set in the
+ environment too, as EDGESPEC_MEMORY, and in edgespec.toml.
+"""
+)
 CHAT = _lines(
     "edgespec chat",
     "edgespec chat Qwen/Qwen2.5-7B-Instruct --memory 4GB",
@@ -27,6 +38,6 @@ BENCH = _lines(
 )
 TRAIN = _lines("edgespec train cascade MODEL --data texts/ --out adapters", "edgespec train cascade --help")
 CASCADE = _lines(
-    "edgespec train cascade MODEL --data texts/ --out adapters --memory 8GB",
-    "edgespec chat MODEL --adapters adapters",
+    "edgespec train cascade MODEL --data text/ --out dir --memory 8GB",
+    "edgespec chat MODEL --memory 8GB --adapters dir",
 )

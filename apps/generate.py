@@ -47,8 +47,8 @@ def generate(
 ) -> None:
     """Continue texts: -p, or standard input with one prompt a line.
 
-    A line may be a JSON object too: {"prompt": "a text to continue"}, or
-    {"turns": ["a message"]} for a conversation in the model's chat format.
+    A line may be JSON: {"prompt": "a text"}, or {"turns": ["a message"]} in the model's chat format.
+
     To ask a chat model one question, use `edgespec chat -p`.
     """
     options.check_together(engine, generation)

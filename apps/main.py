@@ -12,8 +12,9 @@ from edgespec import __version__
 from edgespec.apps import options
 from edgespec.apps.bench import bench
 from edgespec.apps.chat import chat
-from edgespec.apps.examples import BENCH, CHAT, GENERATE, PACK
+from edgespec.apps.examples import BENCH, CHAT, EDGESPEC, GENERATE, PACK
 from edgespec.apps.generate import generate
+from edgespec.apps.help import Command, Group
 from edgespec.apps.pack import pack
 from edgespec.apps.terminal import Terminal
 from edgespec.apps.train import train
@@ -26,11 +27,12 @@ _NO_ROOM = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno
 app = typer.Typer(
     name="edgespec",
     help="Run language models larger than the memory they may use, with exactly the model's own output.",
-    epilog="Options can be set in the environment too, as EDGESPEC_MEMORY, and in edgespec.toml.",
+    epilog=EDGESPEC,
     pretty_exceptions_enable=False,
+    cls=Group,
 )
 for command, examples in ((chat, CHAT), (generate, GENERATE), (pack, PACK), (bench, BENCH)):
-    app.command(epilog=examples)(command)
+    app.command(epilog=examples, cls=Command)(command)
 app.add_typer(train)
 
 

@@ -79,11 +79,12 @@ def switches(field: Field) -> list[str]:
 def _parameter(field: Field) -> inspect.Parameter:
     """The flag of one option. Its value stays text, which `Field.typed` reads for flags as for variables."""
     option = field.option
+    silent = not option.default and (field.default is False or field.default_words == "none")
     info = typer.Option(
         "/".join(switches(field)),
         *filter(None, [option.short]),
         metavar=option.metavar,
-        help=option.help + ("" if field.default is False else f" Default: {field.default_words}."),
+        help=option.help + ("" if silent else f" Default: {field.default_words}."),
         rich_help_panel=option.panel or None,
         hidden=option.hidden,
         show_default=False,

@@ -13,6 +13,7 @@ import typer
 import edgespec
 from edgespec.apps import common, interrupts, options
 from edgespec.apps.examples import CASCADE, TRAIN
+from edgespec.apps.help import Command, Group
 from edgespec.apps.progress import format_seconds
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 QUIET_SECONDS = 60.0  # between two lines when nobody watches a terminal
 
-train = typer.Typer(name="train", help="Train drafters for a model of yours.", epilog=TRAIN)
+train = typer.Typer(name="train", help="Train drafters for a model of yours.", epilog=TRAIN, cls=Group)
 
 
 @train.callback(invoke_without_command=True)
@@ -35,7 +36,7 @@ def _train(context: typer.Context) -> None:
         print(context.get_help())
 
 
-@train.command(epilog=CASCADE)
+@train.command(epilog=CASCADE, cls=Command)
 @options.takes(engine=("memory", "device", "device_memory", "threads", "precision", "offline"))
 def cascade(
     model: options.Model,

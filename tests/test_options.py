@@ -407,12 +407,20 @@ def test_every_command_has_the_flags(command: str) -> None:
     assert not {"engine", "generation"} & set(parameters)
 
 
-@pytest.mark.parametrize("command", ["chat", "generate", "bench", "train cascade"])
-def test_help_shows_switches_without_a_value(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["", "chat", "generate", "pack", "bench", "train", "train cascade"])
+def test_help_is_in_words_and_has_examples(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
     assert main.run([*command.split(), "--help"]) == 0
     shown = capsys.readouterr().out
-    assert "--offline" in shown
-    assert [line for line in shown.splitlines() if "<bool>" in line and "--help" not in line] == []
+    assert "--help" in shown
+    assert ("--offline" in shown) == (command not in ("", "pack", "train"))
+    assert re.findall(r"<\w+>|{MODEL}|None", shown) == []
+    words = " ".join(shown.replace("│", " ").split())
+    assert ("Same seed, same reply. Default: 0." in words) == (command in ("chat", "generate"))
+    assert shown.count(" Examples:\n   edgespec") == 1
+    assert max(map(len, shown.splitlines())) <= 70
 
 
 def test_the_tables_of_the_docs_are_current() -> None:
