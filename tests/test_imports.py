@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import json
 import re
 import subprocess
@@ -192,6 +193,26 @@ def test_every_chooser_is_one(chooser: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys.modules[__name__], "CHOOSERS", CHOOSERS - {chooser})
     folder = chooser.rpartition(".")[0]
     assert folder in {circle[0] for circle in circles(room_graph(import_graph()))}
+
+
+def test_the_drawing_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("draw_imports", ROOT / "docs" / "draw_imports.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    drawing = (ROOT / "docs" / "imports.svg").read_text(encoding="utf-8")
+    assert module.current() == drawing, "run `python docs/draw_imports.py`, and look at docs/imports.svg"
+    rooms = {
+        "edgespec.a": {"edgespec.b", "edgespec.c"},
+        "edgespec.b": {"edgespec.c"},
+        "edgespec.c": set[str](),
+    }
+    picture = module.drawn(rooms | {"edgespec.alone": set()})
+    assert picture.count("marker-end") == 2  # from a to c there is a way by b
+    assert re.findall(r">(\w+)</text>", picture) == ["a", "b", "c"]
+    height = {name: float(re.findall(rf'y="([\d.]+)">{name}<', picture)[0]) for name in "abc"}
+    assert height["a"] < height["b"] < height["c"]  # from the top
 
 
 def test_circles_are_seen() -> None:
