@@ -247,7 +247,7 @@ def test_the_next_run_fetches_only_what_is_missing(client, server):
     server.broken = {"model-00002-of-00002.safetensors"}
     failed = client.resolve("org/small")
     assert failed["error"] == "ModelError"
-    assert "run the same command again" in failed["message"]
+    assert "try again, it goes on with what" in failed["message"]
     offline = client.resolve("org/small", HF_HUB_OFFLINE="1")
     assert "only partly in the cache (no model-00002-of-00002.safetensors)" in offline["message"]
     server.broken, server.fetched[:] = set(), []

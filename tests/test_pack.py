@@ -494,7 +494,7 @@ def test_a_disk_that_fills_while_packing(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 10**9))
         patch.setattr("edgespec.offload.pack.units.SYNC_BYTES", PAGE)
-        with pytest.raises(StorageError, match=r"is full.*run the same command again"):
+        with pytest.raises(StorageError, match=r"is full.*pack again, it goes on where it stopped"):
             pack_checkpoint(path, tiny_disk / "p")
     subprocess.run(["mount", "-o", "remount,size=20m", str(tiny_disk)], check=True)
     notes: list[str] = []

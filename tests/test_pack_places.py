@@ -65,7 +65,7 @@ def test_what_was_begun_is_gone_on_with(
 
     with monkeypatch.context() as patch:
         patch.setattr(units.WeightWriter, "sync", broken)
-        with pytest.raises(StorageError, match="check the disk, the same command then goes on"):
+        with pytest.raises(StorageError, match="check the disk, packing again then goes on"):
             pack_model(str(source), tmp_path / "out")
     assert journal.journal_key(tmp_path / "out.partial")
     pack_model(str(source), tmp_path / "out")

@@ -310,8 +310,7 @@ def _explained(model: HubModel) -> Iterator[None]:
         if getattr(error, "errno", None) in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
             raise StorageError(f"the disk is full; what has arrived of {model} is kept: make room") from None
         raise ModelError(
-            f"downloading {model} failed ({_line(error)}); run the same command again, it goes on with what "
-            "is missing"
+            f"downloading {model} failed ({_line(error)}); try again, it goes on with what is missing"
         ) from None
 
 

@@ -126,14 +126,14 @@ def _failed(work: Path, layout: Layout, error: OSError) -> StorageError:
     if error.errno == errno.ENOSPC:
         return StorageError(
             f"the disk of {work} is full ({gigabytes(layout.nbytes)} are needed in all); free some "
-            "space and run the same command again, it goes on where it stopped"
+            "space and pack again, it goes on where it stopped"
         )
     begun = False
     with contextlib.suppress(OSError):
         begun = journal_key(work) is not None
     denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
     mend = "check its permissions" if denied else "check the disk"
-    then = "the same command then goes on from here" if begun else "or choose another directory"
+    then = "packing again then goes on from here" if begun else "or choose another directory"
     return StorageError(f"packing to {work} failed: {error}; {mend}, {then}")
 
 
