@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.un
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 13, 16, 31, 63, 64, 65, 67, 128, 129, 256)
 SHAPES = [(1, 256), (16, 256), (37, 512), (40, 1536)]
-ODD = {"I8": [(5, 1), (17, 36), (33, 300)], "U8": [(5, 1), (17, 36), (33, 300), (20, 320), (7, 64)]}
+ODD = {"I8": [(5, 1), (17, 36), (33, 300)], "U8": [(5, 1), (17, 36), (33, 300), (20, 576), (7, 64)]}
 ODD |= {"Q8_0": [(9, 32), (20, 320)], "Q4_0": [(9, 32), (20, 320)]}
 CASES = [(encoding, shape) for encoding in compiled.FORMATS for shape in SHAPES + ODD.get(encoding, [])]
 
@@ -124,6 +124,37 @@ def test_callers_in_several_threads_do_not_meet() -> None:
         thread.join()
     torch.set_num_threads(before)
     assert not wrong
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mprotect by its Linux numbers")
+def test_nothing_behind_the_last_row_is_read() -> None:
+    """The weights end where memory does, as a chunk's last matrix may; another process finds out."""
+    code = """
+import ctypes, mmap, sys
+sys.path.insert(0, "tests")
+import torch
+from test_compiled import CASES, inputs, multiply, weights
+from edgespec.kernels import compiled
+from edgespec.kernels.matmul import Block, typed
+libc = ctypes.CDLL(None, use_errno=True)
+area = mmap.mmap(-1, 2**20)
+memory = torch.frombuffer(area, dtype=torch.uint8)
+end = len(memory) - mmap.PAGESIZE
+assert not libc.mprotect(ctypes.c_void_p(memory.data_ptr() + end), mmap.PAGESIZE, 0)
+for encoding, shape in CASES:
+    block, _ = weights(encoding, *shape)
+    raw = block.data.contiguous().view(torch.uint8).flatten()
+    memory[end - len(raw) : end] = raw
+    data = typed(memory[end - len(raw) : end], encoding, tuple(block.data.shape))
+    last = Block(encoding, data, block.scale, block.rows, block.inner)
+    for n in (1, 4, 5, 40):
+        x = inputs(n, shape[1])
+        for level in range(compiled.level(99) + 1):
+            compiled.level(level)
+            assert torch.equal(multiply(x, last), multiply(x, block)), (encoding, shape, n, level)
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=120, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
 
 
 def test_a_child_that_was_forked_has_threads_of_its_own() -> None:

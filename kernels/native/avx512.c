@@ -25,18 +25,6 @@ static inline Ints ints_dot(Ints sum, Ints pair, const int16_t *x) {
   return _mm512_dpwssd_epi32(sum, pair, _mm512_set1_epi32(two));
 }
 
-/* The sums of eight groups of 32 products, as floats. In 256 bits: the decoded numbers were stored so a moment ago, and
-   a wider load would wait for all of its stores to reach the cache. */
-static inline __m256 eight_dots(const int16_t *a, const int16_t *b) {
-  __m256i p[8];
-  for (int g = 0; g < 8; g++) {
-    const __m256i *u = (const __m256i *)(a + 32 * g), *v = (const __m256i *)(b + 32 * g);
-    p[g] = _mm256_dpwssd_epi32(_mm256_setzero_si256(), _mm256_load_si256(u), _mm256_loadu_si256(v));
-    p[g] = _mm256_dpwssd_epi32(p[g], _mm256_load_si256(u + 1), _mm256_loadu_si256(v + 1));
-  }
-  return eight_sums(p);
-}
-
 /* [16 rows][128 pairs] -> [128 pairs][16 rows] */
 static inline void interleave(const Decoded *d, int32_t (*pairs)[16]) {
   for (int k = 0; k < 128; k += 16) {
@@ -63,5 +51,6 @@ static inline void interleave(const Decoded *d, int32_t (*pairs)[16]) {
   }
 }
 
+#define FEW_APART /* avx512_few.c */
 #include "rows.inc"
 #endif

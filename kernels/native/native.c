@@ -1,7 +1,6 @@
 /* What Python calls (kernels/compiled.py): the fastest way that this CPU knows. */
 #include "native.h"
 
-#define AMX_ABOVE 4 /* rows of x: fewer are faster one by one */
 #define ALONE 16384 /* numbers of x that one thread quantises before others are awake */
 #define TASK_BYTES (256 * 1024) /* of weights a task, about: many enough to share out, long enough to be worth it */
 
@@ -34,19 +33,22 @@ typedef struct {
   Dense *dense;
   Activations *quantise;
   Finish *finish;
+  void (*arrange)(int format, int64_t supers, int16_t *x, int32_t *offset); /* of each row of x, or NULL */
 } Kernels;
 
-static Kernels kernels(int packed) {
-  (void)packed;
+static Kernels kernels(int64_t n) {
+  (void)n;
 #if defined(__x86_64__)
   Rows *rows = avx512_rows;
 #ifdef HAS_AMX
-  if (packed) rows = amx_rows;
+  if (es_level(-1) == AMX) rows = amx_rows;
 #endif
-  if (es_level(-1) >= AVX512) return (Kernels){rows, avx512_dense, avx512_quantise, avx512_finish};
-  if (level == AVX2) return (Kernels){avx2_rows, avx2_dense, avx2_quantise, avx2_finish};
+  if (es_level(-1) >= AVX512)
+    return n > FEW ? (Kernels){rows, avx512_dense, avx512_quantise, avx512_finish, NULL}
+                   : (Kernels){avx512_few, avx512_dense, avx512_quantise, avx512_finish, avx512_arrange};
+  if (level == AVX2) return (Kernels){avx2_rows, avx2_dense, avx2_quantise, avx2_finish, NULL};
 #endif
-  return (Kernels){portable_rows, portable_dense, portable_quantise, portable_finish};
+  return (Kernels){portable_rows, portable_dense, portable_quantise, portable_finish, NULL};
 }
 
 /* One call's work, and where its intermediate results lie: parts of the caller's room. */
@@ -57,6 +59,7 @@ typedef struct {
   int x_bf16, terms;
   int64_t n, rows; /* rows of weights a task */
   int16_t *numbers;
+  int32_t *offset;
   float *step, *sum;
   float *rest; /* [threads][columns] */
   char *sums;  /* [threads][ROOM] */
@@ -80,6 +83,8 @@ static void prepare_row(void *argument, int64_t r, int worker) {
   for (int term = 0; term < l->terms; term++) {
     int64_t at = (term * l->n + r) * groups;
     l->kernels.quantise(l->m.format, rest, columns, l->m.supers, l->numbers + at * GROUP, l->step + at, l->sum + at);
+    if (l->kernels.arrange)
+      l->kernels.arrange(l->m.format, l->m.supers, l->numbers + at * GROUP, l->offset + at * (SUPER / 4 / GROUPS));
   }
 }
 
@@ -129,10 +134,11 @@ static char *lay_out(Linear *l, char *room, int threads) {
   l->numbers = part(&room, groups * GROUP * 2);
   l->step = part(&room, groups * 4);
   l->sum = part(&room, groups * 4);
+  if (l->kernels.arrange) l->offset = part(&room, groups * (SUPER / 4 / GROUPS) * 4);
   l->rest = part(&room, l->m.columns * 4 * threads);
   l->tile = part(&room, l->m.n * l->rows * 4 * threads);
 #ifdef HAS_AMX
-  if (es_level(-1) == AMX && l->m.n > AMX_ABOVE) l->m.packed = part(&room, amx_room(l->m.n, l->m.supers));
+  if (es_level(-1) == AMX && l->m.n > FEW) l->m.packed = part(&room, amx_room(l->m.n, l->m.supers));
 #endif
   return room;
 }
@@ -146,10 +152,10 @@ int64_t es_linear(int format, const uint8_t *weights, int64_t row_bytes, int64_t
                     .scale = scale, .n = terms * n, .supers = supers},
               .x = x, .x_bf16 = x_bf16, .terms = terms, .n = n, .out = out, .out_bf16 = out_bf16};
   l.rows = task_rows(rows, row_bytes, threads);
+  l.kernels = kernels(l.m.n);
   int64_t needed = lay_out(&l, room, threads) - room;
   if (needed > room_bytes) return needed;
-  l.m.x = l.numbers, l.m.step = l.step, l.m.sum = l.sum;
-  l.kernels = kernels(l.m.packed != NULL);
+  l.m.x = l.numbers, l.m.offset = l.offset, l.m.step = l.step, l.m.sum = l.sum;
   int helpers = n * columns < ALONE ? 1 : threads;
   run_tasks(prepare_row, &l, n, helpers);
 #ifdef HAS_AMX
@@ -164,7 +170,7 @@ void es_dense(int format, const uint8_t *weights, int64_t row_bytes, int64_t row
               int64_t supers, void *out, int64_t out_stride, int bf16, int threads) {
   Linear l = {.m = {.format = format, .weights = weights, .row_bytes = row_bytes, .rows = rows, .columns = columns,
                     .scale = scale, .supers = supers, .out = out, .out_stride = out_stride, .bf16 = bf16}};
-  l.kernels = kernels(0);
+  l.kernels = kernels(FEW + 1);
   l.rows = task_rows(rows, row_bytes, threads);
   run_tasks(some_dense, &l, (rows + l.rows - 1) / l.rows, threads);
 }

@@ -11,10 +11,11 @@
 #include "formats.h"
 
 /* Bytes that will be needed soon. Decoding keeps the CPU from looking far enough ahead by itself: from memory, a row of x
-   times Q4_K went from 4.5 to 10.3 GB/s, Q8_0 from 10.3 to 12.8 (one core, which sums 13.6 GB/s). */
+   times Q4_K went from 4.5 to 10.3 GB/s, Q8_0 from 10.3 to 12.8 (one core, which sums 13.6 GB/s). To the second cache:
+   the first one has few places to wait for memory (Q8_0, two cores: 17.2 -> 19.2 GB/s). */
 #define AHEAD 2048
 INLINE void fetch(const uint8_t *p, int64_t bytes) {
-  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(p + b);
+  for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(p + b, 0, 2);
 }
 
 #define TILE_ROWS 16 /* weights' rows that are unpacked together */
@@ -25,7 +26,8 @@ typedef struct {
   const uint8_t *weights; /* [rows][row_bytes] */
   int64_t row_bytes, rows, columns;
   const float *scale; /* [rows]; NULL for GGUF types */
-  const int16_t *x; /* [n][supers][8][32], see `Activations` */
+  const int16_t *x; /* [n][supers][8][32], see `Activations` and `avx512_arrange` */
+  const int32_t *offset; /* [n][supers][64], of avx512_arrange */
   const float *step, *sum; /* [n][supers][8] */
   int64_t n, supers;
   void *packed; /* amx_pack's, or NULL */
@@ -58,6 +60,11 @@ Activations portable_quantise, avx2_quantise, avx512_quantise;
 typedef void Finish(const float *sums, int terms, int64_t n, int64_t stride, int64_t rows, void *out,
                     int64_t out_stride, int bf16);
 Finish portable_finish, avx2_finish, avx512_finish;
+
+/* Up to FEW rows of x, arranged for it; `offset` [supers][64]. */
+#define FEW 4
+Rows avx512_few;
+void avx512_arrange(int format, int64_t supers, int16_t *x, int32_t *offset);
 
 #if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define HAS_AMX
