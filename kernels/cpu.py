@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import nullcontext
 from functools import lru_cache
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edgespec.kernels.reference import Mask
+from edgespec.kernels.threads import alone
 
 # Compiled matmuls that torch and oneDNN keep, each for one shape and number of rows. By default it is a
 # thousand, hundreds of megabytes after some fifty replies, of which no ledger knows; a pass uses one for each
@@ -22,6 +24,10 @@ for _cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
 # remainder) of less than this many (measured: docs/exactness.md). Its block sizes are multiples of it.
 QUERY_ROWS = 8
 
+# Products of queries by keys that are not worth waking torch's threads for, which sleep while the compiled
+# kernels multiply: a row of a 1b model took 14 microseconds with one thread, 140 with two.
+ALONE = 2**21
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float) -> tuple[Tensor, Tensor]:
     """`reference.attend` by torch's fused CPU kernel (it accumulates in fp32, also for bf16)."""
@@ -32,7 +38,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float) -> 
         if bias is not None and bias.shape[2] > 1:
             bias = F.pad(bias, (0, 0, 0, missing))
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    out, lse = kernel(q, k, v, attn_mask=bias, scale=scale)
+    with alone() if q.numel() * k.shape[2] <= ALONE else nullcontext():
+        out, lse = kernel(q, k, v, attn_mask=bias, scale=scale)
     out, lse = out[:, :, :m], lse[:, :, :m]
     if mask is not None and mask.blind is not None:  # for such a row the kernel reports out 0, lse 0
         lse = lse.masked_fill(mask.blind, -torch.inf)

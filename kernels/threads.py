@@ -8,6 +8,9 @@ pass. What sleeps while it waits is said in `edgespec/__init__.py`, before torch
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 # Bytes of a matrix, on average, below which a second thread brings less than waiting for it costs: the demo
@@ -31,3 +34,14 @@ def use_threads(count: int | None, processors: int | None = None) -> None:
     wanted = count or min(now, processors or now)
     if wanted != now:
         torch.set_num_threads(wanted)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One thread, for what it finishes before another is awake, and whose bits do not depend on threads."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        yield
+    finally:
+        torch.set_num_threads(before)

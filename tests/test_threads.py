@@ -17,9 +17,9 @@ import torch
 import edgespec
 from edgespec.config import EngineOptions, resolve
 from edgespec.errors import OptionError
-from edgespec.kernels import compiled, row_class
+from edgespec.kernels import compiled, cpu, row_class
 from edgespec.kernels.row_class import RowClass
-from edgespec.kernels.threads import use_threads
+from edgespec.kernels.threads import alone, use_threads
 from edgespec.models import loading
 from tests.packed import pack_checkpoint
 from tests.test_session import write_model
@@ -157,6 +157,38 @@ def test_torch_and_the_kernels_compute_with_as_many_threads_as_were_asked_for(
     engine.close()
     assert found == [1, 2]
     assert spied.counts == {2}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_attention_of_one_thread_has_the_bits_of_several(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So `cpu.attend` may do alone what is not worth waking others for."""
+    torch.set_num_threads(2)
+    used = set()
+    set_threads = torch.set_num_threads
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: (used.add(n), set_threads(n)))
+    for heads, blocks, rows, width in ((4, 1, 8, 64), (2, 5, 16, 32), (1, 3, 40, 128)):
+        shape = heads, blocks, 64, width
+        q = torch.randn(heads, blocks, rows, width).to(dtype)
+        k, v = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+        found = []
+        for most in (0, 2**60):
+            monkeypatch.setattr(cpu, "ALONE", most)
+            used.clear()
+            found.append(cpu.attend(q, k, v, None, 0.1))
+            assert used == ({1, 2} if most else set())
+            assert torch.get_num_threads() == 2
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_who_computed_alone_has_the_others_back_whatever_happened() -> None:
+    torch.set_num_threads(3)
+    inside = []
+    with pytest.raises(ZeroDivisionError), alone():
+        inside.append(1 / (torch.get_num_threads() - 1))
+    assert not inside
+    assert torch.get_num_threads() == 3
 
 
 def test_unless_asked_for_there_are_not_more_threads_than_processors() -> None:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from edgespec.kernels.dispatch import attend
 from edgespec.kernels.reference import Mask
+from edgespec.kernels.threads import alone
 from edgespec.runtimes.base import IntArray, Rows, slot_depths
 from edgespec.runtimes.torch.kv_cache import BLOCK, Overlay, TorchKVCache
 
@@ -26,23 +27,25 @@ class AttentionPlan:
     """Everything about a pass's attention that is the same in every layer, per cache."""
 
     def __init__(self, rows: Rows, device: torch.device) -> None:
-        self.prefill = rows.prefill
         self.parts = []
         for cache, segment in zip(rows.caches, rows.segments, strict=True):
             assert isinstance(cache, TorchKVCache)
             span = slice(segment.start, segment.stop)
             slots, positions = rows.slots[span], rows.positions[span]
             kind = _Prefill if rows.prefill else _Tree
-            self.parts.append((cache, span, slots, kind(cache, slots, positions, device)))
+            self.parts.append((cache, span, cache.places(slots), kind(cache, slots, positions, device)))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
         """Stores k, v [n, kv_heads, head_dim]; q [n, heads, head_dim] -> [n, heads * head_dim]."""
+        if len(self.parts) == 1:
+            cache, _, places, part = self.parts[0]
+            cache.write(layer, places, k, v)
+            return part(layer, q, window)
         outputs = []
-        for cache, span, slots, part in self.parts:
-            cache.write(layer, slots, k[span], v[span])
-            out = part(cache.prefix(layer), (cache.k[layer], cache.v[layer]), q[span], window)
-            outputs.append(out.flatten(1))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        for cache, span, places, part in self.parts:
+            cache.write(layer, places, k[span], v[span])
+            outputs.append(part(layer, q[span], window))
+        return torch.cat(outputs)
 
 
 class _Prefill:
@@ -52,13 +55,15 @@ class _Prefill:
         self, cache: TorchKVCache, slots: IntArray, positions: IntArray, device: torch.device
     ) -> None:
         assert not isinstance(cache, Overlay), "prompts are not followed in an overlay"
+        self.cache = cache
         self.positions = torch.from_numpy(positions).to(device)  # [n]
         self.end = int(positions[-1]) + 1
         self.first = cache.length
         self.masks: dict[int | None, Tensor] = {}
 
-    def __call__(self, prefix: KV, own: KV, q: Tensor, window: int | None) -> Tensor:
-        k, v = own
+    def __call__(self, layer: int, q: Tensor, window: int | None) -> Tensor:
+        """q [n, heads, e] -> [n, heads * e]."""
+        k, v = self.cache.k[layer], self.cache.v[layer]
         start = 0 if window is None else max(0, self.first - window + 1) // BLOCK * BLOCK
         if window not in self.masks:
             keys = torch.arange(start, self.end, device=q.device)
@@ -73,7 +78,7 @@ class _Prefill:
             attn_mask=self.masks[window][None],
             enable_gqa=q.shape[1] > k.shape[0],
         )
-        return out[0].transpose(0, 1)  # [n, heads, head_dim]
+        return out[0].transpose(0, 1).flatten(1)
 
 
 class _Tree:
@@ -82,11 +87,12 @@ class _Tree:
     def __init__(
         self, cache: TorchKVCache, slots: IntArray, positions: IntArray, device: torch.device
     ) -> None:
+        self.cache, self.device = cache, device
         self.n = len(slots)
         self.shared = cache.length // BLOCK * BLOCK  # positions [0, shared) are whole committed blocks
         self.end = -(-(int(positions.max()) + 1) // BLOCK) * BLOCK  # [shared, end): the rows' own blocks
         self.first = int(positions.min())
-        self.positions = torch.from_numpy(positions).to(device)  # [n]
+        self.positions = positions  # [n]
         paths = ancestor_paths(cache.parents, slots)
         # On a chain (plain decoding is the shortest) every place is its position: nothing is gathered.
         self.chain = not isinstance(cache, Overlay) and all(int(path[-1]) == len(path) - 1 for path in paths)
@@ -96,33 +102,33 @@ class _Tree:
             place[:, :start] = np.arange(self.shared, cache.length)
             for row, path in enumerate(paths):
                 place[row, start : start + len(path)] = path + cache.length
-            self.on_path = torch.from_numpy(place >= 0).to(device)  # [n, end - shared]
+            self.on_path = place >= 0  # [n, end - shared]
             self.places = torch.from_numpy(np.maximum(place - cache.origin, 0)).to(device)
         self.masks: dict[tuple[int, int, int | None], Mask] = {}
+        self.prefixes: dict[tuple[int, int], list[KV]] = {}  # by positions, and then by layer
 
-    def __call__(self, prefix: KV, own: KV, q: Tensor, window: int | None) -> Tensor:
-        """`prefix`: K, V by position. `own`: by place, and where nothing is gathered by position, too."""
-        kv_heads, _, e = own[0].shape
-        grouped = q.view(self.n, kv_heads, -1, e)  # [n, h, g, e]
-        merge = _Merge()
+    def __call__(self, layer: int, q: Tensor, window: int | None) -> Tensor:
+        """q [n, heads, e] -> [n, heads * e]."""
+        grouped = q.view(self.n, self.cache.k.shape[1], -1, q.shape[2])  # [n, h, g, e]
         start = 0 if window is None else max(0, self.first - window + 1) // BLOCK * BLOCK
+        blocks = []
         if self.chain:
-            merge.add(*self._together(*prefix, grouped, start, self.end, window))
+            blocks.append(self._together(layer, grouped, start, self.end, window))
         else:
             if start < self.shared:
-                merge.add(*self._together(*prefix, grouped, start, self.shared, window))
+                blocks.append(self._together(layer, grouped, start, self.shared, window))
             parts = [
-                self._apart(*own, grouped, slice(row, min(row + GATHER_ROWS, self.n)), window)
+                self._apart(layer, grouped, slice(row, min(row + GATHER_ROWS, self.n)), window)
                 for row in range(0, self.n, GATHER_ROWS)
             ]
             outs, lses = zip(*parts, strict=True)
-            merge.add(torch.cat(outs, 1), torch.cat(lses, 1))
-        return merge.result().to(q.dtype).flatten(1, 2)  # [n, heads, e]
+            blocks.append((torch.cat(outs, 2), torch.cat(lses, 2)) if len(parts) > 1 else parts[0])
+        return _merged(blocks).to(q.dtype).transpose(0, 1).reshape(self.n, -1)
 
     def _together(
-        self, k: Tensor, v: Tensor, q: Tensor, start: int, end: int, window: int | None
+        self, layer: int, q: Tensor, start: int, end: int, window: int | None
     ) -> tuple[Tensor, Tensor]:
-        """Blocks of positions [start, end), shared by all rows -> [blocks, n, h, g, e], [blocks, n, h, g]."""
+        """Blocks of positions [start, end), shared by all rows -> [h, blocks, n, g, e], [h, blocks, n, g]."""
         n, kv_heads, group, e = q.shape
         blocks = (end - start) // BLOCK
         rows = q.transpose(0, 1).reshape(kv_heads, 1, n * group, e)
@@ -130,75 +136,62 @@ class _Tree:
         if window is not None or end > self.shared:
             key = (start, end, window)
             if key not in self.masks:
-                keys = torch.arange(start, end, device=q.device).view(blocks, 1, BLOCK)
+                keys = np.arange(start, end).reshape(blocks, 1, BLOCK)
                 visible = keys <= self.positions[:, None]  # [blocks, n, BLOCK]
                 if window is not None:
                     visible &= keys > self.positions[:, None] - window
-                self.masks[key] = Mask(visible.repeat_interleave(group, 1)[None])
+                visible = np.repeat(visible, group, axis=1)[None]
+                self.masks[key] = Mask(torch.from_numpy(visible).to(self.device))
             mask = self.masks[key]
-        out, lse = attend(
-            rows.expand(kv_heads, blocks, n * group, e),
-            k[:, start:end].view(kv_heads, blocks, BLOCK, e),
-            v[:, start:end].view(kv_heads, blocks, BLOCK, e),
-            mask,
-            e**-0.5,
-        )  # [h, blocks, n * g, e], [h, blocks, n * g]
-        out = out.reshape(kv_heads, blocks, n, group, e).permute(1, 2, 0, 3, 4)
-        return out, lse.reshape(kv_heads, blocks, n, group).permute(1, 2, 0, 3)
+        if (start, end) not in self.prefixes:
+            k, v = self.cache.blocks(start, end)
+            self.prefixes[start, end] = list(zip(k.unbind(0), v.unbind(0), strict=True))
+        k, v = self.prefixes[start, end][layer]
+        out, lse = attend(rows.expand(kv_heads, blocks, n * group, e), k, v, mask, e**-0.5)
+        return out.view(kv_heads, blocks, n, group, e), lse.view(kv_heads, blocks, n, group)
 
-    def _apart(
-        self, k: Tensor, v: Tensor, q: Tensor, part: slice, window: int | None
-    ) -> tuple[Tensor, Tensor]:
-        """Blocks of positions [shared, end), gathered for each of some rows along its own path."""
+    def _apart(self, layer: int, q: Tensor, part: slice, window: int | None) -> tuple[Tensor, Tensor]:
+        """Blocks of positions [shared, end), gathered for each of some rows along its path -> as above."""
         _, kv_heads, group, e = q.shape
         count, blocks = part.stop - part.start, (self.end - self.shared) // BLOCK
         key = (part.start, part.stop, window)
         if key not in self.masks:
             visible = self.on_path[part]
             if window is not None:
-                keys = torch.arange(self.shared, self.end, device=q.device)
+                keys = np.arange(self.shared, self.end)
                 visible = visible & (keys > self.positions[part, None] - window)
-            self.masks[key] = Mask(visible.reshape(1, count * blocks, 1, BLOCK))
-        places = self.places[part].flatten()
+            visible = visible.reshape(1, count * blocks, 1, BLOCK)
+            self.masks[key] = Mask(torch.from_numpy(visible).to(self.device))
+        k, v = (  # indexing, as in kv[:, places], takes 12 times as long
+            kv[layer].index_select(1, self.places[part].flatten()).view(kv_heads, count * blocks, BLOCK, e)
+            for kv in (self.cache.k, self.cache.v)
+        )
         rows = q[part].transpose(0, 1)[:, :, None].expand(kv_heads, count, blocks, group, e)
-        out, lse = attend(
-            rows.reshape(kv_heads, count * blocks, group, e),
-            k[:, places].view(kv_heads, count * blocks, BLOCK, e),
-            v[:, places].view(kv_heads, count * blocks, BLOCK, e),
-            self.masks[key],
-            e**-0.5,
-        )  # [h, count * blocks, g, e], [h, count * blocks, g]
-        out = out.reshape(kv_heads, count, blocks, group, e).permute(
-            2, 1, 0, 3, 4
-        )  # [blocks, count, h, g, e]
-        return out, lse.reshape(kv_heads, count, blocks, group).permute(2, 1, 0, 3)
+        rows = rows.reshape(kv_heads, count * blocks, group, e)
+        out, lse = attend(rows, k, v, self.masks[key], e**-0.5)  # [h, count * blocks, g, e], [.., g]
+        out = out.view(kv_heads, count, blocks, group, e).transpose(1, 2)
+        return out, lse.view(kv_heads, count, blocks, group).transpose(1, 2)
 
 
-class _Merge:
-    """Softmax over all keys from that over each block: sum_b w_b out_b / sum_b w_b, w = exp(lse - top)."""
+def _merged(blocks: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Softmax over all keys from that over each block: sum_b w_b out_b / sum_b w_b, w = exp(lse - top).
 
-    def __init__(self) -> None:
-        self.outs: list[Tensor] = []
-        self.lses: list[Tensor] = []
-
-    def add(self, out: Tensor, lse: Tensor) -> None:
-        """out [blocks, n, h, g, e], lse [blocks, n, h, g] fp32, in position order."""
-        self.outs.extend(out.unbind(0))
-        self.lses.extend(lse.unbind(0))
-
-    def result(self) -> Tensor:
-        """[n, h, g, e]. The sums run over blocks one by one: a reduction kernel would sum in an order
-        that depends on how many blocks there are."""
-        if len(self.outs) == 1:
-            return self.outs[0]  # what the sums below would give
-        lse = torch.stack(self.lses)
-        weights = torch.exp(lse - lse.amax(0))[..., None]  # [blocks, n, h, g, 1]
-        total = weights[0].clone()
-        out = weights[0] * self.outs[0]
-        for weight, block in zip(weights[1:], self.outs[1:], strict=True):
-            total += weight
-            out.addcmul_(weight, block.float())
-        return out / total
+    out [h, blocks, n, g, e] and lse [h, blocks, n, g] fp32 of some blocks each, in position order
+    -> [h, n, g, e]. The sums run over blocks one by one: a reduction kernel would sum in an order that
+    depends on how many blocks there are.
+    """
+    outs = [out for some, _ in blocks for out in some.unbind(1)]
+    if len(outs) == 1:
+        return outs[0]  # what the sums below would give
+    lse = torch.stack([lse for _, some in blocks for lse in some.unbind(1)])
+    with alone():  # a few numbers, for which torch would wake all threads
+        weights = torch.exp(lse - lse.amax(0))[..., None].unbind(0)  # of [h, n, g, 1]
+    total = weights[0].clone()
+    merged = weights[0] * outs[0]
+    for weight, out in zip(weights[1:], outs[1:], strict=True):
+        total += weight
+        merged.addcmul_(weight, out.float())
+    return merged / total
 
 
 def ancestor_paths(parents: IntArray, slots: IntArray) -> list[IntArray]:

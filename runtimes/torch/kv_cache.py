@@ -100,20 +100,25 @@ class TorchKVCache:
                 kv[:layers, :, to] = kv[:layers, :, start]  # the right-hand side is a copy
         return slots
 
-    def write(self, layer: int, slots: IntArray, k: Tensor, v: Tensor) -> None:
-        """Store k, v [n, kv_heads, head_dim] of one layer in these slots."""
+    def places(self, slots: IntArray) -> slice | Tensor:
+        """Where in `k` and `v` these slots lie."""
         places = slots + (self.length - self.origin)
         if len(slots) == slots[-1] - slots[0] + 1:  # a contiguous run: a plain copy
-            where: slice | Tensor = slice(int(places[0]), int(places[-1]) + 1)
-        else:
-            where = torch.from_numpy(places).to(self.k.device)
-        self.k[layer][:, where] = k.transpose(0, 1)
-        self.v[layer][:, where] = v.transpose(0, 1)
+            return slice(int(places[0]), int(places[-1]) + 1)
+        return torch.from_numpy(places).to(self.k.device)
 
-    def prefix(self, layer: int) -> tuple[Tensor, Tensor]:
-        """K, V by position [kv_heads, >= length, head_dim], K after RoPE: at least the prefix's whole blocks
-        are there."""
-        return self.k[layer], self.v[layer]
+    def write(self, layer: int, places: slice | Tensor, k: Tensor, v: Tensor) -> None:
+        """Store k, v [n, kv_heads, head_dim] of one layer."""
+        self.k[layer][:, places] = k.transpose(0, 1)
+        self.v[layer][:, places] = v.transpose(0, 1)
+
+    def blocks(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """K, V of positions [start, end), whole blocks [layers, kv_heads, blocks, BLOCK, head_dim], K after
+        RoPE: the prefix's, and where slots lie directly behind it, theirs too."""
+        layers, kv_heads, _, head_dim = self.k.shape
+        shape = layers, kv_heads, (end - start) // BLOCK, BLOCK, head_dim
+        k, v = (kv[:, :, start:end].view(shape) for kv in (self.k, self.v))
+        return k, v
 
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
         """K, V of the committed prefix [kv_heads, length, head_dim], K after RoPE."""
@@ -183,9 +188,9 @@ class Inside(TorchKVCache):
         self._refuse()
         return super().append(parents)
 
-    def write(self, layer: int, slots: IntArray, k: Tensor, v: Tensor) -> None:
+    def write(self, layer: int, places: slice | Tensor, k: Tensor, v: Tensor) -> None:
         self._refuse()
-        super().write(layer, slots, k, v)
+        super().write(layer, places, k, v)
 
     def wipe(self) -> None:
         self._refuse()
@@ -220,8 +225,8 @@ class Overlay(TorchKVCache):
         self.parents = np.empty(0, dtype=np.int64)
         self.truncate(base.length)
 
-    def prefix(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self.base.prefix(layer)
+    def blocks(self, start: int, end: int) -> tuple[Tensor, Tensor]:
+        return self.base.blocks(start, end)
 
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.base.k[layer, :, : self.length], self.base.v[layer, :, : self.length]
