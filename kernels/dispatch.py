@@ -30,6 +30,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return reference.rms_norm(x, weight, eps)
 
 
+def add_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + added, which may overwrite `added`, and its `rms_norm`; [n, d] each."""
+    if elementwise.suits(x, weight) and elementwise.suits(x, added):
+        return elementwise.add_norm(x, added, weight, eps)
+    total = x + added
+    return total, reference.rms_norm(total, weight, eps)
+
+
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """See `reference.swiglu`; gate and up [n, f]."""
     if elementwise.suits(gate, up):
@@ -39,7 +47,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
     """`reference.rotate` of q and k [n, heads, head_dim], by the same angles; may overwrite them."""
-    if elementwise.suits(q, k, cos, sin):
+    if elementwise.suits(q, k) and elementwise.suits(q, cos):
         return elementwise.rotate(q, k, cos, sin, interleaved)
     return reference.rotate(q, cos, sin, interleaved), reference.rotate(k, cos, sin, interleaved)
 

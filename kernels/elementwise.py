@@ -13,25 +13,40 @@ from torch import Tensor
 from edgespec.kernels import compiled
 from edgespec.kernels.compiled import SOURCES
 
+# Between two calls matrices pass through the caches, so that a function of torch's takes some 3 microseconds
+# here, not 0.1, and the result's memory 17: as few as possible are called.
+_FEW = 16384  # numbers, for which the compiled code takes one thread anyway
 
-def suits(x: Tensor, *others: Tensor) -> bool:
+
+def suits(x: Tensor, y: Tensor) -> bool:
     """Whether the library is there, and these tensors are a CPU's, of one type that it knows."""
-    if not x.is_cpu or x.dtype not in SOURCES or compiled.library() is None:
-        return False
-    return all(other.dtype == x.dtype and other.is_cpu for other in others)
+    return (
+        x.is_cpu and y.is_cpu and x.dtype == y.dtype and x.dtype in SOURCES and compiled.library() is not None
+    )
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`reference.rms_norm`; [..., d] -> [..., d]."""
+    return _norm(x.contiguous(), None, weight.contiguous(), eps)
+
+
+def add_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + added, which may be in the place of `added`, and its `rms_norm`; [..., d] each."""
+    assert x.shape == added.shape
+    assert added.dtype == x.dtype
+    total = added.contiguous()
+    return total, _norm(x.contiguous(), total, weight.contiguous(), eps)
+
+
+def _norm(x: Tensor, added: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     library = compiled.library()
     assert library is not None
-    x, weight = x.contiguous(), weight.contiguous()
-    d = x.shape[-1]
-    assert weight.shape == (d,)
+    numbers, d = x.numel(), weight.numel()
+    assert d == x.shape[-1]
     out = torch.empty_like(x)
     library.es_norm(
-        SOURCES[x.dtype], x.data_ptr(), weight.data_ptr(), eps, out.data_ptr(), x.numel() // max(d, 1), d,
-        torch.get_num_threads(),
+        SOURCES[x.dtype], x.data_ptr(), None if added is None else added.data_ptr(), weight.data_ptr(), eps,
+        out.data_ptr(), numbers // max(d, 1), d, 1 if numbers <= _FEW else torch.get_num_threads(),
     )  # fmt: skip
     return out
 
@@ -46,7 +61,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     out = torch.empty((n, f), dtype=gate.dtype)
     library.es_swiglu(
         SOURCES[gate.dtype], gate.data_ptr(), gate.stride(0), up.data_ptr(), up.stride(0), out.data_ptr(),
-        n, f, torch.get_num_threads(),
+        n, f, 1 if n * f <= _FEW else torch.get_num_threads(),
     )  # fmt: skip
     return out
 
@@ -59,6 +74,7 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) ->
     k_heads = k.shape[1]
     assert k.shape == (n, k_heads, e)
     assert cos.shape == sin.shape == (n, 1, e // 2)
+    assert cos.dtype == sin.dtype
     assert e % 2 == 0
     q, k, cos, sin = _heads(q), _heads(k), cos.contiguous(), sin.contiguous()
     library.es_rotate(

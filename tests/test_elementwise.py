@@ -80,6 +80,21 @@ def test_norms_are_the_definition(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+def test_a_sum_and_its_norm_are_those_one_by_one(dtype: torch.dtype) -> None:
+    for columns in COLUMNS:
+        x, added, weight = (
+            normal(*s, dtype=dtype, seed=s[0]) for s in ((5, columns), (6, columns), (columns,))
+        )
+        x[1, columns // 2] = torch.inf
+        for rows in (added[:5], added.T.contiguous().T[:5]):
+            total = x + rows
+            for _ in levels():
+                found = elementwise.add_norm(x, rows.clone(), weight, 1e-5)
+                assert same(found[0], total)
+                assert same(found[1], elementwise.rms_norm(total, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 def test_swiglu_is_the_definition(dtype: torch.dtype) -> None:
     for columns in COLUMNS:
         gate, up = 4 * normal(5, columns, dtype=dtype), normal(5, columns, dtype=dtype, seed=1)
@@ -148,6 +163,7 @@ def operations(dtype: torch.dtype, n: int, columns: int) -> list[Operation]:
     return [
         lambda a, b: elementwise.rms_norm(x[a:b], y[0], 1e-6),
         lambda a, b: elementwise.rms_norm(heads[a:b], y[0], 1e-6),
+        lambda a, b: torch.cat(elementwise.add_norm(x[a:b], y[a:b].clone(), y[0], 1e-6), 1),
         lambda a, b: elementwise.swiglu(x[a:b], y[a:b]),
         lambda a, b: turned(a, b, False),
         lambda a, b: turned(a, b, True),
@@ -255,7 +271,8 @@ def test_without_the_library_or_for_other_tensors_torch_does_it(monkeypatch: pyt
     assert elementwise.suits(x, x)
     assert not elementwise.suits(x, weight)
     assert not elementwise.suits(double, double)
-    assert not elementwise.suits(x.to("meta"))
+    assert not elementwise.suits(x.to("meta"), x)
+    assert not elementwise.suits(x, x.to("meta"))
     assert same(dispatch.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
     assert torch.equal(dispatch.swiglu(double, double), reference.swiglu(double, double))
     expected = elementwise.swiglu(x, x)
@@ -267,5 +284,8 @@ def test_without_the_library_or_for_other_tensors_torch_does_it(monkeypatch: pyt
         assert same(
             dispatch.rms_norm(weight[None], weight, 1e-5), reference.rms_norm(weight[None], weight, 1e-5)
         )
+        total, normed = dispatch.add_norm(x, x, x[0], 1e-5)
+        assert same(total, x + x)
+        assert same(normed, reference.rms_norm(x + x, x[0], 1e-5))
         turned, _ = dispatch.rotate(q, q, cos, sin, False)
         assert same(turned, reference.rotate(q, cos, sin, False))

@@ -131,7 +131,7 @@ struct Work {
   int64_t rows, columns, task; /* columns of a row, or pairs of a head; rows of a task */
   const void *a, *b;           /* norm: x, weight [columns]. swiglu: gate, up. rotate: cosines, sines [rows][columns] */
   int64_t a_stride, b_stride;  /* numbers from row to row */
-  void *out[2];                /* rotate: q and k, where they are */
+  void *out[2];                /* rotate: q and k, where they are; norm: the second may be `added` */
   int64_t out_stride[2], heads[2];
   float eps;
 };
@@ -139,13 +139,21 @@ struct Work {
 #define PARTS(at, n, all, most) \
   for (int64_t at = 0, n; n = (all) - at < (most) ? (all) - at : (most), n > 0; at += n)
 
-INLINE void norm(int set, int type, int unused, const Work *w, int64_t first, int64_t last) {
+/* `added`: out[1], rounded to the type, becomes its sum with x, and that is normed. */
+INLINE void norm(int set, int type, int added, const Work *w, int64_t first, int64_t last) {
   const int64_t d = w->columns;
-  (void)unused;
+  const void *normed = added ? w->out[1] : w->a;
   for (int64_t r = first; r < last; r++) {
     float x[PART], weight[PART], sums[PLACES] = {0};
     PARTS(at, n, d, PART) {
       load(set, type, w->a, r * d + at, n, x);
+      if (added) {
+        float more[PART];
+        load(set, type, w->out[1], r * d + at, n, more);
+        for (int64_t i = 0; i < n; i++) x[i] += more[i];
+        round_to(set, type, x, n);
+        store(set, type, x, w->out[1], r * d + at, n);
+      }
       for (int64_t i = n; i % PLACES; i++) x[i] = 0;
       for (int64_t i = 0; i < n; i += PLACES)
         for (int j = 0; j < PLACES; j++) sums[j] += x[i + j] * x[i + j];
@@ -154,7 +162,7 @@ INLINE void norm(int set, int type, int unused, const Work *w, int64_t first, in
       for (int j = 0; j < half; j++) sums[j] += sums[j + half];
     const float scale = 1 / sqrtf(sums[0] / (float)d + w->eps);
     PARTS(at, n, d, PART) {
-      load(set, type, w->a, r * d + at, n, x);
+      load(set, type, normed, r * d + at, n, x);
       load(set, type, w->b, at, n, weight);
       for (int64_t i = 0; i < n; i++) x[i] *= scale;
       round_to(set, type, x, n);
@@ -215,7 +223,7 @@ INLINE void rotate(int set, int type, int interleaved, const Work *w, int64_t fi
   ONE(set, target, name, op, F32, how) ONE(set, target, name, op, F16, how) ONE(set, target, name, op, BF16, how) \
   static Some *const set##_##name[] = {set##_##name##_F32, set##_##name##_F16, set##_##name##_BF16};
 #define ALL(set, target) \
-  TYPES(set, target, norm, norm, 0) TYPES(set, target, swiglu, swiglu, 0) \
+  TYPES(set, target, norm, norm, 0) TYPES(set, target, sum_norm, norm, 1) TYPES(set, target, swiglu, swiglu, 0) \
   TYPES(set, target, halves, rotate, 0) TYPES(set, target, pairs, rotate, 1)
 
 ALL(PORTABLE, )
@@ -239,11 +247,12 @@ static void run(Work w, int64_t numbers, int threads) { /* numbers of a row */
   run_tasks(task, &w, (w.rows + w.task - 1) / w.task, w.rows * numbers < ALONE ? 1 : threads);
 }
 
-/* Types: 0 fp32, 1 fp16, 2 bf16, of all that is passed. out [rows][columns] = norm of x [rows][columns] * weight. */
-void es_norm(int type, const void *x, const void *weight, float eps, void *out, int64_t rows, int64_t columns,
-             int threads) {
-  run((Work){.some = BEST(norm, type), .rows = rows, .columns = columns, .a = x, .b = weight, .out = {out}, .eps = eps},
-      columns, threads);
+/* Types: 0 fp32, 1 fp16, 2 bf16, of all that is passed. out [rows][columns] = norm of x [rows][columns] * weight; with
+   `added` [rows][columns], which may be NULL, of x + added, which is left there. */
+void es_norm(int type, const void *x, void *added, const void *weight, float eps, void *out, int64_t rows,
+             int64_t columns, int threads) {
+  run((Work){.some = added ? BEST(sum_norm, type) : BEST(norm, type), .rows = rows, .columns = columns, .a = x,
+             .b = weight, .out = {out, added}, .eps = eps}, columns, threads);
 }
 
 /* out [rows][columns] = silu(gate) * up; strides in numbers. */

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import Call, ModelError, OptionError
-from edgespec.kernels.dispatch import rms_norm, rotate, swiglu
+from edgespec.kernels.dispatch import add_norm, rms_norm, rotate, swiglu
 from edgespec.kernels.threads import use_threads
 from edgespec.runtimes.base import PREFILL_ROWS, IntArray, PassObserver, Rows
 from edgespec.runtimes.config import ModelConfig
@@ -168,8 +168,9 @@ class TorchTarget(Generic[W]):
             q = self._norm(name + "self_attn.q_norm", q)
             k = self._norm(name + "self_attn.k_norm", k)
         q, k = rotate(q, k, *angles, c.rope.interleaved)
-        hidden = hidden + linear("self_attn.o_proj", shared.attention(index, q, k, v, c.window(index)))
-        x = self._norm(name + "post_attention_layernorm", hidden)
+        attended = linear("self_attn.o_proj", shared.attention(index, q, k, v, c.window(index)))
+        weight = self.weights.small[name + "post_attention_layernorm.weight"]
+        hidden, x = add_norm(hidden, attended, weight, c.norm_eps)
         x = swiglu(linear("mlp.gate_proj", x), linear("mlp.up_proj", x))
         return hidden + linear("mlp.down_proj", x)
 
