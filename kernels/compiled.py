@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,7 +27,8 @@ VERSION = 6  # of native.c's functions
 FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
 SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # what is quantised
 LEVELS = ("portable C", "AVX2", "AVX-512 VNNI", "AMX")
-_GROUP, _SUPER = 32, 256  # columns with one step; columns decoded together
+MOST_BLOCKS = 16  # of a call: native.c's MOST_PARTS
+_SUPER = 256  # columns decoded together
 
 _P, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
@@ -44,9 +46,9 @@ def _open(folder: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, f"{file} cannot be loaded ({error}); run install.sh again"
     if version != VERSION:
         return None, f"{file} is of version {version}, not {VERSION}; run install.sh again"
-    library.es_linear.argtypes = [_I, _P, _N, _N, _N, _P, _N, _P, _I, _N, _I, _P, _I, _I, _P, _N]
+    library.es_linear.argtypes = [_P, _I, _N, _P, _I, _N, _I, _P, _I, _I, _P, _N]
     library.es_linear.restype = _N
-    library.es_dense.argtypes = [_I, _P, _N, _N, _N, _P, _N, _P, _N, _I, _I]
+    library.es_dense.argtypes = [_P, _N, _P, _I, _I]
     library.es_dense.restype = None
     library.es_quantise_weights.argtypes = [_I, _I, _P, _N, _N, _P, _N, _P, _I]
     library.es_norm.argtypes = [_I, _P, _P, _P, ctypes.c_float, _P, _N, _N, _I]
@@ -84,25 +86,80 @@ def level(most: int = -1) -> int:
     return int(library.es_level(most))
 
 
+class _Matrix(ctypes.Structure):
+    """native.c's Matrix: rows of weights, all fields of 64 bits."""
+
+    _fields_ = (
+        ("format", _N), ("weights", _P), ("row_bytes", _N), ("rows", _N), ("scale", _P), ("supers", _N),
+        ("out_stride", _N),
+    )  # fmt: skip
+
+
+def _matrix(encoding: str, data: Tensor, scale: Tensor | None, columns: int, out_stride: int) -> _Matrix:
+    assert data.stride(1) == 1
+    assert scale is None or scale.is_contiguous()
+    row_bytes = data.stride(0) * data.element_size()
+    held = padded_columns(columns) if encoding == "U8" else columns
+    supers = (held + _SUPER - 1) // _SUPER  # those of int4 hold 128 of each half, whole groups of 32
+    at = None if scale is None else scale.data_ptr()
+    return _Matrix(FORMATS[encoding], data.data_ptr(), row_bytes, len(data), at, supers, out_stride)
+
+
+Rows = tuple[str, Tensor, Tensor | None]  # encoding, data [rows, row bytes], `matmul.Block`'s scale
+
+
+class Matrices:
+    """Matrices that the same activations are multiplied with, in one call; each is blocks of rows.
+
+    x is quantised once and threads meet once, where q, k and v one by one would do so three times.
+    """
+
+    def __init__(self, matrices: Sequence[Sequence[Rows]], columns: int) -> None:
+        """Raises ValueError for more blocks than one call takes."""
+        count = sum(len(blocks) for blocks in matrices)
+        if not 0 < count <= MOST_BLOCKS:
+            raise ValueError(f"{count} blocks of rows; one call takes {MOST_BLOCKS}")
+        self.columns = columns
+        self.kept = matrices  # what the addresses point to
+        self.rows = [sum(len(data) for _, data, _ in blocks) for blocks in matrices]
+        self.places: list[tuple[int, int]] = []  # of each block's products: the matrix, the first row
+        described = []
+        for i, blocks in enumerate(matrices):
+            first = 0
+            for encoding, data, scale in blocks:
+                described.append(_matrix(encoding, data, scale, columns, self.rows[i]))
+                self.places.append((i, first))
+                first += len(data)
+        self.described = (_Matrix * count)(*described)
+
+    def times(self, x: Tensor, dtype: torch.dtype) -> list[Tensor]:
+        """x [n, columns] @ each matrix^T -> [n, rows] of `dtype`."""
+        library, why = _library()
+        assert library is not None, why
+        n, columns = x.shape
+        assert columns == self.columns
+        terms = 2 if x.dtype == torch.float32 else 1  # what 15 bits miss of fp32 is multiplied, too
+        x = (x if x.dtype == torch.bfloat16 else x.float()).contiguous()
+        kind = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+        outs = [torch.empty((n, rows), dtype=kind) for rows in self.rows]
+        size = kind.itemsize
+        addresses = [out.data_ptr() for out in outs]
+        starts = (_P * len(self.places))(*[addresses[i] + first * size for i, first in self.places])
+        call = (
+            self.described, len(self.places), columns, x.data_ptr(), x.dtype == torch.bfloat16, n, terms,
+            starts, size == 2, torch.get_num_threads(),
+        )  # fmt: skip
+        room = at_hand("matmul")
+        if (needed := library.es_linear(*call, room.data_ptr(), len(room))) > len(room):
+            library.es_linear(*call, scratch("matmul", (needed,), torch.uint8).data_ptr(), needed)
+        return outs if kind == dtype else [out.to(dtype) for out in outs]
+
+
 def linear(
     x: Tensor, encoding: str, data: Tensor, scale: Tensor | None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """x [n, k] @ weights^T -> [n, rows] of `dtype`; `data` [rows, row bytes], `scale`: `matmul.Block`'s."""
-    library, why = _library()
-    assert library is not None, why
-    n, columns = x.shape
-    terms = 2 if x.dtype == torch.float32 else 1  # what 15 bits miss of fp32 is multiplied, too
-    x = (x if x.dtype == torch.bfloat16 else x.float()).contiguous()
-    out = torch.empty((n, len(data)), dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
-    call = (
-        FORMATS[encoding], *_weights(data, columns, scale), _supers(encoding, columns), x.data_ptr(),
-        int(x.dtype == torch.bfloat16), n, terms, out.data_ptr(), int(out.dtype == torch.bfloat16),
-        torch.get_num_threads(),
-    )  # fmt: skip
-    room = at_hand("matmul")
-    if (needed := library.es_linear(*call, room.data_ptr(), len(room))) > len(room):
-        library.es_linear(*call, scratch("matmul", (needed,), torch.uint8).data_ptr(), needed)
-    return out if out.dtype == dtype else out.to(dtype)
+    return Matrices([[(encoding, data, scale)]], x.shape[1]).times(x, dtype)[0]
 
 
 def dense(encoding: str, data: Tensor, scale: Tensor | None, columns: int, out: Tensor) -> Tensor:
@@ -111,10 +168,10 @@ def dense(encoding: str, data: Tensor, scale: Tensor | None, columns: int, out: 
     assert library is not None, why
     assert out.dtype in (torch.bfloat16, torch.float32)
     assert out.stride(1) == 1
+    matrix = _matrix(encoding, data, scale, columns, out.stride(0))
     library.es_dense(
-        FORMATS[encoding], *_weights(data, columns, scale), _supers(encoding, columns), out.data_ptr(),
-        out.stride(0), int(out.dtype == torch.bfloat16), torch.get_num_threads(),
-    )  # fmt: skip
+        ctypes.byref(matrix), columns, out.data_ptr(), out.dtype == torch.bfloat16, torch.get_num_threads()
+    )
     return out[:, :columns]
 
 
@@ -137,16 +194,3 @@ def quantize(w: Tensor, encoding: str) -> tuple[Tensor, Tensor] | None:
     if status < 0:
         raise MemoryError("there is no memory for the steps of a row's groups")
     return None if status else (data, scale)
-
-
-def _weights(data: Tensor, columns: int, scale: Tensor | None) -> tuple[int, int, int, int, int | None]:
-    assert data.stride(1) == 1
-    assert scale is None or scale.is_contiguous()
-    row_bytes = data.stride(0) * data.element_size()
-    return data.data_ptr(), row_bytes, len(data), columns, None if scale is None else scale.data_ptr()
-
-
-def _supers(encoding: str, columns: int) -> int:
-    """Spans of 256 columns; those of int4 hold 128 of each half of a row, a half being whole groups of 32."""
-    held = padded_columns(columns) if encoding == "U8" else columns
-    return (held + _SUPER - 1) // _SUPER

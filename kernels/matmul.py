@@ -103,6 +103,19 @@ def _digits_do(encoding: str, inner: int) -> bool:
     return encoding in ("I8", "U8") and 1 < inner < integer.MOST_COLUMNS and integer.available()
 
 
+def together(matrices: Sequence[Sequence[Block]]) -> compiled.Matrices | None:
+    """One call for matrices that the same rows are multiplied with, each given as its blocks; None where the
+    compiled kernels do not multiply them all. It stands for `linear` with `exact` or of at most `FEW` rows.
+    """
+    blocks = [block for matrix in matrices for block in matrix]
+    if len(blocks) > compiled.MOST_BLOCKS or not all(
+        block.data.device.type == "cpu" and compiled.available(block.encoding) for block in blocks
+    ):
+        return None
+    rows = [[(block.encoding, block.data, block.scale) for block in matrix] for matrix in matrices]
+    return compiled.Matrices(rows, blocks[0].inner)
+
+
 def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     """x [n, k] @ block^T -> [n, rows], in x's type.
 

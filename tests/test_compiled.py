@@ -27,6 +27,9 @@ ODD = {"I8": [(5, 1), (17, 36), (33, 300)], "U8": [(5, 1), (17, 36), (33, 300), 
 ODD |= {"Q8_0": [(9, 32), (20, 320)], "Q4_0": [(9, 32), (20, 320)]}
 CASES = [(encoding, shape) for encoding in compiled.FORMATS for shape in SHAPES + ODD.get(encoding, [])]
 
+FORMATS = tuple(compiled.FORMATS)
+ROWS = (1, 3, 37, 16, 200, 5, 64, 33, 17, 80, 2, 31, 48, 7)  # of each block in a call of many
+
 
 @pytest.fixture(autouse=True)
 def _best_level() -> Iterator[None]:
@@ -124,6 +127,30 @@ def test_callers_in_several_threads_do_not_meet() -> None:
         thread.join()
     torch.set_num_threads(before)
     assert not wrong
+
+
+@pytest.mark.parametrize("n", [1, 4, 5, 40])
+def test_matrices_of_one_call_are_multiplied_as_if_alone(n: int) -> None:
+    """Of every encoding, in any order, whole or as blocks of rows of several encodings."""
+    made = [weights(e, rows, 512, i)[0] for i, (e, rows) in enumerate(zip(FORMATS * 2, ROWS, strict=True))]
+    x = inputs(n, 512)
+    for dtype in (torch.bfloat16, torch.float32, torch.float16):
+        together = compiled.Matrices(
+            [[(b.encoding, b.data, b.scale) for b in made[:1]],
+             [(b.encoding, b.data, b.scale) for b in made[1:6]],
+             [(b.encoding, b.data, b.scale) for b in made[6:]]], 512,
+        )  # fmt: skip
+        first, second, third = together.times(x, dtype)
+        alone = [compiled.linear(x, b.encoding, b.data, b.scale, dtype) for b in made]
+        assert torch.equal(first, alone[0])
+        assert torch.equal(second, torch.cat(alone[1:6], dim=1))
+        assert torch.equal(third, torch.cat(alone[6:], dim=1))
+
+
+def test_a_call_of_more_blocks_than_it_takes_is_refused() -> None:
+    block, _ = weights("Q4_K", 16, 256)
+    with pytest.raises(ValueError, match="17 blocks"):
+        compiled.Matrices([[(block.encoding, block.data, block.scale)]] * 17, 256)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="mprotect by its Linux numbers")

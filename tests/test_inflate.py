@@ -225,7 +225,6 @@ def exits(path: Path, adapters: Path, tokens: list[int]) -> dict[tuple[str, int]
         caches = target.new_cache(128), adapter.new_cache(128, 64)
         rows = [Rows.append(cache, np.arange(-1, len(tokens) - 1)) for cache in caches]
         hidden = target.run(target.embed(tokens), rows[0], range(file.depth))
-        found[file.role, file.depth] = target.weights.linear(
-            "lm_head", adapter.run(hidden, rows[1]), True
-        ).clone()
+        [logits] = target.weights.linear(("lm_head",), adapter.run(hidden, rows[1]), True)
+        found[file.role, file.depth] = logits.clone()
     return found

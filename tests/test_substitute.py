@@ -133,7 +133,8 @@ def test_its_numbers_are_the_quantised_weights(packed: Path, model: Path) -> Non
             if not name.startswith("model.layers.0."):
                 w = dequantize_int4(*quantize_int4(w), torch.float32, w.shape[1])
             expected = x.float() @ w.T
-            assert torch.allclose(weights.linear(name, x, True).float(), expected, rtol=0.02, atol=0.02)
+            [got] = weights.linear((name,), x, True)
+            assert torch.allclose(got.float(), expected, rtol=0.02, atol=0.02)
 
 
 def test_nothing_streamed_needs_no_substitute(packed: Path) -> None:

@@ -253,7 +253,7 @@ def copy_attention(adapter: Adapter, target: TorchTarget[Weights]) -> None:
         parameter = getattr(adapter, matrix)
         unit = torch.eye(parameter.shape[1], dtype=target.dtype, device=target.device)
         full = name + "self_attn." + matrix
-        rows = weights.linear(full, unit, False)  # W^T, and the bias, which an adapter has not
+        [rows] = weights.linear((full,), unit, False)  # W^T, and the bias, which an adapter has not
         parameter.copy_((rows - weights.small.get(full + ".bias", 0)).T)
     weights.release()
 

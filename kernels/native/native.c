@@ -51,27 +51,45 @@ static Kernels kernels(int64_t n) {
   return (Kernels){portable_rows, portable_dense, portable_quantise, portable_finish, NULL};
 }
 
+/* A matrix, as Python describes it (kernels/compiled.py): all fields of 64 bits. */
+typedef struct {
+  int64_t format;
+  const uint8_t *weights; /* [rows][row_bytes] */
+  int64_t row_bytes, rows;
+  const float *scale; /* [rows] or NULL */
+  int64_t supers, out_stride;
+} Matrix;
+
+/* One matrix of a call. */
+typedef struct {
+  Matmul m;     /* of terms * n rows of x */
+  int64_t rows; /* of weights a task */
+  int64_t before; /* tasks of the matrices before it */
+  char *out; /* [n][out_stride], bf16 or fp32 */
+  int64_t out_stride;
+} Part;
+
+#define MOST_PARTS 16
+
 /* One call's work, and where its intermediate results lie: parts of the caller's room. */
 typedef struct {
-  Matmul m; /* of terms * n rows of x */
+  Part parts[MOST_PARTS];
+  int count, encodings, first[FORMATS]; /* the first matrix of each encoding: for each x is prepared once */
   Kernels kernels;
   const void *x; /* [n][columns], bf16 or fp32 */
   int x_bf16, terms;
-  int64_t n, rows; /* rows of weights a task */
-  int16_t *numbers;
-  int32_t *offset;
-  float *step, *sum;
+  int64_t n, columns, rows, tasks; /* rows: of weights a task, at most */
   float *rest; /* [threads][columns] */
   char *sums;  /* [threads][ROOM] */
   float *tile; /* [threads][terms * n][rows] */
-  void *out;   /* [n][weights' rows], bf16 or fp32 */
   int out_bf16;
 } Linear;
 
-/* Quantises a row of x; its second term is what the first one misses. */
-static void prepare_row(void *argument, int64_t r, int worker) {
+/* Quantises a row of x for an encoding; its second term is what the first one misses. */
+static void prepare_row(void *argument, int64_t index, int worker) {
   const Linear *l = argument;
-  const int64_t columns = l->m.columns, groups = l->m.supers * GROUPS;
+  const Matmul *m = &l->parts[l->first[index / l->n]].m;
+  const int64_t r = index % l->n, columns = l->columns, groups = m->supers * GROUPS;
   float *rest = l->rest + worker * columns;
   if (l->x_bf16)
     for (int64_t j = 0; j < columns; j++) {
@@ -82,37 +100,34 @@ static void prepare_row(void *argument, int64_t r, int worker) {
     memcpy(rest, (const float *)l->x + r * columns, (size_t)columns * 4);
   for (int term = 0; term < l->terms; term++) {
     int64_t at = (term * l->n + r) * groups;
-    l->kernels.quantise(l->m.format, rest, columns, l->m.supers, l->numbers + at * GROUP, l->step + at, l->sum + at);
+    l->kernels.quantise(m->format, rest, columns, m->supers, m->x + at * GROUP, m->step + at, m->sum + at);
     if (l->kernels.arrange)
-      l->kernels.arrange(l->m.format, l->m.supers, l->numbers + at * GROUP, l->offset + at * (SUPER / 4 / GROUPS));
+      l->kernels.arrange(m->format, m->supers, m->x + at * GROUP, m->offset + at * (SUPER / 4 / GROUPS));
   }
 }
 
 #ifdef HAS_AMX
-static void pack_block(void *argument, int64_t block, int worker) {
+static void pack_block(void *argument, int64_t index, int worker) {
   const Linear *l = argument;
   (void)worker;
-  amx_pack(&l->m, block, l->m.packed);
+  const int64_t blocks = (l->terms * l->n + X_ROWS - 1) / X_ROWS;
+  const Matmul *m = &l->parts[l->first[index / blocks]].m;
+  amx_pack(m, index % blocks, m->packed);
 }
 #endif
 
 static void some_rows(void *argument, int64_t index, int worker) {
   const Linear *l = argument;
-  int64_t first = index * l->rows, last = first + l->rows < l->m.rows ? first + l->rows : l->m.rows;
-  float *tile = l->tile + worker * l->m.n * l->rows;
-  Matmul m = l->m;
+  const Part *p = l->parts;
+  while (p + 1 < l->parts + l->count && index >= p[1].before) p++;
+  int64_t first = (index - p->before) * p->rows, last = first + p->rows < p->m.rows ? first + p->rows : p->m.rows;
+  float *tile = l->tile + worker * p->m.n * l->rows;
+  Matmul m = p->m;
   m.weights += first * m.row_bytes, m.scale = m.scale ? m.scale + first : NULL;
-  m.out = tile, m.out_stride = l->rows;
+  m.out = tile, m.out_stride = p->rows;
   l->kernels.rows(&m, 0, last - first, l->sums + (size_t)worker * ROOM);
-  char *out = (char *)l->out + first * (l->out_bf16 ? 2 : 4);
-  l->kernels.finish(tile, l->terms, l->n, l->rows, last - first, out, l->m.rows, l->out_bf16);
-}
-
-static void some_dense(void *argument, int64_t index, int worker) {
-  const Linear *l = argument;
-  (void)worker;
-  int64_t first = index * l->rows, last = first + l->rows < l->m.rows ? first + l->rows : l->m.rows;
-  l->kernels.dense(&l->m, first, last);
+  char *out = p->out + first * (l->out_bf16 ? 2 : 4);
+  l->kernels.finish(tile, l->terms, l->n, p->rows, last - first, out, p->out_stride, l->out_bf16);
 }
 
 static int64_t task_rows(int64_t rows, int64_t row_bytes, int threads) { /* at least four tasks a thread */
@@ -129,50 +144,79 @@ static void *part(char **room, int64_t bytes) { /* the next part of the room */
 
 /* Lays out the room, from address `room` on; returns its end. */
 static char *lay_out(Linear *l, char *room, int threads) {
-  const int64_t groups = l->m.n * l->m.supers * GROUPS;
   l->sums = part(&room, (int64_t)ROOM * threads);
-  l->numbers = part(&room, groups * GROUP * 2);
-  l->step = part(&room, groups * 4);
-  l->sum = part(&room, groups * 4);
-  if (l->kernels.arrange) l->offset = part(&room, groups * (SUPER / 4 / GROUPS) * 4);
-  l->rest = part(&room, l->m.columns * 4 * threads);
-  l->tile = part(&room, l->m.n * l->rows * 4 * threads);
+  l->rest = part(&room, l->columns * 4 * threads);
+  l->tile = part(&room, l->terms * l->n * l->rows * 4 * threads);
+  for (int e = 0; e < l->encodings; e++) {
+    Matmul *m = &l->parts[l->first[e]].m;
+    const int64_t groups = m->n * m->supers * GROUPS;
+    m->x = part(&room, groups * GROUP * 2);
+    m->step = part(&room, groups * 4);
+    m->sum = part(&room, groups * 4);
+    if (l->kernels.arrange) m->offset = part(&room, groups * (SUPER / 4 / GROUPS) * 4);
 #ifdef HAS_AMX
-  if (es_level(-1) == AMX && l->m.n > FEW) l->m.packed = part(&room, amx_room(l->m.n, l->m.supers));
+    if (es_level(-1) == AMX && m->n > FEW) m->packed = part(&room, amx_room(m->n, m->supers));
 #endif
+    for (Part *p = l->parts; p < l->parts + l->count; p++)
+      if (p->m.format == m->format)
+        p->m.x = m->x, p->m.step = m->step, p->m.sum = m->sum, p->m.offset = m->offset, p->m.packed = m->packed;
+  }
   return room;
 }
 
-/* out [n][rows] = x [n][columns] @ weights^T; x and out are bf16 or fp32. With two terms fp32 keeps its precision.
-   Returns the bytes of `room` that this needs, and does nothing when `room` (aligned to 64) has fewer. */
-int64_t es_linear(int format, const uint8_t *weights, int64_t row_bytes, int64_t rows, int64_t columns,
-                  const float *scale, int64_t supers, const void *x, int x_bf16, int64_t n, int terms, void *out,
-                  int out_bf16, int threads, char *room, int64_t room_bytes) {
-  Linear l = {.m = {.format = format, .weights = weights, .row_bytes = row_bytes, .rows = rows, .columns = columns,
-                    .scale = scale, .n = terms * n, .supers = supers},
-              .x = x, .x_bf16 = x_bf16, .terms = terms, .n = n, .out = out, .out_bf16 = out_bf16};
-  l.rows = task_rows(rows, row_bytes, threads);
-  l.kernels = kernels(l.m.n);
+/* outs[i] [n][out_stride] = x [n][columns] @ matrices[i]^T, for up to MOST_PARTS matrices; x and outs are bf16 or fp32. With
+   two terms fp32 keeps its precision. Returns the bytes of `room` that this needs, and does nothing when `room` (aligned
+   to 64) has fewer. */
+int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void *x, int x_bf16, int64_t n, int terms,
+                  void *const *outs, int out_bf16, int threads, char *room, int64_t room_bytes) {
+  Linear l = {.count = count, .kernels = kernels(terms * n), .x = x, .x_bf16 = x_bf16, .terms = terms, .n = n,
+              .columns = columns, .out_bf16 = out_bf16};
+  int64_t all = 0;
+  for (int i = 0; i < count; i++) all += matrices[i].rows;
+  for (int i = 0; i < count; i++) {
+    const Matrix *a = matrices + i;
+    int64_t rows = task_rows(all, a->row_bytes, threads);
+    l.parts[i] = (Part){.m = {.format = (int)a->format, .weights = a->weights, .row_bytes = a->row_bytes, .rows = a->rows,
+                              .columns = columns, .scale = a->scale, .n = terms * n, .supers = a->supers},
+                        .rows = rows, .before = l.tasks, .out = outs[i], .out_stride = a->out_stride};
+    l.tasks += (a->rows + rows - 1) / rows;
+    l.rows = rows > l.rows ? rows : l.rows;
+    int e = 0;
+    while (e < l.encodings && l.parts[l.first[e]].m.format != a->format) e++;
+    if (e == l.encodings) l.first[l.encodings++] = i;
+  }
   int64_t needed = lay_out(&l, room, threads) - room;
   if (needed > room_bytes) return needed;
-  l.m.x = l.numbers, l.m.offset = l.offset, l.m.step = l.step, l.m.sum = l.sum;
   int helpers = n * columns < ALONE ? 1 : threads;
-  run_tasks(prepare_row, &l, n, helpers);
+  run_tasks(prepare_row, &l, l.encodings * n, helpers);
 #ifdef HAS_AMX
-  if (l.m.packed) run_tasks(pack_block, &l, (l.m.n + X_ROWS - 1) / X_ROWS, helpers);
+  if (l.parts[0].m.packed) run_tasks(pack_block, &l, l.encodings * ((terms * n + X_ROWS - 1) / X_ROWS), helpers);
 #endif
-  run_tasks(some_rows, &l, (rows + l.rows - 1) / l.rows, threads);
+  run_tasks(some_rows, &l, l.tasks, threads);
   return needed;
 }
 
+/* Rows of a matrix, as numbers. */
+typedef struct {
+  Matmul m;
+  Dense *dense;
+  int64_t rows; /* a task */
+} Numbers;
+
+static void some_dense(void *argument, int64_t index, int worker) {
+  const Numbers *d = argument;
+  (void)worker;
+  int64_t first = index * d->rows, last = first + d->rows < d->m.rows ? first + d->rows : d->m.rows;
+  d->dense(&d->m, first, last);
+}
+
 /* out [rows][out_stride], bf16 or fp32: the weights as numbers. */
-void es_dense(int format, const uint8_t *weights, int64_t row_bytes, int64_t rows, int64_t columns, const float *scale,
-              int64_t supers, void *out, int64_t out_stride, int bf16, int threads) {
-  Linear l = {.m = {.format = format, .weights = weights, .row_bytes = row_bytes, .rows = rows, .columns = columns,
-                    .scale = scale, .supers = supers, .out = out, .out_stride = out_stride, .bf16 = bf16}};
-  l.kernels = kernels(FEW + 1);
-  l.rows = task_rows(rows, row_bytes, threads);
-  run_tasks(some_dense, &l, (rows + l.rows - 1) / l.rows, threads);
+void es_dense(const Matrix *a, int64_t columns, void *out, int bf16, int threads) {
+  Numbers d = {.m = {.format = (int)a->format, .weights = a->weights, .row_bytes = a->row_bytes, .rows = a->rows,
+                     .columns = columns, .scale = a->scale, .supers = a->supers, .out = out, .out_stride = a->out_stride,
+                     .bf16 = bf16},
+               .dense = kernels(0).dense, .rows = task_rows(a->rows, a->row_bytes, threads)};
+  run_tasks(some_dense, &d, (a->rows + d.rows - 1) / d.rows, threads);
 }
 
 /* Changes with the meaning of any of these functions. */

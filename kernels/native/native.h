@@ -26,9 +26,9 @@ typedef struct {
   const uint8_t *weights; /* [rows][row_bytes] */
   int64_t row_bytes, rows, columns;
   const float *scale; /* [rows]; NULL for GGUF types */
-  const int16_t *x; /* [n][supers][8][32], see `Activations` and `avx512_arrange` */
-  const int32_t *offset; /* [n][supers][64], of avx512_arrange */
-  const float *step, *sum; /* [n][supers][8] */
+  int16_t *x; /* [n][supers][8][32], see `Activations` and `avx512_arrange` */
+  int32_t *offset; /* [n][supers][64], of avx512_arrange */
+  float *step, *sum; /* [n][supers][8] */
   int64_t n, supers;
   void *packed; /* amx_pack's, or NULL */
   void *out; /* fp32 [n][out_stride]; of dense: [rows][out_stride], bf16 or fp32 */

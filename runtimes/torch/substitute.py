@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import OptionError
-from edgespec.kernels.matmul import Block, linear, typed
+from edgespec.kernels import compiled
+from edgespec.kernels.matmul import FEW, Block, linear, together, typed
 from edgespec.offload.chunks import Blocks, Chunk, ChunkTable, Piece
 from edgespec.offload.digest import mismatch
 from edgespec.offload.read_ahead import Range, read_ahead
@@ -110,6 +111,7 @@ class SubstituteWeights:
         self.target = target
         self.dtype, self.device, self.small = target.dtype, target.device, target.small
         self.blocks = copy.load(target, copied, progress)
+        self.at_once: dict[tuple[str, ...], compiled.Matrices | None] = {}  # by names, made when asked for
 
     @property
     def nbytes(self) -> int:
@@ -119,18 +121,28 @@ class SubstituteWeights:
 
     def linear(
         self,
-        name: str,
+        names: tuple[str, ...],
         x: Tensor,
         exact: bool,
         observer: PassObserver | None = None,
         apart: Sequence[range] = (),
-    ) -> Tensor:
-        """x [n, in] @ W^T (+ bias) -> [n, out]. Drafts need no exact bits, so low-bit rows take the fastest
-        kernel, and the target's own the one that reads memory fastest, which is the exact one."""
+    ) -> list[Tensor]:
+        """x [n, in] @ W^T (+ bias) -> [n, out] for each of `names`. Drafts need no exact bits, so low-bit
+        rows take the fastest kernel, and the target's own the one that reads memory fastest, which is the
+        exact one."""
+        if names not in self.at_once:
+            self.at_once[names] = together([self.blocks[name + ".weight"] for name in names])
+        matrices = self.at_once[names]
+        if matrices is not None and len(x) <= FEW:
+            outs = matrices.times(x, x.dtype)
+        else:
+            outs = [self._in_turn(name, x) for name in names]
+        biases = [self.small.get(name + ".bias") for name in names]
+        return [out if bias is None else out + bias for out, bias in zip(outs, biases, strict=True)]
+
+    def _in_turn(self, name: str, x: Tensor) -> Tensor:
         parts = [linear(x, block, exact=block.scale is None) for block in self.blocks[name + ".weight"]]
-        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        bias = self.small.get(name + ".bias")
-        return out if bias is None else out + bias
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
         return self.target.embed(tokens)

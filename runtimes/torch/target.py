@@ -28,13 +28,13 @@ class Matrices(Protocol):
 
     def linear(
         self,
-        name: str,
+        names: tuple[str, ...],
         x: Tensor,
         exact: bool,
         observer: PassObserver | None = None,
         apart: Sequence[range] = (),
-    ) -> Tensor:
-        """x [n, in] @ W^T (+ bias) -> [n, out] for the matrix called `name` (without ".weight").
+    ) -> list[Tensor]:
+        """x [n, in] @ W^T (+ bias) -> [n, out] for each of the matrices called `names` (without ".weight").
 
         `exact`: a row's bits do not depend on n. `apart`: each of these spans of rows is multiplied alone.
         """
@@ -140,7 +140,7 @@ class TorchTarget(Generic[W]):
     def head(self, normed: Tensor, observer: PassObserver | None = None) -> Tensor:
         use_threads(self.threads)
         try:
-            return self.weights.linear("lm_head", normed, True, observer).float()
+            return self.weights.linear(("lm_head",), normed, True, observer)[0].float()
         finally:
             self.weights.release()
 
@@ -157,22 +157,22 @@ class TorchTarget(Generic[W]):
         rows, angles = shared.rows, shared.angles
         apart = rows.segments if rows.apart else ()
 
-        def linear(matrix: str, x: Tensor) -> Tensor:
-            return self.weights.linear(name + matrix, x, not rows.prefill, observer, apart)
+        def linear(x: Tensor, *matrices: str) -> list[Tensor]:
+            names = tuple(name + matrix for matrix in matrices)
+            return self.weights.linear(names, x, not rows.prefill, observer, apart)
 
         x = self._norm(name + "input_layernorm", hidden)
-        q = linear("self_attn.q_proj", x).view(n, c.heads, c.head_dim)
-        k = linear("self_attn.k_proj", x).view(n, c.kv_heads, c.head_dim)
-        v = linear("self_attn.v_proj", x).view(n, c.kv_heads, c.head_dim)
+        qkv = linear(x, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        q, k, v = (part.view(n, -1, c.head_dim) for part in qkv)
         if c.qk_norm:
             q = self._norm(name + "self_attn.q_norm", q)
             k = self._norm(name + "self_attn.k_norm", k)
         q, k = rotate(q, k, *angles, c.rope.interleaved)
-        attended = linear("self_attn.o_proj", shared.attention(index, q, k, v, c.window(index)))
+        [attended] = linear(shared.attention(index, q, k, v, c.window(index)), "self_attn.o_proj")
         weight = self.weights.small[name + "post_attention_layernorm.weight"]
         hidden, x = add_norm(hidden, attended, weight, c.norm_eps)
-        x = swiglu(linear("mlp.gate_proj", x), linear("mlp.up_proj", x))
-        return hidden + linear("mlp.down_proj", x)
+        [down] = linear(swiglu(*linear(x, "mlp.gate_proj", "mlp.up_proj")), "mlp.down_proj")
+        return hidden + down
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return rms_norm(x, self.weights.small[name + ".weight"], self.config.norm_eps)

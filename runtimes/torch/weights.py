@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from edgespec.devices.disk import ReadSettings
-from edgespec.kernels.matmul import Block, linear, typed
+from edgespec.kernels import compiled
+from edgespec.kernels.matmul import FEW, Block, linear, together, typed
 from edgespec.offload.chunks import Chunk, ChunkTable, Piece, TensorSource
 from edgespec.offload.digest import mismatch
 from edgespec.offload.reader import DirectFile
@@ -56,6 +57,7 @@ class Weights:
         self.embedding = Embedding(table, self.files[table.embedding.file], self.pinned)
         self.blocks = table.blocks()
         self.resident: dict[tuple[str, int], Block] = {}  # by tensor and first row, where matmuls run
+        self.at_once: dict[tuple[str, ...], compiled.Matrices | None] = {}  # by names, made when asked for
         self.streamer: Streamer | None = None
         self._held: tuple[Chunk, Tensor | None] | None = None  # None: being acquired, or given back
 
@@ -120,6 +122,7 @@ class Weights:
 
     def _restream(self) -> None:
         self.release()
+        self.at_once.clear()
         resident = self.pinned.keys() | self.on_device.keys()
         streamed = [c for c in self.table.chunks if c.index not in resident]
         self.resident = {
@@ -142,13 +145,40 @@ class Weights:
 
     def linear(
         self,
-        name: str,
+        names: tuple[str, ...],
         x: Tensor,
         exact: bool,
         observer: PassObserver | None = None,
         apart: Sequence[range] = (),
+    ) -> list[Tensor]:
+        """x [n, in] @ W^T (+ bias) -> [n, out] for each of `names`; see `runtimes.torch.target`."""
+        matrices = self._together(names)
+        if matrices is not None and not apart and (exact or len(x) <= FEW):
+            if observer is not None:
+                for _ in matrices.described:
+                    observer.on_chunk()
+            outs = matrices.times(x, x.dtype)
+        else:
+            outs = [self._in_turn(name, x, exact, observer, apart) for name in names]
+        biases = [self.small.get(name + ".bias") for name in names]
+        return [out if bias is None else out + bias for out, bias in zip(outs, biases, strict=True)]
+
+    def _together(self, names: tuple[str, ...]) -> compiled.Matrices | None:
+        """One call for all of them, when they stay in memory."""
+        if names not in self.at_once:
+            keys = [
+                [(piece.tensor, piece.row) for _, piece, _ in self.blocks[name + ".weight"]] for name in names
+            ]
+            there = all(key in self.resident for matrix in keys for key in matrix)
+            self.at_once[names] = (
+                together([[self.resident[key] for key in matrix] for matrix in keys]) if there else None
+            )
+        return self.at_once[names]
+
+    def _in_turn(
+        self, name: str, x: Tensor, exact: bool, observer: PassObserver | None, apart: Sequence[range]
     ) -> Tensor:
-        """x [n, in] @ W^T (+ bias) -> [n, out] for the matrix called `name`; see `runtimes.torch.target`."""
+        """The product, chunk by chunk as they come."""
         parts = []
         for chunk, piece, scale in self.blocks[name + ".weight"]:
             if observer is not None:
@@ -160,9 +190,7 @@ class Weights:
                 parts.append(torch.cat([linear(x[s.start : s.stop], block, exact) for s in apart]))
             else:
                 parts.append(linear(x, block, exact))
-        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        bias = self.small.get(name + ".bias")
-        return out if bias is None else out + bias
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
         """Rows of the embedding, [n] -> [n, d]."""
@@ -221,6 +249,7 @@ class Weights:
         self.embedding.whole = None
         self.on_device.clear()
         self.resident.clear()
+        self.at_once.clear()
 
     def _close_files(self) -> None:
         for file in self.files.values():
