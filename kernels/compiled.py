@@ -23,7 +23,7 @@ from torch import Tensor
 from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
 from edgespec.kernels.scratch import at_hand, scratch
 
-VERSION = 6  # of native.c's functions
+VERSION = 7  # of native.c's functions
 FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
 SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # what is quantised
 LEVELS = ("portable C", "AVX2", "AVX-512 VNNI", "AMX")
