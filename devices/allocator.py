@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 _LARGE = 4 * 2**20  # bytes; a prompt's activations, not a token's
+SLACK = 8 * 2**20  # bytes of holes that may lie in the process: what the plan's headroom is for
 
 
 def return_large_blocks() -> None:
@@ -27,6 +30,34 @@ def return_freed_memory() -> None:
     gc.collect()
     if trim := _glibc("malloc_trim"):
         trim(0)
+
+
+class Holes:
+    """Gives back what freed small blocks leave between those in use, before it is more than `SLACK`.
+
+    Blocks below 4 MiB share a heap. Some, such as compiled matmuls, stay for a while, and what was free
+    between them stayed in the process for ever: 50 MB after 100 replies of random lengths (measured), and
+    growing. Nothing to do elsewhere.
+    """
+
+    def __init__(self) -> None:
+        self._trim = _glibc("malloc_trim")
+        self._resident = _resident() if self._trim else 0  # bytes, without holes
+
+    def look(self) -> None:
+        """Call it again and again: 15 microseconds, and milliseconds for every `SLACK` of growth."""
+        if self._trim is None:
+            return
+        now = _resident()
+        if now > self._resident + SLACK:
+            self._trim(0)
+            now = self._resident = _resident()
+        self._resident = min(self._resident, now)
+
+
+def _resident() -> int:
+    """Bytes of this process in memory; Linux."""
+    return int(Path("/proc/self/statm").read_bytes().split()[1]) * mmap.PAGESIZE
 
 
 def _glibc(name: str) -> Callable[..., int] | None:

@@ -13,7 +13,7 @@ from edgespec.control.handover import HandOver, speedup, without_drafter
 from edgespec.core.passes import LocalVerifier
 from edgespec.core.schedule import Controller, Schedule
 from edgespec.core.trace import Cycle, Trace
-from edgespec.devices.allocator import return_freed_memory
+from edgespec.devices.allocator import Holes, return_freed_memory
 from edgespec.devices.machine import Machine
 from edgespec.devices.probe import peak_memory
 from edgespec.drafters.base import Drafter
@@ -66,6 +66,7 @@ class Engine:
         self.eos = frozenset(files.config.eos) | frozenset(tokenizer.eos)
         self.verifier = LocalVerifier(target)
         self.closed = False
+        self._holes = Holes()
         self._sessions = weakref.WeakValueDictionary[int, Session]()  # by number
         self._positions_held = self._opened = 0
         self._finalizer = weakref.finalize(self, target.weights.close)
@@ -162,12 +163,14 @@ class Engine:
     def learn(self, schedule: Schedule) -> None:
         """A reply is over: the next session begins with what it taught."""
         self.controller = schedule.lesson() or self.controller
+        self._holes.look()
         if self.closed:
             self.close()
 
     def after_cycle(self, schedule: Schedule, cycle: Cycle, check: Callable[[], None]) -> None:
         """When drafting with what takes memory loses for good, and no other session needs it, give that
         memory to pinned layers. `check` raises Cancelled; the next cycle then goes on with it."""
+        self._holes.look()
         after = self._without_drafter
         if after is None or cycle.took is None:
             return

@@ -18,7 +18,7 @@ from edgespec.kernels.threads import alone
 # thousand, hundreds of megabytes after some fifty replies, of which no ledger knows; a pass uses one for each
 # of the shapes in a model. Heard when the first matmul is compiled.
 for _cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
-    os.environ.setdefault(_cache, "64")
+    os.environ.setdefault(_cache, "32")
 
 # The fused attention kernel splits query rows into blocks, and sums in another order for a block (or a
 # remainder) of less than this many (measured: docs/exactness.md). Its block sizes are multiples of it.

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgespec.devices import cgroup, probe, rates
+from edgespec.devices import allocator, cgroup, probe, rates
 from edgespec.devices.cgroup import MemoryCgroup, cpu_quota, memory_cgroups
 from edgespec.devices.disk import ReadSettings
 
@@ -431,3 +431,26 @@ def test_cgroup_files_that_are_not_numbers_are_no_limit(tmp_path: Path) -> None:
     group = cgroup._read_v2(tmp_path)
     assert group is not None
     assert group.limit is None
+
+
+def test_holes_are_given_back_once_for_each_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    mb, resident, trims = 2**20, [100 * 2**20], []
+
+    def trim(pad: int) -> int:
+        trims.append(resident[0])
+        resident[0] -= 4 * mb
+        return 1
+
+    monkeypatch.setattr(allocator, "_glibc", {"malloc_trim": trim}.get)
+    monkeypatch.setattr(allocator, "_resident", lambda: resident[0])
+    holes = allocator.Holes()
+    for now in (100, 108, 109, 113, 90, 99, 99):
+        resident[0] = now * mb
+        holes.look()
+    assert trims == [109 * mb, 99 * mb]  # each time beyond what was left, or less that was in use since
+
+    monkeypatch.setattr(allocator, "_glibc", lambda name: None)
+    elsewhere = allocator.Holes()
+    resident[0] = 10**12
+    elsewhere.look()
+    assert len(trims) == 2

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edgespec.runtimes.formats.describe import ModelFiles
 
 MAX_CONFIG_BYTES = 16 * 2**20
+WORDS_KEPT = 1000  # with their tokens, by the library; by default 10,000, which is 4 MB of ordinary words
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -49,6 +50,8 @@ class Tokenizer:
         """
         backend.no_truncation()  # a saved limit would cut prompts silently
         backend.no_padding()
+        if resize := getattr(backend.model, "_resize_cache", None):
+            resize(WORDS_KEPT)
         self.backend = backend
         self.growth = growth
         self.bos = bos

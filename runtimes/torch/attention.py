@@ -17,10 +17,13 @@ from edgespec.kernels.dispatch import attend
 from edgespec.kernels.reference import Mask
 from edgespec.kernels.threads import alone
 from edgespec.runtimes.base import IntArray, Rows, slot_depths
-from edgespec.runtimes.torch.kv_cache import BLOCK, Overlay, TorchKVCache
+from edgespec.runtimes.torch.kv_cache import BLOCK, Overlay, TorchKVCache, round_up
 
 KV = tuple[Tensor, Tensor]  # of one layer, [kv_heads, places, head_dim] each
 GATHER_ROWS = 16  # rows whose own blocks are gathered at a time: bounds the copy's memory
+# Numbers of rows and keys of a prompt's attention are multiples of this and of BLOCK: in bf16 torch keeps
+# compiled code, some 20 KB, for each pair of remainders that it meets, in each thread and for ever.
+PREFILL_ROWS = 32
 
 
 class AttentionPlan:
@@ -56,8 +59,9 @@ class _Prefill:
     ) -> None:
         assert not isinstance(cache, Overlay), "prompts are not followed in an overlay"
         self.cache = cache
-        self.positions = torch.from_numpy(positions).to(device)  # [n]
-        self.end = int(positions[-1]) + 1
+        whole = np.pad(positions, (0, -len(positions) % PREFILL_ROWS), mode="edge")
+        self.positions = torch.from_numpy(whole).to(device)  # [n, and more rows like the last]
+        self.end = round_up(int(positions[-1]) + 1)
         self.first = cache.length
         self.masks: dict[int | None, Tensor] = {}
 
@@ -67,18 +71,19 @@ class _Prefill:
         start = 0 if window is None else max(0, self.first - window + 1) // BLOCK * BLOCK
         if window not in self.masks:
             keys = torch.arange(start, self.end, device=q.device)
-            visible = keys <= self.positions[:, None]  # [n, keys]
+            visible = keys <= self.positions[:, None]  # [rows, keys]
             if window is not None:
                 visible &= keys > self.positions[:, None] - window
             self.masks[window] = visible[None]
+        n, rows = len(q), len(self.positions)
         out = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None],
+            F.pad(q, (0, 0, 0, 0, 0, rows - n)).transpose(0, 1)[None],
             k[None, :, start : self.end],
             v[None, :, start : self.end],
             attn_mask=self.masks[window][None],
             enable_gqa=q.shape[1] > k.shape[0],
         )
-        return out[0].transpose(0, 1).flatten(1)
+        return out[0].transpose(0, 1)[:n].flatten(1)
 
 
 class _Tree:
