@@ -111,10 +111,9 @@ class _MallInfo2(ctypes.Structure):
 def allocated() -> int | None:
     """Bytes that were asked of the C library's allocator and not given back; None where it does not tell."""
     try:
-        mallinfo2 = ctypes.CDLL(None).mallinfo2  # glibc 2.33
+        mallinfo2 = ctypes.CFUNCTYPE(_MallInfo2)(("mallinfo2", ctypes.CDLL(None)))  # glibc 2.33
     except (OSError, AttributeError, TypeError):
         return None
-    mallinfo2.restype = _MallInfo2
     numbers = mallinfo2().numbers
     return int(numbers[4] + numbers[7])
 
