@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.apps import interrupts
 from edgespec.config import DEVICES, NOT_YET, EngineOptions
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
@@ -32,8 +31,7 @@ def load_engine(model: str | Path, options: EngineOptions, progress: ProgressCal
         check_source(options.draft_model)
     if options.adapters is not None and not Path(options.adapters).is_dir():
         raise OptionError(f"adapters is {options.adapters!r}; there is no such directory", "adapters")
-    with interrupts.imports():
-        from edgespec.engine import Engine
+    from edgespec.engine import Engine
 
     return Engine.load(model, options, progress)
 

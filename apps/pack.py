@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from edgespec.apps import common, interrupts, options
+from edgespec.apps import common, options
 from edgespec.apps.progress import format_seconds
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
@@ -49,9 +49,8 @@ def _pack(model: str, out: Path, precision: str | None, substitute: str | None) 
     with Terminal() as terminal:
         terminal.busy("starting")
         common.check_source(model)
-        with interrupts.imports():
-            from edgespec.models.packing import pack_model
-            from edgespec.offload.chunk_store import is_store
+        from edgespec.models.packing import pack_model
+        from edgespec.offload.chunk_store import is_store
 
         added = substitute is not None and is_store(out)  # to what is there already
         watch = _Watch("pack", terminal)
@@ -74,8 +73,7 @@ def _pack(model: str, out: Path, precision: str | None, substitute: str | None) 
 def _verify(directory: Path) -> None:
     with Terminal() as terminal:
         terminal.busy("starting")
-        with interrupts.imports():
-            from edgespec.models.packing import verify_store
+        from edgespec.models.packing import verify_store
 
         watch = _Watch("verify", terminal)
         verify_store(directory, watch)

@@ -21,6 +21,9 @@ def main() -> None:
             if (number := getattr(signal, name, None)) and signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, _end)
         _open_streams()
+        from edgespec.apps.interrupts import HeldImports
+
+        sys.meta_path.insert(0, HeldImports("torch", "triton"))  # C++ that runs Python while it initialises
         from edgespec.apps.main import run
 
         code = run(sys.argv[1:])

@@ -42,8 +42,7 @@ def stats_line(stats: Stats, width: int | None = None) -> str:
 
 def memory_line(stats: Stats, plan: Plan) -> str:
     """Planned beside measured memory."""
-    planned = sum(plan.owners.values())
-    return f"memory: planned {format_bytes(planned)} · measured peak {_peak(stats)}"
+    return f"memory: planned {_planned(plan)} · measured peak {_peak(stats)}"
 
 
 def stats_table(stats: Stats, plan: Plan) -> str:
@@ -58,7 +57,7 @@ def stats_table(stats: Stats, plan: Plan) -> str:
         + (f"; paused: {stats.undrafted}" if stats.undrafted else ""),
         "read": f"{format_bytes(stats.bytes_read)}, {format_bytes(stats.bytes_per_token)}/token, "
         f"{format_bytes(stats.read_gbps * 1e9)}/s while decoding",
-        "peak memory": f"{_peak(stats)}, planned {format_bytes(sum(plan.owners.values()))}",
+        "peak memory": f"{_peak(stats)}, planned {_planned(plan)}",
     }
     return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
 
@@ -91,6 +90,11 @@ def stats_object(stats: Stats, plan: dict[str, Any]) -> dict[str, Any]:
 
 def _acceptance(stats: Stats) -> str:
     return stats.acceptance if stats.lossless else f"{stats.acceptance}, not the model's exact output"
+
+
+def _planned(plan: Plan) -> str:
+    """Headroom is named apart: it is for what no plan foresees; a peak that is as planned has none of it."""
+    return f"{format_bytes(plan.ledger.planned)} + {format_bytes(plan.ledger.headroom)} of headroom"
 
 
 def _peak(stats: Stats) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import edgespec
-from edgespec.apps import common, interrupts, options
+from edgespec.apps import common, options
 from edgespec.apps.examples import CASCADE, TRAIN
 from edgespec.apps.help import Command, Group
 from edgespec.apps.progress import format_seconds
@@ -57,13 +57,12 @@ def cascade(
         common.check_source(model)
         if os.environ.get("GOMP_SPINCOUNT") == edgespec.SPINS:  # as edgespec has set it, not the user
             os.environ["GOMP_SPINCOUNT"] = edgespec.TRAINING_SPINS
-        with interrupts.imports():
-            from edgespec.devices.probe import peak_memory
-            from edgespec.engine import check_options
-            from edgespec.models.hub import resolve_model
-            from edgespec.runtimes.formats.describe import describe_model
-            from edgespec.training.cascade import choose_depths, train_cascade
-            from edgespec.training.workers import Workers
+        from edgespec.devices.probe import peak_memory
+        from edgespec.engine import check_options
+        from edgespec.models.hub import resolve_model
+        from edgespec.runtimes.formats.describe import describe_model
+        from edgespec.training.cascade import choose_depths, train_cascade
+        from edgespec.training.workers import Workers
 
         check_options(engine)
         path = resolve_model(model, terminal.progress, engine.offline)

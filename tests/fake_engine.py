@@ -17,6 +17,7 @@ from typing import Any
 
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import ContextError, StorageError
+from edgespec.offload.plan.ledger import HEADROOM, Ledger
 from edgespec.progress import Progress
 from edgespec.response import Response, Stats
 
@@ -56,8 +57,8 @@ class FakePlan:
     )
 
     @property
-    def owners(self) -> dict[str, int]:
-        return {"pinned weights": 5 * 10**9, "process": 2 * 10**9}
+    def ledger(self) -> Ledger:
+        return Ledger(self.dial, {"pinned weights": 5 * 10**9, "process": 2 * 10**9, HEADROOM: 10**8})
 
     def describe(self) -> str:
         return "dial 8 GB\n  5 GB  pinned weights"

@@ -151,8 +151,8 @@ def test_another_chat_is_not_overwritten(chat: Chat, tmp_path: Path) -> None:
 
 def test_memory_planned_beside_measured(chat: Chat) -> None:
     _, _, err = chat("hi\n/stats\n", "-v")
-    assert "memory: planned 7 GB · measured peak 7.9 GB of 8 GB" in err
-    assert re.search(r"peak memory +7.9 GB of 8 GB, planned 7 GB", err)
+    assert "memory: planned 7 GB + 100 MB of headroom · measured peak 7.9 GB of 8 GB" in err
+    assert re.search(r"peak memory +7.9 GB of 8 GB, planned 7 GB \+ 100 MB of headroom\n", err)
     assert "planned" not in chat("hi\n")[2]
 
 

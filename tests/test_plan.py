@@ -98,6 +98,13 @@ def test_a_dial_too_small_names_owners_shortfall_and_the_smallest_that_works() -
         plan(error.smallest - MB, context=512)
 
 
+def test_planned_bytes_are_all_but_the_headroom() -> None:
+    for dial in (200 * MB, 10**10):  # where most of it is pinned, and where the whole model is little of it
+        ledger = plan(dial).ledger
+        assert ledger.headroom == max(32 * 10**6, dial // 50)
+        assert ledger.planned == sum(n for owner, n in ledger.owners.items() if owner != "headroom")
+
+
 def test_the_smallest_dial_holds_for_resident_layers_too() -> None:
     with pytest.raises(BudgetError) as caught:
         plan(200 * MB, resident_layers=8)

@@ -53,7 +53,7 @@ import signal, sys, time
 from edgespec.apps import interrupts, start
 import edgespec.apps.main
 def run(arguments):
-    with interrupts.imports():
+    with interrupts.held():
         print("ready", flush=True)
         for _ in range(4):
             time.sleep(0.1)  # a Python exception here would be C++'s end
@@ -114,6 +114,40 @@ def test_ctrl_c_while_a_dataclass_is_made_is_an_exit_too(tmp_path: Path) -> None
 @pytest.mark.parametrize(("number", "code"), [(s, 128 + s) for s in ENDING[:2]])
 def test_signals_wait_until_torch_is_imported(number: signal.Signals, code: int) -> None:
     assert ended_by(number, IN_TORCH) == (code, "imported\n", "")
+
+
+@POSIX
+@pytest.mark.parametrize("number", ENDING[:2])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", "demo", "-p", "x"),
+        ("pack", "demo", "-o", "packed", "--precision", "int4"),
+        ("train", "cascade", "demo", "--data", "text.txt", "-o", "adapters"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_every_command_imports_torch_with_signals_held(
+    tmp_path: Path, arguments: tuple[str, ...], number: signal.Signals
+) -> None:
+    """Wherever in the library that is: an exception within is C++'s end (`terminate called`, SIGABRT)."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "import os\n"
+        f"os.kill(os.getpid(), {int(number)})\n"
+        "for _ in range(1000):\n"
+        "    pass\n"
+        "print('imported', flush=True)\n"
+    )
+    (tmp_path / "text.txt").write_text("text")
+    (tmp_path / "demo").symlink_to(ROOT / "edgespec" / "demo_model")
+    done = subprocess.run(
+        [sys.executable, "-m", "edgespec.apps.start", *arguments],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (128 + number, "imported\n")
+    assert done.stderr in ("", "stopped at the start; the same command goes on from there\n")
 
 
 @POSIX

@@ -18,7 +18,7 @@ from edgespec.offload.plan.fill import (
     default_context,
     smallest_dial,
 )
-from edgespec.offload.plan.ledger import Ledger
+from edgespec.offload.plan.ledger import HEADROOM, Ledger
 from edgespec.offload.plan.needs import Needs, Request
 from edgespec.offload.plan.pinning import choose_pinned, choose_ring, pages
 from edgespec.offload.plan.plan import Plan
@@ -48,7 +48,7 @@ def make_device_plan(
     def device(pinned: int, slots: int, positions: int) -> Ledger:
         owners = {
             "driver context": memory.baseline,
-            "headroom": max(MIN_HEADROOM, device_dial // HEADROOM_PART),
+            HEADROOM: max(MIN_HEADROOM, device_dial // HEADROOM_PART),
             "activations": needs.activations,
             f"KV cache and attention ({positions} positions)": needs.kv(positions),
             "norms and biases": needs.small,
@@ -60,7 +60,7 @@ def make_device_plan(
     def host(pinned: int, ring: int) -> Ledger:
         owners = {
             "interpreter and libraries": needs.baseline,
-            "headroom": max(MIN_HEADROOM, dial // HEADROOM_PART),
+            HEADROOM: max(MIN_HEADROOM, dial // HEADROOM_PART),
             "ring": ring,
             "pinned weights": pinned,
         }

@@ -13,7 +13,7 @@ from functools import cached_property
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.chunks import Chunk, ChunkTable
 from edgespec.offload.plan.costs import Rates
-from edgespec.offload.plan.ledger import Ledger
+from edgespec.offload.plan.ledger import HEADROOM, Ledger
 from edgespec.offload.plan.needs import Needs, Request
 from edgespec.offload.plan.pinning import MIN_RING_CHUNKS, choose_pinned, choose_ring, first_layers, pages
 from edgespec.offload.plan.plan import Plan
@@ -84,7 +84,7 @@ class _Books:
         pinned, needs, dial = list(pinned), self.needs, self.request.dial
         owners = {
             "interpreter and libraries": needs.baseline,
-            "headroom": max(MIN_HEADROOM, dial // HEADROOM_PART),
+            HEADROOM: max(MIN_HEADROOM, dial // HEADROOM_PART),
             "activations": needs.activations,
             f"KV cache and attention ({positions} positions)": needs.kv(positions),
             "norms and biases": needs.small,
@@ -235,5 +235,4 @@ def default_context(dial: int, needs: Needs, fits_whole: Callable[[int], bool], 
 
 def smallest_dial(book: Ledger) -> int:
     """The dial at which these owners fit, headroom growing with it."""
-    others = book.used - book.owners["headroom"]
-    return max(others + MIN_HEADROOM, -(-others * HEADROOM_PART // (HEADROOM_PART - 1)))
+    return max(book.planned + MIN_HEADROOM, -(-book.planned * HEADROOM_PART // (HEADROOM_PART - 1)))

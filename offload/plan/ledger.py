@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from edgespec.errors import BudgetError
 
+HEADROOM = "headroom"  # the owner of what nobody means to use
+
 
 def gigabytes(n: float) -> str:
     """Bytes as people read them: "1.07 GB", "64.0 MB"."""
@@ -23,6 +25,15 @@ class Ledger:
     @property
     def used(self) -> int:
         return sum(self.owners.values())
+
+    @property
+    def planned(self) -> int:
+        """What the process should really use."""
+        return self.used - self.headroom
+
+    @property
+    def headroom(self) -> int:
+        return self.owners.get(HEADROOM, 0)
 
     @property
     def free(self) -> int:
