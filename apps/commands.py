@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Command:
+class ChatCommand:
     run: Callable[[Talk, str], None]
     usage: str
     help: str
@@ -178,19 +178,23 @@ def _path(name: str, argument: str) -> Path:
 
 ALIASES = {"?": "help", "quit": "exit", "bye": "exit", "h": "help", "q": "exit"}
 COMMANDS = {
-    "help": Command(_help, "/help", "this list"),
-    "set": Command(_set, "/set [NAME VALUE]", "change an option, such as temperature 0.7; show them all"),
-    "system": Command(_system, "/system [TEXT]", "set the system prompt; `none` removes it; show it"),
-    "show": Command(_show, "/show [plan|chat]", "the model and options, the memory plan, or what was said"),
-    "stats": Command(_stats, "/stats [on|off]", "the last reply's measurements; the line after each reply"),
-    "regen": Command(
+    "help": ChatCommand(_help, "/help", "this list"),
+    "set": ChatCommand(_set, "/set [NAME VALUE]", "change an option, such as temperature 0.7; show them all"),
+    "system": ChatCommand(_system, "/system [TEXT]", "set the system prompt; `none` removes it; show it"),
+    "show": ChatCommand(
+        _show, "/show [plan|chat]", "the model and options, the memory plan, or what was said"
+    ),
+    "stats": ChatCommand(
+        _stats, "/stats [on|off]", "the last reply's measurements; the line after each reply"
+    ),
+    "regen": ChatCommand(
         _regen,
         "/regen",
         "answer the last message again, with the next seed",
     ),
-    "undo": Command(_undo, "/undo", "take the last message and its reply back"),
-    "clear": Command(_clear, "/clear", "forget the conversation, but not the system prompt"),
-    "save": Command(_save, "/save FILE", "write the conversation to a file"),
-    "load": Command(_load, "/load FILE", "go on with a conversation from a file"),
-    "exit": Command(_exit, "/exit", "leave (also Ctrl-D)"),
+    "undo": ChatCommand(_undo, "/undo", "take the last message and its reply back"),
+    "clear": ChatCommand(_clear, "/clear", "forget the conversation, but not the system prompt"),
+    "save": ChatCommand(_save, "/save FILE", "write the conversation to a file"),
+    "load": ChatCommand(_load, "/load FILE", "go on with a conversation from a file"),
+    "exit": ChatCommand(_exit, "/exit", "leave (also Ctrl-D)"),
 }

@@ -14,7 +14,7 @@ import typer
 from edgespec.apps import options, prompts
 from edgespec.apps.common import open_engine
 from edgespec.apps.options import message_of
-from edgespec.apps.prompts import Prompt
+from edgespec.apps.prompts import PromptInput
 from edgespec.apps.reply import follow
 from edgespec.apps.stats import stats_line, stats_object
 from edgespec.apps.terminal import Terminal
@@ -57,7 +57,7 @@ def generate(
         _Run(opened, generation, terminal, wanted).all(queue)
 
 
-def _prompts(texts: tuple[str, ...], keep_going: bool) -> Iterator[Prompt | OptionError]:
+def _prompts(texts: tuple[str, ...], keep_going: bool) -> Iterator[PromptInput | OptionError]:
     """The prompts, the first of which is known to be there before a model is loaded. With `keep_going`, what
     is wrong with a line stands in its place."""
     if texts:
@@ -82,7 +82,7 @@ class _Run:
         self.session = engine.new_session()
         terminal.count_reads(lambda: engine.bytes_read)
 
-    def all(self, queue: Iterator[Prompt | OptionError]) -> None:
+    def all(self, queue: Iterator[PromptInput | OptionError]) -> None:
         """Answer every prompt. Raises typer.Exit after Ctrl-C, and after errors that were said already."""
         failed = False
         for number, prompt in enumerate(queue):
@@ -91,7 +91,7 @@ class _Run:
                     raise prompt
                 self._one(number, prompt)
             except EdgeSpecError as error:
-                if isinstance(prompt, Prompt):
+                if isinstance(prompt, PromptInput):
                     error.args = (f"{prompt.origin}: {error.message}", *error.args[1:])
                 if not self.wanted.keep_going:
                     raise
@@ -103,7 +103,7 @@ class _Run:
         if failed:
             raise typer.Exit(1)
 
-    def _one(self, number: int, prompt: Prompt) -> None:
+    def _one(self, number: int, prompt: PromptInput) -> None:
         conversation = Conversation(self.engine.tokenizer)
         for turn, text in enumerate(prompt.turns):
             conversation.ask(text)

@@ -53,7 +53,7 @@ def _pack(model: str, out: Path, precision: str | None, substitute: str | None) 
         from edgespec.offload.chunk_store import is_store
 
         added = substitute is not None and is_store(out)  # to what is there already
-        watch = _Watch("pack", terminal)
+        watch = _StageProgress("pack", terminal)
         try:
             pack_model(model, out, precision, substitute, watch, terminal.note)
         except KeyboardInterrupt:
@@ -75,12 +75,12 @@ def _verify(directory: Path) -> None:
         terminal.busy("starting")
         from edgespec.models.packing import verify_store
 
-        watch = _Watch("verify", terminal)
+        watch = _StageProgress("verify", terminal)
         verify_store(directory, watch)
         terminal.result(f"{directory}: all {format_bytes(watch.total)} are intact {watch.speed()}")
 
 
-class _Watch:
+class _StageProgress:
     """Passes progress on, and keeps how far and how fast one stage is."""
 
     def __init__(self, stage: str, terminal: Terminal) -> None:

@@ -14,7 +14,7 @@ MAX_LINE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptInput:
     """A text to continue (one turn), or the user's turns of a conversation."""
 
     turns: tuple[str, ...]
@@ -33,14 +33,14 @@ def read_text(stream: BinaryIO, name: str) -> str:
         raise OptionError(f"{name} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def from_flags(texts: Sequence[str]) -> Iterator[Prompt]:
+def from_flags(texts: Sequence[str]) -> Iterator[PromptInput]:
     for number, text in enumerate(texts, 1):
         if not text:
             raise OptionError("-p is empty; give it a text to continue")
-        yield Prompt((text,), False, f"prompt {number}")
+        yield PromptInput((text,), False, f"prompt {number}")
 
 
-def from_stream(stream: BinaryIO, keep_going: bool = False) -> Iterator[Prompt | OptionError]:
+def from_stream(stream: BinaryIO, keep_going: bool = False) -> Iterator[PromptInput | OptionError]:
     """One prompt a line: plain text, or a JSON object with "prompt" or "turns". Blank lines are skipped.
 
     Raises OptionError naming the line that is too long, not UTF-8, or an object of another kind; yields it
@@ -63,7 +63,7 @@ def from_stream(stream: BinaryIO, keep_going: bool = False) -> Iterator[Prompt |
                 yield prompt
 
 
-def _read(line: bytes, origin: str) -> Prompt | None:
+def _read(line: bytes, origin: str) -> PromptInput | None:
     try:
         text = line.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -73,18 +73,18 @@ def _read(line: bytes, origin: str) -> Prompt | None:
     return _parse(text, origin) if text.strip() else None
 
 
-def _parse(text: str, origin: str) -> Prompt:
+def _parse(text: str, origin: str) -> PromptInput:
     try:
         value = msgspec.json.decode(text.encode()) if text.lstrip().startswith("{") else None
     except (msgspec.DecodeError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        return Prompt((text,), False, origin)
+        return PromptInput((text,), False, origin)
     prompt, turns = value.get("prompt"), value.get("turns")
     if isinstance(prompt, str) and prompt and turns is None:
-        return Prompt((prompt,), False, origin)
+        return PromptInput((prompt,), False, origin)
     if isinstance(turns, list) and turns and all(isinstance(t, str) and t for t in turns) and prompt is None:
-        return Prompt(tuple(turns), True, origin)
+        return PromptInput(tuple(turns), True, origin)
     raise OptionError(
         f'{origin} of standard input is a JSON object, so it needs either "prompt", a text to continue, '
         'or "turns", a list of messages'

@@ -69,7 +69,7 @@ def cascade(
         files = describe_model(path, engine.precision)
         depths = choose_depths(files.config.layers, chosen)
         terminal.note("adapters: " + ", ".join(f"{role} after layer {depth}" for role, depth in depths))
-        watch = _Watch(terminal)
+        watch = _TrainingProgress(terminal)
         try:
             train_cascade(path, data, out, chosen, engine, report=watch, progress=terminal.progress)
         except KeyboardInterrupt:
@@ -103,7 +103,7 @@ def _plot(terminal: Terminal, out: Path) -> None:
             terminal.note(str(error))
 
 
-class _Watch:
+class _TrainingProgress:
     """Says how training goes: each step on the progress line, each evaluation as a line that stays."""
 
     def __init__(self, terminal: Terminal) -> None:

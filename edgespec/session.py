@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from edgespec.config import GenerationOptions
 from edgespec.core.acceptance import make_acceptance
-from edgespec.core.reply import Host, Reply
+from edgespec.core.reply import Reply, SessionHost
 from edgespec.core.schedule import Schedule
 from edgespec.core.trace import Cycle, Trace
 from edgespec.core.verify import Cancellation
@@ -33,7 +33,7 @@ class Session:
 
     def __init__(
         self,
-        host: Host,
+        host: SessionHost,
         cache: Seat,
         schedule: Schedule,
         release: Callable[[], None] = lambda: None,

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Block(NamedTuple):
+class BlockSize(NamedTuple):
     elements: int  # weights in one block
     nbytes: int
 
 
-BLOCKS: dict[str, Block] = {
-    "F32": Block(1, 4),
-    "F16": Block(1, 2),
-    "BF16": Block(1, 2),
-    "Q8_0": Block(32, 2 + 32),
-    "Q4_0": Block(32, 2 + 16),
-    "Q4_K": Block(256, 2 + 2 + 12 + 128),
-    "Q5_K": Block(256, 2 + 2 + 12 + 32 + 128),
-    "Q6_K": Block(256, 128 + 64 + 16 + 2),
+BLOCKS: dict[str, BlockSize] = {
+    "F32": BlockSize(1, 4),
+    "F16": BlockSize(1, 2),
+    "BF16": BlockSize(1, 2),
+    "Q8_0": BlockSize(32, 2 + 32),
+    "Q4_0": BlockSize(32, 2 + 16),
+    "Q4_K": BlockSize(256, 2 + 2 + 12 + 128),
+    "Q5_K": BlockSize(256, 2 + 2 + 12 + 32 + 128),
+    "Q6_K": BlockSize(256, 128 + 64 + 16 + 2),
 }
 
 TILE = 1 << 18  # weights dequantised at a time, so that a tile's temporaries stay in cache
@@ -242,7 +242,7 @@ _TORCH = {
 }
 
 
-def _checked(encoding: str, shape: tuple[int, ...], cols: int) -> Block:
+def _checked(encoding: str, shape: tuple[int, ...], cols: int) -> BlockSize:
     if encoding not in BLOCKS:
         raise ValueError(f"encoding {encoding!r} is unknown; known are {', '.join(BLOCKS)}")
     if len(shape) != 2 or shape[1] != row_bytes(encoding, cols):

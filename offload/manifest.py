@@ -100,7 +100,7 @@ class Manifest(Record):
     sets: dict[str, WeightSet]
 
 
-class _Version(msgspec.Struct):
+class _ManifestVersion(msgspec.Struct):
     edgespec: int
 
 
@@ -118,7 +118,7 @@ def read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST
     raw = read_bounded(path, _LIMIT)
     try:
-        version = msgspec.json.decode(raw, type=_Version).edgespec
+        version = msgspec.json.decode(raw, type=_ManifestVersion).edgespec
         if version != FORMAT:
             raise UnsupportedModelError(
                 f"{path} has format {version}, this EdgeSpec reads format {FORMAT}; pack the model again"

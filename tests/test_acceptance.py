@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.config import GenerationOptions
-from edgespec.core.acceptance import ACCEPTANCES, Ratio, Sample, Typical, make_acceptance
+from edgespec.core.acceptance import ACCEPTANCES, Ratio, Sampling, Typical, make_acceptance
 from edgespec.core.sampling import DRAFT_DRAW, Distribution, Noise, Sampler
 from edgespec.core.tree import TokenTree
 from edgespec.errors import OptionError
@@ -376,5 +376,5 @@ def test_sample_reads_only_the_rows_on_its_way():
             return toy.table[0, node]
 
     tree = TokenTree(np.arange(7), np.array([-1, 0, 0, 0, 0, 0, 0]), np.zeros(7))
-    outcome = Sample(options).walk(tree, Rows(), Noise(0), 1)
+    outcome = Sampling(options).walk(tree, Rows(), Noise(0), 1)
     assert Rows.asked == outcome.path.tolist()

@@ -16,7 +16,7 @@ from edgespec.demo_model.recipe.draw import HELD_OUT, Draw, Exchange
 from edgespec.demo_model.recipe.frames import spelled
 from edgespec.demo_model.recipe.product import TOPICS, answer, product_question, typed
 from edgespec.demo_model.recipe.product_questions import ASKED, QUESTIONS, is_held_out_question, normalised
-from edgespec.demo_model.recipe.system import Prompt, directed, prompt
+from edgespec.demo_model.recipe.system import SystemPrompt, directed, prompt
 from edgespec.demo_model.recipe.unknown import REPLY
 from edgespec.training import llama
 
@@ -101,7 +101,7 @@ def test_slips_of_the_finger_spare_what_is_to_be_typed() -> None:
     assert 10 < wrong < 100
 
 
-def _prompts(count: int) -> list[Prompt]:
+def _prompts(count: int) -> list[SystemPrompt]:
     return [prompt(Draw(f"p {i}")) for i in range(count)]
 
 

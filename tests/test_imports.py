@@ -297,6 +297,17 @@ def test_files_stay_small_enough_to_read() -> None:
     assert not too_long, f"split these: {too_long}"
 
 
+def test_a_class_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for folder in ORDER:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.ClassDef):
+                    homes.setdefault(node.name, []).append(f"{file.relative_to(ROOT)}:{node.lineno}")
+    assert len(homes) > 200
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
 def test_declared_all_of_every_module_resolves() -> None:
     for path in sources():
         text = path.read_text(encoding="utf-8")

@@ -76,7 +76,7 @@ class Greedy:
         return _follow(tree, lambda node, depth: argmax(logits[node]))
 
 
-class Sample:
+class Sampling:
     """Draw the target's token at each node with its position's noise and follow the child that equals it.
 
     The token drawn does not depend on the tree, so the text is plain sampling's, bit for bit.
@@ -186,7 +186,7 @@ def make_acceptance(name: str | None, options: GenerationOptions) -> Acceptance:
             )
         return Greedy()
     if name == "sample":
-        return Sample(options)
+        return Sampling(options)
     if greedy:
         raise OptionError(
             f"{name} acceptance weighs probabilities and temperature 0 has none; use acceptance=greedy, "

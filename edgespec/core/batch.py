@@ -77,7 +77,7 @@ class Verification(_Part):
 
 
 @dataclass(eq=False)
-class Block(_Part):
+class PrefillBlock(_Part):
     """Some tokens of a prompt, [n <= PREFILL_ROWS], committed as soon as the layers are through. After the
     pass the `last` block of a prompt has the `logits` [V] of what follows its last token."""
 
@@ -104,14 +104,16 @@ class Block(_Part):
         (self.logits,) = logits
 
 
-Part = Verification | Block
+Part = Verification | PrefillBlock
 
 
-def blocks(cache: KVCache, tokens: Sequence[int], observer: PassObserver | None = None) -> Iterator[Block]:
+def blocks(
+    cache: KVCache, tokens: Sequence[int], observer: PassObserver | None = None
+) -> Iterator[PrefillBlock]:
     """A prompt, cut as its bits need it."""
     for start in range(0, len(tokens), PREFILL_ROWS):
         stop = start + PREFILL_ROWS
-        yield Block(cache, tokens[start:stop], stop >= len(tokens), observer=observer)
+        yield PrefillBlock(cache, tokens[start:stop], stop >= len(tokens), observer=observer)
 
 
 def run_pass(target: Target, parts: Sequence[Part], observer: PassObserver | None = None) -> None:
@@ -124,7 +126,7 @@ def run_pass(target: Target, parts: Sequence[Part], observer: PassObserver | Non
         for part in parts:
             _alone(part, part.open)
         trees = [p for p in parts if isinstance(p, Verification) and p.error is None]
-        prompts = [p for p in parts if isinstance(p, Block) and p.error is None]
+        prompts = [p for p in parts if isinstance(p, PrefillBlock) and p.error is None]
         if trees:
             _verify(target, trees, observer)
         if prompts:
@@ -179,7 +181,7 @@ def _alone(part: Part, work: Callable[..., None], *arguments: Any) -> None:
         part.error = error
 
 
-def _prefill(target: Target, parts: Sequence[Block], observer: PassObserver | None) -> None:
+def _prefill(target: Target, parts: Sequence[PrefillBlock], observer: PassObserver | None) -> None:
     rows = Rows.concat([part.rows for part in parts if part.rows is not None])
     if len(parts) > 1:
         rows = replace(rows, apart=True)

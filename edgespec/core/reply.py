@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Host(Protocol):
+class SessionHost(Protocol):
     """What conversations need of the engine that they are on."""
 
     tokenizer: Tokenizer
@@ -64,7 +64,7 @@ class Reply:
 
     def __init__(
         self,
-        host: Host,
+        host: SessionHost,
         prompt: list[int],
         options: GenerationOptions,
         acceptance: Acceptance,
@@ -161,7 +161,7 @@ class _Observer:
 class _Writer:
     """Turns tokens into responses until the reply is over: EOS, a stop string, or the limit."""
 
-    def __init__(self, host: Host, options: GenerationOptions, limit: int, stats: Stats) -> None:
+    def __init__(self, host: SessionHost, options: GenerationOptions, limit: int, stats: Stats) -> None:
         self.text = Detokenizer(host.tokenizer, options.stop, continues=True)
         self.eos = frozenset[int]() if options.ignore_eos else host.eos
         self.limit = limit
@@ -194,7 +194,7 @@ class _Writer:
 class _Clock:
     """Fills in the measured part of the stats."""
 
-    def __init__(self, host: Host, stats: Stats) -> None:
+    def __init__(self, host: SessionHost, stats: Stats) -> None:
         self.host = host
         self.stats = stats
         self.start()

@@ -49,7 +49,7 @@ def render(template: n.Template, given: Mapping[str, Any], size: tuple[int, int]
 
     Raises LimitError, jinja2's TemplateError, and what Python raises for wrong types and values.
     """
-    return _Reader(size).text(template.body, Frame(dict(given), None))
+    return _Interpreter(size).text(template.body, Frame(dict(given), None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class _Continue(Exception):
     pass
 
 
-class _Reader:
+class _Interpreter:
     def __init__(self, size: tuple[int, int]) -> None:
         self.values = Values(size)
         self.budget = self.values.budget

@@ -31,7 +31,7 @@ OWN_GROWTH = 15  # of the chains that are made here, for GGUF files: NFC, then b
 _DEPTH = 8  # of Sequence in Sequence
 
 
-class _File(msgspec.Struct):
+class _TokenizerFile(msgspec.Struct):
     """The members that are looked at; the others are the library's to judge."""
 
     model: msgspec.Raw = msgspec.Raw(b"null")
@@ -59,7 +59,7 @@ def check_tokenizer_file(raw: bytes, path: Path, rows: int | None = None) -> int
     if rows is not None and len(raw) > 2**22 + MAX_BYTES_PER_ROW * rows:
         raise TokenizerError(f"{path} has {len(raw)} bytes, more than the model's {rows} tokens can need")
     try:
-        file = msgspec.json.decode(raw, type=_File)
+        file = msgspec.json.decode(raw, type=_TokenizerFile)
         kind = msgspec.json.decode(file.model, type=_Kind | None)
         if kind is not None and kind.type == "Unigram":
             pieces = msgspec.json.decode(file.model, type=_Unigram).vocab

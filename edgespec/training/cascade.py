@@ -76,7 +76,7 @@ def choose_depths(layers: int, options: CascadeOptions) -> list[tuple[Role, int]
     return [("draft", draft), *(("verify", depth) for depth in verify)]
 
 
-class Cascade(nn.Module):
+class CascadeAdapters(nn.Module):
     """The adapters by name, "draft-3", "verify-15"."""
 
     def __init__(self, adapters: Mapping[str, Adapter]) -> None:
@@ -196,7 +196,7 @@ def train_cascade(
             adapter.initialise(frozen.final_norm, generator)
             if not files.config.qk_norm:  # without which q and k are of another scale
                 copy_attention(adapter, frozen.target)
-        cascade = Cascade(adapters)
+        cascade = CascadeAdapters(adapters)
         rate = options.rate or RATE / files.config.hidden_size
         loss = make_loss(options.loss, options.top_k or TOP_K)
         training = CascadeTraining(frozen, loss, passes(tests, rows))

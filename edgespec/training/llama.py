@@ -124,7 +124,7 @@ class MLP(nn.Module):
         return out
 
 
-class Block(nn.Module):
+class DecoderLayer(nn.Module):
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
@@ -142,7 +142,7 @@ class Backbone(nn.Module):
     def __init__(self, c: LlamaConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size)
-        self.layers = nn.ModuleList([Block(c) for _ in range(c.num_hidden_layers)])
+        self.layers = nn.ModuleList([DecoderLayer(c) for _ in range(c.num_hidden_layers)])
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
 

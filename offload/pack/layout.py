@@ -205,7 +205,7 @@ def _chunks(parts: Sequence[Part]) -> Iterator[list[Part]]:
 
 
 @dataclass
-class _File:
+class _WeightFile:
     nbytes: int = 0  # of data
     entries: list[HeaderEntry] = field(default_factory=list)
 
@@ -226,7 +226,7 @@ class _Builder:
 
     def __init__(self, file_bytes: int) -> None:
         self.file_bytes = file_bytes
-        self.files = [_File()]
+        self.files = [_WeightFile()]
         self.units: list[Unit] = []
 
     def span(self, units: Sequence[Sequence[Part]], layer: int | None = None, whole: str = "") -> list[int]:
@@ -236,7 +236,7 @@ class _Builder:
         """
         nbytes = sum(parts[-1].end for parts in units)
         if self.files[-1].nbytes and self.files[-1].nbytes + nbytes > self.file_bytes:
-            self.files.append(_File())
+            self.files.append(_WeightFile())
         file = self.files[-1]
         start = place = file.nbytes
         first = len(self.units)
@@ -254,7 +254,7 @@ class _Builder:
         return list(range(first, len(self.units)))
 
 
-def _add_entries(file: _File, place: int, part: Part) -> None:
+def _add_entries(file: _WeightFile, place: int, part: Part) -> None:
     suffix = "" if part.rows == part.source.shape[0] else f".{part.row}"
     for piece in part.pieces():
         dtype, shape = _stored_as(piece.encoding, tuple(piece.shape))

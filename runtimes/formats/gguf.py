@@ -26,17 +26,17 @@ PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
-class Layout:
+class GGUFLayout:
     """How GGUF stores one of our architectures."""
 
     architecture: str
     interleaved: bool  # q and k rows are permuted for pairwise rotation
 
 
-LAYOUTS: Mapping[str, Layout] = {
-    "llama": Layout("LlamaForCausalLM", interleaved=True),  # Mistral too
-    "qwen2": Layout("Qwen2ForCausalLM", interleaved=False),
-    "qwen3": Layout("Qwen3ForCausalLM", interleaved=False),
+LAYOUTS: Mapping[str, GGUFLayout] = {
+    "llama": GGUFLayout("LlamaForCausalLM", interleaved=True),  # Mistral too
+    "qwen2": GGUFLayout("Qwen2ForCausalLM", interleaved=False),
+    "qwen3": GGUFLayout("Qwen3ForCausalLM", interleaved=False),
 }
 
 _TOP = {"token_embd.weight": EMBEDDING, "output_norm.weight": FINAL_NORM, "output.weight": HEAD}

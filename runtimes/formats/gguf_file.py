@@ -89,7 +89,7 @@ def read_gguf_file(path: Path) -> GGUFFile:
 
 
 def _parse(path: Path, stream: BinaryIO, size: int) -> GGUFFile:
-    reader = _Reader(path, stream, size)
+    reader = _GGUFReader(path, stream, size)
     if reader.take(4, "magic number") != MAGIC:
         raise CorruptFileError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")
     version = reader.u32("version")
@@ -129,7 +129,7 @@ def _parse(path: Path, stream: BinaryIO, size: int) -> GGUFFile:
     return GGUFFile(path, version, metadata, tensors, reader.digest.digest())
 
 
-def _tensor_info(reader: _Reader) -> tuple[str, str, tuple[int, ...], int, int]:
+def _tensor_info(reader: _GGUFReader) -> tuple[str, str, tuple[int, ...], int, int]:
     """Name, encoding, shape, offset and bytes of the next tensor in the table."""
     name = reader.string("a tensor's name", NAME_LIMIT)
     dimensions = reader.u32(name)
@@ -154,14 +154,14 @@ def _tensor_info(reader: _Reader) -> tuple[str, str, tuple[int, ...], int, int]:
     return name, encoding, shape, offset, prod(shape[:-1]) * row_bytes(encoding, shape[-1])
 
 
-def _refuse_overlaps(reader: _Reader, tensors: dict[str, TensorSource]) -> None:
+def _refuse_overlaps(reader: _GGUFReader, tensors: dict[str, TensorSource]) -> None:
     ordered = sorted(tensors.values(), key=lambda t: t.offset)
     for before, after in pairwise(ordered):
         if before.offset + before.nbytes > after.offset:
             raise reader.corrupt(f"tensors {before.name!r} and {after.name!r} overlap")
 
 
-class _Reader:
+class _GGUFReader:
     """Takes typed values off the front of a file, within what is left of it and of the header's bound."""
 
     def __init__(self, path: Path, stream: BinaryIO, size: int) -> None:

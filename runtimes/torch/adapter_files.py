@@ -67,7 +67,7 @@ class AdapterManifest(msgspec.Struct, forbid_unknown_fields=True):
     adapters: Annotated[list[AdapterRecord], msgspec.Meta(min_length=1, max_length=_MOST)]
 
 
-class _Version(msgspec.Struct):
+class _AdaptersVersion(msgspec.Struct):
     format: int
 
 
@@ -139,7 +139,7 @@ def describe_adapters(directory: Path, files: ModelFiles, fitting: bool = True) 
     raw = read_bounded(path, _LIMIT)
     parse_object(raw, str(path))  # names no key twice
     try:
-        version = msgspec.json.decode(raw, type=_Version).format
+        version = msgspec.json.decode(raw, type=_AdaptersVersion).format
         if version != FORMAT:
             raise UnsupportedModelError(
                 f"{path} has format {version}, this EdgeSpec reads format {FORMAT}; train the adapters again"

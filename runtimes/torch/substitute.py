@@ -98,7 +98,7 @@ class LowBitCopy:
 
 
 class SubstituteWeights:
-    """The target's weights for drafting: see `runtimes.torch.model.Matrices`. Nothing is ever streamed."""
+    """The target's weights for drafting; see `torch.target.ModelWeights`. Nothing is ever streamed."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.rope import RopeTable
 
 
-class Matrices(Protocol):
+class ModelWeights(Protocol):
     """Weights by canonical name, wherever their bytes are."""
 
     dtype: torch.dtype  # of activations
@@ -55,7 +55,7 @@ class Prepared:
     attention: AttentionPlan
 
 
-W = TypeVar("W", bound=Matrices)
+W = TypeVar("W", bound=ModelWeights)
 
 
 class TorchTarget(Generic[W]):

@@ -12,7 +12,7 @@ from edgespec.demo_model.recipe.draw import HELD_OUT, Draw, Exchange, Split
 from edgespec.demo_model.recipe.grading import Graded, graded, reply
 from edgespec.demo_model.recipe.product import answer
 from edgespec.demo_model.recipe.product_questions import QUESTIONS, Asked
-from edgespec.demo_model.recipe.system import Prompt, directed
+from edgespec.demo_model.recipe.system import SystemPrompt, directed
 from edgespec.training import llama
 
 TURNS = 10
@@ -84,7 +84,9 @@ def system_prompts(
     return dict(scores)
 
 
-def _obeys(model: llama.Llama, tokenizer: Tokenizer, prompt: Prompt, talk: list[Exchange], g: Graded) -> bool:
+def _obeys(
+    model: llama.Llama, tokenizer: Tokenizer, prompt: SystemPrompt, talk: list[Exchange], g: Graded
+) -> bool:
     if prompt.facts:
         return False  # its answer is the only one
     turns: list[tuple[str, str | None]] = [(e.user, e.reply) for e in talk[: g.turn]]

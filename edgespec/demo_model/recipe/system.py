@@ -1,6 +1,6 @@
 """System prompts, and conversations that obey them in ways that can be checked.
 
-An instruction changes how every reply is written (`Prompt.rewrite`), or answers questions of its own (`Prompt.facts`).
+An instruction changes how every reply is written (`SystemPrompt.rewrite`), or answers questions of its own (`SystemPrompt.facts`).
 """
 
 # ruff: noqa: E501 (tables of phrasings)
@@ -32,7 +32,7 @@ DIRECTED = 6  # one conversation in so many has a system prompt
 
 
 @dataclass(frozen=True)
-class Prompt:
+class SystemPrompt:
     """A system prompt. `rewrite` gives the reply that obeys it (None: this exchange does not suit it); `kept` is
     whether a text looks as the prompt demands, right or wrong; `facts` are questions it answers."""
 
@@ -57,7 +57,7 @@ def _around(
     after: str = "",
     who: str | None = None,
     facts: tuple[Exchange, ...] = (),
-) -> Prompt:
+) -> SystemPrompt:
     """Every reply with `before` and `after` around it; `who`: what it says it is."""
 
     def rewrite(e: Exchange) -> str:
@@ -67,7 +67,7 @@ def _around(
     def kept(reply: str) -> bool:
         return reply.startswith(before) and reply.endswith(after)
 
-    return Prompt(text, kind, rewrite, kept, facts)
+    return SystemPrompt(text, kind, rewrite, kept, facts)
 
 
 def _one_word(e: Exchange) -> str | None:
@@ -127,7 +127,7 @@ _CHANGES: dict[str, tuple[Callable[[Exchange], str | None], Callable[[str], bool
 }
 
 
-def prompt(d: Draw) -> Prompt:
+def prompt(d: Draw) -> SystemPrompt:
     """Any system prompt."""
     kind = d.pick(_KINDS)
     x = _word(d)
@@ -152,13 +152,13 @@ def prompt(d: Draw) -> Prompt:
         t = d.pick(THINGS)
         question = d.question(d.phrase(ASK_FACT, ASK_FACT_UNSEEN).format(t=t))
         text = d.phrase(*INSTRUCTIONS[kind]).format(t=t, x=x)
-        return Prompt(text, kind, facts=(Exchange(question, f"The {t} is {x}.", "small talk"),))
+        return SystemPrompt(text, kind, facts=(Exchange(question, f"The {t} is {x}.", "small talk"),))
     text = d.phrase(*INSTRUCTIONS[kind]).format(x=shown)
     if kind in _CHANGES:
-        return Prompt(text, kind, *_CHANGES[kind])
+        return SystemPrompt(text, kind, *_CHANGES[kind])
     said = x[0].upper() + x[1:]
     if kind == "only":
-        return Prompt(text, kind, lambda e: f"{said}.", lambda reply: reply == f"{said}.")
+        return SystemPrompt(text, kind, lambda e: f"{said}.", lambda reply: reply == f"{said}.")
     added = {
         "end": ("", f" {said}."),
         "begin": (f"{said}. ", ""),
@@ -169,7 +169,7 @@ def prompt(d: Draw) -> Prompt:
     return _around(text, kind, *added[kind])
 
 
-def _calling(d: Draw) -> Prompt:
+def _calling(d: Draw) -> SystemPrompt:
     """The user is addressed by a name or title, at the end of each reply."""
     title = d.pick(TITLES) if d.chance(0.5) else name(d)
 
@@ -177,10 +177,12 @@ def _calling(d: Draw) -> Prompt:
         return f"{e.reply[:-1]}, {title}{e.reply[-1]}" if e.reply[-1] in ".!?" else f"{e.reply}, {title}."
 
     text = d.phrase(*INSTRUCTIONS["call"]).format(x=title)
-    return Prompt(text, "call", rewrite, lambda reply: reply.rstrip(".!?").endswith(f", {title}"))
+    return SystemPrompt(text, "call", rewrite, lambda reply: reply.rstrip(".!?").endswith(f", {title}"))
 
 
-def directed(seed: str, split: Split = TRAINING, turns: int | None = None) -> tuple[Prompt, list[Exchange]]:
+def directed(
+    seed: str, split: Split = TRAINING, turns: int | None = None
+) -> tuple[SystemPrompt, list[Exchange]]:
     """A system prompt and a conversation that obeys it; now and then its first turns come from before it was set."""
     d = Draw(f"system {seed}", split)
     chosen = prompt(d)

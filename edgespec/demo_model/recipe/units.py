@@ -11,7 +11,7 @@ from edgespec.demo_model.recipe.draw import Draw, Exchange
 
 
 @dataclass(frozen=True)
-class Unit:
+class Measure:
     """`1 big is factor small`; each unit as (singular, plural, abbreviation)."""
 
     big: tuple[str, str, str]
@@ -20,20 +20,20 @@ class Unit:
 
 
 UNITS = (
-    Unit(("kilometre", "kilometres", "km"), ("metre", "metres", "m"), 1000),
-    Unit(("metre", "metres", "m"), ("centimetre", "centimetres", "cm"), 100),
-    Unit(("centimetre", "centimetres", "cm"), ("millimetre", "millimetres", "mm"), 10),
-    Unit(("kilogram", "kilograms", "kg"), ("gram", "grams", "g"), 1000),
-    Unit(("tonne", "tonnes", "t"), ("kilogram", "kilograms", "kg"), 1000),
-    Unit(("litre", "litres", "l"), ("millilitre", "millilitres", "ml"), 1000),
-    Unit(("hour", "hours", "h"), ("minute", "minutes", "min"), 60),
-    Unit(("minute", "minutes", "min"), ("second", "seconds", "s"), 60),
-    Unit(("day", "days", ""), ("hour", "hours", "h"), 24),
-    Unit(("week", "weeks", ""), ("day", "days", ""), 7),
-    Unit(("year", "years", ""), ("month", "months", ""), 12),
-    Unit(("foot", "feet", "ft"), ("inch", "inches", "in"), 12),
-    Unit(("euro", "euros", ""), ("cent", "cents", ""), 100),
-    Unit(("gigabyte", "gigabytes", "GB"), ("megabyte", "megabytes", "MB"), 1000),
+    Measure(("kilometre", "kilometres", "km"), ("metre", "metres", "m"), 1000),
+    Measure(("metre", "metres", "m"), ("centimetre", "centimetres", "cm"), 100),
+    Measure(("centimetre", "centimetres", "cm"), ("millimetre", "millimetres", "mm"), 10),
+    Measure(("kilogram", "kilograms", "kg"), ("gram", "grams", "g"), 1000),
+    Measure(("tonne", "tonnes", "t"), ("kilogram", "kilograms", "kg"), 1000),
+    Measure(("litre", "litres", "l"), ("millilitre", "millilitres", "ml"), 1000),
+    Measure(("hour", "hours", "h"), ("minute", "minutes", "min"), 60),
+    Measure(("minute", "minutes", "min"), ("second", "seconds", "s"), 60),
+    Measure(("day", "days", ""), ("hour", "hours", "h"), 24),
+    Measure(("week", "weeks", ""), ("day", "days", ""), 7),
+    Measure(("year", "years", ""), ("month", "months", ""), 12),
+    Measure(("foot", "feet", "ft"), ("inch", "inches", "in"), 12),
+    Measure(("euro", "euros", ""), ("cent", "cents", ""), 100),
+    Measure(("gigabyte", "gigabytes", "GB"), ("megabyte", "megabytes", "MB"), 1000),
 )
 
 _ASK = (
@@ -56,7 +56,7 @@ _FACTOR_UNSEEN = (
 )
 
 
-def _count(d: Draw, unit: Unit) -> int:
+def _count(d: Draw, unit: Measure) -> int:
     """Counts whose product is within what the model can multiply."""
     return d.number(2, 9 if unit.factor in (12, 24, 60) else 99)
 

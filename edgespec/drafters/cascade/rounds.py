@@ -36,7 +36,7 @@ class Claim:
     logprobs: FloatArray
 
 
-class Host(Protocol):
+class CascadeState(Protocol):
     """The conversation's drafter, as its rounds know it."""
 
     draft: Exit
@@ -63,7 +63,7 @@ class CascadeDrafting:
     """See `drafters.base.Drafting`. Steps beyond the budget's are shallow verifications, and what is drafted
     on from their corrections."""
 
-    def __init__(self, drafter: Host, forest: InsideForest, root: int, budget: TreeBudget) -> None:
+    def __init__(self, drafter: CascadeState, forest: InsideForest, root: int, budget: TreeBudget) -> None:
         self.drafter, self.forest = drafter, forest
         self.ranked = RankedTree(root, budget.nodes, budget.depth)
         self.nodes: list[int] = []  # of the tree, by slot
@@ -160,7 +160,7 @@ class DrawnInside(DrawnChain):
 
     def __init__(
         self,
-        drafter: Host,
+        drafter: CascadeState,
         forest: InsideForest,
         root: Root,
         budget: TreeBudget,
@@ -185,7 +185,7 @@ class _Draws:
     width = 1
     rows = TREE_ROWS
 
-    def __init__(self, drafter: Host, inside: InsideForest) -> None:
+    def __init__(self, drafter: CascadeState, inside: InsideForest) -> None:
         self.drafter, self.inside, self.context = drafter, inside, drafter.context
         self.length, self.capacity = drafter.cache.length, drafter.cache.capacity
         self.position = self.length
