@@ -119,8 +119,10 @@ class Engine:
         controller: decides how much is drafted; None = an adaptive one, which begins with what the
             conversations before have learned. trace: who hears of its cycles and layers.
 
-        Raises BudgetError when other sessions hold the KV memory, ClosedError when the engine is closed.
+        Raises OptionError for a context that is no number of positions, BudgetError when other sessions hold
+        the KV memory, ClosedError when the engine is closed, BusyError within a pass (a callback asks).
         """
+        context = options_of(EngineOptions)["context"].typed(context)
         with self.verifier.turn:  # while memory changes hands, nobody may begin to draft
             if self.closed:
                 raise ClosedError("the engine was closed; load the model again")

@@ -25,6 +25,7 @@ from edgespec.core.acceptance import Acceptance, Logits, Outcome
 from edgespec.core.batch import FanOut, Part, Verification, blocks, run_pass
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import TokenTree
+from edgespec.errors import BusyError
 from edgespec.runtimes.base import KVCache, PassObserver, Target
 
 TICK = 0.05  # seconds; who waits for a turn looks this often whether it is cancelled
@@ -37,8 +38,8 @@ class LocalVerifier:
     def __init__(self, target: Target) -> None:
         self.target = target
         # A bare lock: acquired and released by `with` in single steps, between which no Ctrl-C can come.
-        self.turn = threading.Lock()
-        self._runner: int | None = None  # the thread that runs a pass now
+        # It knows whose it is, but is never taken twice.
+        self._turn = threading.RLock()
         self._seconds = 0.0  # that the latest pass took
         self._changed = threading.Condition()  # guards the following, which the main thread stays clear of
         self._waiting: deque[Part] = deque()
@@ -46,8 +47,20 @@ class LocalVerifier:
         self._taken: list[Part] = []  # in the pass under way
         self._served: set[int] = set()  # ids of the last pass's caches that have not come back
 
+    @property
+    def turn(self) -> threading.RLock:
+        self._refuse_inside()
+        return self._turn
+
     def inside(self) -> bool:
-        return self._runner == threading.get_ident()
+        return bool(self._turn._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks
+
+    def _refuse_inside(self) -> None:
+        if self.inside():
+            raise BusyError(
+                "a pass is under way, and this was asked by one of its callbacks, which it waits for: there, "
+                "sessions and engines can be cancelled and closed; ask for anything else when it has returned"
+            )
 
     def new_seat(self, context: int, slots: int | None = None) -> KVCache:
         return self.target.new_cache(context, slots)
@@ -94,6 +107,7 @@ class LocalVerifier:
 
     def _is_to_lead(self, part: Part) -> bool:
         """Wait until the next pass is this thread's to run, or another thread has computed the part."""
+        self._refuse_inside()
         with self._changed:
             self._waiting.append(part)
             self._served.discard(id(part.cache))
@@ -114,7 +128,8 @@ class LocalVerifier:
                 while self._served and (left := last - perf_counter()) > 0:
                     self._changed.wait(min(left, TICK))
                     self._leave_if_cancelled(part)
-            while not self.turn.acquire(timeout=TICK):
+            turn = self.turn
+            while not turn.acquire(timeout=TICK):
                 with self._changed:
                     self._leave_if_cancelled(part)
             try:
@@ -125,7 +140,7 @@ class LocalVerifier:
                 for taken in self._taken:
                     taken.error = taken.error or error
             finally:
-                self.turn.release()
+                turn.release()
         finally:
             with self._changed:
                 self._served = {id(taken.cache) for taken in self._taken}
@@ -158,13 +173,11 @@ class LocalVerifier:
         """One pass; in the thread that has the turn."""
         observer = parts[0].observer if len(parts) == 1 else FanOut(parts)
         began = perf_counter()
-        self._runner = threading.get_ident()
         try:
             if observer is not None:
                 observer.on_chunk()  # it may have been cancelled, and the target closed, meanwhile
             run_pass(self.target, parts, observer)
         finally:
-            self._runner = None
             self._seconds = perf_counter() - began
         rows = sum(map(len, parts))
         for part in parts:

@@ -26,10 +26,13 @@ class Verifier(Protocol[S]):
 
     @property
     def turn(self) -> AbstractContextManager[Any]:
-        """What else computes, drafting above all, takes turns with the passes: `with verifier.turn`."""
+        """What else computes, drafting above all, takes turns with the passes: `with verifier.turn`.
+
+        Raises BusyError in a thread that has the turn: it would wait for itself.
+        """
 
     def inside(self) -> bool:
-        """Whether this thread is in a pass: one of its observers asks, who must not wait for its end."""
+        """Whether this thread has the turn: an observer of its pass asks, who must not wait for its end."""
 
     def new_seat(self, context: int, slots: int | None = None) -> S:
         """For a conversation of up to `context` positions, and beside them a tree of up to `slots` nodes
