@@ -52,17 +52,6 @@ INLINE __m512i with_bits(__m512i nibble, __m512i bits, int mask) {
 INLINE __m512i low_half(__m512i v) { return _mm512_and_si512(v, _mm512_set1_epi8(15)); }
 INLINE __m512i high_half(__m512i v) { return low_half(_mm512_srli_epi16(v, 4)); }
 
-/* Eight fp16 numbers, `stride` bytes apart. */
-INLINE __m256 eight_halves(const uint8_t *p, int stride) {
-  uint64_t bits[2] = {0, 0};
-  for (int g = 0; g < 8; g++) {
-    uint16_t h;
-    memcpy(&h, p + g * stride, 2);
-    bits[g / 4] |= (uint64_t)h << 16 * (g % 4);
-  }
-  return _mm256_cvtph_ps(_mm_set_epi64x((int64_t)bits[1], (int64_t)bits[0]));
-}
-
 /* Q4_K's and Q5_K's 16 bytes: eight factors, then eight minima. */
 INLINE __m512 scales_k16(const uint8_t *block) {
   __m128i all = _mm_loadu_si128((const __m128i *)block), six = _mm_srli_si128(all, 4);

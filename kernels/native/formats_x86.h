@@ -91,6 +91,17 @@ INLINE void x86_int4(const Row *r, int64_t s, Decoded *out) {
   _mm256_storeu_ps(out->factor, _mm256_set1_ps(r->scale));
 }
 
+/* Eight fp16 numbers, `stride` bytes apart. */
+INLINE __m256 eight_halves(const uint8_t *p, int stride) {
+  uint64_t bits[2] = {0, 0};
+  for (int g = 0; g < 8; g++) {
+    uint16_t h;
+    memcpy(&h, p + g * stride, 2);
+    bits[g / 4] |= (uint64_t)h << 16 * (g % 4);
+  }
+  return _mm256_cvtph_ps(_mm_set_epi64x((int64_t)bits[1], (int64_t)bits[0]));
+}
+
 INLINE void x86_q8_0(const Row *r, int64_t s, Decoded *out) {
   if (clip(r->columns / GROUP - s * GROUPS, GROUPS) < GROUPS) {
     decode_q8_0(r, s, out);
@@ -98,10 +109,8 @@ INLINE void x86_q8_0(const Row *r, int64_t s, Decoded *out) {
     return;
   }
   const uint8_t *block = r->row + s * GROUPS * 34;
-  for (int g = 0; g < GROUPS; g++, block += 34) {
-    out->factor[g] = x86_half(block);
-    put(out, 32 * g, bytes32(block + 2));
-  }
+  _mm256_storeu_ps(out->factor, eight_halves(block, 34));
+  for (int g = 0; g < GROUPS; g++) put(out, 32 * g, bytes32(block + 34 * g + 2));
 }
 
 INLINE void x86_q4_0(const Row *r, int64_t s, Decoded *out) {
@@ -111,9 +120,9 @@ INLINE void x86_q4_0(const Row *r, int64_t s, Decoded *out) {
     return;
   }
   const uint8_t *block = r->row + s * GROUPS * 18;
-  for (int g = 0; g < GROUPS; g++, block += 18) {
-    out->factor[g] = x86_half(block);
-    __m128i v = _mm_loadu_si128((const __m128i *)(block + 2));
+  _mm256_storeu_ps(out->factor, eight_halves(block, 18));
+  for (int g = 0; g < GROUPS; g++) {
+    __m128i v = _mm_loadu_si128((const __m128i *)(block + 18 * g + 2));
     put(out, 32 * g, minus(low_nibbles(_mm256_set_m128i(_mm_srli_epi16(v, 4), v)), 8));
   }
 }
