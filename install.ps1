@@ -4,7 +4,7 @@
 #   .\install.ps1              what a user needs
 #   .\install.ps1 test         and what the tests need
 #   .\install.ps1 dev          and ruff and mypy
-#   .\install.ps1 gguf plot    or any extras of pyproject.toml
+#   .\install.ps1 plot cuda    or any extras of pyproject.toml
 #
 # Where scripts are not allowed to run: powershell -ExecutionPolicy Bypass -File install.ps1
 #

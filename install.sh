@@ -5,7 +5,7 @@
 #   ./install.sh              what a user needs
 #   ./install.sh test         and what the tests need
 #   ./install.sh dev          and ruff and mypy
-#   ./install.sh gguf plot    or any extras of pyproject.toml
+#   ./install.sh plot cuda    or any extras of pyproject.toml
 #
 # Environment:
 #   PYTHON=python3.12         the interpreter for a new environment (3.10 or later)

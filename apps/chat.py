@@ -6,7 +6,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,7 +21,10 @@ from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import ContextError, EdgeSpecError, OptionError
 from edgespec.text.conversation import Message
-from edgespec.values import Option, Options
+from edgespec.values import Option, Options, count_of
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
 
 PATIENCE = 1.0  # seconds of silence, after which it is said that standard input is being read
 
@@ -76,7 +79,9 @@ def chat(
             terminal.note("drafts are not shown: there are no colours here")
         if earlier is not None:
             talk.restore(earlier)
+            terminal.note(_which(earlier))
         if system:
+            _check_system(system, wanted.system_file, opened)
             talk.chat.conversation.set_system(system)
         if prompt is not None:
             talk.ask(prompt)
@@ -89,8 +94,6 @@ def _converse(talk: Talk, reader: Reader, terminal: Terminal) -> None:
     if terminal.interactive:
         terminal.note(talk.describe())
         terminal.note("/help lists the commands; Ctrl-C stops a reply; Ctrl-D leaves")
-        if talk.chat.messages:
-            terminal.note(f"going on after {len(talk.chat.messages)} messages; /show chat has them")
     if not talk.engine.tokenizer.has_chat_template:
         terminal.note("this model has no chat template; it gets a plain transcript")
     failed = False
@@ -132,6 +135,17 @@ def _system_prompt(text: str | None, file: Path | None) -> str | None:
         return read_text(stream, str(file)).strip()
 
 
+def _check_system(system: str, file: Path | None, engine: Engine) -> None:
+    """Raises ContextError for a system prompt that leaves no room for a message."""
+    tokens, context = len(engine.tokenizer.encode(system, add_bos=False)), engine.plan.context
+    if tokens >= context:
+        where = f" in {file}" if file else ""
+        raise ContextError(
+            f"the system prompt{where} has {tokens} tokens, but the context is {context}; shorten it, or "
+            "give a larger context="
+        )
+
+
 def _with_input(prompt: str) -> str:
     """The prompt of -p, and below it what is piped into the command: all of it, however slowly it comes. An
     open pipe that nobody writes to (a service's, a parent process's) looks the same, so waiting is said."""
@@ -148,6 +162,13 @@ def _with_input(prompt: str) -> str:
     if not prompt.strip() and not piped:
         raise OptionError("-p is empty; give it a message")
     return "\n\n".join(filter(None, (prompt, piped)))
+
+
+def _which(messages: list[Message]) -> str:
+    """By how it began, so that a script's user sees what it goes on with."""
+    first = " ".join(next((m.content for m in messages if m.role == "user"), "").split())
+    began = f', which began "{first if len(first) <= 50 else first[:49] + "…"}"' if first else ""
+    return f"going on with the last conversation of {count_of(len(messages), 'message')}{began}"
 
 
 def _earlier() -> list[Message]:

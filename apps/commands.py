@@ -12,7 +12,7 @@ from edgespec.apps.options import check_together, in_flags
 from edgespec.apps.stats import stats_table
 from edgespec.config import EngineOptions, GenerationOptions, with_keywords
 from edgespec.errors import OptionError
-from edgespec.values import did_you_mean, options_of
+from edgespec.values import count_of, did_you_mean, options_of
 
 if TYPE_CHECKING:
     from edgespec.apps.talk import Talk
@@ -136,14 +136,14 @@ def _save(talk: Talk, argument: str) -> None:
         raise OptionError(f"{path} exists and holds another chat; choose another name, or remove it first")
     saved.save(path, talk.chat.messages, talk.model)
     talk.files.add(path.resolve())
-    talk.terminal.note(f"saved {len(talk.chat.messages)} messages in {path}")
+    talk.terminal.note(f"saved {count_of(len(talk.chat.messages), 'message')} in {path}")
 
 
 def _load(talk: Talk, argument: str) -> None:
     path = _path("load", argument)
     talk.restore(saved.load(path))
     talk.files.add(path.resolve())
-    talk.terminal.note(f"loaded {len(talk.chat.messages)} messages from {path}")
+    talk.terminal.note(f"loaded {count_of(len(talk.chat.messages), 'message')} from {path}")
 
 
 def _undo(talk: Talk, argument: str) -> None:

@@ -14,6 +14,7 @@ from edgespec.chat import Chat
 from edgespec.config import GenerationOptions
 from edgespec.errors import OptionError, StorageError
 from edgespec.response import Response, Stats
+from edgespec.values import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -85,7 +86,7 @@ class Talk:
         try:
             steps = begin()
             assert self.chat.last is not None
-            self.terminal.busy(f"prompt {self.chat.last.stats.prompt_tokens} tokens")
+            self.terminal.busy(f"prompt {count_of(self.chat.last.stats.prompt_tokens, 'token')}")
             reply = follow(steps, self.chat.cancel, self.terminal)
         except BaseException:
             broken = self.chat.last if self.chat.last is not earlier else None
@@ -126,7 +127,7 @@ class Talk:
     def _why_cut(self, reply: Response) -> str:
         limit, context = self.chat.options.max_tokens, self.chat.session.context
         if len(reply.tokens) == limit:
-            return f"[stopped after {limit} tokens, as set by max-tokens]"
+            return f"[stopped after {count_of(limit, 'token')}, as set by max-tokens]"
         return f"[the context of {context} positions is full; /clear starts afresh]"
 
 

@@ -70,7 +70,7 @@ class EngineOptions(Options):
     precision: Annotated[
         str | None,
         Option(
-            f"{', '.join(PRECISIONS)}.",
+            f"Encoding of the weights: {', '.join(PRECISIONS)}.",
             metavar="NAME", panel=MEMORY, default="what the files hold", choices=PRECISIONS,
         ),
     ] = None  # fmt: skip
@@ -81,7 +81,9 @@ class EngineOptions(Options):
             metavar="N", panel=MEMORY, default="by the memory plan", least=0,
         ),
     ] = None  # fmt: skip
-    device: Annotated[str, Option("auto, cpu or cuda.", metavar="NAME", panel=MEMORY)] = "auto"
+    device: Annotated[str, Option("Where to compute: auto, cpu or cuda.", metavar="NAME", panel=MEMORY)] = (
+        "auto"
+    )
     device_memory: Annotated[
         int | None,  # bytes; only with a discrete accelerator
         Option("Most memory on the accelerator.", metavar="SIZE", panel=MEMORY, default="what it has free"),
@@ -96,8 +98,8 @@ class EngineOptions(Options):
     drafter: Annotated[
         str,
         Option(
-            "none, auto, ngram, model, substitute, cascade, ngram+model, ngram+substitute, ngram+cascade or "
-            "cascade+substitute.",
+            "Who drafts: none, auto, ngram, model, substitute, cascade, ngram+model, ngram+substitute, "
+            "ngram+cascade or cascade+substitute.",
             metavar="NAME", panel=DRAFTING, default="auto, what makes replies faster",
         ),
     ] = "auto"  # fmt: skip
@@ -148,8 +150,12 @@ class GenerationOptions(Options):
         ),
     ] = None  # fmt: skip
     temperature: Annotated[
-        float, Option("0 takes the likeliest token.", metavar="T", panel=REPLY, least=0, most=100)
-    ] = 0.0
+        float,
+        Option(
+            "Randomness of a reply; 0 takes the likeliest tokens.",
+            metavar="T", panel=REPLY, least=0, most=100,
+        ),
+    ] = 0.0  # fmt: skip
     top_p: Annotated[
         float,
         Option(
@@ -167,7 +173,10 @@ class GenerationOptions(Options):
             metavar="P", panel=REPLY, default="0, none",
         ),
     ] = 0.0  # fmt: skip
-    seed: Annotated[int, Option("Same seed, same reply.", metavar="N", panel=REPLY, least=0, most=MOST)] = 0
+    seed: Annotated[
+        int,
+        Option("Seed of the sampling. Same seed, same reply.", metavar="N", panel=REPLY, least=0, most=MOST),
+    ] = 0
     stop: Annotated[
         tuple[str, ...],
         Option("End the reply before this text. Repeatable.", metavar="TEXT", panel=REPLY, default="none"),

@@ -56,6 +56,11 @@ def format_bytes(n: float) -> str:
     return f"{n:.0f} B"
 
 
+def count_of(n: int, thing: str) -> str:
+    """1, "message" -> "1 message"; 2 -> "2 messages"."""
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
+
+
 def as_whole(value: Any) -> int:
     """An integer of any kind (numpy's too, but no bool), or its text. Raises OptionError."""
     try:
@@ -197,10 +202,9 @@ class Field:
             if number <= 0:
                 raise OptionError(f"{self.name} is {number} bytes; it must be positive", self.name)
             if number < LEAST_BYTES:
-                raise OptionError(
-                    f"{self.name} is {number} bytes; nothing runs in that; {number}GB?",
-                    self.name,
-                )
+                said = value if isinstance(value, str) else f"{value} bytes"
+                hint = "" if isinstance(value, str) else f"; {value}GB?"
+                raise OptionError(f"{self.name} is {said}; nothing runs in that{hint}", self.name)
             return number
         readers = {int: as_whole, float: as_number, bool: as_switch, str: as_text, Path: as_path}
         read = readers.get(self.kind) or (as_texts if self.item is str else as_counts)

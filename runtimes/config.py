@@ -180,15 +180,15 @@ def from_hf(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None)
         max_context=context,
         norm_eps=_positive(raw.get("rms_norm_eps", 1e-6), "rms_norm_eps"),
         rope=_rope(raw, context),
-        tied_head=bool(raw.get("tie_word_embeddings", False)),
+        tied_head=_flag(raw, "tie_word_embeddings"),
         dtype=_dtype(raw),
-        qkv_bias=arch.qkv_bias or bool(raw.get("attention_bias", False)),
-        o_bias=bool(raw.get("attention_bias", False)) and not arch.qkv_bias,
-        mlp_bias=bool(raw.get("mlp_bias", False)),
+        qkv_bias=arch.qkv_bias or _flag(raw, "attention_bias"),
+        o_bias=_flag(raw, "attention_bias") and not arch.qkv_bias,
+        mlp_bias=_flag(raw, "mlp_bias"),
         qk_norm=arch.qk_norm,
         windows=_windows(raw, arch, layers),
-        bos=_token(generation.get("bos_token_id", raw.get("bos_token_id"))),
-        eos=_tokens(generation.get("eos_token_id", raw.get("eos_token_id"))),
+        bos=next(iter(_tokens(generation, raw, "bos_token_id")), None),
+        eos=_tokens(generation, raw, "eos_token_id"),
     )
 
 
@@ -201,6 +201,13 @@ def _count(raw: Mapping[str, Any], key: str, default: int | None = None, limit: 
     return value
 
 
+def _flag(raw: Mapping[str, Any], key: str) -> bool:
+    value = raw.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CorruptFileError(f"config.json: {key} is {value!r:.80}; expected true or false")
+    return bool(value)
+
+
 def _positive(value: Any, key: str) -> float:
     number = float(value)
     if not 0 < number < math.inf:
@@ -209,10 +216,11 @@ def _positive(value: Any, key: str) -> float:
 
 
 def _dtype(raw: Mapping[str, Any]) -> str:
-    name = raw.get("dtype") or raw.get("torch_dtype") or "float32"
+    names = (raw.get("dtype"), raw.get("torch_dtype"), "float32")
+    name = next(name for name in names if name is not None)
     if name not in ("float32", "float16", "bfloat16"):
         raise UnsupportedModelError(
-            f"checkpoint dtype {name!r} is not supported (float32, float16, bfloat16)"
+            f"checkpoint dtype {name!r:.80} is not supported (float32, float16, bfloat16)"
         )
     return str(name)
 
@@ -241,7 +249,7 @@ def _windows(raw: Mapping[str, Any], arch: Architecture, layers: int) -> tuple[i
         return ()
     if arch.window == "all":
         return (_count(raw, "sliding_window", limit=2**31),) * layers
-    if not raw.get("use_sliding_window", False):
+    if not _flag(raw, "use_sliding_window"):
         return ()
     size = _count(raw, "sliding_window", limit=2**31)
     kinds = raw.get("layer_types")
@@ -253,10 +261,11 @@ def _windows(raw: Mapping[str, Any], arch: Architecture, layers: int) -> tuple[i
     return tuple(size if layer >= first else None for layer in range(layers))
 
 
-def _token(value: Any) -> int | None:
-    return value if isinstance(value, int) and value >= 0 else None
-
-
-def _tokens(value: Any) -> tuple[int, ...]:
-    values = value if isinstance(value, list) else [value]
-    return tuple(v for v in values if isinstance(v, int) and v >= 0)
+def _tokens(generation: Mapping[str, Any], raw: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """One id, several or none; a negative one is none."""
+    where, given = ("generation_config.json", generation) if key in generation else ("config.json", raw)
+    value = given.get(key)
+    values: list[Any] = value if isinstance(value, list) else [value]
+    if not all(v is None or (isinstance(v, int) and not isinstance(v, bool)) for v in values):
+        raise CorruptFileError(f"{where}: {key} is {value!r:.80}; expected a token's id, or a list of them")
+    return tuple(v for v in values if v is not None and v >= 0)

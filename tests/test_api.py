@@ -74,10 +74,11 @@ def test_token_ids_of_every_kind(engine: Engine, prompt: Any) -> None:
         ([True], "item 0"),
         (np.array([[5, 6]]), "item 0 of the prompt is '\\[5, 6\\]'"),
         (np.array([0.5]), "item 0"),
-        (b"abc", "the prompt is a bytes"),
-        ({"role": "user"}, "the prompt is a dict"),
-        (5, "the prompt is a int"),
-        (None, "the prompt is a NoneType"),
+        (b"abc", "the prompt is of type bytes; give a text"),
+        ({"role": "user"}, "the prompt is of type dict; give a text"),
+        (5, "the prompt is of type int; give a text"),
+        (np.array(5), "the prompt is of type ndarray; give a text"),
+        (None, "the prompt is of type NoneType; give a text"),
     ],
 )
 def test_nothing_else_is_a_prompt_and_nothing_is_dropped(engine: Engine, prompt: Any, part: str) -> None:

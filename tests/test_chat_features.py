@@ -58,6 +58,16 @@ def test_a_system_prompt_from_a_file(chat: Chat, engine: FakeEngine, tmp_path: P
         assert part in err
 
 
+def test_a_system_prompt_too_long_is_named(chat: Chat, engine: FakeEngine, tmp_path: Path) -> None:
+    (tmp_path / "long.txt").write_text("a" * 400)
+    code, out, err = chat("hi\n", "--system-file", "long.txt")
+    assert (code, out) == (1, "")
+    assert "the system prompt in long.txt has 400 tokens, but the context is 400; shorten it" in err
+    assert "give a larger --context" in err
+    assert "the system prompt has 401 tokens" in chat("hi\n", "--system", "a" * 401)[2]
+    assert prompts(engine) == []
+
+
 def test_a_system_prompt_that_the_template_drops_is_said(chat: Chat, engine: FakeEngine) -> None:
     class Dropping(FakeTokenizer):
         def render_chat(self, messages: Sequence[dict[str, str]]) -> str:
@@ -82,7 +92,9 @@ def test_a_conversation_is_continued(chat: Chat, engine: FakeEngine, data: Path)
     chat("and?\n", "--continue")
     assert prompts(engine) == ["<system>be brief<user>hi<assistant>ho<user>and?<assistant>"]
     assert [m.content for m in saved.load(data)][-2:] == ["and?", "reply 2"]
-    chat("", "-c", "-p", "more")
+    code, out, err = chat("", "-c", "-p", "more")
+    assert (code, out) == (0, "reply 3\n")
+    assert err == 'going on with the last conversation of 5 messages, which began "hi"\n'
     assert prompts(engine)[-1].endswith("<user>and?<assistant>reply 2<user>more<assistant>")
     assert [p.name for p in data.parent.iterdir()] == [data.name], "no temporary file is left"
 

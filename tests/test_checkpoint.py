@@ -383,6 +383,39 @@ def test_config_values_of_any_kind_give_a_typed_error(tmp_path: Path) -> None:
     assert refused > 100
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("eos_token_id", ["a"]), ("eos_token_id", [2, None, "3"]), ("eos_token_id", True),
+        ("eos_token_id", {}), ("bos_token_id", "<s>"), ("bos_token_id", 1.5), ("tie_word_embeddings", "no"),
+        ("tie_word_embeddings", 1), ("attention_bias", "false"), ("mlp_bias", []),
+        ("torch_dtype", []), ("torch_dtype", ""), ("dtype", {}),
+    ],
+)  # fmt: skip
+def test_config_values_of_another_kind_are_not_guessed_at(tmp_path: Path, key: str, value: Any) -> None:
+    path = write_checkpoint(tmp_path / "m")
+    raw = json.loads((path / "config.json").read_text())
+    raw.pop("dtype", None)
+    (path / "config.json").write_text(json.dumps(raw | {key: value}))
+    with pytest.raises(UnsupportedModelError if "dtype" in key else CorruptFileError, match="dtype|" + key):
+        read_checkpoint(path)
+    if "token" in key:
+        (path / "config.json").write_text(json.dumps(raw))
+        (path / "generation_config.json").write_text(json.dumps({key: value}))
+        with pytest.raises(CorruptFileError, match=f"^generation_config.json: {key} is "):
+            read_checkpoint(path)
+
+
+def test_tokens_may_be_none_one_or_several(tmp_path: Path) -> None:
+    path = write_checkpoint(tmp_path / "m")
+    raw = json.loads((path / "config.json").read_text())
+    for value, eos in ((None, ()), (2, (2,)), ([5, 6], (5, 6)), (-1, ()), ([], ())):
+        (path / "config.json").write_text(json.dumps(raw | {"eos_token_id": value, "bos_token_id": value}))
+        config = read_checkpoint(path).config
+        assert config.eos == eos
+        assert config.bos == (eos[0] if eos else None)
+
+
 def test_a_config_larger_than_any(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path / "m")
     with open(path / "config.json", "ab") as file:

@@ -73,6 +73,7 @@ def test_sizes(text: Any, nbytes: int) -> None:
         (0, "must be positive"),
         (-5.0, "must be positive"),
         (8, "nothing runs in that; 8GB?"),
+        ("5KB", "memory is 5KB; nothing runs in that"),
     ],
 )
 def test_what_is_no_size(value: Any, part: str) -> None:
@@ -232,7 +233,7 @@ def test_an_error_has_the_name_that_was_used(tmp_path: Path) -> None:
         ("context = inf", "context is inf; it must be a whole number"),
         ("stop = 5", "stop is 5; it must be a text or a list of texts"),
         ("resident_layers = true", "resident_layers is True; it must be a whole number"),
-        ("memory = 1.5", "memory is 1 bytes; nothing runs in that"),
+        ("memory = 1.5", "memory is 1.5 bytes; nothing runs in that; 1.5GB?"),
         ("memory = [1]", "memory: it must be a number"),
         ("memroy = 1", "unknown option memroy; did you mean memory?"),
         ("x = " + "[" * 5000, "is not valid TOML"),
@@ -421,6 +422,15 @@ def test_help_is_in_words_and_has_examples(
     assert ("Same seed, same reply. Default: 0." in words) == (command in ("chat", "generate"))
     assert shown.count(" Examples:\n   edgespec") == 1
     assert max(map(len, shown.splitlines())) <= 70
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [EngineOptions, GenerationOptions, PackOptions, CascadeOptions, ChatFlags, GenerateFlags, BenchFlags],
+)
+def test_help_says_what_it_speaks_of(kind: Any) -> None:
+    for field in options_of(kind).values():
+        assert re.match(r"(?!Of )[A-Z][A-Za-z]* .*\.$", field.option.help), field
 
 
 def test_the_tables_of_the_docs_are_current() -> None:

@@ -57,6 +57,14 @@ def test_what_was_never_begun_is_not_gone_on_with(
     assert "goes on" not in str(caught.value)
 
 
+def test_a_directory_that_cannot_be_is_not_the_disks_fault(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "out", tmp_path / ("n" * 300)):
+        with pytest.raises(StorageError, match=r"cannot be made \(.*\); choose another directory") as caught:
+            pack_model(str(source), place)
+        assert "check" not in str(caught.value)
+
+
 def test_what_was_begun_is_gone_on_with(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import struct
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +46,25 @@ def sequence(name: str, *steps: Any) -> dict[str, Any]:
 
 
 def precompiled(text: bytes) -> dict[str, Any]:
-    charsmap = (4).to_bytes(4, "little") + bytes(4) + text
+    """Nothing is replaced, but by one of these texts it would be."""
+    return mapped(charsmap([0] * 256, text))
+
+
+def charsmap(units: Sequence[int], texts: bytes = b"bc\0") -> bytes:
+    return struct.pack(f"<{1 + len(units)}I", 4 * len(units), *units) + texts
+
+
+def mapped(charsmap: bytes) -> dict[str, Any]:
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()}
+
+
+def one_character(place: int = 0, then: int = 512) -> list[int]:
+    """The array of a map that has "a" alone, replaced by the text at `place`: "a" goes from 256, where the
+    root leads, to `then`, where the place is."""
+    units = [0] * 768
+    a = 256 ^ ord("a")
+    units[0], units[a], units[512] = 256 << 10, (a ^ then) << 10 | 1 << 8 | ord("a"), 1 << 31 | place
+    return units
 
 
 HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
@@ -107,6 +126,40 @@ def test_hostile_files_are_refused_before_they_are_read(
     monkeypatch.setattr(tokenizers, "Tokenizer", None)  # the library is not asked
     with pytest.raises(TokenizerError, match=message):
         Tokenizer.from_directory(tmp_path)
+
+
+MAPS = {
+    "nothing": b"",
+    "too short": b"abc",
+    "no table": charsmap([]),
+    "a table that is cut": charsmap([0] * 256)[:500],
+    "half a unit": struct.pack("<I", 1022) + bytes(1022) + b"bc\0",
+    "a small table": charsmap([0]),
+    "units of any kind": charsmap(struct.unpack("<256I", bytes(range(256)) * 4)),
+    "a state outside": charsmap(one_character(then=768)),
+    "a replacement outside": charsmap(one_character(4)),
+    "half a character": charsmap(one_character(1), "é\0".encode()),
+    "not UTF-8": charsmap(one_character(), b"\xff\0"),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_maps_of_characters_that_lead_nowhere_are_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library would panic, and print that, while it reads them or when it meets the character."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described(normalizer=mapped(MAPS[name]))))
+    monkeypatch.setattr(tokenizers, "Tokenizer", None)
+    with pytest.raises(TokenizerError, match="its normalizer is not one that can be used"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_a_sound_map_is_used() -> None:
+    for place, replaced in ((0, "bc"), (1, "c"), (2, ""), (3, "")):
+        step = mapped(charsmap(one_character(place)))
+        assert growth(normalizer=step) == 2
+        backend = Backend.from_str(json.dumps(described(normalizer=step)))
+        assert backend.normalizer.normalize_str("a-a~b") == f"{replaced}-{replaced}~b"
 
 
 def test_known_tokenizers_grow_little() -> None:

@@ -452,6 +452,7 @@ def test_text_that_is_too_little_can_be_added_to(model: Path, text: Path, tmp_pa
     for length in (64, 32):
         with pytest.raises(OptionError, match="too few to train on"):
             train(model, little, tmp_path / "out", replace(OPTIONS, length=length))
+        assert not (tmp_path / "out" / "data").exists()
     little.write_text(text.read_text())
     reports = train(model, little, tmp_path / "out", replace(OPTIONS, steps=1))
     assert reports
@@ -463,6 +464,7 @@ def test_empty_data_is_refused_before_weights_are_read(model: Path, tmp_path: Pa
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(OptionError, match=r"empty\.txt has no text"):
         train(model, tmp_path / "empty.txt", tmp_path / "out")
+    assert not (tmp_path / "out" / "data").exists()
     (tmp_path / "empty.txt").write_bytes(b"Much better. Or not? \xff\n")
     with pytest.raises(OptionError, match="not UTF-8"):
         train(model, tmp_path / "empty.txt", tmp_path / "out")

@@ -108,7 +108,10 @@ class Adaptive:
             return None
         if rate:
             return f"drafts would give {rate:.3g} tokens a second, plain decoding {self.plain_rate:.3g}"
-        return f"drafts have lost the {ALLOWANCE:.1%} of the time that trying them may cost"
+        return (
+            "drafts cost more time than they saved; they are tried again now and then, in at most "
+            f"{ALLOWANCE:.1%} of the time"
+        )
 
     def prune(self, tree: TokenTree) -> TokenTree:
         """The nodes that earn their verification at the best rate known; a sampled tree stays whole."""

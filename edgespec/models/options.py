@@ -15,12 +15,15 @@ class PackOptions(Options):
 
     precision: Annotated[
         str | None,
-        Option(f"{', '.join(PRECISIONS)}.", metavar="NAME", default="source", choices=PRECISIONS),
-    ] = None
+        Option(
+            f"Encoding of the weights: {', '.join(PRECISIONS)}.",
+            metavar="NAME", default="source", choices=PRECISIONS,
+        ),
+    ] = None  # fmt: skip
     substitute: Annotated[
         str | None,
         Option(
-            "int8 or int4: also write a low-bit copy to draft with. If DIR holds MODEL already, only that is "
+            "Also write a low-bit copy to draft with: int8 or int4. If DIR holds MODEL already, only that is "
             "added.",
             metavar="NAME", choices=("int8", "int4"),
         ),

@@ -29,10 +29,10 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
     if isinstance(prompt, (bytes, bytearray, Mapping)):
-        raise OptionError(f"the prompt is a {type(prompt).__name__}; {_WANTED}")
+        raise OptionError(f"the prompt is of type {type(prompt).__name__}; {_WANTED}")
     items: Any = prompt.tolist() if hasattr(prompt, "tolist") else prompt
     if not isinstance(items, Sequence):
-        raise OptionError(f"the prompt is a {type(prompt).__name__}; {_WANTED}")
+        raise OptionError(f"the prompt is of type {type(prompt).__name__}; {_WANTED}")
     messages = [item for item in items if isinstance(item, Mapping)]
     if messages and len(messages) == len(items):
         return tokenizer.apply_chat(messages)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from edgespec.errors import TokenizerError
+from edgespec.text.charsmap import longest_replacement
 
 MAX_BYTES = 128 * 2**20  # of any file; 256k tokens with merges take about 35 MB
 MAX_BYTES_PER_ROW = 512  # of the model's embedding; known files have at most 140, some MB aside
@@ -137,15 +138,11 @@ def _replaced(step: dict[str, Any]) -> int:
 
 
 def _precompiled(step: dict[str, Any]) -> int:
-    """SentencePiece's map: a table, behind its length, then the replacements, each ended by a zero byte."""
-    charsmap = step["precompiled_charsmap"]
-    raw = charsmap if isinstance(charsmap, str) else bytes(charsmap or b"").decode()
     try:
-        data = base64.b64decode(raw)
+        charsmap = base64.b64decode(step["precompiled_charsmap"], validate=True)
     except binascii.Error as error:
         raise ValueError(f"its map is not base64: {error}") from None
-    table = int.from_bytes(data[:4], "little")
-    return max(1, *map(len, data[4 + table :].split(b"\0")))
+    return longest_replacement(charsmap)
 
 
 def _template(step: dict[str, Any]) -> int:

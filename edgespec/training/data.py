@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ class Shards:
         """Remove all: whatever text is next, nothing here stands in its way."""
         self.clear()
         (self.directory / MANIFEST).unlink(missing_ok=True)
+        with suppress(OSError):  # it holds something else
+            self.directory.rmdir()
 
     def append(self, samples: Sequence[Sample], **more: Sequence[int]) -> None:
         """One more shard, with further int32 columns; a kill leaves all of it or nothing.

@@ -46,26 +46,32 @@ class CascadeOptions(Options):
     ] = 0  # fmt: skip
     temperature: Annotated[
         float,
-        Option("Of those replies.", metavar="T", panel=TEXT, default="0, greedy", least=0, most=100),
-    ] = 0.0
-    length: Annotated[int, Option("Longest sequence.", metavar="TOKENS", panel=TEXT, least=2, most=MOST)] = (
-        1024
-    )
+        Option(
+            "Temperature of the model's own replies.",
+            metavar="T", panel=TEXT, default="0, greedy", least=0, most=100,
+        ),
+    ] = 0.0  # fmt: skip
+    length: Annotated[
+        int, Option("Longest training sequence.", metavar="TOKENS", panel=TEXT, least=2, most=MOST)
+    ] = 1024
     held_out: Annotated[
         Path | None,
         Option("Text to measure on.", metavar="TEXT", panel=TEXT, default="the last 5 % of the data"),
     ] = None
     steps: Annotated[
         int,
-        Option("Steps; more of them make a finished run longer.", metavar="N", panel=RUN, least=1, most=MOST),
-    ] = 2000
+        Option(
+            "Training steps; more of them make a finished run longer.",
+            metavar="N", panel=RUN, least=1, most=MOST,
+        ),
+    ] = 2000  # fmt: skip
     batch_tokens: Annotated[
         int, Option("Tokens of a step, about.", metavar="N", panel=RUN, least=1, most=MOST)
     ] = 8192
     loss: Annotated[
         str,
         Option(
-            "reduced (the target's likeliest tokens) or full.",
+            "Distillation loss: reduced (the target's likeliest tokens) or full.",
             metavar="NAME", panel=RUN, choices=("reduced", "full"),
         ),
     ] = "reduced"  # fmt: skip
@@ -77,7 +83,9 @@ class CascadeOptions(Options):
         float | None,
         Option("Learning rate.", metavar="R", panel=RUN, default="0.25 / the model's width"),
     ] = None
-    seed: Annotated[int, Option("Of the order of the data.", metavar="N", panel=RUN, least=0, most=MOST)] = 0
+    seed: Annotated[
+        int, Option("Seed of the order of the data.", metavar="N", panel=RUN, least=0, most=MOST)
+    ] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -80,6 +80,7 @@ class DataMaker:
         else:
             self._write_text(found, shards)
         if not shards.paths():
+            shards.forget()
             unusable = f" or no prompts of at most {self.length // 2} tokens" if o.generate else ""
             raise OptionError(f"{path} has no text to train on{unusable}")
         shards.finish(source)
@@ -90,7 +91,7 @@ class DataMaker:
         try:
             shards.write_all(samples)
         except OptionError:
-            shards.clear()  # the text will be mended, and is then another
+            shards.forget()  # the text will be mended, and is then another
             raise
 
     def _prompts(self, found: list[Path], most: int) -> Iterator[list[int]]:

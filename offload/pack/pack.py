@@ -132,6 +132,10 @@ def _failed(work: Path, layout: Layout, error: OSError) -> StorageError:
     with contextlib.suppress(OSError):
         begun = journal_key(work) is not None
     denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    if not denied and not os.path.isdir(
+        work
+    ):  # among the system's own, behind a file, a name that is too long
+        return StorageError(f"{work} cannot be made ({error.strerror}); choose another directory")
     mend = "check its permissions" if denied else "check the disk"
     then = "packing again then goes on from here" if begun else "or choose another directory"
     return StorageError(f"packing to {work} failed: {error}; {mend}, {then}")
