@@ -29,7 +29,7 @@ def soak(model: Path, options: Row, limits: Row) -> Row:
 def main() -> None:
     parser = arguments(__doc__, rounds=1)
     parser.add_argument("--model", type=Path, help="default: the 0.5b shape, 0.7 GB, which then streams")
-    parser.add_argument("--memory", type=parse_bytes, default=parse_bytes("600MB"), help="the dial")
+    parser.add_argument("--memory", type=parse_bytes, default=parse_bytes("650MB"), help="the dial")
     parser.add_argument("--drafter", default="ngram")
     parser.add_argument("--adapters", help="the cascade's")
     parser.add_argument("--replies", type=int)
