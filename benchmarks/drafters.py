@@ -35,6 +35,10 @@ class SetAcceptance:
         self.done = 0  # tokens of the reply that are committed
 
     @property
+    def resident(self) -> bool:
+        return self.inner.resident
+
+    @property
     def passes(self) -> range:
         return self.inner.passes
 
@@ -85,6 +89,7 @@ class Wrong:
     """See `drafters.base.Drafter`. Free trees of random tokens, all children of the root: a pass over so many
     nodes that says what plain decoding says."""
 
+    resident = False
     passes = range(1)
 
     def __init__(self, vocabulary: int, seed: int) -> None:

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from edgespec.arguments import check_engine, check_progress, given_options
 from edgespec.config import EngineOptions, GenerationOptions, refuse_idle, with_keywords
 from edgespec.engine import Engine
 from edgespec.progress import ProgressCallback
@@ -140,7 +141,9 @@ def _begin(
     overrides: Mapping[str, Any],
 ) -> tuple[Session, Iterator[Response]]:
     """A session of its own and its reply, checked but not begun."""
-    options = with_keywords(options or GenerationOptions(), overrides)
+    check_engine(engine)
+    check_progress(progress)
+    options = with_keywords(given_options(options, GenerationOptions), overrides)
     refuse_idle(options, overrides)
     tokens = engine.encode(prompt)
     session = engine.new_session()

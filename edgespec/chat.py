@@ -7,6 +7,7 @@ from contextlib import aclosing, closing
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from edgespec.arguments import check_engine, check_progress, check_text, given_options
 from edgespec.config import GenerationOptions, refuse_idle, with_keywords
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
@@ -49,8 +50,11 @@ class Chat:
         Raises BudgetError when they are not free, OptionError for a system prompt that the model's template
         would leave out.
         """
+        check_engine(engine)
+        if system is not None:
+            check_text("system prompt", system)
         self.engine = engine
-        self.options = options or GenerationOptions()
+        self.options = given_options(options, GenerationOptions)
         self.conversation = Conversation(engine.tokenizer)
         self.conversation.set_system(system)
         self.session = engine.new_session(context)
@@ -74,10 +78,14 @@ class Chat:
 
         Raises OptionError, and ContextError when the conversation would not fit; then nothing has changed.
         """
+        check_text("message", message)
+        if not message:
+            raise OptionError("the message is empty; there is nothing to reply to")
+        check_progress(progress)
+        options = with_keywords(given_options(self.options, GenerationOptions), overrides)
+        refuse_idle(options, overrides)
         asked = self.conversation.copy()
         asked.ask(message)
-        options = with_keywords(self.options, overrides)
-        refuse_idle(options, overrides)
         return self._reply(asked, options, progress)
 
     def regenerate(self, *, progress: ProgressCallback | None = None) -> Generator[Response, None, None]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from edgespec.arguments import check_progress, given_options
 from edgespec.config import EngineOptions, check_device
 from edgespec.control.handover import HandOver, speedup, without_drafter
 from edgespec.core.passes import LocalVerifier
@@ -95,7 +96,8 @@ class Engine:
         Raises ModelError, BudgetError and OptionError before any weight is read; StorageError and
         CorruptFileError while reading.
         """
-        options = options or EngineOptions()
+        options = given_options(options, EngineOptions)
+        check_progress(progress)
         check_options(options)
         path = resolve_model(str(model), progress, options.offline)
         files = describe_model(path, options.precision)

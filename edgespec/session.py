@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
+from edgespec.arguments import check_progress, given_options
 from edgespec.config import GenerationOptions
 from edgespec.core.acceptance import make_acceptance
 from edgespec.core.reply import Reply, SessionHost
@@ -21,6 +22,7 @@ from edgespec.errors import Cancelled, ClosedError, ContextError, OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.response import Response
 from edgespec.runtimes.base import Seat
+from edgespec.text.prompt import Array, token_ids
 
 T = TypeVar("T")
 
@@ -103,7 +105,7 @@ class Session:
 
     def generate(
         self,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | Array,
         options: GenerationOptions | None = None,
         progress: ProgressCallback | None = None,
     ) -> Generator[Response, None, None]:
@@ -116,8 +118,9 @@ class Session:
         when acceptance, sampling options and drafter do not go together, ClosedError when session or engine
         are closed.
         """
-        options = options or GenerationOptions()
-        prompt = [int(t) for t in prompt]
+        options = given_options(options, GenerationOptions)
+        check_progress(progress)
+        prompt = token_ids(prompt)
         self._refuse_closed()
         limit = self._check(prompt, options)
         acceptance = make_acceptance(options.acceptance, options)

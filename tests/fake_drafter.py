@@ -1,4 +1,5 @@
-"""A drafter in one file, as anybody might add it: it says what stands in a file of token ids."""
+"""A drafter in one file, as anybody might add it: it says what stands in a file of token ids. And one without
+any file, which always says the same."""
 
 from __future__ import annotations
 
@@ -27,6 +28,11 @@ ROW = Kind(
     needs="a file of token ids; name it with script=",
     find=f"{__name__}:find",
 )
+
+FREE = Kind(
+    "always", "the same again", roots=True, draws=False, make=lambda: Prompter([ALWAYS] * 1000, False)
+)
+ALWAYS = 7  # the token
 
 
 def find(search: Search, found: dict[str, Found]) -> Script:
@@ -74,8 +80,8 @@ class Prompter:
 
     passes = range(1)
 
-    def __init__(self, script: Sequence[int]) -> None:
-        self.script, self.length = script, 0
+    def __init__(self, script: Sequence[int], resident: bool = True) -> None:
+        self.script, self.resident, self.length = script, resident, 0
 
     def prefill(self, context: Context) -> None:
         self.length = len(context.tokens)

@@ -201,6 +201,7 @@ def test_repeated_layer_names() -> None:
 class Steps:
     """A drafter that counts the steps it is asked for."""
 
+    resident = True
     passes = range(1, 17)
 
     def __init__(self) -> None:

@@ -21,9 +21,10 @@ from edgespec.core.tree import TokenTree
 from edgespec.drafters import kinds
 from edgespec.drafters.base import Drafter, Root, TreeBudget, Watching
 from edgespec.drafters.kinds import KINDS, Kind, choose_drafters, drafter_names, find_drafters
+from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.resident import Drafters, Found, Search
 from edgespec.engine import Engine, check_options
-from edgespec.errors import BudgetError, OptionError
+from edgespec.errors import BudgetError, ModelError, OptionError
 from edgespec.models.packing import pack_model
 from edgespec.models.planning import plan_engine
 from edgespec.offload.plan.needs import Extras, MustPin
@@ -80,6 +81,7 @@ def test_what_a_row_says_of_its_drafter_holds(name: str, packed: Path, model: Pa
         drafter = session.schedule.drafter  # type: ignore[attr-defined]
         assert not isinstance(drafter, Watching)
         assert kind.roots
+        assert drafter.resident == (kind.make is None)
         assert bool(engine.resident) == (kind.find is not None)
         drafting = drafter.start([Root((5,)), Root((5, 9))], TreeBudget(8, 3, 3))
         while drafting.step():
@@ -223,6 +225,36 @@ def test_on_another_device_auto_does_without(packed: Path) -> None:
     explicit = searching(packed, drafter="substitute", members=("substitute",), device="cuda")
     with pytest.raises(OptionError, match="drafter substitute runs on the CPU only"):
         find_drafters(explicit)
+
+
+@pytest.mark.parametrize("cause", ["damage", "handover"])
+def test_a_drafter_without_files_is_left_when_models_are_gone(
+    model: Path, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    """Whoever made it: its row says that it needs none."""
+    with_rows(monkeypatch, fake_drafter.FREE)
+    reply = GenerationOptions(max_tokens=12, ignore_eos=True)
+    fixed = Fixed(TreeBudget(4, 3, 1))
+    drafting = {"drafter": "always+model", "draft_model": model}
+    with edgespec.load(model, memory="2GB", context=200, **drafting) as engine:  # type: ignore[arg-type]
+        plain = edgespec.generate(engine, prompt_of(20), reply).tokens
+        session = engine.new_session(100, fixed)
+        schedule = session.schedule
+        assert isinstance(schedule, Serial)
+        if cause == "damage":
+
+            def damaged(*arguments: object) -> object:
+                raise ModelError("not finite")
+
+            monkeypatch.setattr(ModelDrafter, "prefill", damaged)
+        else:
+            schedule.give_back("pinned instead")
+        said = list(session.generate(prompt_of(20), reply))
+        assert [response.token for response in said] == plain
+        tree = schedule.next_tree(5)
+        assert tree.tokens.tolist() == [5]
+        schedule.left = 5
+        assert schedule.next_tree(5).tokens.tolist() == [5, *[fake_drafter.ALWAYS] * 3]
 
 
 @dataclass(frozen=True)

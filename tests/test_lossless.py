@@ -37,6 +37,7 @@ SAMPLED = GenerationOptions(max_tokens=LONG, temperature=1.1, top_k=60, top_p=0.
 class Adversary:
     """Drafts by `propose(tokens so far, the root included, node's number) -> children`, up to the budget."""
 
+    resident = False
     passes = range(1)
 
     def __init__(self, propose: Callable[[list[int], np.random.Generator], Sequence[int]]) -> None:

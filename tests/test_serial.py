@@ -30,6 +30,7 @@ from tests.test_session import prompt_of, write_model
 class Recorder:
     """A drafter that drafts a chain of the root's successors, and notes what it was told."""
 
+    resident = True
     passes = range(1, 9)
 
     def __init__(self) -> None:

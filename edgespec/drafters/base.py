@@ -64,6 +64,11 @@ class Drafter(Protocol):
     """One conversation's source of drafts."""
 
     @property
+    def resident(self) -> bool:
+        """It drafts with what a `drafters.resident.Resident` holds in memory: not when that is closed, or its
+        model has computed NaN."""
+
+    @property
     def passes(self) -> range:
         """Numbers of draft passes that make sense: range(1) for a drafter whose drafts are free."""
 

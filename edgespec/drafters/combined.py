@@ -9,7 +9,6 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree, merge
 from edgespec.drafters.base import Drafter, Drafting, Root, Watching
-from edgespec.drafters.ngram import NGram
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 def without_models(drafter: Drafter) -> Combined:
     """What is left of a drafter when its models are gone, or computed NaN."""
     members = drafter.members if isinstance(drafter, Combined) else [drafter]
-    return Combined([member for member in members if isinstance(member, NGram)])
+    return Combined([member for member in members if not member.resident])
 
 
 class Combined:
@@ -28,6 +27,10 @@ class Combined:
 
     def __init__(self, members: Sequence[Drafter]) -> None:
         self.members = tuple(members)
+
+    @property
+    def resident(self) -> bool:
+        return any(member.resident for member in self.members)
 
     @property
     def passes(self) -> range:

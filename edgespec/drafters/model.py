@@ -29,6 +29,7 @@ class ModelDrafter:
     vocabulary: of the target; where the draft model's is padded further, the padding is never proposed.
     """
 
+    resident = True
     passes = range(1, MAX_PASSES + 1)
     width = 8
 

@@ -29,6 +29,7 @@ PRIOR = 4.0  # strength, in observations, of what is believed before measuring
 class NGram:
     """See `drafters.base.Drafter`. Several continuations become branches; its trees are free."""
 
+    resident = False
     passes = range(1)
 
     def __init__(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
@@ -113,8 +114,18 @@ class CopyFiles:
         return plan.owners.get(self.stand_in.owner, 0)
 
     def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Substitute:
-        assert isinstance(target, TorchTarget)  # what is pinned of it serves both
+        target = torch_target(target, "the low-bit copy")  # what is pinned of it serves both
         return Substitute(self.files, self.copy, target.weights, plan.copied, progress)
+
+
+def torch_target(target: Target, drafter: str) -> TorchTarget[Any]:
+    """Raises OptionError for another runtime's target, whose weights and layers this drafter cannot share."""
+    if not isinstance(target, TorchTarget):
+        raise OptionError(
+            f"{drafter} drafts with the weights of a target that torch runs, and this one is a "
+            f"{type(target).__name__}; use drafter=ngram or none"
+        )
+    return target
 
 
 class Substitute:
@@ -147,6 +158,7 @@ class SubstituteDrafter:
     """See `drafters.base.Drafter`. `cache` is the conversation's own, the target's; `runtime` is the copy's,
     in an overlay of it."""
 
+    resident = True
     passes = range(1, MAX_PASSES + 1)
     width = 1  # its kernel for int4 costs nearly as much again for every further row (benchmarks/kernels.py)
 

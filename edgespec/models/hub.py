@@ -77,14 +77,18 @@ def resolve_model(name: str, progress: ProgressCallback | None = None, offline: 
 
 def find_here(name: str) -> Path | HubModel:
     """A model's path if it is here, or what to ask the hub for; reads almost nothing. Raises ModelError."""
-    path = Path(name).expanduser()
-    if name and path.exists():
-        return _local(path)
+    try:
+        path = Path(name).expanduser()
+        if name and path.exists():
+            return _local(path)
+    except (OSError, RuntimeError) as error:  # too long a name, a folder that is closed to us, nobody's home
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"{name[:80]!r} cannot be looked up ({why}); check the spelling") from None
     model = HubModel.parse(name)
     if model is None or (name.endswith(".gguf") and model.file is None):
         raise ModelError(
-            f"{name!r} is neither a directory or GGUF file here nor a model on the hub (which is org/name, "
-            "for example Qwen/Qwen2.5-0.5B-Instruct); check the spelling"
+            f"{name[:300]!r} is neither a directory or GGUF file here nor a model on the hub (which is "
+            "org/name, for example Qwen/Qwen2.5-0.5B-Instruct); check the spelling"
         )
     return model
 

@@ -28,18 +28,30 @@ def encode_prompt(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     """
     if isinstance(prompt, str):
         return tokenizer.encode(prompt)
-    if isinstance(prompt, (bytes, bytearray, Mapping)):
-        raise OptionError(f"the prompt is of type {type(prompt).__name__}; {_WANTED}")
-    items: Any = prompt.tolist() if hasattr(prompt, "tolist") else prompt
-    if not isinstance(items, Sequence):
-        raise OptionError(f"the prompt is of type {type(prompt).__name__}; {_WANTED}")
+    items = _items(prompt)
     messages = [item for item in items if isinstance(item, Mapping)]
     if messages and len(messages) == len(items):
         return tokenizer.apply_chat(messages)
     return [_id(place, item) for place, item in enumerate(items)]
 
 
+def token_ids(prompt: Sequence[int] | Array) -> list[int]:
+    """Token ids as they are. Raises OptionError for anything else."""
+    if isinstance(prompt, str):
+        raise OptionError(
+            "a session takes token ids, and the prompt is a text; engine.encode() makes them of it"
+        )
+    return [_id(place, item) for place, item in enumerate(_items(prompt))]
+
+
 _WANTED = "give a text, a list of messages (dictionaries of role and content), or a list of token ids"
+
+
+def _items(prompt: Any) -> Sequence[Any]:
+    items = prompt.tolist() if hasattr(prompt, "tolist") else prompt
+    if isinstance(prompt, (bytes, bytearray)) or not isinstance(items, Sequence):
+        raise OptionError(f"the prompt is of type {type(prompt).__name__}; {_WANTED}")
+    return items
 
 
 def _id(place: int, item: Any) -> int:

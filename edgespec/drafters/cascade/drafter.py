@@ -42,6 +42,7 @@ class CascadeDrafter:
     again in the layers below its exits, without touching the target's keys and values.
     """
 
+    resident = True
     passes = range(1, MAX_PASSES + 1)
 
     def __init__(

@@ -11,7 +11,7 @@ from edgespec.drafters.cascade.exits import AdapterExit, Exit, SubstituteExit
 from edgespec.drafters.cascade.tree import Calibration
 from edgespec.drafters.cascade.variant import VARIANTS, Variant
 from edgespec.drafters.resident import Found, Search
-from edgespec.drafters.substitute import CopyFiles
+from edgespec.drafters.substitute import CopyFiles, torch_target
 from edgespec.errors import ModelError
 from edgespec.offload.plan.needs import Extras, MustPin
 from edgespec.offload.plan.plan import Plan
@@ -67,7 +67,7 @@ class CascadeFiles:
 
     def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Cascade:
         """See `drafters.resident.Found`."""
-        assert isinstance(target, TorchTarget)  # adapters are torch's, a copy shares what is pinned
+        target = torch_target(target, "the cascade")  # adapters are torch's, a copy shares what is pinned
         return Cascade(self, plan, target, progress)
 
 
