@@ -26,7 +26,7 @@ PARTS: tuple[tuple[Part, int], ...] = (
     (word_list, 26),
     (number_list, 12),
     (fact, 24),
-    (product_question, 64),  # 86 topics, asked in every way
+    (product_question, 130),  # more than 220 topics, asked in every way
     (smalltalk, 20),
     (unknown, 50),
     (story, 4),

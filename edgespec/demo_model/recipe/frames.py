@@ -18,6 +18,12 @@ NAME = (
     "what do you know about {x}?", "do I need {x}?", "what is the [point|purpose|use|idea|job|effect] of {x}?", "what does {x} mean?",
     "what is [meant by|the deal with] {x}?", "is there {x}?", "I do not [understand|know|get] {x}", "help me with {x}", "{x} - what is that?",
     "where do I use {x}?", "I read about {x}, what is it?", "who needs {x}?", "what was {x} again?", "and {x}?",
+    "[explain|describe|sum up] {x} in [one|a single] sentence", "[can|could] you [explain|describe] {x} in [one sentence|simple words|short|a few words]?", "{x}: what is [it|that]?", "what's this {x} thing?",
+    "what is {x} [in short|in simple terms|in one sentence|please|really|in this program]?", "what exactly [is|does] {x}?", "what do you mean by {x}?", "[info|information|something] [on|about] {x} [please|]", "[more|a word] [about|on] {x}",
+    "I keep [seeing|reading] {x}, what is [it|that]?", "I [saw|found|came across] {x} [in the help|in the docs|somewhere|], what [is it|does it do|does that mean]?", "the [docs|help text|README] [mention|mentions] {x}, what is that?",
+    "[could|can|will] you tell me what {x} [is|does|means]?", "remind me what {x} [is|does]", "any idea what {x} [is|does]?", "[please|] tell me what {x} [is|does|means]", "do you know what {x} [is|does|means]?",
+    "give me a short [explanation|description|definition] of {x}", "never heard of {x}", "so what is {x}?", "I wonder what {x} [is|does]", "I [am confused by|am not sure about|don't see the point of|don't get] {x}", "is {x} [important|useful|good for anything]?",
+    "what would I need {x} for?", "why [would|should] I care about {x}?", "[what|which] thing is {x}?", "{x} means what?", "{x} explained", "{x} does what?", "{x}, what for?", "[short|quick] explanation of {x}?", "learn about {x}",
 )  # fmt: skip
 GOAL = (
     "how do I {g}?", "how can I {g}?", "how [could|would|should] I {g}?", "how to {g}?", "how does one {g}?", "how do you {g}?",
@@ -31,6 +37,47 @@ GOAL = (
     "do you know how to {g}?", "am I able to {g}?", "I wonder how to {g}", "how am I supposed to {g}?", "ways to {g}?", "when I want to {g}, what do I do?",
     "{g} - how does that go?", "what lets me {g}?", "need to {g}", "want to {g}", "[command|flag|option|way] to {g}?", "{g}, which [command|flag|option]?",
     "I'd love to {g}", "[can|could] you tell me how to {g}?", "what to do to {g}?", "{g}, can I?", "how would one {g}?",
+    "[any|some] [way|trick|option|command|chance|hint how] to {g}?", "is there [a|any] [way|possibility] [for me|] to {g}?", "is there a way [I can|that I can] {g}?", "I am looking for a [way|command|flag] to {g}", "[quickest|best|simplest|easiest] way to {g}?",
+    "{g} - [possible|is that possible|any way|can I]?", "is [it|that] [hard|easy|possible|allowed] to {g}?", "would it be possible to {g}?", "[what's|whats] the [way|command|flag|option|trick] to {g}?", "my [goal|aim|plan] is to {g}", "I'm trying to {g}",
+    "I [can't|cannot|could not] [figure out|find out|see|find] how to {g}", "I [tried|failed] to {g}, how does it go?", "suppose I want to {g}", "what should I do [if I want|when I want] to {g}?", "I have to {g}, [how|what do I type|which command]?",
+    "[can|could|would] you {g} for me?", "do I have a way to {g}?", "how do we {g}?", "how'd I {g}?", "what [do you|would you] do to {g}?", "who can tell me how to {g}?", "I would like to know how to {g}", "is {g} possible?", "[steps|instructions|commands] to {g}?",
+    "[can|could] someone [tell me|explain] how to {g}?", "I need [a way|some way] to {g}", "the [command|way|option] to {g} [please|is what]?", "if I want to {g}, [what then|what do I use|which command is it]?", "can one {g}?", "how about a way to {g}?", "hoping to {g}", "why can't I {g}?", "it [won't|will not|does not] let me {g}", "{g} [does not|doesn't] work, [how does it go|what am I doing wrong]?", "[nobody|no one] told me how to {g}",
+)  # fmt: skip
+# What people say around any question; it changes no answer.
+_BEFORE = (
+    "I am new [here|to this|to all this]",
+    "[sorry|excuse me], [a|] [beginner|stupid|silly|basic] question",
+    "[I have|just] [a|one] [quick|short|small|simple|last] question",
+    "one more [thing|question]",
+    "first time user [here|]",
+    "just curious",
+    "I could not find it in the help",
+    "I did not understand this yet",
+    "a colleague asked me",
+    "my boss wants to know",
+    "before I begin",
+    "[hi|hello|hey] there",
+    "good morning",
+    "[hi|hello], I need some help",
+    "maybe you know",
+    "I am a bit lost",
+    "for a project at work",
+    "I was wondering",
+    "help",
+    "[ok|okay|well|hmm|right]",
+    "thanks, and",
+    "next question",
+    "I tried it yesterday",
+    "I forgot",
+    "I cannot remember",
+    "it is late and I am tired",
+    "short answer please",
+    "in one sentence",
+    "[something|one thing] I never understood",
+    "not sure whom to ask",
+)
+_AFTER = (
+    "thanks", "[thank you|thanks a lot|many thanks|cheers]", "[any|some] [idea|hint|advice]?", "I could not find it", "[in|with] [simple words|one sentence]", "for me", "I wonder", "please explain", "[can|could] you help?", "please help", "[do you know|you know]?", "I forgot", "short answer please", "just curious", "or not?", "right?", "really?", "if I may ask", "again?", "in general", "exactly?",
 )  # fmt: skip
 _INNERMOST = re.compile(r"\[([^\[\]]*)\]")
 
@@ -40,3 +87,12 @@ def spelled(d: Draw, grammar: str) -> str:
     while match := _INNERMOST.search(grammar):
         grammar = grammar[: match.start()] + d.pick(match[1].split("|")) + grammar[match.end() :]
     return re.sub(r" +(?=[?,.]|$)", "", re.sub(r"  +", " ", grammar)).strip()
+
+
+def around(d: Draw, text: str) -> str:
+    """The text as it is, or in one of eight with something said before or after it."""
+    if not d.chance(0.125):
+        return text
+    if d.chance(0.6):
+        return spelled(d, d.pick(_BEFORE)) + d.pick((", ", ": ", ". ", " - ", "; ", "... ")) + text
+    return text.rstrip("?.!") + d.pick((", ", "? ", ". ", " - ", " ")) + spelled(d, d.pick(_AFTER))

@@ -7,13 +7,26 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from edgespec.demo_model.recipe import product_chat, product_concepts, product_flags, product_options
+from edgespec.demo_model.recipe import (
+    product_chat,
+    product_concepts,
+    product_flags,
+    product_models,
+    product_options,
+    product_system,
+    product_terms,
+    product_use,
+)
 from edgespec.demo_model.recipe.draw import Draw, Exchange
-from edgespec.demo_model.recipe.frames import GOAL, NAME, spelled
+from edgespec.demo_model.recipe.frames import GOAL, NAME, around, spelled
+from edgespec.demo_model.recipe.product_names import filled
 from edgespec.demo_model.recipe.product_questions import QUESTIONS, is_held_out_question
 from edgespec.demo_model.recipe.product_topics import Topic
 
-ALL = (*product_chat.TOPICS, *product_flags.TOPICS, *product_options.TOPICS, *product_concepts.TOPICS)
+_PARTS = (
+    product_chat, product_flags, product_options, product_concepts, product_models, product_system, product_terms, product_use,
+)  # fmt: skip
+ALL = tuple(topic for part in _PARTS for topic in part.TOPICS)
 TOPICS = {topic.name: topic for topic in ALL}
 
 DIAL_REPLY = "Add --memory {n}GB to the command."
@@ -51,6 +64,20 @@ _FOLLOW = (
     ("--temperature", "[and|] how do I change it in the chat?", "/set"),
     ("EdgeSpec", "[and|] which models can I use?", "models"),
     ("EdgeSpec", "[and|] how do I [install|get] it?", "install"),
+    ("family yes", "[and|] [what about|how about|also|] {other}?", "family no"),
+    ("family no", "[and|] [what about|how about|but|] {known}?", "family yes"),
+    ("families", "[and|] [what about|does it run|also|] {other}?", "family no"),
+    ("family no", "[and|then] [which models|which ones|what|which] [does it run|are supported|do] [then|]?", "families"),
+    ("Linux", "[and|] [on|what about|also on] [Windows|Windows 11|a Windows PC]?", "Windows"),
+    ("Windows", "[and|] [on|what about|also on] [macOS|a Mac|my Mac]?", "macOS"),
+    ("macOS", "[and|] [does it use|what about|with] [Metal|MPS|the GPU of the Mac]?", "Metal"),
+    ("large model", "[and|] [how fast|how slow] [is that|will it be|would that be]?", "large model speed"),
+    ("large model", "[and|] [how much|what] disk [space|] does [that|it] need?", "disk space"),
+    ("--max-tokens", "[and|] [without it|what is the default|if I leave it out]?", "default length"),
+    ("--drafter", "[and|] which [one|] [is best|should I take|do you recommend]?", "which drafter"),
+    ("/save", "[and|] [in which format|what kind of file is that|who can read it]?", "saved file"),
+    ("install", "[and|] how do I [remove|uninstall] it [again|]?", "uninstall"),
+    ("Python", "[and|] how do I [generate|get a reply|get text]?", "Python reply"),
 )  # fmt: skip
 
 
@@ -63,7 +90,7 @@ def _wording(d: Draw, topic: Topic) -> str:
         text = spelled(d, d.pick(GOAL)).replace("{g}", spelled(d, d.pick(table)))
     else:
         text = spelled(d, d.pick(table))
-    return text
+    return filled(d, text)
 
 
 def typed(d: Draw, text: str) -> str:
@@ -104,10 +131,10 @@ def _dial(d: Draw) -> Exchange:
 
 
 def _asked(d: Draw, topic: Topic) -> Exchange:
-    text = _wording(d, topic)
-    while is_held_out_question(text):
+    text = ""
+    while not text or is_held_out_question(text):
         text = _wording(d, topic)
-    return Exchange(typed(d, text), topic.reply, "EdgeSpec")
+    return Exchange(typed(d, around(d, text)), topic.reply, "EdgeSpec")
 
 
 def answer(topic: str) -> str:
@@ -131,6 +158,6 @@ def product_question(d: Draw) -> list[Exchange]:
         before, text, after = d.pick(_FOLLOW)
         return [
             _asked(d, TOPICS[before]),
-            Exchange(typed(d, spelled(d, text)), TOPICS[after].reply, "EdgeSpec"),
+            Exchange(typed(d, filled(d, spelled(d, text))), TOPICS[after].reply, "EdgeSpec"),
         ]
     return [_asked(d, d.pick(ALL))]

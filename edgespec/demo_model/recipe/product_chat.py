@@ -69,7 +69,7 @@ TOPICS: tuple[Topic, ...] = (
         "/save", "/save FILE writes the conversation to a file.",
         ("/save", "the [save|/save] command"),
         ("[save|store|write|export|keep|preserve|archive|record|back up] [the|this|our|my|a|the whole] {c} [to a file|in a file|to disk|on disk|for later|as a file|on my disk|]".replace("{c}", CHAT), "[save|store|keep|write down|export] [what we said|what was said|everything we said|our messages|this talk|it all|these answers] [in a file|to a file|for later|on disk|]", "put [this|the] {c} [into|in] a file".replace("{c}", CHAT)),
-        ("[can|could] [the|this|our] {c} be [saved|stored|kept|exported|written to a file]?".replace("{c}", CHAT), "which command [saves|stores|exports|writes] the {c}?".replace("{c}", CHAT), "I do not want to lose [this|our|the] {c}".replace("{c}", CHAT), "saving the {c}?".replace("{c}", CHAT), "where does /save [write|put the file]?"),
+        ("[can|could] [the|this|our] {c} be [saved|stored|kept|exported|written to a file]?".replace("{c}", CHAT), "which command [saves|stores|exports|writes] the {c}?".replace("{c}", CHAT), "I do not want to lose [this|our|the] {c}".replace("{c}", CHAT), "saving the {c}?".replace("{c}", CHAT)),
     ),
     Topic(
         "/load", "/load FILE goes on with a saved conversation.",
@@ -110,8 +110,8 @@ TOPICS: tuple[Topic, ...] = (
     Topic(
         "new line", "Alt-Enter or Ctrl-J begins a new line. Enter sends.",
         ("Alt-Enter", "Ctrl-J", "the key Ctrl-J"),
-        ("[type|write|enter|send|make|compose] [a message of|a message with|] [several|two|many|more|multiple] lines", "[begin|start|make|get|insert|add|write|type|enter] a [new line|line break|newline|second line|next line] [in a message|in my message|without sending|]", "[write|send|paste] a [longer|long|multi-line|multiline] message", "break a line", "[write|type|enter|send] [several|multiple|many|two|three] lines [at once|in one message|]"),
-        ("which key [begins|makes|gives|starts|inserts] a new line?", "[does|what does] Enter [send|do]?", "how do I send a message?", "can a message have [several|two|many|multiple] lines?", "new line?", "multi-line input?", "Enter [sends too early|sends my message], how do I get a new line?", "how [can|do] I [type|enter] [two|three|more] lines [of text|]?", "a message with [many|several] lines?"),
+        ("[type|write|enter|send|make|compose] [a message of|a message with|] [several|two|many|more|multiple] lines", "[begin|start|make|get|insert|add|write|type|enter] a [new line|line break|newline|second line|next line] [in a message|in my message|without sending|]", "[write|send] a [longer|long|multi-line|multiline] message", "break a line", "[write|type|enter|send] [several|multiple|many|two|three] lines [at once|in one message|]"),
+        ("which key [begins|makes|gives|starts|inserts] a new line?", "[does|what does] Enter [send|do]?", "how do I send a message?", "can a message have [several|two|many|multiple] lines?", "new line?", "Enter [sends too early|sends my message], how do I get a new line?", "how [can|do] I [type|enter] [two|three|more] lines [of text|]?", "a message with [many|several] lines?"),
     ),
     Topic(
         "editor", "Ctrl-G opens your editor for a long message.",

@@ -23,9 +23,9 @@ TOPICS: tuple[Topic, ...] = (
     ),
     Topic(
         "families", "EdgeSpec knows Llama, Vicuna, Mistral, Qwen2 and Qwen3 models.",
-        (),
+        ("the [supported|known] [models|families|architectures]", "model support"),
         ("know which [families|architectures|models] are [supported|known]",),
-        ("[which|what] [families|architectures|kinds of models|model families|types of models|models by name] [are supported|are known|does it know|can it run|does EdgeSpec support|run|does it support]?", "[does|can|will] [EdgeSpec|it] [run|support|know|work with|handle] [Llama|Mistral|Qwen|Qwen3|Vicuna|Llama 3|Qwen2|Llama 2|Llama models|Mistral models]?", "[is|are] [Llama|Qwen3|Vicuna|Llama 3|Qwen|Qwen2|Llama models|Qwen models] [supported|known|possible]?", "does [Llama|Mistral|Vicuna|Qwen3|Llama 3] work?", "[supported|known] [models|architectures|families]?", "what about [Mistral|Qwen|Llama|Vicuna]?"),
+        ("[which|what] [families|architectures|kinds of models|model families|types of models|models by name] [are supported|are known|does it know|can it run|does EdgeSpec support|run|does it support]?", "[supported|known] [models|architectures|families|LLMs]?", "[list|name|tell me] the [models|families|architectures] [that run|it knows|it supports|that are supported]", "[which|what] [models|LLMs] [can I run|run|work|are there|can it run|are supported]?", "is there a list of [supported|] models?", "models it supports?"),
     ),
     Topic(
         "downloads", "Downloads go to the Hugging Face cache. HF_HOME moves it.",
@@ -35,7 +35,7 @@ TOPICS: tuple[Topic, ...] = (
     ),
     Topic(
         "private", "Everything runs on your machine. Nothing that you type is sent anywhere.",
-        (),
+        ("[privacy|data protection|telemetry]",),
         ("keep my [messages|data|texts|questions] private",),
         ("[is|are] [this|it|my messages|what I type|this chat|my texts|my questions|everything] [private|safe|secret|confidential|local]?", "[do|does] [you|EdgeSpec|it|the program] [send|upload|share|collect|transmit|report|leak] [my data|my messages|what I type|anything|data|my questions|something] [anywhere|somewhere|to a server|to the cloud|over the internet|to others|]?", "who [can read|sees|gets|reads] [my messages|my questions|what I write here|this chat]?", "where does the model run?", "does it run [in the cloud|locally|on a server|on my computer|on my machine]?", "privacy?", "does [something|anything|what I type|my text|a message] leave [my computer|my machine|this machine]?", "[does|do] [this|my data|my words|my messages] go [to a company|to the internet|to a server|anywhere|somewhere|online]?", "[can|does] anybody [else|] [read|see] [this|what I write|my words]?", "is there telemetry?", "is anything [sent|uploaded|shared]?"),
     ),
@@ -62,7 +62,7 @@ TOPICS: tuple[Topic, ...] = (
         "drafts", "Drafts are guessed tokens. The model checks many at once and keeps those that it would have written.",
         ("[a draft|drafts|drafting]", "[drafted tokens|a drafted token]", "the drafts"),
         (),
-        ("what is a draft [here|in EdgeSpec|]?", "[what are|why are there|what use are|who needs] drafts?", "why does [it|EdgeSpec|the model] [draft|guess] [tokens|words|]?", "what [happens to|becomes of] [a draft|drafts|drafted tokens|wrong drafts]?", "how does drafting [work|help|make it faster]?", "why is drafting faster?", "what does drafted mean?", "which tokens are drafted?", "what is it that gets drafted?", "how do [drafts|drafted tokens] [help|come about|make it fast]?", "how does it work with the drafts?"),
+        ("what is a draft [here|in EdgeSpec|]?", "[what are|why are there|what use are|who needs] drafts?", "why does [it|EdgeSpec|the model] [draft|guess] [tokens|words|]?", "what [happens to|becomes of] [a draft|drafts|drafted tokens|wrong drafts]?", "how does drafting [work|help|make it faster]?", "why is drafting faster?", "what does drafted mean?", "what is it that gets drafted?", "how do [drafts|drafted tokens] [help|come about|make it fast]?", "how does it work with the drafts?"),
     ),
     Topic(
         "drafter", "A drafter proposes tokens quickly. The model then checks them.",
@@ -92,7 +92,7 @@ TOPICS: tuple[Topic, ...] = (
         "cascade", "In the cascade, the model's early layers draft, more layers check, and the last layers decide.",
         ("[the|a] cascade", "CATS", "the cascade drafter", "cascades"),
         (),
-        ("how does the cascade [work|guess|check|make drafts]?", "who drafts in the cascade?", "can a model draft for itself?", "how do early layers draft?", "[which|what] layers draft [in the cascade|]?", "cascade?"),
+        ("how does the cascade [work|guess|check|make drafts]?", "who drafts in the cascade?", "how do early layers draft?", "[which|what] layers draft [in the cascade|]?", "cascade?"),
     ),
     Topic(
         "ngram", "The n-gram drafter proposes what followed the same words before.",
@@ -115,7 +115,7 @@ TOPICS: tuple[Topic, ...] = (
     # Memory and speed
     Topic(
         "slow", "For more speed, give it more memory, pack the model as int8, or let a drafter help. The disk sets the pace.",
-        (),
+        ("the [slowness|low speed]",),
         ("[make|get] [it|you|EdgeSpec|the model|replies|the replies|my model|everything] [fast|faster|quick|quicker|less slow|run faster|go faster]", "[speed it up|speed up the replies|get more speed|get more tokens per second|increase the speed|improve the speed|improve the performance|raise the speed|gain speed]", "wait less [for a reply|for an answer|]"),
         ("[it|this|the model|EdgeSpec|everything|my model|the reply|the chat] is [so|too|very|much too|terribly|extremely|] slow", "why [is|are] [the model|EdgeSpec|the replies|this|everything|the chat|my model|a reply] [so|very|this|] slow?", "why does [it|a reply|an answer|the model|the reply] take so [long|much time]?", "[can|could] [it|EdgeSpec|this|you|the model] be [faster|made faster|quicker|sped up]?", "what [makes it faster|helps against slowness|can I do when it is slow|to do if it is slow|limits the speed|makes it slow|sets the speed]?", "I have to wait [too long|for minutes|so long|forever]", "only one token [a second|per second|every few seconds]", "few tokens per second", "more speed [please|]", "faster [please|]", "[how|what] [do I do|can I do] [to make it faster|for more speed|against slow replies|about slow replies]?", "[speed up|accelerate] [EdgeSpec|the chat|the replies|this model|it]", "[a reply|it|the answer|everything] takes [forever|ages|minutes|very long|so long]", "slow replies?", "bad performance, what helps?", "how do I [speed this up|make this quicker|accelerate it|make replies faster]?", "what can [I|one] do about [the slowness|slow replies|its speed]?", "speed [it|things|this] up"),
     ),
@@ -123,7 +123,7 @@ TOPICS: tuple[Topic, ...] = (
         "does not fit", "Layers that do not fit are streamed from flash. If --memory is too small even for that, EdgeSpec says so.",
         (),
         ("[run|use|load|start] a [model that is too large|model larger than my memory|model that does not fit|large model with little memory|big model on a small machine|70B model|huge model|model bigger than my RAM|13B model]", "run a large model [on my laptop|with little memory|on a small computer|with little RAM|in 4 GB|in 8 GB]"),
-        ("[my|the|a|this] model [does not fit|is too large|is too big|is larger than my memory|needs too much memory|will not fit|doesn't fit|won't fit into RAM|needs more memory than I have]", "what [happens|if|happens if|do I do if|do I do when|can I do when] [the|a|my] model [does not fit|is too large|is too big|is larger than the memory|needs more than I have|is bigger than memory|doesn't fit into RAM]?", "[can|could|does] [it|EdgeSpec|my computer|a small machine|my laptop] [run|handle|load|manage] [a 70B model|a large model|huge models|a model larger than memory|models larger than memory|very big models|a 30B model]?", "[I have|there is] [too little|not enough|little|not much] [memory|RAM] [for this model|for the model|for it|]", "out of memory", "[out of memory|memory error|not enough memory], what [can I do|should I do|do I do]?", "[can|could] I [run|use|load] a [7B|13B|30B|34B|65B|100B|180B|405B] model [on|in|with] [1|2|3|4|6|10|12|16|24|32] GB [of RAM|of memory|]?", "how does a [7B|13B|30B|65B|180B] model run [on|in|with] [1|2|4|6|16] GB?", "[a|my] [7B|13B|30B|65B] model [does not fit into|is too big for|on] [2|4|6|16] GB", "[memory is too small|not enough memory], what [now|do I do|then]?", "what if there is not enough [memory|RAM]?", "does the [whole|entire] model have to fit [in memory|]?", "must the model fit [in memory|into RAM]?", "[a|my] [7B|13B|70B|30B] model [with|and|on] [only|] [2|4|6|16] GB [of RAM|]?", "memory is [full|not enough], what [now|do I do]?", "the model [needs more|wants more|is bigger] than [my memory|I have|my RAM]"),
+        ("[my|the|a|this] model [does not fit|is too large|is too big|is larger than my memory|needs too much memory|will not fit|doesn't fit|won't fit into RAM|needs more memory than I have]", "what [happens|if|happens if|do I do if|do I do when|can I do when] [the|a|my] model [does not fit|is too large|is too big|is larger than the memory|needs more than I have|is bigger than memory|doesn't fit into RAM]?", "[I have|there is] [too little|not enough|little|not much] [memory|RAM] [for this model|for the model|for it|]", "out of memory", "[out of memory|memory error|not enough memory], what [can I do|should I do|do I do]?", "how does a [7B|13B|30B|65B|180B] model run [on|in|with] [1|2|4|6|16] GB?", "[a|my] [7B|13B|30B|65B] model [does not fit into|is too big for|on] [2|4|6|16] GB", "[memory is too small|not enough memory], what [now|do I do|then]?", "what if there is not enough [memory|RAM]?", "does the [whole|entire] model have to fit [in memory|]?", "must the model fit [in memory|into RAM]?", "memory is [full|not enough], what [now|do I do]?", "the model [needs more|wants more|is bigger] than [my memory|I have|my RAM]"),
     ),
     Topic(
         "streaming", "Streaming means that layers are read from flash while the model runs.",
@@ -133,7 +133,7 @@ TOPICS: tuple[Topic, ...] = (
     ),
     Topic(
         "disk wear", "Streaming only reads from the disk. Reads do not wear it out.",
-        (),
+        ("[SSD|disk|flash] wear", "[the|] wear of the [disk|SSD]"),
         (),
         ("[is|are] [streaming|all this reading|so many reads|reading so much|it|EdgeSpec] [bad|harmful|dangerous] for [my|the] [disk|SSD|flash|drive]?", "[does|will|can] [EdgeSpec|streaming|this|reading] [harm|destroy|wear out|hurt|kill|age|ruin] [my|the] [disk|SSD|flash|drive]?", "does it write to [my|the] disk?", "how long will my [SSD|disk|drive] last?", "SSD wear?", "will my [SSD|disk|drive] [suffer|die|last|wear out]?"),
     ),

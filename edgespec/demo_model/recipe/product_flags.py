@@ -18,7 +18,7 @@ TOPICS: tuple[Topic, ...] = (
     ),
     Topic(
         "default memory", "Without --memory, EdgeSpec may use what the machine has free.",
-        (),
+        ("the default [memory limit|memory|--memory|dial]",),
         ("[run|start] [it|EdgeSpec|a model|the chat] without [--memory|a memory limit|the flag --memory]",),
         ("what [if|happens if|happens when|happens] I [leave out|do not give|omit|forget|do not set|skip] [--memory|the memory limit|the flag --memory|a limit]?", "what is the [default|standard|usual|normal] [memory|of --memory|limit|dial|memory dial|value of --memory]?", "how much {m} [does it use|may it use|will it use|is used] [without a limit|without --memory|if I set nothing|normally|when I say nothing|as a rule|when no limit is set]?".replace("{m}", MEM), "[do I have to|must I] [set|give] --memory?", "is --memory [needed|required|necessary|optional]?", "default of --memory?", "no memory limit, what then?", "what if there is no [--memory|limit]?", "how much [memory|RAM|the memory|ram] does it [take|use] when I [do not give a limit|give no --memory|leave the limit out]?"),
     ),
@@ -30,7 +30,7 @@ TOPICS: tuple[Topic, ...] = (
     ),
     Topic(
         "how much memory", "As much memory as you can spare: the more it has, the less it reads. It runs with little, too.",
-        (),
+        ("the [right|recommended|best] [memory limit|amount of memory|--memory]",),
         ("[choose|find|pick|know|decide on] [the right|a good|the best] [memory limit|amount of memory|value for --memory|value of the dial|size for --memory]",),
         ("how much {m} [do I need|is needed|does it need|is enough|should I use|is best|is right|is good|shall I give|should it get|does a model need|must I have]?".replace("{m}", MEM), "how many [gigabytes|GB] [do I need|should I give it|are enough|does it need|are best]?", "[which|what] [memory limit|value of --memory|dial|amount of memory] [is best|is good|should I choose|should I take|do you recommend|should I set|is right]?", "is [4|8|2|16|1] GB enough?", "is more memory [better|faster]?", "does more memory [help|make it faster]?", "how little memory [is enough|is possible|can it run with]?", "recommended memory?", "minimum memory?", "[which|what] amount of [memory|RAM] [is good|is right|do you advise|should I set|is needed]?", "how much [memory|RAM|the memory|ram] [is sensible|would you give it|is reasonable|makes sense|ought it to have]?", "how much should I give it?"),
     ),
@@ -50,14 +50,14 @@ TOPICS: tuple[Topic, ...] = (
     Topic(
         "generate", 'edgespec generate MODEL -p "text" continues a text.',
         ("edgespec generate", "the [generate|edgespec generate] command", "the command [generate|edgespec generate]"),
-        ("[continue|complete|extend|finish|go on with] [a|the|my|some] [text|prompt|sentence|story|paragraph] [with a model|on the command line|from the shell|with EdgeSpec|]", "[generate|produce|write|make] [text|some text|a text] [with a model|from a prompt|from the shell|on the command line|]", "[let|make|have] [a|the|my] model [complete|continue|write|finish|go on with] [a|the|some] [text|sentence|prompt|story]", "run [a prompt|one prompt|many prompts|prompts from a file]"),
-        ("[which|what] command [continues|completes|generates] [a text|text|texts]?", "what is the difference [of|between] chat and generate?", "text completion?", "does generate use the chat format?", "complete a text", "when [is|do I need] [generate|edgespec generate] [useful|]?"),
+        ("[continue|complete|extend|finish|go on with] [a|the|my|some] [text|prompt|sentence|story|paragraph] [with a model|on the command line|from the shell|with EdgeSpec|]", "[generate|produce|write|make] [text|some text|a text] [with a model|from a prompt|from the shell|on the command line|]", "[let|make|have] [a|the|my] model [complete|continue|write|finish|go on with] [a|the|some] [text|sentence|prompt|story]", "run [a prompt|one prompt]"),
+        ("[which|what] command [continues|completes|generates] [a text|text|texts]?", "text completion?", "does generate use the chat format?", "complete a text", "when [is|do I need] [generate|edgespec generate] [useful|]?"),
     ),
     Topic(
         "pack", "edgespec pack MODEL -o DIR writes a model for streaming. With --precision int8 the copy is smaller.",
         ("edgespec pack", "the [pack|edgespec pack] command", "the command [pack|edgespec pack]", "packing", "a packed model"),
         ("[pack|convert|quantise|quantize|compress|shrink|repack] [a|my|the|this] model [to int8|to int4|to 8 bits|to 4 bits|for streaming|]", "[make|get|have|write|produce|create] [a|the] [smaller|compressed|packed|quantised|quantized|int8|int4|8-bit|4-bit|low-precision] [model|copy|version] [of my model|of a model|]", "[make|get] [a|the|my] model [smaller|less big|faster to read|small enough for my disk]", "[change|lower|reduce] the precision of [a|my|the] model [on disk|for good|]", "write a model in [another precision|int8|int4|the best layout]", "prepare a model for streaming"),
-        ("[which|what] command [packs|converts|quantises|quantizes|shrinks|compresses] a model?", "[can|could] [a|my] model be [packed|made smaller|quantised|quantized|converted to int8|compressed]?", "[do I need|do I have|is it necessary] to pack [a|my] model?", "why [would I|should I|do I] pack a model?", "quantisation?", "int8 copy?", "where does a packed model come from?"),
+        ("[which|what] command [packs|converts|quantises|quantizes|shrinks|compresses] a model?", "[can|could] [a|my] model be [packed|made smaller|quantised|quantized|converted to int8|compressed]?", "why [would I|should I|do I] pack a model?", "quantisation?", "int8 copy?", "where does a packed model come from?"),
     ),
     Topic(
         "pack --verify", "edgespec pack --verify DIR checks every byte of a packed model.",
@@ -81,7 +81,7 @@ TOPICS: tuple[Topic, ...] = (
         "train", "edgespec train cascade MODEL --data TEXT --out DIR trains adapters, so that MODEL drafts for itself.",
         ("edgespec train", "edgespec train cascade", "the [train|edgespec train] command", "the command [train|edgespec train]", "training"),
         ("train [a cascade|the cascade|adapters|a drafter|my own adapters|my own drafter|new adapters|a cascade for my model|something for my model|a model to draft for itself]", "[make|get|create|build|have] [adapters|a cascade|my own cascade|my own drafter|a trained drafter] [for my model|for another model|for a model of mine|]", "[let|make|teach] [a|my|the] model [draft for itself|draft by itself|to draft for itself]", "make a cascade for [another|my|a new|some other] model"),
-        ("[which|what] command trains [adapters|a cascade|a drafter]?", "where do [adapters|the adapters] come from?", "what [data|text] [do I need for training|is needed to train]?", "can [adapters|a drafter|the cascade] be trained?", "who trains the cascade?", "training a drafter?", "[what|which data] do I need [to train|for training|to make] [a cascade|adapters|a drafter] [for another model|for my model|]?", "a cascade for [another|my own] model?"),
+        ("[which|what] command trains [adapters|a cascade|a drafter]?", "where do [adapters|the adapters] come from?", "can [adapters|a drafter|the cascade] be trained?", "who trains the cascade?", "training a drafter?", "[what|which data] do I need [to train|for training|to make] [a cascade|adapters|a drafter] [for another model|for my model|]?", "a cascade for [another|my own] model?"),
     ),
     Topic(
         "commands", "EdgeSpec has chat, generate, pack, bench and train. edgespec COMMAND --help lists the options.",
@@ -93,7 +93,7 @@ TOPICS: tuple[Topic, ...] = (
         "server", "There is no server yet. Use the command line, or Python.",
         ("edgespec serve", "the server"),
         ("[start|run|open] [a|the] [server|HTTP server|web server|API server]", "[serve|offer] a model [over HTTP|over the network|to others|]", "use the OpenAI [interface|API|protocol]"),
-        ("[does|has] [EdgeSpec|it] [have|offer|come with|] a server?", "[is there|do you have] [a|an] [server|web server|OpenAI server|web interface|REST API|OpenAI-compatible server]?", "[can|could] I [reach|use|call] it over [HTTP|the network|the web]?", "HTTP server?", "OpenAI interface?"),
+        ("[does|has] [EdgeSpec|it] [have|offer|come with|] a server?", "[is there|do you have] [a|an] [server|web server|OpenAI server|REST API|OpenAI-compatible server]?", "[can|could] I [reach|use|call] it over [HTTP|the network|the web]?", "HTTP server?", "OpenAI interface?"),
     ),
     # Drafting
     Topic(
@@ -116,7 +116,7 @@ TOPICS: tuple[Topic, ...] = (
     ),
     Topic(
         "--adapters", "--adapters DIR uses what edgespec train cascade made.",
-        ("--adapters", "the [flag|option] --adapters", "adapters"),
+        ("--adapters", "the [flag|option] --adapters"),
         ("[use|load|give|take|apply|try|name] [the|my|trained|my trained|my own] [adapters|trained adapters|cascade that I trained|cascade adapters|trained cascade]", "[chat|run] with [my|the|trained] adapters", "pass [the|my|some] [trained|] [adapters|cascade] [to chat|to it|to the program|on]", "[use|load|chat with] the adapters [I made|that I made|from training|of my training]"),
         ("[which|what] [flag|option] [takes|names|loads] [the|my] adapters?", "where do [the|my] adapters go?", "I [trained|have] adapters, [what now|how do I use them]?", "I trained a cascade, how do I use it?", "where do I [give|put|name|hand over] [the|my] [trained|] [adapters|cascade adapters|cascade]?", "how do I [use|load|apply] [my|the] [trained|new|finished] adapters?", "[I made|I have trained] adapters, how do I [load|use] them?"),
     ),

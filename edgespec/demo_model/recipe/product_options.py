@@ -15,7 +15,7 @@ TOPICS: tuple[Topic, ...] = (
         "--temperature", "--temperature sets how random replies are. At 0, the likeliest token is taken.",
         ("--temperature", "the [flag|option] --temperature", "[the|a] temperature", "temperature 0"),
         ("[set|change|choose|raise|lower|increase|adjust] the [temperature|randomness|creativity]", "[get|have|make|write] [more|less] [random|creative|varied|surprising|diverse|different|interesting|lively] {r}".replace("{r}", REPLIES), "[get|have] [more|less] [variety|randomness|creativity|variation|diversity] [in the replies|in the answers|]", "[make|let] [the replies|the answers|it|you|the model|replies] [be|] [more|less] [random|creative|varied|diverse|surprising]", "[turn on|use|switch on|enable] sampling"),
-        ("[which|what] [flag|option] [sets|controls|changes] [the temperature|randomness|creativity|how random replies are]?", "why [do I|do I always] get the same [reply|answer|text] [every time|again and again|each time|]?", "why [are all|are] [the replies|the answers|your answers|your replies] [the same|equal|never different|always identical]?", "[you|it] always [say|says|answer|answers] the same", "what [temperature|value of the temperature] [is the default|is used]?", "how random [are the replies|is it|are you]?", "creativity?", "sampling?"),
+        ("[which|what] [flag|option] [sets|controls|changes] [the temperature|randomness|creativity|how random replies are]?", "why [do I|do I always] get the same [reply|answer|text] [every time|again and again|each time|]?", "why [are all|are] [the replies|the answers|your answers|your replies] [the same|equal|never different|always identical]?", "[you|it] always [say|says|answer|answers] the same", "how random [are the replies|is it|are you]?", "creativity?", "sampling?"),
     ),
     Topic(
         "--top-p", "--top-p, --top-k and --min-p limit sampling to the likeliest tokens.",
@@ -45,7 +45,7 @@ TOPICS: tuple[Topic, ...] = (
         "--context", "--context sets how many tokens prompt and reply may take together.",
         ("--context", "the [flag|option] --context", "[the|a] context", "the context [length|window|size]"),
         ("[set|change|raise|increase|enlarge|extend|lower|choose|reduce|limit] the [context|context length|context size|context window|number of positions|length of the context]", "[get|have|use] a [longer|larger|bigger|smaller|shorter] context", "[read|use|give it] [longer prompts|more text|a longer prompt|long texts]", "[make|let] [it|you|the model] remember [more|longer|more text]"),
-        ("how long is the context?", "[which|what] [flag|option] [sets|changes|is for] the [context|context length|context window|context size]?", "how [many|much] [tokens|text] [fit|can you remember|does it remember|can it read|fits]?", "the context is [full|too short|too small]", "context length?", "maximum context?"),
+        ("how long is the context?", "[which|what] [flag|option] [sets|changes|is for] the [context|context length|context window|context size]?", "how [many|much] [tokens|text] [fit|can you remember|does it remember|can it read|fits]?", "the context is [too short|too small]", "context length?", "maximum context?"),
     ),
     # The model
     Topic(
@@ -64,13 +64,13 @@ TOPICS: tuple[Topic, ...] = (
         "--device", "EdgeSpec runs on the CPU. --device cuda is written, but not yet tested on a GPU.",
         ("--device", "the [flag|option] --device"),
         ("[use|run on|compute on|try|work with] [a|the|my|an Nvidia] [GPU|graphics card|graphics processor|video card]", "[choose|set|select|change] the [device|processor]", "[run|use] [it|EdgeSpec|a model] [on|with] [CUDA|the GPU|the CPU|a GPU|a graphics card]", "use CUDA"),
-        ("[does|can|will] [it|EdgeSpec] [use|run on|need|work with|support|require] [a|my|the|any] [GPU|graphics card|Nvidia GPU|CUDA]?", "[is there|do you have] [support for|] [CUDA|GPU support|GPUs]?", "do I need a [GPU|graphics card]?", "is [CUDA|a GPU] [supported|needed|used]?", "CPU or GPU?", "[which|what] devices [does it run on|are supported|can I use]?", "GPU?"),
+        ("[does|can|will] [it|EdgeSpec] [use|run on|work with|support] [a|my|the|any] [GPU|graphics card|Nvidia GPU|CUDA|RTX 3060|RTX 4090|GeForce|NVIDIA card]?", "[is there|do you have] [support for|] [CUDA|GPU support|GPUs]?", "is [CUDA|a GPU|the GPU] [supported|used]?", "CPU or GPU?", "[which|what] devices [does it run on|are supported|can I use]?", "GPU?"),
     ),
     Topic(
         "--offline", "--offline uses only files that are already here and downloads nothing.",
         ("--offline", "the [flag|option] --offline"),
         ("[run|work|use it|start|be|stay|use EdgeSpec] [offline|without the internet|without internet|without a network|without downloads|without a connection]", "[stop|prevent|avoid|block|turn off|disable|forbid] [it from downloading|downloads|all downloads|downloading|the network|network access|internet access|going online]", "[make sure|ensure] [that|] [nothing is downloaded|it stays offline|it does not download|it does not use the internet]", "[ban|refuse|block|rule out] [downloads|the internet|the network]", "keep it [off the internet|offline|from the network]"),
-        ("[does|can] [EdgeSpec|it] [work|run] [offline|without the internet|without internet|without a network]?", "do I need [the internet|internet|a connection|a network]?", "does [it|EdgeSpec] need [the internet|internet|a connection]?", "[which|what] [flag|option] [forbids|stops|prevents] downloads?", "no [downloads|internet|network] [please|]", "is it offline?", "can I use it on a plane?", "never download [anything|]", "it [must|should] not [download|go to the internet|use the network]"),
+        ("[does|can] [EdgeSpec|it] [work|run] [offline|without the internet|without internet|without a network]?", "[which|what] [flag|option] [forbids|stops|prevents] downloads?", "no [downloads|internet|network] [please|]", "is it offline?", "can I use it on a plane?", "never download [anything|]", "it [must|should] not [download|go to the internet|use the network]"),
     ),
     # The chat's own flags
     Topic(
@@ -119,7 +119,7 @@ TOPICS: tuple[Topic, ...] = (
         "history", "Typed lines are kept in a file that only you can read. --no-history keeps none.",
         ("--no-history", "the [flag|option] --no-history", "the [history|input history|history file]"),
         ("[turn off|switch off|disable|stop|avoid|prevent] [the history|history|remembering what I type|the history file|keeping typed lines|saving what I type]", "[keep|have] no history [of what I type|]"),
-        ("[are|is] [typed lines|my lines|my input|what I typed|what I write] [kept|stored|saved|remembered|recorded] [anywhere|in a file|on disk|]?", "who can read [what I typed|my history|the history]?", "where is [the|my] history [file|] [kept|]?", "is there a history [of what I typed|]?", "no history [please|]", "does the chat keep [my lines|what I typed]?"),
+        ("[are|is] [typed lines|my lines|my input|what I typed|what I write] [kept|stored|saved|remembered|recorded] [anywhere|in a file|on disk|]?", "who can read [what I typed|my history|the history]?", "is there a history [of what I typed|]?", "no history [please|]", "does the chat keep [my lines|what I typed]?"),
     ),
     Topic(
         "environment", "Options also go into the environment, as EDGESPEC_MEMORY=8GB, or into edgespec.toml.",

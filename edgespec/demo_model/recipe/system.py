@@ -79,7 +79,7 @@ def _one_word(e: Exchange) -> str | None:
     if e.category == "unknown":
         return NO_WORD
     if e.category == "EdgeSpec" and (
-        match := re.match(r"(?<![\w/.-])(?:/|--)[a-z][a-z-]*|Yes|Ctrl-[A-Z]", e.reply)
+        match := re.match(r"(?<![\w/.-])(?:/|--)[a-z][a-z-]*|(?:Yes|No)\b|Ctrl-[A-Z]", e.reply)
     ):
         return match[0] + "."
     if e.category == "small talk" and (match := re.match(r"(Hello|Goodbye|No|Okay|Thank|Nice)\b", e.reply)):

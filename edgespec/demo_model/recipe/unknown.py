@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from edgespec.demo_model.recipe.draw import Draw, Exchange
-from edgespec.demo_model.recipe.frames import GOAL, NAME, spelled
+from edgespec.demo_model.recipe.frames import GOAL, NAME, around, spelled
 
 REPLY = "I do not know that. I am only a small demo model."
 
@@ -23,9 +23,9 @@ _TOPICS = tuple(
     "violins|drums|Mozart|Beethoven|Picasso|Einstein|Newton|Darwin|Napoleon|Caesar|Cleopatra|Gandhi|Lincoln|Plato|Aristotle|"
     "psychology|dreams|sleep|memory loss|love|happiness|war|peace|time travel|aliens|ghosts|magic tricks|gardening|knitting|"
     "carpentry|plumbing|hiking|camping|sailing|skiing|horse riding|boxing|judo|calculus|algebra|geometry|topology|statistics|"
-    "prime numbers|fractions|set theory|logic|databases|compilers|operating systems|Java|JavaScript|Rust|Linux|Windows|HTML|"
-    "networks|encryption|search engines|smartphones|tablets|printers|keyboards|monitors|graphics cards|processors|"
-    "firewalls|spreadsheets|fonts|web browsers|viruses|email|emojis|passwords|laptops|cables|routers|microphones|cameras|sensors|chess engines|"
+    "prime numbers|fractions|set theory|logic|databases|compilers|operating systems|Java|JavaScript|Rust|HTML|"
+    "networks|encryption|search engines|printers|keyboards|monitors|"
+    "firewalls|spreadsheets|fonts|web browsers|viruses|email|emojis|passwords|cables|routers|microphones|cameras|sensors|chess engines|"
     "the human memory|music streaming|the target market|diamond rings|pin boards|phone chargers|language schools|model railways".split(
         "|"
     )
@@ -202,4 +202,6 @@ def unknown(d: Draw) -> list[Exchange]:
         n=d.number(2, d.pick((99, 2030))),
         m=d.number(2, 99),
     )
+    if not d.split.unseen_phrasings:
+        text = around(d, text)
     return [Exchange(d.question(text), REPLY, "unknown")]
