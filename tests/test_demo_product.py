@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,14 @@ from edgespec.apps import commands, main
 from edgespec.demo_model.recipe import abilities, product_questions
 from edgespec.demo_model.recipe.batches import talk
 from edgespec.demo_model.recipe.draw import HELD_OUT, Draw, Exchange
-from edgespec.demo_model.recipe.frames import spelled
+from edgespec.demo_model.recipe.frames import around, spelled
 from edgespec.demo_model.recipe.product import TOPICS, answer, product_question, typed
+from edgespec.demo_model.recipe.product_names import SLOTS, filled
 from edgespec.demo_model.recipe.product_questions import ASKED, QUESTIONS, is_held_out_question, normalised
 from edgespec.demo_model.recipe.system import SystemPrompt, directed, prompt
 from edgespec.demo_model.recipe.unknown import REPLY
+from edgespec.runtimes.config import ARCHITECTURES
+from edgespec.runtimes.formats.gguf_file import BLOCKS
 from edgespec.training import llama
 
 BUNDLED = Path(llama.__file__).parents[1] / "demo_model"
@@ -84,6 +88,40 @@ def test_it_names_no_command_or_flag_that_does_not_exist_and_every_slash_command
     assert named <= exist
     assert {f"/{name}" for name in commands.COMMANDS} <= named
     assert {"chat", "generate", "pack", "bench", "train"} <= TOPICS.keys()
+
+
+def test_it_says_that_exactly_those_models_run_which_do() -> None:
+    families = {name.removesuffix("ForCausalLM").lower() for name in ARCHITECTURES}
+    for topic in ("families", "family yes", "family no"):
+        words = set(re.findall(r"[a-z]+[0-9]?", answer(topic).lower()))
+        assert families <= words, topic
+        assert not words & {"gemma", "phi", "mixtral", "falcon"}
+    runs = re.compile("|".join(name.rstrip("0123456789") for name in families) + "|vicuna")
+    for i in range(500):
+        assert runs.search(SLOTS["known"](Draw(f"known {i}")).lower())
+        assert not runs.search(SLOTS["other"](Draw(f"other {i}")).lower())
+    quantised = {name for name in BLOCKS if name.startswith("Q")}
+    for topic in ("gguf types", "gguf yes"):
+        assert set(re.findall(r"Q\d_\w", answer(topic))) == quantised
+    refused = set(re.findall(r"Q\d_[01K]", answer("gguf no").split("refused")[0]))
+    assert refused
+    assert not refused & quantised
+
+
+def test_slots_are_filled_with_what_is_not_held_out_and_others_with_what_is() -> None:
+    seen = {filled(Draw(f"s {i}"), "does it run {other}?") for i in range(600)}
+    held_out = {filled(Draw(f"s {i}", HELD_OUT), "does it run {other}?") for i in range(600)}
+    assert len(seen) > 100
+    assert held_out
+    assert not seen & held_out
+    for i in range(300):
+        assert "{" not in product_question(Draw(f"filled {i}"))[0].user.replace('{"', "")
+
+
+def test_what_is_said_around_a_question_leaves_it_whole() -> None:
+    texts = [around(Draw(f"a {i}"), "what does /stats do?") for i in range(400)]
+    assert all("what does /stats do" in text for text in texts)
+    assert 20 < sum(text != "what does /stats do?" for text in texts) < 100
 
 
 def test_a_grammar_spells_each_of_its_alternatives() -> None:

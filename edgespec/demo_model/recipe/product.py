@@ -23,10 +23,10 @@ from edgespec.demo_model.recipe.product_names import filled
 from edgespec.demo_model.recipe.product_questions import QUESTIONS, is_held_out_question
 from edgespec.demo_model.recipe.product_topics import Topic
 
-_PARTS = (
-    product_chat, product_flags, product_options, product_concepts, product_models, product_system, product_terms, product_use,
+ALL: tuple[Topic, ...] = (
+    *product_chat.TOPICS, *product_flags.TOPICS, *product_options.TOPICS, *product_concepts.TOPICS,
+    *product_models.TOPICS, *product_system.TOPICS, *product_terms.TOPICS, *product_use.TOPICS,
 )  # fmt: skip
-ALL = tuple(topic for part in _PARTS for topic in part.TOPICS)
 TOPICS = {topic.name: topic for topic in ALL}
 
 DIAL_REPLY = "Add --memory {n}GB to the command."
