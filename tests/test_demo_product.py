@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import typer
 from tokenizers import Tokenizer
 
 from edgespec.apps import commands, main
-from edgespec.demo_model.recipe import abilities, product_questions
+from edgespec.demo_model.recipe import abilities, product_asked, product_questions
 from edgespec.demo_model.recipe.batches import talk
 from edgespec.demo_model.recipe.draw import HELD_OUT, Draw, Exchange
 from edgespec.demo_model.recipe.frames import around, spelled
 from edgespec.demo_model.recipe.product import TOPICS, answer, product_question, typed
+from edgespec.demo_model.recipe.product_asked import Asked
+from edgespec.demo_model.recipe.product_exam import DRAWN, EXAM
 from edgespec.demo_model.recipe.product_names import SLOTS, filled
 from edgespec.demo_model.recipe.product_questions import ASKED, QUESTIONS, is_held_out_question, normalised
 from edgespec.demo_model.recipe.system import SystemPrompt, directed, prompt
@@ -32,8 +35,21 @@ def test_there_are_enough_questions_and_none_twice() -> None:
     assert len({normalised(text) for text, _ in QUESTIONS}) == len(QUESTIONS)
 
 
+def test_the_exam_is_as_it_was_written() -> None:
+    said = repr([(a.topic, a.needs, a.questions, a.may) for a in EXAM])
+    frozen = "7fd7323d83a732a75a82fe5461d776e72a2bd228650f416f87c6e52bd5d0a1d1"
+    assert hashlib.sha256(said.encode()).hexdigest() == frozen
+    questions = {normalised(text) for asked in EXAM for text in asked.questions}
+    assert len(questions) == 596
+    assert questions >= DRAWN
+    assert len(DRAWN) == 59
+    for asked in EXAM:
+        assert all(is_held_out_question(text) for text in asked.questions)
+        assert not asked.right("")
+
+
 def test_a_checker_takes_its_own_answer_and_hardly_another() -> None:
-    others = 0
+    others: dict[tuple[str, ...], int] = {}  # a checker that questions of two topics share counts once
     for asked in ASKED:
         assert asked.right(answer(asked.topic)), asked.topic
         assert not asked.right(REPLY), asked.topic
@@ -43,8 +59,8 @@ def test_a_checker_takes_its_own_answer_and_hardly_another() -> None:
             name for name, t in TOPICS.items() if t.reply != answer(asked.topic) and asked.right(t.reply)
         ]
         assert len(taken) <= 4, (asked.topic, taken)
-        others += len(taken)
-    assert others <= 25, "of some 7000: answers to sibling questions"
+        others.setdefault((*asked.needs, asked.may), len(taken))
+    assert sum(others.values()) <= 25, "of some 7000: answers to sibling questions"
 
 
 def test_training_never_sees_a_held_out_question() -> None:
@@ -84,7 +100,7 @@ def test_it_names_no_command_or_flag_that_does_not_exist_and_every_slash_command
         todo += getattr(command, "commands", {}).values()
         exist |= {flag for p in command.params for flag in (*p.opts, *p.secondary_opts)}
     exist |= {"--help"}  # click's own
-    named = {name for t in TOPICS.values() for name in product_questions.NAMED.findall(t.reply)}
+    named = {name for t in TOPICS.values() for name in product_asked.NAMED.findall(t.reply)}
     assert named <= exist
     assert {f"/{name}" for name in commands.COMMANDS} <= named
     assert {"chat", "generate", "pack", "bench", "train"} <= TOPICS.keys()
@@ -137,6 +153,16 @@ def test_slips_of_the_finger_spare_what_is_to_be_typed() -> None:
         assert "--memory" in text
         wrong += not text.lower().rstrip("?.!").endswith("what does /stats do with edgespec and --memory")
     assert 10 < wrong < 100
+
+
+def test_the_exam_is_read_by_its_checkers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked("page", (r"--memory \d+gb",), ("how little?", "how much?"))
+    said = iter(("Use --memory 3GB.", "Use --memory 3GB and --nothing."))
+    monkeypatch.setattr(abilities, "reply", lambda *a, **k: next(said))
+    shape = llama.LlamaConfig(8, 16, 32, 1, 2, 1, 8)
+    tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    taken = abilities.exam(llama.Llama(shape), tokenizer, [asked])
+    assert taken == {"how little?": True, "how much?": False}
 
 
 def _prompts(count: int) -> list[SystemPrompt]:

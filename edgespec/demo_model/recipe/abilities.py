@@ -11,7 +11,9 @@ from edgespec.demo_model.recipe.dialogue import PARTS
 from edgespec.demo_model.recipe.draw import HELD_OUT, Draw, Exchange, Split
 from edgespec.demo_model.recipe.grading import Graded, graded, reply
 from edgespec.demo_model.recipe.product import answer
-from edgespec.demo_model.recipe.product_questions import QUESTIONS, Asked
+from edgespec.demo_model.recipe.product_asked import Asked
+from edgespec.demo_model.recipe.product_exam import EXAM
+from edgespec.demo_model.recipe.product_questions import QUESTIONS
 from edgespec.demo_model.recipe.system import SystemPrompt, directed
 from edgespec.training import llama
 
@@ -33,6 +35,13 @@ def product(
             if not asked.right(said):
                 wrong.append((text, said))
     return wrong
+
+
+def exam(model: llama.Llama, tokenizer: Tokenizer, asked: Sequence[Asked] = EXAM) -> dict[str, bool]:
+    """Question of the frozen exam -> whether its checker takes the answer, each asked first in a chat."""
+    return {
+        text: one.right(reply(model, tokenizer, [(text, None)])) for one in asked for text in one.questions
+    }
 
 
 def by_turn(model: llama.Llama, tokenizer: Tokenizer, count: int = 200, turns: int = TURNS) -> list[float]:

@@ -10,6 +10,7 @@ from edgespec.demo_model.recipe.draw import TRAINING, Draw, Exchange, Split
 from edgespec.demo_model.recipe.facts import fact
 from edgespec.demo_model.recipe.lists import number_list, word_list
 from edgespec.demo_model.recipe.product import product_question
+from edgespec.demo_model.recipe.product_questions import is_held_out_question
 from edgespec.demo_model.recipe.smalltalk import ask_name, smalltalk, tell_name
 from edgespec.demo_model.recipe.stories import story
 from edgespec.demo_model.recipe.units import conversion
@@ -52,5 +53,13 @@ def conversation(seed: str, split: Split = TRAINING, turns: int | None = None) -
         elif d.chance(0.14 if told else 0.01):
             out.append(ask_name(d, told))
         else:
-            out.extend(d.pick(_DECK)(d))
+            out.extend(_part(d))
     return out
+
+
+def _part(d: Draw) -> list[Exchange]:
+    """Some part's exchanges: in training, of none that ask what the exam asks."""
+    while True:
+        exchanges = d.pick(_DECK)(d)
+        if d.split.unseen_phrasings or not any(is_held_out_question(e.user) for e in exchanges):
+            return exchanges

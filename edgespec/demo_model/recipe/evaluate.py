@@ -21,6 +21,8 @@ from edgespec.demo_model.recipe import abilities
 from edgespec.demo_model.recipe.dialogue import conversation
 from edgespec.demo_model.recipe.draw import HELD_OUT, Draw, Exchange, Split
 from edgespec.demo_model.recipe.grading import graded, reply
+from edgespec.demo_model.recipe.product_asked import normalised
+from edgespec.demo_model.recipe.product_exam import DRAWN
 from edgespec.demo_model.recipe.product_questions import QUESTIONS
 from edgespec.demo_model.recipe.stories import story
 from edgespec.errors import EdgeSpecError
@@ -124,6 +126,17 @@ def describe_abilities(model: llama.Llama, tokenizer: Tokenizer, misses: int) ->
     return "\n".join(lines)
 
 
+def describe_exam(model: llama.Llama, tokenizer: Tokenizer) -> str:
+    """Right answers of the frozen exam: of all its questions, and of those that occur in no training data."""
+    right = abilities.exam(model, tokenizer)
+    unseen = [ok for text, ok in right.items() if normalised(text) not in DRAWN]
+    shares = [
+        f"{sum(some)} of {len(some)}, {100 * sum(some) / len(some):.1f} %"
+        for some in (right.values(), unseen)
+    ]
+    return f"\nfrozen exam about EdgeSpec: {shares[0]}; of those in no training data: {shares[1]}"
+
+
 def main() -> None:
     default = Path(__file__).parents[2] / "demo_model"
     parser = argparse.ArgumentParser(
@@ -155,6 +168,7 @@ def main() -> None:
                 print(json.dumps({"split": split, **vars(miss)}), file=sys.stderr)
     print(table(results))
     print(describe_abilities(model, tokenizer, options.misses))
+    print(describe_exam(model, tokenizer))
 
 
 if __name__ == "__main__":

@@ -8,27 +8,8 @@ these, however it is typed, is drawn again (`is_held_out_question`). They change
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-
-NAMED = re.compile(r"(?<![\w/.-])(?:/|--)[a-z][a-z-]*")  # /undo, --memory
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Questions with one right answer: it matches every regex of `needs`, and names no command or flag but those
-    that `needs` and `may` name."""
-
-    topic: str
-    needs: tuple[str, ...]
-    questions: tuple[str, ...]
-    may: str = ""
-
-    def right(self, answer: str) -> bool:
-        text = answer.lower()
-        allowed = set(NAMED.findall(" ".join(self.needs) + " " + self.may))
-        return all(re.search(need, text) for need in self.needs) and set(NAMED.findall(text)) <= allowed
-
+from edgespec.demo_model.recipe.product_asked import Asked, normalised
+from edgespec.demo_model.recipe.product_exam import EXAM
 
 ASKED: tuple[Asked, ...] = (
     # The memory limit
@@ -99,14 +80,16 @@ ASKED: tuple[Asked, ...] = (
     # What it is and how it works
     Asked("EdgeSpec", ("larger than the memory",), ("What is EdgeSpec?", "what is this program for?", "explain edgespec in one sentence", "What does this project do?", "why would I use EdgeSpec?", "what's edgespec")),
     Asked("models", ("hugging face", "gguf"), ("Where do the models come from?", "how do I get a model?", "which file formats does it read?", "can I load a gguf?", "what can I give as MODEL?")),
-    Asked("families", ("llama", "mistral", "qwen"), ("Which model families work?", "does it run Qwen?", "is Mistral supported?")),
+    Asked("families", ("llama", "mistral", "qwen"), ("Which model families work?",)),
+    Asked("family yes", ("llama", "mistral", "qwen"), ("does it run Qwen?", "is Mistral supported?")),
     Asked("downloads", ("hf_home",), ("Where are downloaded models stored?", "in which folder do the downloads end up?")),
     Asked("drafts", ("guess", "check"), ("What are drafts?", "what does drafting mean?", "how do drafts work?", "why are tokens drafted?", "what is a drafted token")),
     Asked("drafter", ("drafter", "propose|guess", "check"), ("what's a drafter good for?", "what's the job of the drafter?", "define drafter")),
     Asked("exact", ("^yes", "exact"), ("Is the output really the same as the model's?", "do drafts change the answer?", "is it lossless?", "do I lose quality?", "are the replies exactly those of the full model?")),
     Asked("how exact", ("check", "throw"), ("How can drafting be exact?", "how does it stay lossless?", "why do drafts not change the text?", "what guarantees that the output is exact?")),
     Asked("slow", ("memory", "int8", "draft"), ("Why is it so slow?", "How do I make it faster?", "what can I do about the speed?", "it takes forever to answer", "speed up my model"), "--memory"),
-    Asked("does not fit", ("stream", "not fit|larger than the memory"), ("What if the model does not fit in memory?", "my model is bigger than my RAM", "can I run a 70B model on 8 GB?", "out of memory, what now?", "the model is too large for my computer"), "--memory"),
+    Asked("does not fit", ("stream", "not fit|larger than the memory"), ("What if the model does not fit in memory?", "my model is bigger than my RAM", "out of memory, what now?", "the model is too large for my computer"), "--memory"),
+    Asked("large model", ("stream", "not fit|larger than the memory"), ("can I run a 70B model on 8 GB?",), "--memory"),
     Asked("streaming", ("layers", "read", "flash"), ("What is streaming?", "what happens when layers are streamed?", "why does it read from the disk all the time?")),
     Asked("disk wear", ("reads", "wear"), ("Does it wear out my SSD?", "will streaming damage my disk?")),
     Asked("pinned", ("pinned", "stay in memory"), ("What are pinned layers?", "what does pinned mean?")),
@@ -124,22 +107,9 @@ ASKED: tuple[Asked, ...] = (
 )  # fmt: skip
 QUESTIONS: tuple[tuple[str, Asked], ...] = tuple((text, asked) for asked in ASKED for text in asked.questions)
 
-_POLITE = re.compile(
-    r"^(?:please|hey|hi|hello|okay|ok|so|now|well|and|but|tell me|quick question|can you|could you|say|then)\s+"
-)
-
-
-def normalised(question: str) -> str:
-    """A question without what does not tell it from another: case, punctuation, politeness around it."""
-    words = " ".join(re.findall(r"[\w/-]+", question.lower().replace("'", "").replace("’", "")))
-    while (shorter := _POLITE.sub("", words)) != words:
-        words = shorter
-    return re.sub(r"(?: (?:please|thanks|then|now))+$", "", words)
-
-
-_HELD_OUT = frozenset(normalised(text) for text, _ in QUESTIONS)
+_HELD_OUT = frozenset(normalised(text) for asked in (*ASKED, *EXAM) for text in asked.questions)
 
 
 def is_held_out_question(question: str) -> bool:
-    """Whether training may not see this question."""
+    """Whether training may not see this question: one of these, or one of the exam's (`product_exam`)."""
     return normalised(question) in _HELD_OUT
