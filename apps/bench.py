@@ -18,7 +18,7 @@ from edgespec.apps.reply import follow
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import OptionError
-from edgespec.values import Option, Options, format_bytes
+from edgespec.values import Option, Options, count_of, format_bytes
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -126,7 +126,7 @@ def _run(test: Test, engine: Engine, session: Session, dice: random.Random, term
     prompt = [dice.randrange(engine.config.vocab_size) for _ in range(test.length if is_prompt else 1)]
     # Every reply has the length that is asked for.
     wanted = GenerationOptions(max_tokens=1 if is_prompt else test.length + 1, ignore_eos=True)
-    terminal.busy(f"prompt {len(prompt)} tokens")
+    terminal.busy(f"prompt {count_of(len(prompt), 'token')}")
     reply = follow(session.generate(prompt, wanted, terminal.progress), session.cancel, terminal, show=False)
     if reply.finish_reason == "cancelled":
         raise typer.Exit(130)

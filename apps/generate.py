@@ -22,7 +22,7 @@ from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import EdgeSpecError, OptionError
 from edgespec.response import Response
 from edgespec.text.conversation import Conversation
-from edgespec.values import Option, Options
+from edgespec.values import Option, Options, count_of
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -110,7 +110,7 @@ class _Run:
             tokens = conversation.prompt() if prompt.is_chat else self.engine.tokenizer.encode(text)
             options = conversation.options(self.options) if prompt.is_chat else self.options
             steps = self.session.generate(tokens, options, self.terminal.progress)
-            self.terminal.busy(f"prompt {len(tokens)} tokens")
+            self.terminal.busy(f"prompt {count_of(len(tokens), 'token')}")
             reply = follow(steps, self.session.cancel, self.terminal, show=not self.wanted.json)
             self._report(reply, {"prompt": number, "turn": turn})
             if reply.finish_reason == "cancelled":

@@ -150,6 +150,13 @@ def test_a_failed_save_leaves_the_file_and_nothing_else(
         saved.save(path, [Message("user", "x" * 100)], "m")
 
 
+def test_messages_are_counted_in_words(chat: Chat) -> None:
+    for lines, said in (("/system be brief\n", "1 message"), ("hi\n", "2 messages")):
+        name = f"{len(lines)}.json"
+        assert f"saved {said} in {name}\n" in chat(f"{lines}/save {name}\n")[2]
+        assert f"loaded {said} from {name}\n" in chat(f"/load {name}\n")[2]
+
+
 def test_another_chat_is_not_overwritten(chat: Chat, tmp_path: Path) -> None:
     chat("hi\n/save talk.json\n")
     code, _, err = chat("other\n/save talk.json\n/load talk.json\n/save talk.json\n")

@@ -471,7 +471,7 @@ def test_empty_data_is_refused_before_weights_are_read(model: Path, tmp_path: Pa
     (tmp_path / "empty.txt").write_bytes(b"Much better now, and enough of it.\n" * 20)
     train(model, tmp_path / "empty.txt", tmp_path / "out", stop_after=1)  # the same --out, once mended
     (tmp_path / "short.txt").write_text("Hi.")
-    with pytest.raises(OptionError, match="makes 1 sequences"):
+    with pytest.raises(OptionError, match="makes 1 sequence, too few"):
         train(model, tmp_path / "short.txt", tmp_path / "out2")
 
 

@@ -99,7 +99,7 @@ def test_held_out_is_the_end_and_bounded(tmp_path: Path) -> None:
 def test_two_sequences_are_enough_and_one_is_not(tmp_path: Path) -> None:
     train, test = split(stored(tmp_path / "two", make_samples(2)), 0.05, 1)
     assert (train.tolist(), test.tolist()) == ([0], [1])
-    with pytest.raises(OptionError, match="makes 1 sequences"):
+    with pytest.raises(OptionError, match="makes 1 sequence,"):
         split(stored(tmp_path / "one", make_samples(1)), 0.05, 100)
 
 

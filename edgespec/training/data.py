@@ -24,6 +24,7 @@ from edgespec.devices.files import replacing
 from edgespec.errors import CorruptFileError, OptionError, StorageError
 from edgespec.offload.strict_json import read_object
 from edgespec.training.corpus import Sample
+from edgespec.values import count_of
 
 SHARD_TOKENS = 2**22
 MANIFEST = "data.json"
@@ -182,7 +183,8 @@ def split(samples: Samples, share: float, most: int) -> tuple[NDArray[np.int64],
     """
     if len(samples) < 2:
         raise OptionError(
-            f"the data makes {len(samples)} sequences, too few to train on some and hold others out; add text"
+            f"the data makes {count_of(len(samples), 'sequence')}, too few to train on some and hold others "
+            "out; add text"
         )
     total = len(samples.tokens)
     first = int(np.searchsorted(samples.ends, total * (1 - share), side="right"))
@@ -212,7 +214,9 @@ class Batches(Iterator[list[list[Sample]]]):
     ) -> None:
         """Raises OptionError when there are fewer sequences than workers."""
         if len(indices) < workers:
-            raise OptionError(f"{len(indices)} sequences cannot be shared by {workers} workers; add text")
+            raise OptionError(
+                f"{count_of(len(indices), 'sequence')} cannot be shared by {workers} workers; add text"
+            )
         self.samples = samples
         self.indices = indices
         self.step_tokens = step_tokens
