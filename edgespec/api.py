@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping
-from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -11,7 +10,7 @@ from edgespec.arguments import check_engine, check_progress, given_options
 from edgespec.config import EngineOptions, GenerationOptions, refuse_idle, with_keywords
 from edgespec.engine import Engine
 from edgespec.progress import ProgressCallback
-from edgespec.response import Response, in_thread, whole
+from edgespec.response import InThread, Response, whole
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt
 
@@ -102,7 +101,7 @@ def generate(
     return whole(stream_generate(engine, prompt, options, progress=progress, **overrides))
 
 
-async def astream_generate(
+def astream_generate(
     engine: Engine,
     prompt: Prompt,
     options: GenerationOptions | None = None,
@@ -112,12 +111,11 @@ async def astream_generate(
 ) -> AsyncIterator[Response]:
     """`stream_generate` for asyncio: passes run in a thread of their own, and the loop goes on meanwhile.
 
-    Cancelling the task ends the reply within one chunk. `progress` is called in that thread.
+    Cancelling the task ends the reply within one chunk, and leaving the loop at once; an iterator that is
+    held in a name has an `aclose`. `progress` is called in that thread.
     """
     session, replies = _begin(engine, prompt, options, progress, overrides)
-    async with aclosing(in_thread(_replies(session, replies), session.cancel)) as responses:
-        async for response in responses:
-            yield response
+    return InThread(_replies(session, replies), session.cancel)
 
 
 async def agenerate(

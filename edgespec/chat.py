@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Sequence
-from contextlib import aclosing, closing
+import weakref
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from contextlib import closing, suppress
+from inspect import GEN_SUSPENDED, getgeneratorstate
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -11,7 +13,7 @@ from edgespec.arguments import check_engine, check_progress, check_text, given_o
 from edgespec.config import GenerationOptions, refuse_idle, with_keywords
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
-from edgespec.response import Response, Stats, in_thread, whole
+from edgespec.response import InThread, Response, Stats, whole
 from edgespec.text.conversation import Conversation, Message
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ class Chat:
                 print(response.text, end="")
 
     One reply at a time; `cancel` may come from any thread. A reply that is stopped (by `cancel`, by leaving
-    the iterator, by an error) is kept as far as it went; a message without any reply is not.
+    the iterator, by an error, by the next message) is kept as far as it went; a message without any reply is
+    not.
 
     Attributes:
         options: how replies are made from now on.
@@ -59,6 +62,7 @@ class Chat:
         self.conversation.set_system(system)
         self.session = engine.new_session(context)
         self.last: Response | None = None
+        self._latest: Callable[[], Generator[Response, None, None] | None] = lambda: None  # while it is held
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -84,6 +88,7 @@ class Chat:
         check_progress(progress)
         options = with_keywords(given_options(self.options, GenerationOptions), overrides)
         refuse_idle(options, overrides)
+        self._leave()
         asked = self.conversation.copy()
         asked.ask(message)
         return self._reply(asked, options, progress)
@@ -96,6 +101,7 @@ class Chat:
         """
         if not self.options.temperature:
             raise OptionError("at temperature 0 the reply would be the same; try temperature=0.7")
+        self._leave()
         asked = self.conversation.copy()
         question = asked.take_back()
         if question is None:
@@ -117,7 +123,7 @@ class Chat:
         """The whole reply to `message` as one Response; see `stream`."""
         return whole(self.stream(message, progress=progress, **overrides))
 
-    async def astream(
+    def astream(
         self,
         message: str,
         *,
@@ -126,9 +132,7 @@ class Chat:
     ) -> AsyncIterator[Response]:
         """`stream` for asyncio: passes run in a thread, and cancelling the task ends the reply."""
         replies = self.stream(message, progress=progress, **overrides)
-        async with aclosing(in_thread(replies, self.cancel)) as responses:
-            async for response in responses:
-                yield response
+        return InThread(replies, self.cancel)
 
     async def asend(
         self,
@@ -142,10 +146,12 @@ class Chat:
 
     def undo(self) -> str | None:
         """Forget the last message and the reply to it; returns the message, None when there is none."""
+        self._leave()
         return self.conversation.take_back()
 
     def clear(self) -> None:
         """Forget everything but the system prompt."""
+        self._leave()
         self.conversation.clear()
 
     def cancel(self) -> None:
@@ -177,7 +183,17 @@ class Chat:
         prompt = asked.prompt()
         replies = self.session.generate(prompt, asked.options(options), progress)
         self.last = reply = Response("", stats=Stats(prompt_tokens=len(prompt)))
-        return self._follow(asked, prompt, reply, replies, whole_only)
+        followed = self._follow(asked, prompt, reply, replies, whole_only)
+        self._latest = weakref.ref(followed)  # who leaves its loop lets go of it, and that ends it
+        return followed
+
+    def _leave(self) -> None:
+        """End the reply before, as closing its iterator does, if its reader has begun and not ended it. One
+        that is at work now (in another thread; or it calls us) is not ended: the session then refuses."""
+        latest = self._latest()
+        if latest is not None and getgeneratorstate(latest) == GEN_SUSPENDED:
+            with suppress(ValueError):  # it has gone on in this moment
+                latest.close()
 
     def _follow(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -81,35 +81,64 @@ def whole(steps: Iterable[Response]) -> Response:
     return reply
 
 
-async def in_thread(
-    steps: Generator[Response, None, None], cancel: Callable[[], None]
-) -> AsyncGenerator[Response, None]:
-    """A reply's steps for asyncio, each made in one thread beside the loop.
+class InThread:
+    """A reply's steps for asyncio, each made in one thread beside the loop: an asynchronous iterator.
 
     A thread of its own, not one of the loop's pool: what passes keep for their thread is then kept once.
     When the task is cancelled, `cancel` ends the step under way, which is waited for. At the end, `steps` is
-    closed.
+    closed; and where nobody holds the iterator any more, there and then: an asynchronous generator, once
+    left, would be closed by the loop at some later time.
     """
-    import asyncio  # not for --help
-    from concurrent.futures import ThreadPoolExecutor
 
-    loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1, "edgespec reply")
-    try:
-        while True:
-            step = loop.run_in_executor(thread, next, steps, None)
-            try:
-                made = await asyncio.shield(step)
-            except asyncio.CancelledError:
-                cancel()
-                while not step.done():
-                    with suppress(asyncio.CancelledError):
-                        await asyncio.wait([step])
-                step.exception()  # whatever it is, the task that would care was cancelled
-                raise
-            if made is None:
-                return
-            yield made
-    finally:
-        closed = loop.run_in_executor(thread, steps.close)
-        thread.shutdown(wait=False)
-        await asyncio.shield(closed)
+    def __init__(self, steps: Generator[Response, None, None], cancel: Callable[[], None]) -> None:
+        from concurrent.futures import ThreadPoolExecutor  # not for --help
+
+        self._steps, self._cancel = steps, cancel
+        self._thread = ThreadPoolExecutor(1, "edgespec reply")
+        self._over = False
+
+    def __aiter__(self) -> InThread:
+        return self
+
+    async def __anext__(self) -> Response:
+        import asyncio
+
+        if self._over:
+            raise StopAsyncIteration
+        loop = asyncio.get_running_loop()
+        step = loop.run_in_executor(self._thread, next, self._steps, None)
+        try:
+            made = await asyncio.shield(step)
+        except asyncio.CancelledError:
+            self._cancel()
+            while not step.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([step])
+            step.exception()  # whatever it is, the task that would care was cancelled
+            await self.aclose()
+            raise
+        except Exception:
+            await self.aclose()
+            raise
+        if made is None:
+            await self.aclose()
+            raise StopAsyncIteration
+        return made
+
+    async def aclose(self) -> None:
+        import asyncio
+
+        if not self._over:
+            self._over = True
+            closed = asyncio.get_running_loop().run_in_executor(self._thread, self._steps.close)
+            self._thread.shutdown(wait=False)
+            await asyncio.shield(closed)
+
+    def __del__(self) -> None:
+        if self._over:
+            return
+        try:
+            self._steps.close()
+        except ValueError:  # a step is under way, and only its coroutine was dropped
+            self._cancel()
+        self._thread.shutdown(wait=False)

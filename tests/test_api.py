@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import threading
+import time
 from collections.abc import Iterator
+from inspect import GEN_CLOSED, getgeneratorstate
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ import torch
 import edgespec
 from edgespec import Chat, Engine, GenerationOptions
 from edgespec.errors import ContextError, EdgeSpecError, OptionError
+from edgespec.progress import Progress
+from edgespec.response import Response
 from edgespec.text.conversation import Conversation
 from tests.fake_engine import FakeEngine, FakeTokenizer, long_story
 from tests.test_session import write_model
@@ -291,6 +296,96 @@ def test_leaving_an_async_reply_and_errors_in_it() -> None:
             await chat.asend("wrong")
 
     asyncio.run(main())
+
+
+def test_an_async_loop_that_is_left_has_ended_its_reply(engine: Engine) -> None:
+    """At once, as a generator that nobody holds: what comes next finds the session and its memory free."""
+
+    async def main() -> None:
+        for _ in range(3):
+            async for response in edgespec.astream_generate(engine, "once upon", max_tokens=30):
+                assert response.token is not None
+                break
+            assert len((await edgespec.agenerate(engine, "once upon", max_tokens=3)).tokens) == 3
+        with Chat(engine, options=GenerationOptions(max_tokens=12, ignore_eos=True)) as chat:
+            for message in "abc":
+                async for _ in chat.astream(message):
+                    break
+                assert chat.messages[-1].stopped
+                assert chat.messages[-2].content == message
+            assert len((await chat.asend("d")).tokens) == 12
+            assert len(chat.messages) == 8
+
+    asyncio.run(main())
+    with engine.new_session() as session:
+        assert session.context == 400
+
+
+def test_a_message_ends_a_reply_that_was_left_and_is_held(engine: Engine) -> None:
+    options = GenerationOptions(max_tokens=12, ignore_eos=True)
+
+    async def main(chat: Chat) -> None:
+        held = chat.astream("c")
+        async for _ in held:
+            break
+        assert len((await chat.asend("d")).tokens) == 12
+        assert [response async for response in held] == []
+
+    with Chat(engine, options=options) as chat:
+        held = chat.stream("a")
+        next(held)
+        assert len(chat.send("b").tokens) == 12
+        assert list(held) == []
+        asyncio.run(main(chat))
+        asked = [message for message in chat.messages if message.role == "user"]
+        assert "".join(message.content for message in asked) == "abcd"
+        assert [message.stopped for message in chat.messages[1::2]] == [True, False, True, False]
+        held = chat.stream("e")
+        next(held)
+        assert chat.undo() == "e"
+        assert list(held) == []
+        assert len(chat.messages) == 8
+
+
+def test_a_reply_at_work_is_not_ended_by_another(engine: Engine) -> None:
+    """Asked for by its own callback, between passes or within one."""
+    refused: list[str] = []
+
+    def ask(progress: Progress) -> None:
+        with pytest.raises(OptionError, match="already replying"):
+            chat.send("b")
+        refused.append(progress.stage)
+
+    options = GenerationOptions(max_tokens=4, ignore_eos=True)
+    with Chat(engine, options=options) as chat:
+        assert len(chat.send("a", progress=ask).tokens) == 4
+        assert {"prefill", "layers"} == set(refused)
+        assert len(chat.messages) == 2
+
+
+def test_a_loop_that_ends_before_its_reply_ends_it() -> None:
+    """Its task is dropped in the midst of a step; whoever collects it then ends the reply."""
+    chat, begun = fake_chat(FakeEngine(long_story)), threading.Event()
+    stream = chat.astream("slow tale", progress=lambda progress: begun.set())
+
+    async def begin(stream: Any) -> asyncio.Task[Response]:
+        task = asyncio.ensure_future(anext(stream))
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+        return task
+
+    loop = asyncio.new_event_loop()
+    task = loop.run_until_complete(begin(stream))
+    loop.close()
+    reply = chat._latest()
+    assert reply is not None
+    del task, stream, loop
+    last = time.monotonic() + 30
+    while getgeneratorstate(reply) != GEN_CLOSED:  # once its step has ended
+        assert time.monotonic() < last
+        gc.collect()
+        time.sleep(0.01)
+    assert chat.send("hi").text == long_story("")
 
 
 def test_async_replies_are_the_same(engine: Engine) -> None:
