@@ -23,7 +23,7 @@ KV = tuple[Tensor, Tensor]  # of one layer, [kv_heads, places, head_dim] each
 GATHER_ROWS = 16  # rows whose own blocks are gathered at a time: bounds the copy's memory
 # Numbers of rows and keys of a prompt's attention are multiples of this and of BLOCK: in bf16 torch keeps
 # compiled code, some 20 KB, for each pair of remainders that it meets, in each thread and for ever.
-PREFILL_ROWS = 32
+PREFILL_MULTIPLE = 32
 
 
 class AttentionPlan:
@@ -59,7 +59,7 @@ class _Prefill:
     ) -> None:
         assert not isinstance(cache, Overlay), "prompts are not followed in an overlay"
         self.cache = cache
-        whole = np.pad(positions, (0, -len(positions) % PREFILL_ROWS), mode="edge")
+        whole = np.pad(positions, (0, -len(positions) % PREFILL_MULTIPLE), mode="edge")
         self.positions = torch.from_numpy(whole).to(device)  # [n, and more rows like the last]
         self.end = round_up(int(positions[-1]) + 1)
         self.first = cache.length

@@ -22,7 +22,7 @@ from edgespec.offload.chunks import Blocks, Chunk, ChunkTable, Piece
 from edgespec.offload.digest import mismatch
 from edgespec.offload.read_ahead import Range, read_ahead
 from edgespec.runtimes.base import IntArray, PassObserver
-from edgespec.runtimes.torch.weights import Weights
+from edgespec.runtimes.torch.weights import Weights, with_biases
 
 
 class LowBitCopy:
@@ -137,8 +137,7 @@ class SubstituteWeights:
             outs = matrices.times(x, x.dtype)
         else:
             outs = [self._in_turn(name, x) for name in names]
-        biases = [self.small.get(name + ".bias") for name in names]
-        return [out if bias is None else out + bias for out, bias in zip(outs, biases, strict=True)]
+        return with_biases(outs, names, self.small)
 
     def _in_turn(self, name: str, x: Tensor) -> Tensor:
         parts = [linear(x, block, exact=block.scale is None) for block in self.blocks[name + ".weight"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -160,8 +160,7 @@ class Weights:
             outs = matrices.times(x, x.dtype)
         else:
             outs = [self._in_turn(name, x, exact, observer, apart) for name in names]
-        biases = [self.small.get(name + ".bias") for name in names]
-        return [out if bias is None else out + bias for out, bias in zip(outs, biases, strict=True)]
+        return with_biases(outs, names, self.small)
 
     def _together(self, names: tuple[str, ...]) -> compiled.Matrices | None:
         """One call for all of them, when they stay in memory."""
@@ -254,6 +253,12 @@ class Weights:
     def _close_files(self) -> None:
         for file in self.files.values():
             file.close()
+
+
+def with_biases(outs: Sequence[Tensor], names: Sequence[str], small: Mapping[str, Tensor]) -> list[Tensor]:
+    """Products [n, out] of the matrices `names`, each with its bias where there is one."""
+    biases = [small.get(name + ".bias") for name in names]
+    return [out if bias is None else out + bias for out, bias in zip(outs, biases, strict=True)]
 
 
 def as_block(data: Tensor, piece: Piece, scale: Piece | None) -> Block:
