@@ -39,7 +39,9 @@ def soak(models: tuple[Path, Path], **limits: int) -> Row:
     options = {"memory": 2 * 10**9, "drafter": "ngram+model", "draft_model": str(draft)}
     command = [sys.executable, "-m", "benchmarks.soak_process", str(target)]
     command += [json.dumps(options), json.dumps(limits)]
-    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+    # MKL keeps 4 MB a thread from its first use on, which may come with any reply: it gives them back here.
+    once = {"MKL_DISABLE_FAST_MM": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1", **once}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     row: Row = json.loads(done.stdout)
