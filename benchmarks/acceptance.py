@@ -53,23 +53,22 @@ def tokens(bench: Bench, arm: Arm, depth: int = 0) -> dict[int, Row]:
 
 def table(bench: Bench, base: str | None = None, at: int = 5) -> Report:
     """`base`: an arm that others are compared with, at so many steps."""
-    args = bench.args
-    columns = ["drafter", "L_SV", *(f"{n} steps" for n in args.steps), f"× {base} at {at}"]
-    report = Report(f"Tokens per cycle, small model, {bench.described()}", columns if base else columns[:-1])
-    reference = next(
-        (tokens(bench, arm, arm.depths[0]).get(at) for arm in bench.arms if arm.name == base), None
-    )
+    report = Report(f"Tokens per cycle, small model, {bench.described()}")
+    reference = next((tokens(bench, arm, arm.depths[0]) for arm in bench.arms if arm.name == base), {})
     different = total = 0
     for arm in bench.arms:
         for depth in arm.depths:
             found = tokens(bench, arm, depth)
             different += sum(row["replies"] - row["same"] for row in found.values())
             total += sum(row["replies"] for row in found.values())
-            cells = [f"{found[n]['tau']:.2f}" if n in found else "" for n in args.steps]
+            row = {"drafter": arm.name, "L_SV": depth or ""}
+            row |= {f"{n} steps": f"{found[n]['tau']:.2f}" if n in found else "" for n in bench.args.steps}
             if 0 in found:
-                cells[0] = f"{found[0]['tau']:.2f} (free)"
-            ratio = compared(found[at], reference) if reference and at in found else ""
-            report.add(arm.name, str(depth or ""), *cells, *([ratio] if base else []))
+                row[f"{bench.args.steps[0]} steps"] = f"{found[0]['tau']:.2f} (free)"
+            if base:
+                known = at in found and at in reference
+                row[f"× {base} at {at}"] = compared(found[at], reference[at]) if known else ""
+            report.add(row)
     report.notes.append(
         f"{different} of {total} replies differ from the plain ones, made by another process."
     )

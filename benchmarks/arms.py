@@ -111,7 +111,7 @@ class Bench:
                 if "was recorded" not in str(error):
                     raise
                 continue
-            found += timed(row)
+            found += whole(row)
             peak = max(peak, row["peak_memory"])
             if len(found) >= count:
                 return {"cycles": found, "peak_memory": peak, "plan": worker.loaded["plan"]}
@@ -225,7 +225,7 @@ def open_worker(model: Path, dial: int, drafter: str, **options: Any) -> Worker:
     return Worker(model, dial, drafter, **{"context": CONTEXT, **options})
 
 
-def timed(reply: Row) -> list[Row]:
+def whole(reply: Row) -> list[Row]:
     """The cycles whose time and tokens count: not the first (a full ring awaits it), nor the last (cut)."""
     cycles: list[Row] = reply["cycles"][1:-1]
     return cycles

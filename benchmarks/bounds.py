@@ -10,7 +10,7 @@ import statistics
 from functools import partial
 from pathlib import Path
 
-from benchmarks.arms import OWN, Bench, Options, bench_of, drafting_arguments, open_worker, timed
+from benchmarks.arms import OWN, Bench, Options, bench_of, drafting_arguments, open_worker, whole
 from benchmarks.common import Row
 from benchmarks.held_out import noise
 from benchmarks.tables import Report, spread
@@ -21,8 +21,7 @@ HOT = 8.0  # a temperature at which nobody can guess the next token
 
 def nodes(bench: Bench, dial: int) -> Report:
     name = format_bytes(dial)
-    columns = ["1 node, s", "64 nodes, s", "ratio", "passes"]
-    report = Report(f"A pass over 64 nodes against one node at {name}", columns)
+    report = Report(f"A pass over 64 nodes against one node at {name}")
     mode = {"kind": "wrong", "nodes": [1, 64]}
     for turn in range(bench.args.rounds):
         bench.store.get(f"{name}/nodes/{turn}", partial(bench.timed, dial, "none", {}, mode, turn))
@@ -31,25 +30,26 @@ def nodes(bench: Bench, dial: int) -> Report:
             [statistics.median(c["verify"] for c in row["cycles"] if c["nodes"] == count) for row in found]
             for count in (1, 64)
         )
-        ratios = [b / a for a, b in zip(one, many, strict=True)]
-        report.add(spread(one), spread(many), spread(ratios, 3), str(sum(len(r["cycles"]) for r in found)))
+        figures = {"1 node, s": spread(one), "64 nodes, s": spread(many)}
+        figures["ratio"] = spread([b / a for a, b in zip(one, many, strict=True)], 3)
+        report.add({**figures, "passes": sum(len(row["cycles"]) for row in found)})
     return report
 
 
 def adversarial(bench: Bench, dial: int) -> Report:
     """Text at a temperature that makes every token a surprise, after prompts of random tokens."""
     name, args = format_bytes(dial), bench.args
-    columns = ["where", "drafters", "× plain", "tokens timed"]
-    report = Report(f"--drafter auto on random tokens at {name}", columns)
-    streamed: dict[str, Options] = {arm.name: arm.big for arm in bench.arms}
-    places: list[tuple[str, Path, dict[str, Options], int]] = []
-    if args.resident_target:
-        ways: dict[str, Options] = {"ngram": {}}
-        if args.resident_draft:
-            ways["model"] = {"draft_model": args.resident_draft}
-        places.append(("resident", args.resident_target, ways, 40 * args.cycles))
-    places.append(("streamed", args.target, {**streamed, "ngram": {}}, 20 * args.cycles))
+    report = Report(f"--drafter auto on random tokens at {name}")
+    ngram: dict[str, Options] = {"ngram": {}}
+    resident: dict[str, Options] = (
+        {"model": {"draft_model": args.resident_draft}} if args.resident_draft else {}
+    )
+    streamed = {arm.name: arm.big for arm in bench.arms}
+    places = [("resident", args.resident_target, ngram | resident, 40 * args.cycles)]
+    places += [("streamed", args.target, streamed | ngram, 20 * args.cycles)]
     for where, model, ways, count in places:
+        if model is None:
+            continue
         stem = f"{name}/adversarial/{where}"
         for turn in range(args.rounds):
             job = partial(surprise, model, dial, count, turn)
@@ -61,7 +61,9 @@ def adversarial(bench: Bench, dial: int) -> Report:
             found = bench.rounds(f"{stem}/{way}")
             ratios = [f["rate"] / p["rate"] for f, p in zip(found, plain, strict=False)]
             if ratios:
-                report.add(where, way, spread(ratios, 3), str(sum(f["tokens"] for f in found)))
+                timed = sum(f["tokens"] for f in found)
+                figures = {"× plain": spread(ratios, 3), "tokens timed": timed}
+                report.add({"where": where, "drafters": way, **figures})
     return report
 
 
@@ -72,7 +74,7 @@ def surprise(model: Path, dial: int, count: int, seed: int, drafter: str, option
         for turn, prompt in enumerate(noise(model, 200)):
             job = {"temperature": HOT, "seed": 1000 * seed + turn}
             # The first token and the first and the last cycle are not timed.
-            for cycle in timed(worker.run(prompt, min(count + 3, 900), OWN, **job)):
+            for cycle in whole(worker.run(prompt, min(count + 3, 900), OWN, **job)):
                 seconds += cycle["seconds"]
                 tokens += cycle["tokens"]
             if tokens >= count:

@@ -30,8 +30,6 @@ class Controls:
     limit: str
     swap: str
     peak: str
-    cache: str  # key in memory.stat
-    anon: str
     read_limit: str
 
 
@@ -39,16 +37,12 @@ V1 = Controls(
     limit="memory.limit_in_bytes",
     swap="memory.memsw.limit_in_bytes",  # memory + swap
     peak="memory.max_usage_in_bytes",
-    cache="total_cache",
-    anon="total_rss",
     read_limit="blkio.throttle.read_bps_device",
 )
 V2 = Controls(
     limit="memory.max",
     swap="memory.swap.max",
     peak="memory.peak",
-    cache="file",
-    anon="anon",
     read_limit="io.max",
 )
 
@@ -92,19 +86,17 @@ class Cgroup:
     def limit_hits(self) -> int | None:
         if self.controls is V2:
             return read_table(self.directory / "memory.events").get("max", 0)
-        # Memory + swap has the same limit and is charged first, so it counts most of them.
-        counters = [self.directory / name for name in ("memory.failcnt", "memory.memsw.failcnt")]
-        hits = sum(int(counter.read_text()) for counter in counters if counter.exists())
+        hits = self.failures()
         return hits if hits or counts_limit_hits() else None
+
+    def failures(self) -> int:
+        """Version 1's count of limit hits. Memory + swap has the same limit and is charged first."""
+        counters = [self.directory / name for name in ("memory.failcnt", "memory.memsw.failcnt")]
+        return sum(int(counter.read_text()) for counter in counters if counter.exists())
 
     def oom_kills(self) -> int:
         name = "memory.oom_control" if self.controls is V1 else "memory.events"
         return read_table(self.directory / name).get("oom_kill", 0)
-
-    def stat(self) -> tuple[int, int]:
-        """(page cache, anonymous) bytes charged now."""
-        table = read_table(self.directory / "memory.stat")
-        return table.get(self.controls.cache, 0), table.get(self.controls.anon, 0)
 
     def remove(self) -> None:
         for directory in self.directories:
@@ -203,5 +195,4 @@ def counts_limit_hits() -> bool:
     with fresh_cgroup(8 * 2**20) as group, tempfile.NamedTemporaryFile() as file:
         command = ["dd", "if=/dev/zero", f"of={file.name}", "bs=64k", "count=512"]
         subprocess.run(command, preexec_fn=group.enter, capture_output=True, check=False)
-        counters = (group.directory / name for name in ("memory.failcnt", "memory.memsw.failcnt"))
-        return any(int(counter.read_text()) for counter in counters if counter.exists())
+        return group.failures() > 0

@@ -1,10 +1,4 @@
-"""What every benchmark shares: command lines of the checkout under test, and arms in turn.
-
-Conventions: arms run in turn, round by round, each round starting with another arm, because a shared
-machine drifts; a figure is the median over rounds with its range; a ratio is the median of the rounds' own
-ratios. Every script prints a markdown table and writes the same rows, with the machine's description, as
-JSON to benchmarks/results/ (`tables.py`).
-"""
+"""What every benchmark shares: command lines of the checkout under test, and arms in turn."""
 
 from __future__ import annotations
 
@@ -15,9 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edgespec.values import parse_bytes
 
@@ -25,6 +19,7 @@ REPO = Path(__file__).resolve().parents[1]
 PROMPT = "Once upon a time there was a small machine that wanted to read a large book."
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 def edgespec_command(*args: str | Path | int) -> list[str]:
@@ -33,7 +28,7 @@ def edgespec_command(*args: str | Path | int) -> list[str]:
 
 
 def generate_command(
-    model: Path, prompt: str, dial: int, tokens: int, drafter: str = "none", *more: str | Path | int
+    model: Path, prompt: str, dial: int, tokens: int, drafter: str, *more: str | Path | int
 ) -> list[str]:
     """One reply by this checkout, its tokens and stats as the last line of JSON."""
     options = ["-p", prompt, "--memory", dial, "--drafter", drafter, "--max-tokens", tokens, "--json", *more]
@@ -48,12 +43,9 @@ def environment() -> dict[str, str]:
 
 def pack(model: Path, out: Path, *options: str) -> Path:
     """`edgespec pack` to `out`, unless it is there. Raises SystemExit when it fails."""
-    if not out.exists():
-        done = subprocess.run(
-            edgespec_command("pack", model, "-o", out, *options), env=environment(), check=False
-        )
-        if done.returncode:
-            raise SystemExit(f"packing {model} to {out} failed")
+    command = edgespec_command("pack", model, "-o", out, *options)
+    if not out.exists() and subprocess.call(command, env=environment()):
+        raise SystemExit(f"packing {model} to {out} failed")
     return out
 
 
@@ -66,15 +58,19 @@ def compile_checkout() -> None:
 def interleave(arms: Mapping[str, Callable[[], Row]], rounds: int) -> dict[str, list[Row]]:
     """Run every arm once a round, starting each round with the next arm. Progress goes to stderr."""
     results: dict[str, list[Row]] = {name: [] for name in arms}
-    names = list(arms)
     for i in range(rounds):
-        turn = i % len(names)
-        for name in names[turn:] + names[:turn]:
+        for name in in_turn(list(arms), i):
             began = time.perf_counter()
             results[name].append(arms[name]())
             seconds = time.perf_counter() - began
             print(f"round {i + 1}/{rounds}  {name}: {seconds:.1f} s", file=sys.stderr, flush=True)
     return results
+
+
+def in_turn(arms: Sequence[T], turn: int) -> list[T]:
+    """The arms in a round's order."""
+    first = turn % len(arms)
+    return [*arms[first:], *arms[:first]]
 
 
 def sizes(text: str) -> list[int]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from benchmarks.common import Row, arguments, interleave, sizes
@@ -25,11 +25,6 @@ from benchmarks.worker import Worker, per_cycle
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.values import format_bytes, parse_bytes
 
-COLUMNS = (
-    *("dial", "read a pass", "against plan", "tokens/s", "GB/s", "of raw reads", "cycle, s", "I/O, s"),
-    *("compute, s", "cycle / max", "cycles timed", "load, s"),
-)
-
 
 class RawReads:
     """Direct reads that go on through the model's files from call to call; or reads of memory."""
@@ -37,22 +32,19 @@ class RawReads:
     def __init__(self, model: Path, nbytes: int) -> None:
         self.model, self.nbytes = model, nbytes
         self.turn = itertools.count()
-        self.threads = 0
-        self.memory: MemoryRead | None = None
+        self.threads = 0  # as fits the disk, once it is read
+
+    @cached_property
+    def memory(self) -> MemoryRead:
+        return MemoryRead(min(self.nbytes, 2 * 10**9))
 
     def rate(self, streamed: bool) -> float:
         """Bytes a second."""
         if not streamed:
-            self.memory = self.memory or MemoryRead(min(self.nbytes, 2 * 10**9))
             return self.memory.rate()
         self.threads = self.threads or best_read_threads([self.model])
         start = next(self.turn) * 509  # requests; a prime, so that repeats begin elsewhere
         return direct_read_rate([self.model], self.nbytes, self.threads, start)
-
-
-def weight_bytes(model: Path) -> int:
-    """Bytes that one token of plain decoding multiplies by: all matrices but an untied embedding."""
-    return sum(chunk.nbytes for chunk in describe_model(model).table.chunks)
 
 
 def decode(model: Path, dial: int, tokens: int, blocks: int, raw: RawReads) -> Row:
@@ -67,14 +59,22 @@ def decode(model: Path, dial: int, tokens: int, blocks: int, raw: RawReads) -> R
         loaded = worker.loaded
     passes = sum(reply["passes"] for reply in replies)
     streamed, disk = (sum(reply[key] for reply in replies) / passes for key in ("streamed", "disk"))
+    # What one token multiplies by: all matrices but an untied embedding.
+    weights = sum(chunk.nbytes for chunk in describe_model(model).table.chunks)
     timed = []
     for reply, before, after in zip(replies, rates, rates[1:], strict=False):
         block = {**per_cycle(reply), "raw_rate": (before + after) / 2}
         if not planned:
-            block["read_rate"] = weight_bytes(model) / block["cycle_seconds"]
+            block["read_rate"] = weights / block["cycle_seconds"]
         timed.append(block)
-    figures = {"streamed": streamed, "disk": disk, "planned": planned, "load_seconds": loaded["load_seconds"]}
-    return {**figures, "blocks": timed, "plan": loaded["plan"], "replies": replies}
+    return {
+        **loaded,
+        "streamed": streamed,
+        "disk": disk,
+        "planned": planned,
+        "blocks": timed,
+        "replies": replies,
+    }
 
 
 def compute(model: Path, memory: int, tokens: int) -> Row:
@@ -85,8 +85,8 @@ def compute(model: Path, memory: int, tokens: int) -> Row:
         return per_cycle(worker.reply(tokens))
 
 
-def cells(rows: list[Row], computed: list[float] | None) -> list[str]:
-    """Of a dial, from "read a pass" on; `computed` are the rounds' seconds of computing a cycle."""
+def cells(rows: list[Row], computed: list[float]) -> Row:
+    """Of a dial; `computed` are the rounds' seconds of computing a cycle, if that was timed."""
     blocks = [block for row in rows for block in row["blocks"]]
     cycle, rates, raw = (
         [block[key] for block in blocks] for key in ("cycle_seconds", "read_rate", "raw_rate")
@@ -95,21 +95,21 @@ def cells(rows: list[Row], computed: list[float] | None) -> list[str]:
     off = [row["streamed"] / row["planned"] - 1 for row in rows if row["planned"]]  # plans differ a little
     io = [row["streamed"] / block["raw_rate"] for row in rows for block in row["blocks"]]
     # The round's compute, once for each of its blocks.
-    times = [t for t, row in zip(computed or [], rows, strict=False) for _ in row["blocks"]]
+    times = [t for t, row in zip(computed, rows, strict=False) for _ in row["blocks"]]
     bound = [max(pair) for pair in zip(io, times, strict=False)]
-    return [
-        format_bytes(streamed),
-        f"{max(off, key=abs):+.2%}" if off else "",
-        spread([1 / seconds for seconds in cycle]),
-        spread([rate / 1e9 for rate in rates]),
-        f"{median_ratio(rates, raw):.1%}",
-        spread(cycle, 3),
-        spread(io) if off else "",
-        spread(computed, 3) if computed else "",
-        f"{median_ratio(cycle, bound):.3f}" if bound and off else "",
-        str(sum(block["cycles"] for block in blocks)),
-        spread([row["load_seconds"] for row in rows], 1),
-    ]
+    return {
+        "read a pass": format_bytes(streamed),
+        "against plan": f"{max(off, key=abs):+.2%}" if off else "",
+        "tokens/s": spread([1 / seconds for seconds in cycle]),
+        "GB/s": spread([rate / 1e9 for rate in rates]),
+        "of raw reads": f"{median_ratio(rates, raw):.1%}",
+        "cycle, s": spread(cycle, 3),
+        "I/O, s": spread(io) if off else "",
+        "compute, s": spread(computed, 3) if computed else "",
+        "cycle / max": f"{median_ratio(cycle, bound):.3f}" if bound and off else "",
+        "cycles timed": sum(block["cycles"] for block in blocks),
+        "load, s": spread([row["load_seconds"] for row in rows], 1),
+    }
 
 
 def main() -> None:
@@ -133,15 +133,14 @@ def main() -> None:
     computed = [row["cycle_seconds"] for row in results.get("compute", [])]
 
     title = f"Plain decoding: {model.name}, {args.rounds} × {args.blocks} replies, median (range)"
-    report = Report(title, COLUMNS, raw={**results, "raw_read_threads": raw.threads})
+    report = Report(title, raw=dict(results))
     for dial in args.dials:
-        report.add(format_bytes(dial), *cells(results[str(dial)], computed or None))
-    each = [(row["disk"], row["streamed"]) for dial in args.dials for row in results[str(dial)]]
+        report.add({"dial": format_bytes(dial), **cells(results[str(dial)], computed)})
+    off = max(abs(row["disk"] - row["streamed"]) for dial in args.dials for row in results[str(dial)])
     report.notes.append(
         f"Raw reads before and after each reply: of files O_DIRECT, 4 MiB, {raw.threads} threads, "
         f"{format_bytes(args.raw)}; of memory where nothing is streamed. The kernel's count of bytes "
-        f"read a pass (`/proc/<pid>/io`) differs from the streamer's by at most "
-        f"{format_bytes(max(abs(disk - streamed) for disk, streamed in each))}."
+        f"read a pass (`/proc/<pid>/io`) differs from the streamer's by at most {format_bytes(off)}."
     )
     report.finish(args.json)
 

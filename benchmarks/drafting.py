@@ -29,27 +29,17 @@ from benchmarks.arms import (
     open_worker,
     seconds,
 )
-from benchmarks.common import Row
+from benchmarks.common import Row, in_turn
 from benchmarks.tables import Report, spread
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.values import format_bytes
-
-COLUMNS = (
-    *("drafter", "L_SV", "steps", "tokens a cycle", "cycle, s", "draft, s", "pass, s", "tokens/s", "× plain"),
-    *("× nothing pinned", "GB read a token", "GB of layers from memory a token", "by the paper's BPT"),
-    *("peak", "cycles timed"),
-)
-
-
-# seconds a cycle
 
 
 def measure(bench: Bench, dial: int) -> None:
     for turn in range(bench.args.rounds):
         bench.plain(dial, turn)
         bench.plain(dial, turn, pinned=False)
-        first = turn % len(bench.arms)
-        for arm in bench.arms[first:] + bench.arms[:first]:
+        for arm in in_turn(bench.arms, turn):
             mode = arm.mode(arm.steps(bench.args.steps))
             timed = partial(bench.timed, dial, arm.drafter, arm.big, mode, turn)
             bench.store.get(f"{format_bytes(dial)}/cycles/{arm.name}/{turn}", timed)
@@ -90,63 +80,53 @@ def depths(bench: Bench, arm: Arm, rows: list[Row]) -> tuple[int, int, int]:
 
 def speeds(bench: Bench, dial: int) -> Report:
     name = format_bytes(dial)
-    report = Report(f"Speed at {name}: tokens per cycle (small) / seconds a cycle (big), best steps", COLUMNS)
+    report = Report(f"Speed at {name}: tokens per cycle (small) / seconds a cycle (big), best steps")
     plain, bare = (bench.rounds(f"{name}/plain{more}") for more in ("", ", nothing pinned"))
     if not plain or not bare:
         return report
     for label, rows in (("plain, nothing pinned", bare), ("plain", plain)):
-        report.add(
-            label,
-            "",
-            "",
-            *speed_cells(1.0, [row["cycles"] for row in rows], plain, bare),
-            "",
-            "",
-            *tail(rows),
-        )
+        figures = speed_cells(1.0, [row["cycles"] for row in rows], plain, bare)
+        report.add({"drafter": label, "L_SV": "", "steps": "", **figures, "peak": peak(rows)})
     for arm in bench.arms:
         speed = Speed(bench, dial, arm)
         if speed.steps is None:
             report.failed(arm.name, bench.store.rows.get(f"{name}/cycles/{arm.name}/0", {}).get("error", ""))
             continue
-        rounds = speed.rounds(speed.steps)
-        traffic = ["", ""]
+        figures = speed_cells(speed.tau, speed.rounds(speed.steps), plain, bare)
         if arm.variant:
-            read = statistics.mean(c["layers"] for cycles in rounds for c in cycles)
             drafting = speed.big_depth if "deep" in arm.variant else speed.draft_depth
-            by_paper = layer_traffic(bench.args.target, drafting, speed.steps)
-            traffic = [f"{nbytes / speed.tau / 1e9:.2f}" for nbytes in (read, by_paper)]
-        report.add(
-            arm.name,
-            f"{speed.depth} ({speed.big_depth})" if speed.depth else "",
-            str(speed.steps or "free"),
-            *speed_cells(speed.tau, rounds, plain, bare),
-            *traffic,
-            *tail(speed.rows, sum(map(len, rounds))),
-        )
+            by_paper = layer_traffic(bench.args.target, drafting, speed.steps) / speed.tau
+            figures["by the paper's BPT"] = f"{by_paper / 1e9:.2f}"
+        else:  # passes of other drafters are not counted
+            figures["GB of layers from memory a token"] = ""
+        depths = f"{speed.depth} ({speed.big_depth})" if speed.depth else ""
+        named = {"drafter": arm.name, "L_SV": depths, "steps": speed.steps or "free"}
+        report.add({**named, **figures, "peak": peak(speed.rows)})
     return report
 
 
-def speed_cells(tau: float, rounds: list[list[Row]], plain: list[Row], bare: list[Row]) -> list[str]:
-    """From "tokens a cycle" to "GB read a token"."""
+def speed_cells(tau: float, rounds: list[list[Row]], plain: list[Row], bare: list[Row]) -> Row:
     each = [c for cycles in rounds for c in cycles]
     cycle = [seconds({"cycles": cycles}) for cycles in rounds]
     over = [[tau * seconds(o) / own for o, own in zip(other, cycle, strict=False)] for other in (plain, bare)]
-    return [
-        f"{tau:.2f}",
-        spread(cycle),
-        f"{statistics.median(c['draft'] for c in each):.2f}",
-        f"{statistics.median(c['verify'] for c in each):.2f}",
-        f"{tau / statistics.median(cycle):.3f}",
-        *map(spread, over),
-        f"{statistics.mean(c['bytes'] for c in each) / tau / 1e9:.2f}",
-    ]
+    read, layers = (statistics.mean(c[key] for c in each) / tau / 1e9 for key in ("bytes", "layers"))
+    return {
+        "tokens a cycle": f"{tau:.2f}",
+        "cycle, s": spread(cycle),
+        "draft, s": f"{statistics.median(c['draft'] for c in each):.2f}",
+        "pass, s": f"{statistics.median(c['verify'] for c in each):.2f}",
+        "tokens/s": f"{tau / statistics.median(cycle):.3f}",
+        "× plain": spread(over[0]),
+        "× nothing pinned": spread(over[1]),
+        "GB read a token": f"{read:.2f}",
+        "GB of layers from memory a token": f"{layers:.2f}",
+        "by the paper's BPT": "",
+        "cycles timed": len(each),
+    }
 
 
-def tail(rows: list[Row], cycles: int | None = None) -> list[str]:
-    """ "peak" and "cycles timed"."""
-    count = sum(len(row["cycles"]) for row in rows) if cycles is None else cycles
-    return [format_bytes(max(row["peak_memory"] for row in rows)), str(count)]
+def peak(rows: list[Row]) -> str:
+    return format_bytes(max(row["peak_memory"] for row in rows))
 
 
 def layer_traffic(target: Path, drafting: int, g: int) -> float:
@@ -158,15 +138,10 @@ def layer_traffic(target: Path, drafting: int, g: int) -> float:
     return g * sum(layers[:drafting]) + sum(layers[drafting:])
 
 
-# whole replies
-
-
 def replies(bench: Bench, dial: int) -> Report:
     """The shortest held-out replies of at least so many tokens, with the best steps and as users get it."""
     name, args = format_bytes(dial), bench.args
-    columns = ["drafter", "steps", "tokens/s", "by its parts", "off by", "own controller, tokens/s"]
-    columns += ["× plain", "off by its parts", "replies", "same text", "peak"]
-    report = Report(f"Whole replies at {name}", columns)
+    report = Report(f"Whole replies at {name}")
     long = [row for row in bench.prompts if len(row["reply"]) >= args.least]
     known = sorted(long, key=lambda row: len(row["reply"]))[: args.replies]
     plain = middle(bench.rounds(f"{name}/plain"))
@@ -189,17 +164,19 @@ def replies(bench: Bench, dial: int) -> Report:
         small, big, users = found
         parts = made(small) / sum(len(r["cycles"]) for r in small) / speed.cycle(speed.steps)
         report.add(
-            arm.name,
-            str(speed.steps),
-            f"{rate(big):.3f}",
-            f"{parts:.3f}",
-            f"{rate(big) / parts - 1:+.0%}",
-            f"{rate(users):.3f}",
-            f"{rate(users) * plain:.2f}",
-            f"{rate(users) / parts - 1:+.0%}",
-            ", ".join(str(len(r["tokens"])) for r in big),
-            "all" if all(r["same"] for r in (*big, *users)) else "differs",
-            format_bytes(max(r["peak_memory"] for r in (*big, *users))),
+            {
+                "drafter": arm.name,
+                "steps": speed.steps,
+                "tokens/s": f"{rate(big):.3f}",
+                "by its parts": f"{parts:.3f}",
+                "off by": f"{rate(big) / parts - 1:+.0%}",
+                "own controller, tokens/s": f"{rate(users):.3f}",
+                "× plain": f"{rate(users) * plain:.2f}",
+                "off by its parts": f"{rate(users) / parts - 1:+.0%}",
+                "replies": ", ".join(str(len(r["tokens"])) for r in big),
+                "same text": "all" if all(r["same"] for r in (*big, *users)) else "differs",
+                "peak": peak([*big, *users]),
+            }
         )
     return report
 

@@ -43,8 +43,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     options = parser.parse_args()
 
-    columns = ("weights", "rows", "kernel", "ms", "GB/s of weights", "of memory reads", "against bf16")
-    report = Report(f"Matmuls on {options.device}, {torch.get_num_threads()} threads", columns)
+    report = Report(f"Matmuls on {options.device}, {torch.get_num_threads()} threads")
     if why := compiled.unavailable():
         report.notes.append(f"The compiled kernels are not there: {why}.")
     memory = MemoryRead(10**9)
@@ -68,9 +67,17 @@ def main() -> None:
                 bf16 = [row["ms"] for row in found["bf16"]]
                 for name, rows in found.items():
                     ms, rate = ([row[key] for row in rows] for key in ("ms", "gbps"))
-                    share = f"{median_ratio(rate, reads):.0%}" if reads else ""
-                    against = f"{median_ratio(bf16, ms):.2f} x"
-                    report.add(shape, str(n), name, spread(ms), spread(rate, 1), share, against)
+                    report.add(
+                        {
+                            "weights": shape,
+                            "rows": n,
+                            "kernel": name,
+                            "ms": spread(ms),
+                            "GB/s of weights": spread(rate, 1),
+                            "of memory reads": f"{median_ratio(rate, reads):.0%}" if reads else "",
+                            "against bf16": f"{median_ratio(bf16, ms):.2f} x",
+                        }
+                    )
                     row = {"shape": shape, "rows": n, "kernel": name, "ms": ms, "gbps": rate}
                     results.append({**row, "memory_gbps": reads})
     report.raw["measurements"] = results

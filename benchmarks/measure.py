@@ -22,15 +22,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO
 
-from benchmarks.cgroup import Cgroup, fresh_cgroup
+from benchmarks.cgroup import fresh_cgroup
 from benchmarks.common import Row, arguments, interleave
 from benchmarks.page_cache import cached_bytes, drop_caches, files_under
 from benchmarks.tables import Report, spread, tail
 from edgespec.values import format_bytes, parse_bytes
 
-SAMPLE_SECONDS = 0.2
 LARGEST_CHARGE = 4 * 2**20  # a charge is at most a huge page (2 MiB) and the batches of the CPUs
 
 
@@ -44,11 +42,8 @@ class Usage:
     wall: float = 0.0
     cpu: float = 0.0
     peak: int = 0  # most memory ever charged to the cgroup: anonymous + page cache + kernel
-    cache_peak: int = 0  # most page cache charged to it, sampled
-    anon_peak: int = 0  # most anonymous memory, sampled
     limit_hits: int | None = 0  # allocations that met it (v1 failcnt, v2 events.max); None: not counted
     oom_kills: int = 0
-    max_rss: int = 0
     bytes_read: int = 0  # from the disk, page faults included (/proc/<pid>/io)
     bytes_written: int = 0  # to the disk
     cached_after: int = 0  # bytes of the watched files that the page cache holds afterwards
@@ -67,15 +62,13 @@ class Usage:
         # A kernel that does not count hits: no charge failed if the largest would still have fitted.
         return self.limit_hits is None and self.peak > self.limit - LARGEST_CHARGE
 
-    def to_dict(self) -> Row:
-        """For a results file: everything, of the streams the last lines."""
-        streams = {"stdout": self.stdout[-2000:], "stderr": self.stderr[-2000:]}
-        return {**asdict(self), **streams, "met": self.met_limit, "failure": self.failure()}
-
     def row(self) -> Row:
-        """This, and what a command that succeeded printed last as JSON."""
-        row = self.to_dict()
-        return row if row["failure"] else row | json.loads(self.stdout.strip().splitlines()[-1])
+        """For a results file: everything, of the streams the last lines; and the JSON object that a command
+        printed last, if it did."""
+        streams = {"stdout": self.stdout[-2000:], "stderr": self.stderr[-2000:]}
+        row = {**asdict(self), **streams, "met": self.met_limit, "failure": self.failure()}
+        last = self.stdout.strip().rpartition("\n")[2]
+        return row | json.loads(last) if last.startswith("{") and not row["failure"] else row
 
     def failure(self) -> str:
         """One line on why it failed; "" when it did not."""
@@ -85,16 +78,22 @@ class Usage:
             return f"stopped after {self.wall:.0f} s"
         if self.exit_code < 0:
             return f"killed by {signal.Signals(-self.exit_code).name}"
-        lines = [line for line in self.stderr.strip().splitlines() if line.strip()]
-        return (lines[-1] if lines else f"exit code {self.exit_code}") if self.exit_code else ""
+        return (tail(self.stderr) or f"exit code {self.exit_code}") if self.exit_code else ""
+
+
+def limit_met(rows: Sequence[Row]) -> str:
+    return "met" if any(row["met"] for row in rows) else "never met"
+
+
+def failure(rows: Sequence[Row]) -> str:
+    """Of the first run that failed; "" when none did."""
+    return next((row["failure"] for row in rows if row["failure"]), "")
 
 
 def process_io(pid: int | str) -> tuple[int, int]:
     """(bytes read, bytes written) at the disk by a process and its reaped children."""
-    table = {}
-    for line in Path(f"/proc/{pid}/io").read_text().splitlines():
-        key, value = line.split(":")
-        table[key] = int(value)
+    lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    table = {key: int(value) for key, value in (line.split(":") for line in lines)}
     return table["read_bytes"], table["write_bytes"] - table["cancelled_write_bytes"]
 
 
@@ -117,86 +116,59 @@ def run(
         group = stack.enter_context(fresh_cgroup(memory))
         if read_bps is not None:
             group.limit_reads(files[0] if files else Path.cwd(), read_bps)
-        out = stack.enter_context(tempfile.TemporaryFile())
-        err = stack.enter_context(tempfile.TemporaryFile())
+        out, err = (stack.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in range(2))
         began = time.perf_counter()
         process = subprocess.Popen(
             command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=env, preexec_fn=group.enter
         )
         stack.callback(process.kill)
-        stop = threading.Event()
-        sampler = threading.Thread(target=_sample, args=(group, usage, process, began, timeout, stop))
-        sampler.start()
-        try:
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie still has its /proc/<pid>/io
-            usage.wall = time.perf_counter() - began
-            usage.bytes_read, usage.bytes_written = process_io(process.pid)
-        finally:
-            stop.set()
-            sampler.join()
+
+        def stop() -> None:
+            usage.timed_out = True
+            process.kill()
+
+        if timeout is not None:
+            timer = threading.Timer(timeout, stop)
+            stack.callback(timer.cancel)
+            timer.start()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie still has its /proc/<pid>/io
+        usage.wall = time.perf_counter() - began
+        usage.bytes_read, usage.bytes_written = process_io(process.pid)
         _, status, resources = os.wait4(process.pid, 0)
         process.returncode = usage.exit_code = os.waitstatus_to_exitcode(status)
         usage.cpu = resources.ru_utime + resources.ru_stime
-        usage.max_rss = resources.ru_maxrss * 1024
         usage.peak, usage.limit_hits, usage.oom_kills = group.peak(), group.limit_hits(), group.oom_kills()
         usage.cached_after, usage.watched = cached_bytes(files), sum(f.stat().st_size for f in files)
-        usage.stdout, usage.stderr = _said(out), _said(err)
+        for stream in (out, err):
+            stream.seek(0)
+        usage.stdout, usage.stderr = out.read(), err.read()
     return usage
-
-
-def _said(stream: IO[bytes]) -> str:
-    stream.seek(0)
-    return stream.read().decode(errors="replace")
-
-
-def _sample(
-    group: Cgroup,
-    usage: Usage,
-    process: subprocess.Popen[bytes],
-    began: float,
-    timeout: float | None,
-    stop: threading.Event,
-) -> None:
-    while not stop.wait(SAMPLE_SECONDS):
-        cache, anon = group.stat()
-        usage.cache_peak = max(usage.cache_peak, cache)
-        usage.anon_peak = max(usage.anon_peak, anon)
-        if timeout is not None and time.perf_counter() - began > timeout:
-            usage.timed_out = True
-            process.kill()
-            return
 
 
 def main() -> None:
     parser = arguments(__doc__, rounds=1)
     parser.add_argument("--memory", type=parse_bytes, help="limit, e.g. 2GB; none without")
     parser.add_argument("--read-rate", type=parse_bytes, help="bytes a second, e.g. 500MB")
-    parser.add_argument(
-        "--watch", type=Path, action="append", default=[], help="files whose page cache is measured"
-    )
-    parser.add_argument("--timeout", type=float, help="seconds")
+    parser.add_argument("--watch", type=Path, action="append", default=[], help="files of cached_after")
     parser.add_argument("--cold", action="store_true", help="with nothing in the page cache")
     parser.add_argument("command", nargs="+", help="after --")
     args = parser.parse_args()
 
     def once() -> Row:
         drop_caches(args.watch, everything=args.cold)
-        usage = run(args.command, args.memory, args.read_rate, args.watch, timeout=args.timeout)
+        usage = run(args.command, args.memory, args.read_rate, args.watch)
         sys.stderr.write(usage.stdout + usage.stderr)
-        return usage.to_dict()
+        return usage.row()
 
     rows = interleave({"command": once}, args.rounds)["command"]
-    report = Report(
-        " ".join(args.command), ["wall, s", "CPU, s", "peak", "read", "limit", "failure"], raw={"runs": rows}
-    )
-    report.add(
-        spread([row["wall"] for row in rows]),
-        spread([row["cpu"] for row in rows]),
-        format_bytes(max(row["peak"] for row in rows)),
-        format_bytes(statistics.median(row["bytes_read"] for row in rows)),
-        "met" if any(row["met"] for row in rows) else "never met",
-        next((tail(row["failure"]) for row in rows if row["failure"]), ""),
-    )
+    report = Report(" ".join(args.command), raw={"runs": rows})
+    figures = {
+        "wall, s": spread([row["wall"] for row in rows]),
+        "CPU, s": spread([row["cpu"] for row in rows]),
+        "peak": format_bytes(max(row["peak"] for row in rows)),
+        "read": format_bytes(statistics.median(row["bytes_read"] for row in rows)),
+    }
+    report.add({**figures, "limit": limit_met(rows), "failure": failure(rows)})
     report.finish(args.json)
 
 

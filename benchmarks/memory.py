@@ -21,7 +21,7 @@ from benchmarks.common import (
     interleave,
     sizes,
 )
-from benchmarks.measure import run
+from benchmarks.measure import failure, limit_met, run
 from benchmarks.models.make_model import ensure_model
 from benchmarks.page_cache import drop_caches
 from benchmarks.tables import Report
@@ -54,33 +54,26 @@ def main() -> None:
         arms[f"{dial} capped"] = partial(generate, model, args.adapters, dial, args.tokens, dial)
     results = interleave(arms, args.rounds)
 
-    columns = [
-        "dial",
-        "peak, no limit",
-        "of the dial",
-        "edgespec says",
-        "weights in page cache",
-        "capped",
-        "written",
-    ]
     title = f"Memory: {model.name}, {args.tokens} tokens in reply to 500, cold, median of {args.rounds} runs"
-    report = Report(title, columns, raw=dict(results))
+    report = Report(title, raw=dict(results))
     for dial in args.dials:
         free, capped = results[f"{dial} free"], results[f"{dial} capped"]
-        if failed := [row["failure"] for row in free + capped if row["failure"]]:
-            report.failed(format_bytes(dial), failed[0])
+        if why := failure(free + capped):
+            report.failed(format_bytes(dial), why)
             continue
         peak = statistics.median(row["peak"] for row in free)
-        met = sum(row["met"] for row in capped)
-        verdict = f"limit met in {met} of {len(capped)} runs" if met else "limit never met"
+        said = statistics.median(row["stats"]["peak_memory"] for row in free)
+        highest = max(row["peak"] for row in capped)
         report.add(
-            format_bytes(dial),
-            format_bytes(peak),
-            f"{peak / dial:.1%}",
-            format_bytes(statistics.median(row["stats"]["peak_memory"] for row in free)),
-            f"{max(row['cached_after'] / row['watched'] for row in free):.2%}",
-            f"{verdict}, no kill, peak {max(row['peak'] for row in capped) / dial:.1%}",
-            format_bytes(max(row["bytes_written"] for row in free + capped)),
+            {
+                "dial": format_bytes(dial),
+                "peak, no limit": format_bytes(peak),
+                "of the dial": f"{peak / dial:.1%}",
+                "edgespec says": format_bytes(said),
+                "weights in page cache": f"{max(row['cached_after'] / row['watched'] for row in free):.2%}",
+                "capped": f"limit {limit_met(capped)}, no kill, peak {highest / dial:.1%}",
+                "written": format_bytes(max(row["bytes_written"] for row in free + capped)),
+            }
         )
     report.finish(args.json)
 

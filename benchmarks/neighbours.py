@@ -59,15 +59,23 @@ def main() -> None:
                     arms[f"{what} {spins} {count}"] = partial(beside, count, measure)
         results = interleave(arms, args.rounds)
 
-    columns = ["what", "spins", "neighbours", "tokens/s", "of quiet", f"of {args.spins[0]}"]
-    report = Report(f"Beside busy processes, {cpu_count()} CPUs", columns, raw=results)
+    report = Report(f"Beside busy processes, {cpu_count()} CPUs", raw=dict(results))
     for name in arms:
         what, spins, count = name.split()
         mine, quiet, first = (
             [row["rate"] for row in results[arm]]
             for arm in (name, f"{what} {spins} {args.neighbours[0]}", f"{what} {args.spins[0]} {count}")
         )
-        report.add(what, spins, count, spread(mine, 1), ratio(mine, quiet), ratio(mine, first))
+        report.add(
+            {
+                "what": what,
+                "spins": spins,
+                "neighbours": count,
+                "tokens/s": spread(mine, 1),
+                "of quiet": ratio(mine, quiet),
+                f"of {args.spins[0]}": ratio(mine, first),
+            }
+        )
     report.finish(args.json)
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.common import Row, arguments, edgespec_command, environment, interleave, names
-from benchmarks.measure import run
+from benchmarks.measure import failure, limit_met, run
 from benchmarks.models.make_model import ensure_model
 from benchmarks.page_cache import drop_caches, files_under
 from benchmarks.raw_rates import best_read_threads, direct_copy_rate, direct_read_rate, direct_write_rate
@@ -33,7 +33,7 @@ def pack(model: Path, precision: str, limit: int | None) -> Row:
         written = sum(file.stat().st_size for file in files_under(target)) if usage.exit_code == 0 else 0
     finally:
         shutil.rmtree(target, ignore_errors=True)
-    return {**usage.to_dict(), "size": written}
+    return {**usage.row(), "size": written}
 
 
 def raw(model: Path, nbytes: int, threads: int) -> Row:
@@ -57,31 +57,32 @@ def main() -> None:
     arms["raw"] = partial(raw, model, args.raw, threads)
     results = interleave(arms, args.rounds)
 
-    columns = ["precision", "store", "written, GB/s", "read, GB/s", "of the slower of read and write"]
-    title = (
-        f"Packing: {model.name} in a cgroup of {format_bytes(LIMIT)}, median (range) of {args.rounds} runs"
-    )
-    report = Report(title, [*columns, "of a raw copy", "peak", "limit"], raw=results)
+    title = f"Packing: {model.name} in {format_bytes(LIMIT)}, median (range) of {args.rounds} runs"
+    report = Report(title, raw=results)
+    reads, writes, copies = ([row[way] for row in results["raw"]] for way in ("read", "write", "copy"))
     for precision in args.precisions:
         rows = results[precision]
-        if failed := [row["failure"] for row in rows if row["failure"]]:
-            report.failed(precision, failed[0])
+        if why := failure(rows):
+            report.failed(precision, why)
             continue
         rates = [row["size"] / row["wall"] for row in rows]
+        slower = median_ratio(rates, list(map(min, reads, writes)))
         report.add(
-            precision,
-            format_bytes(rows[0]["size"]),
-            spread([rate / 1e9 for rate in rates]),
-            spread([row["bytes_read"] / row["wall"] / 1e9 for row in rows]),
-            f"{median_ratio(rates, [min(row['read'], row['write']) for row in results['raw']]):.0%}",
-            f"{median_ratio(rates, [row['copy'] for row in results['raw']]):.0%}",
-            format_bytes(max(row["peak"] for row in rows)),
-            "met" if any(row["met"] for row in rows) else "never met",
+            {
+                "precision": precision,
+                "store": format_bytes(rows[0]["size"]),
+                "written, GB/s": spread([rate / 1e9 for rate in rates]),
+                "read, GB/s": spread([row["bytes_read"] / row["wall"] / 1e9 for row in rows]),
+                "of the slower of read and write": f"{slower:.0%}",
+                "of a raw copy": f"{median_ratio(rates, copies):.0%}",
+                "peak": format_bytes(max(row["peak"] for row in rows)),
+                "limit": limit_met(rows),
+            }
         )
-    beside = [spread([row[way] / 1e9 for row in results["raw"]]) for way in ("read", "write", "copy")]
+    read, write, copy = (spread([rate / 1e9 for rate in rates]) for rates in (reads, writes, copies))
     report.notes.append(
-        f"Disk by itself: read {beside[0]} GB/s, write {beside[1]} GB/s, both at once, as packing must: "
-        f"{beside[2]} GB/s (O_DIRECT; {threads}, 2, 4 threads)."
+        f"Disk by itself: read {read} GB/s, write {write} GB/s, both at once, as packing must: {copy} GB/s "
+        f"(O_DIRECT; {threads}, 2, 4 threads)."
     )
     report.finish(args.json)
 

@@ -26,14 +26,11 @@ def cached_bytes(files: Iterable[Path]) -> int:
         size = path.stat().st_size
         if size == 0:
             continue
-        with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            view = np.frombuffer(mapped, dtype=np.uint8)
-            pages = np.zeros(-(-size // mmap.PAGESIZE), dtype=np.uint8)
-            address, vector = ctypes.c_void_p(view.ctypes.data), ctypes.c_void_p(pages.ctypes.data)
-            if libc.mincore(address, ctypes.c_size_t(size), vector) != 0:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
-            total += int(np.count_nonzero(pages & 1)) * mmap.PAGESIZE
-            del view
+        mapped = np.memmap(path, np.uint8, "r")
+        pages = np.zeros(-(-size // mmap.PAGESIZE), dtype=np.uint8)
+        if libc.mincore(*(ctypes.c_void_p(n) for n in (mapped.ctypes.data, size, pages.ctypes.data))) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(path))
+        total += int(np.count_nonzero(pages & 1)) * mmap.PAGESIZE
     return total
 
 

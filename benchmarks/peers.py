@@ -23,28 +23,23 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from benchmarks.common import PROMPT, Row, arguments, environment, generate_command, interleave, sizes
+from benchmarks.common import PROMPT, Row, arguments, environment, generate_command, interleave, names, sizes
 from benchmarks.held_out import stories
-from benchmarks.measure import run
+from benchmarks.measure import failure, limit_met, run
 from benchmarks.models.make_model import ensure_model
 from benchmarks.page_cache import drop_caches
-from benchmarks.tables import Report, ratio, spread, tail
+from benchmarks.tables import Report, ratio, spread
 from edgespec.values import format_bytes
 
 PEERS = Path(__file__).parent / "peers"
-GGUF = (
-    "F16",
-    "Q4_K_M",
-    "Q4_0",
-    "Q8_0",
-)  # EdgeSpec runs the made checkpoint where llama.cpp runs its F16 twin
-PACKAGES = ("llama_cpp_python", "accelerate", "transformers", "airllm", "torch")
+GGUF = ("F16", "Q4_K_M", "Q4_0", "Q8_0")  # EdgeSpec runs the checkpoint where llama.cpp runs its F16 twin
+PACKAGES = ("llama-cpp-python", "accelerate", "transformers", "airllm", "torch")
 
 Command = list[str | Path | int]
 
 
 class Peers:
-    """The arms, by name: (what is read, command line at a dial)."""
+    """The arms, by name."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.model = args, args.model or ensure_model("7b")
@@ -64,11 +59,12 @@ class Peers:
         found = []
         for kind in self.args.gguf:
             found += [f"edgespec {kind}", f"llama.cpp {kind}, mmap in place", f"llama.cpp {kind}, defaults"]
-        drafts = [("ngram", "prompt lookup")] if self.args.story else []
-        drafts += [("model", "draft model")] if self.args.draft else []
-        for ours, theirs in drafts:
-            found += [f"edgespec F16, {ours}", f"llama.cpp F16, {theirs}"]
-        found += ["edgespec F16, substitute"] if self.args.copy else []
+        if self.args.story:
+            found += ["edgespec F16, ngram", "llama.cpp F16, prompt lookup"]
+        if self.args.draft:
+            found += ["edgespec F16, model", "llama.cpp F16, draft model"]
+        if self.args.copy:
+            found += ["edgespec F16, substitute"]
         return [*found, "accelerate, disk_offload", "accelerate, max_memory", "AirLLM"]
 
     def weights(self, name: str) -> Path:
@@ -85,7 +81,7 @@ class Peers:
         """llama.cpp is faster with F16 than with BF16; other types are its own quantisation of that."""
         from benchmarks.models.make_gguf import ensure_gguf
 
-        twin = ensure_gguf(model, fp16=True)
+        twin = ensure_gguf(model)
         out = Path(f"{model}-{kind.lower()}.gguf")
         if kind != "F16" and not out.exists():
             once([self.args.peer_python, PEERS / "quantize_llama_cpp.py", twin, out, kind])
@@ -137,60 +133,50 @@ def kind_of(name: str) -> str:
     return next((kind for kind in GGUF if kind in name.split(",")[0].split()), "F16")
 
 
-def once(command: Command) -> None:
+def once(command: Command) -> str:
+    """What a command prints."""
     print(f"once: {' '.join(map(str, command))}", file=sys.stderr, flush=True)
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{command} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
 
 
 def versions(python: str) -> dict[str, str]:
     """Of the peers' packages, as their own environment has them."""
-    listing = "{d.name: d.version for d in m.distributions()}"
+    listing = "{d.name.replace('_', '-'): d.version for d in m.distributions()}"
     code = f"import importlib.metadata as m, json; print(json.dumps({listing}))"
-    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{python} does not run: {tail(done.stderr)}")
-    found: dict[str, str] = {
-        name.replace("-", "_"): version for name, version in json.loads(done.stdout).items()
-    }
+    found: dict[str, str] = json.loads(once([python, "-c", code]))
     return {name: found[name] for name in PACKAGES if name in found}
 
 
 def add_rows(report: Report, dial: int, results: dict[str, list[Row]]) -> None:
     """One row an arm: its speed, and how many times faster plain EdgeSpec is with the same weights."""
     for name, rows in results.items():
-        failures = [row["failure"] for row in rows if row["failure"]]
-        met = "met" if any(row["met"] for row in rows) else "never met"
-        if failures:
-            report.add(format_bytes(dial), name, "–", "–", "–", "–", met, tail(failures[0]))
-            continue
-        ours = results.get(f"edgespec {kind_of(name)}", [{"failure": "not asked"}])
-        beside = not any(row["failure"] for row in ours)
-        different = beside and rows[0]["tokens"] != ours[0]["tokens"]
-        report.add(
-            format_bytes(dial),
-            name,
-            spread(speeds(rows), 3),
-            ratio(speeds(ours), speeds(rows)) if beside else "",
-            f"{statistics.median(row['stats']['bytes_per_token'] for row in rows) / 1e9:.2f}",
-            format_bytes(max(row["peak"] for row in rows)),
-            met,
-            "its tokens differ" if different else "",
-        )
+        row = {"dial": format_bytes(dial), "runtime": name}
+        row |= dict.fromkeys(("tokens/s", "EdgeSpec is ×", "GB read a token", "peak"), "–")
+        row |= {"limit": limit_met(rows), "remarks": failure(rows)}
+        if not row["remarks"]:
+            read = statistics.median(run["stats"]["bytes_per_token"] for run in rows)
+            row["tokens/s"] = spread(speeds(rows), 3)
+            row["GB read a token"] = f"{read / 1e9:.2f}"
+            row["peak"] = format_bytes(max(run["peak"] for run in rows))
+            ours = results.get(f"edgespec {kind_of(name)}", [])
+            if ours and not failure(ours):
+                row["EdgeSpec is ×"] = ratio(speeds(ours), speeds(rows))
+                row["remarks"] = "" if rows[0]["tokens"] == ours[0]["tokens"] else "its tokens differ"
+        report.add(row)
 
 
 def speeds(rows: list[Row]) -> list[float]:
     return [row["stats"]["tokens_per_second"] for row in rows]
 
 
-def parser() -> argparse.ArgumentParser:
+def main() -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--peer-python", default="/opt/peers/bin/python")
     parser.add_argument("--model", type=Path, help="default: the 7b shape")
-    parser.add_argument(
-        "--gguf", type=lambda text: text.split(","), default=["F16", "Q4_K_M"], help=f"of {GGUF}"
-    )
+    parser.add_argument("--gguf", type=names, default=["F16", "Q4_K_M"], help=f"of {GGUF}")
     parser.add_argument("--draft", type=Path, help="a draft model, inflated as the model is")
     parser.add_argument("--copy", type=Path, help="the model's packed low-bit copy")
     parser.add_argument("--story", action="store_true", help="prompt: a held-out story of the demo model's")
@@ -198,15 +184,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=int, default=5, help="of each reply; rates leave the first out")
     parser.add_argument("--timeout", type=float, default=900, help="seconds a run may take")
     parser.add_argument("--arms", default="", help="parts of names to keep, separated by ';'")
-    return parser
-
-
-def main() -> None:
-    args = parser().parse_args()
+    args = parser.parse_args()
     peers = Peers(args)
     report = Report(
-        f"Replies of {args.tokens} tokens, {peers.model.name}, median (range) of {args.rounds} runs",
-        ["dial", "runtime", "tokens/s", "EdgeSpec is ×", "GB read a token", "peak", "limit", "remarks"],
+        f"Replies of {args.tokens} tokens, {peers.model.name}, median (range) of {args.rounds} runs"
     )
     report.raw["peer_versions"] = found = versions(args.peer_python)
     report.notes.append("Peers: " + ", ".join(f"{name} {version}" for name, version in found.items()) + ".")

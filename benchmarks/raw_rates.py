@@ -20,61 +20,68 @@ from pathlib import Path
 from benchmarks.page_cache import files_under
 from edgespec.values import parse_bytes
 
-Work = Callable[[int, memoryview], None]  # of a request: its number, and where its bytes are or go
-
 REQUEST = 4 * 2**20  # bytes of one direct read or write
 # Memory that requests rotate through. Weights land in memory, so the reference does, too: into 8 MB, which
 # stay in the processor's cache, the same virtual disk gives 3.0-3.3 GB/s where 64 MB and more get 2.2-2.3.
 FOOTPRINT = 256 * 2**20
-NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 def direct_read_rate(paths: Sequence[Path], nbytes: int, threads: int = 2, start: int = 0) -> float:
     """Bytes a second of O_DIRECT reads of `nbytes` bytes in file order, from request number `start` on."""
-    files = [file for path in paths for file in files_under(path) if file.stat().st_size >= REQUEST]
-    places = [(file, at) for file in files for at in range(0, file.stat().st_size - REQUEST + 1, REQUEST)]
-    if not places:
-        raise ValueError("no file of at least 4 MiB to read")
-    requests = -(-nbytes // REQUEST)
-    with ExitStack() as stack:
-        handles = {file: stack.enter_context(_opened(file, os.O_RDONLY)) for file in files}
-
-        def read(i: int, buffer: memoryview) -> None:
-            file, at = places[(start + i) % len(places)]
-            if os.preadv(handles[file], [buffer], at) != REQUEST:
-                raise OSError(f"short read of {file} at {at}")
-
-        return requests * REQUEST / _parallel(read, requests, threads)
+    return _rate(paths, None, nbytes, threads, start)
 
 
 def direct_write_rate(directory: Path, nbytes: int, threads: int = 2) -> float:
     """Bytes a second of O_DIRECT writes of a new file in `directory`, flushed at the end."""
-    path = directory / f".write-rate-{os.getpid()}"
-    noise = os.urandom(REQUEST)
-    with _opened(path, NEW) as handle:
-
-        def write(i: int, buffer: memoryview) -> None:
-            if bytes(buffer[:8]) == bytes(8):
-                buffer[:] = noise  # some disks are fast with zeros
-            if os.pwritev(handle, [buffer], i * REQUEST) != REQUEST:
-                raise OSError(f"short write to {path}")
-
-        return _flushed_rate(write, -(-nbytes // REQUEST), threads, handle)
+    return _rate([], directory, nbytes, threads)
 
 
 def direct_copy_rate(paths: Sequence[Path], directory: Path, nbytes: int, threads: int = 4) -> float:
-    """Bytes a second of copying the largest file's beginning: reads and writes at once share the disk."""
-    source = max((file for path in paths for file in files_under(path)), key=lambda file: file.stat().st_size)
-    path = directory / f".copy-rate-{os.getpid()}"
-    with _opened(source, os.O_RDONLY) as reading, _opened(path, NEW) as writing:
+    """Bytes a second of copying: reads and writes at once share the disk."""
+    return _rate(paths, directory, nbytes, threads)
 
-        def copy(i: int, buffer: memoryview) -> None:
-            if os.preadv(reading, [buffer], i * REQUEST) != REQUEST:
-                raise OSError(f"short read of {source}")
-            if os.pwritev(writing, [buffer], i * REQUEST) != REQUEST:
-                raise OSError(f"short write to {path}")
 
-        return _flushed_rate(copy, min(nbytes, source.stat().st_size) // REQUEST, threads, writing)
+def _rate(sources: Sequence[Path], target: Path | None, nbytes: int, threads: int, start: int = 0) -> float:
+    """Bytes a second of requests that are read where there are sources, and written where there is a target.
+
+    Raises OSError, and ValueError for sources that are too small.
+    """
+    files = [file for path in sources for file in files_under(path) if file.stat().st_size >= REQUEST]
+    places = [(file, at) for file in files for at in range(0, file.stat().st_size - REQUEST + 1, REQUEST)]
+    if sources and not places:
+        raise ValueError("no file of at least 4 MiB to read")
+    requests = -(-nbytes // REQUEST)
+    numbers = iter(range(requests))  # which all threads take from
+    areas = [huge_buffer(FOOTPRINT // threads) for _ in range(threads)]
+    with ExitStack() as stack:
+        reading = {file: stack.enter_context(_opened(file, os.O_RDONLY)) for file in files}
+        writing = None
+        if target is not None:
+            path = target / f".write-rate-{os.getpid()}"
+            writing = stack.enter_context(_opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            noise = os.urandom(REQUEST)  # some disks are fast with zeros
+            for area in areas:
+                for at in range(0, len(area), REQUEST):
+                    area[at : at + REQUEST] = noise
+
+        def loop(area: mmap.mmap) -> None:
+            for turn, i in enumerate(numbers):
+                at = turn * REQUEST % len(area)
+                buffer = memoryview(area)[at : at + REQUEST]
+                if places:
+                    file, offset = places[(start + i) % len(places)]
+                    if os.preadv(reading[file], [buffer], offset) != REQUEST:
+                        raise OSError(f"short read of {file} at {offset}")
+                if writing is not None and os.pwritev(writing, [buffer], i * REQUEST) != REQUEST:
+                    raise OSError(f"short write to {path}")
+
+        with ThreadPoolExecutor(threads) as pool:
+            began = time.perf_counter()
+            for done in [pool.submit(loop, area) for area in areas]:
+                done.result()
+            if writing is not None:
+                os.fsync(writing)
+            return requests * REQUEST / (time.perf_counter() - began)
 
 
 @contextmanager
@@ -99,31 +106,6 @@ def huge_buffer(nbytes: int) -> mmap.mmap:
     for page in range(0, nbytes, mmap.PAGESIZE):
         buffer[page] = 0  # really there before anything is timed
     return buffer
-
-
-def _flushed_rate(work: Work, requests: int, threads: int, handle: int) -> float:
-    """Bytes a second of so many requests, until what they wrote to `handle` is on the disk."""
-    seconds = _parallel(work, requests, threads)
-    began = time.perf_counter()
-    os.fsync(handle)
-    return requests * REQUEST / (seconds + time.perf_counter() - began)
-
-
-def _parallel(work: Work, count: int, threads: int) -> float:
-    """Seconds for work(0) .. work(count - 1), taken in order by `threads` threads. Raises OSError."""
-    numbers = iter(range(count))  # which all threads take from
-    areas = [huge_buffer(FOOTPRINT // threads) for _ in range(threads)]
-
-    def loop(area: mmap.mmap) -> None:
-        for turn, i in enumerate(numbers):
-            at = turn * REQUEST % len(area)
-            work(i, memoryview(area)[at : at + REQUEST])
-
-    with ThreadPoolExecutor(threads) as pool:
-        began = time.perf_counter()
-        for done in [pool.submit(loop, area) for area in areas]:
-            done.result()
-        return time.perf_counter() - began
 
 
 def best_read_threads(paths: Sequence[Path], nbytes: int = 10**9) -> int:

@@ -94,8 +94,7 @@ def count(bench: Bench, arm: Arm, p: float, steps: int) -> Row:
 
 def curve(bench: Bench, dial: int) -> Report:
     name = format_bytes(dial)
-    columns = ["drafter's cost", "p", "steps", "tokens a cycle", "cycle, s", "× plain", "modelled"]
-    report = Report(f"Speed against set acceptance at {name}", [*columns, "model is off by", "cycles timed"])
+    report = Report(f"Speed against set acceptance at {name}")
     for arm in bench.arms:
         if arm.drafter not in ("model", "substitute"):  # whose chains are drafted a node a step
             continue
@@ -118,9 +117,19 @@ def curve(bench: Bench, dial: int) -> Report:
             taken = statistics.mean(each)
             measured = plain * got["tau"] / taken
             modelled = plain * expected_tokens(p, steps) / costs.cycle(steps)
-            figures = [f"{x:.2f}" for x in (got["tau"], taken, measured, modelled)]
-            off = f"{modelled / measured - 1:+.1%}"
-            report.add(arm.name, str(p), str(steps), *figures, off, str(len(each)))
+            report.add(
+                {
+                    "drafter's cost": arm.name,
+                    "p": p,
+                    "steps": steps,
+                    "tokens a cycle": f"{got['tau']:.2f}",
+                    "cycle, s": f"{taken:.2f}",
+                    "× plain": f"{measured:.2f}",
+                    "modelled": f"{modelled:.2f}",
+                    "model is off by": f"{modelled / measured - 1:+.1%}",
+                    "cycles timed": len(each),
+                }
+            )
         report.notes.append(
             f"{arm.name}: a chain of n costs {costs.fixed:.2f} + {costs.step:.3f} n s to draft and "
             f"{costs.verify:.2f} + {costs.node:.4f} n s to verify; plain cycle {plain:.2f} s. "

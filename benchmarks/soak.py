@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.common import Row, arguments, compile_checkout, environment, interleave
-from benchmarks.measure import run
+from benchmarks.measure import limit_met, run
 from benchmarks.models.make_model import ensure_model
 from benchmarks.page_cache import drop_caches
 from benchmarks.tables import Report
@@ -39,26 +39,27 @@ def main() -> None:
     model = args.model or ensure_model("0.5b")
     compile_checkout()
     options = {"memory": args.memory, "drafter": args.drafter, "adapters": args.adapters}
-    limits = {
-        "replies": args.replies,
-        "minutes": args.minutes or (None if args.replies else 30),
-        "every": args.every,
-    }
+    minutes = args.minutes or (None if args.replies else 30)
+    limits = {"replies": args.replies, "minutes": minutes, "every": args.every}
     results = interleave({"soak": partial(soak, model, options, limits)}, args.rounds)["soak"]
 
     title = f"Soak: {model.name} in {format_bytes(args.memory)}, {args.drafter}"
-    report = Report(
-        title, ["replies", "tokens", "minutes", "resident set", "allocated"], raw={"runs": results}
-    )
+    report = Report(title, raw={"runs": results})
     for row in results:
         if row["failure"]:
-            report.failed("failed", row["failure"])
+            report.failed("soak", row["failure"])
             continue
         for look in row["looks"]:
-            memory = [format_bytes(look[key]) if look[key] else "" for key in ("rss", "allocated")]
-            report.add(str(look["replies"]), str(look["tokens"]), f"{look['seconds'] / 60:.1f}", *memory)
-        met = "met" if row["met"] else "never met"
-        report.add("limit", met, "", f"peak {format_bytes(row['peak'])}", f"hits {row['limit_hits']}")
+            figures = {
+                "replies": look["replies"],
+                "tokens": look["tokens"],
+                "minutes": f"{look['seconds'] / 60:.1f}",
+                "resident set": format_bytes(look["rss"]),
+                "allocated": format_bytes(look["allocated"]) if look["allocated"] else "",
+            }
+            report.add(figures)
+        peak = format_bytes(row["peak"])
+        report.notes.append(f"Limit {limit_met([row])}, peak {peak}, hits {row['limit_hits']}.")
     report.finish(args.json)
 
 

@@ -63,26 +63,27 @@ def tail(text: str, length: int = 160) -> str:
 
 @dataclass
 class Report:
-    """One script's table. Cells are text for people, `raw` is everything measured."""
+    """One script's table: rows of cells by column, text for people; `raw` is everything measured."""
 
     title: str
-    columns: Sequence[str]
-    rows: list[Sequence[str]] = field(default_factory=list)
     raw: Row = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, *cells: str) -> None:
-        if len(cells) != len(self.columns):
-            raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
-        self.rows.append(cells)
+    def add(self, row: Row) -> None:
+        """The first row names the columns. Raises ValueError for a row of others."""
+        if self.rows and row.keys() != self.rows[0].keys():
+            raise ValueError(f"{len(row)} cells for {len(self.rows[0])} columns: {', '.join(row)}")
+        self.rows.append({column: str(cell) for column, cell in row.items()})
 
     def failed(self, name: str, why: str) -> None:
-        """A row for an arm that gave no figures."""
-        self.add(name, "failed", *[""] * (len(self.columns) - 3), tail(why))
+        """Of an arm that gave no figures."""
+        self.notes.append(f"{name} failed: {why}")
 
     def markdown(self) -> str:
-        lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, *self.rows)]
-        lines.insert(1, "|" + "---|" * len(self.columns))
+        lines = ["| " + " | ".join(row.values()) + " |" for row in self.rows]
+        for columns in self.rows[:1]:
+            lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns), *lines]
         return "\n\n".join([f"**{self.title}**", "\n".join(lines), *self.notes]) + "\n"
 
     def finish(self, file: Path | None) -> None:
@@ -94,7 +95,7 @@ class Report:
             "title": self.title,
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "machine": machine(),
-            "table": [dict(zip(self.columns, cells, strict=True)) for cells in self.rows],
+            "table": self.rows,
             "notes": self.notes,
             "raw": self.raw,
         }

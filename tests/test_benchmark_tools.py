@@ -124,12 +124,11 @@ def test_cgroup_v2_files(tmp_path: Path) -> None:
     (tmp_path / "memory.swap.max").write_text("max")
     (tmp_path / "memory.peak").write_text("123456\n")
     (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 2\noom_group_kill 0\n")
-    (tmp_path / "memory.stat").write_text("anon 10\nfile 20\nkernel 30\n")
     group = cgroup.Cgroup(tmp_path, None, cgroup.V2)
     group.limit_memory(5000)
     assert (tmp_path / "memory.max").read_text() == "5000"
     assert (tmp_path / "memory.swap.max").read_text() == "0"
-    assert (group.peak(), group.limit_hits(), group.oom_kills(), group.stat()) == (123456, 7, 2, (20, 10))
+    assert (group.peak(), group.limit_hits(), group.oom_kills()) == (123456, 7, 2)
     with pytest.raises(cgroup.CgroupUnavailable, match="throttled"):
         group.limit_reads(tmp_path, 1000)
 
@@ -180,10 +179,10 @@ def test_arms_take_turns() -> None:
 def test_figures_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert tables.median_ratio([2.0, 9.0, 4.0], [1.0, 3.0, 1.0]) == 3.0
     assert tables.spread([3.0, 1.0, 2.0]) == "2.00 (1.00–3.00)"
-    report = tables.Report("T", ["a", "b"], raw={"x": [1]})
+    report = tables.Report("T", raw={"x": [1]})
+    report.add({"a": 1, "b": 2})
     with pytest.raises(ValueError, match="1 cells"):
-        report.add("only one")
-    report.add("1", "2")
+        report.add({"a": "only one"})
     report.finish(tmp_path / "r.json")
     assert "| a | b |\n|---|---|\n| 1 | 2 |" in capsys.readouterr().out
     saved = json.loads((tmp_path / "r.json").read_text())
