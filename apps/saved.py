@@ -70,8 +70,8 @@ def load(path: Path) -> list[Message]:
             table: Any = msgspec.json.decode(file.read(MAX_FILE_BYTES))  # a device has no size, and no end
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise OptionError(f"{path} is not a saved chat: {error}") from None
+    except (msgspec.DecodeError, RecursionError):
+        raise OptionError(f"{path} is not a saved chat (see /save)") from None
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise OptionError(f"{path} is not a saved chat: its format is not {FORMAT!r}")
     if table.get("version") != VERSION:

@@ -406,6 +406,7 @@ def test_only_chats_are_overwritten(chat: Chat, tmp_path: Path) -> None:
     ("content", "part"),
     [
         (b"\x80\x02", "not a saved chat"),
+        (b"root:x:0:0:root:/root:/bin/bash\n", "error: talk.json is not a saved chat (see /save)\n"),
         (b"[1, 2]", "its format is not"),
         (b'{"format": "edgespec-chat", "version": 9}', "version 9"),
         (b'{"format": "edgespec-chat", "version": 1}', "not a saved chat"),

@@ -4,6 +4,7 @@
 # ruff: noqa: F401, F811
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import stat
@@ -197,6 +198,25 @@ def test_the_line_of_figures_fits(width: int) -> None:
     assert all(part in whole for part in line.split(" · "))
     assert (line == whole) == (width > len(whole))
     assert ("peak 432 MB of 22 GB" in line) == (width >= 40)
+
+
+@pytest.mark.parametrize("width", [20, 40, 100])
+def test_notes_break_between_words(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(Output, "width", width)
+    monkeypatch.setenv("TERM", "dumb")
+    words = "[drafting has paused: drafts would give 2 tokens a second, plain decoding 3 or well-nigh 4]"
+    Output().note(f"{words}\n\n  short, as it is\n{'x' * 3 * width}")
+    folded, _, rest = screen.getvalue().partition("\n\n")
+    lines = folded.split("\n")
+    assert max(map(len, lines)) < width
+    assert len(lines) > 1 or width > len(words)
+    assert [word for line in lines for word in line.split(" ")] == words.split(" "), "none is cut or lost"
+    for line, following in itertools.pairwise(lines):
+        assert len(f"{line} {following.split()[0]}") >= width, "no line ends before it has to"
+    assert rest.startswith("  short, as it is\n")
+    assert max(map(len, rest.split("\n"))) < width, "a word longer than a line is cut"
 
 
 def colours(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:

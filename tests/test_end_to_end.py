@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import struct
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import edgespec
 from edgespec.apps import main
 from tests.tiny import write_checkpoint
 
+ROOT = Path(__file__).resolve().parent.parent
 Run = Callable[..., "tuple[int, str, str]"]
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
@@ -112,6 +114,21 @@ def test_chat_through_pipes(run: Run, model: Path) -> None:
     assert out.count("\n") >= 2
     assert err.count("of 4 GB") == 2
     assert "memory 4 GB · context 512" in err
+
+
+def test_a_line_that_is_not_utf8_is_refused_and_the_chat_goes_on(model: Path) -> None:
+    flags = ["--max-tokens", "5", "--memory", "4GB", "--no-stats", "--temperature", "0"]
+    command = [sys.executable, "-m", "edgespec.apps.start", "chat", str(model), *flags]
+
+    def chat(lines: bytes) -> tuple[int, bytes, bytes]:
+        done = subprocess.run(command, cwd=ROOT, input=lines, capture_output=True, timeout=120)
+        return done.returncode, done.stdout, done.stderr
+
+    plain, mixed = chat("h\u00e9llo\n".encode()), chat(b"h\xe9llo\n" + "h\u00e9llo\n".encode())
+    assert plain[0] == 0
+    assert mixed[:2] == (1, plain[1]), "the other line is answered as if it were alone"
+    assert mixed[2].count(b"error: ") == 1
+    assert b"error: the text holds bytes that are not UTF-8; convert it first\n" in mixed[2]
 
 
 def test_pack_verify_and_run(run: Run, model: Path) -> None:

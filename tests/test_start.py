@@ -182,11 +182,14 @@ def test_a_full_disk_is_one_line_and_code_1(arguments: list[str]) -> None:
 
 
 @FULL
-@pytest.mark.parametrize("arguments", [["-p", "x"], ["-p", "x", "--json"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["generate", "m", "-p", "x"], ["generate", "m", "-p", "x", "--json"], ["chat", "m", "-p", "x"]],
+)
 def test_a_reply_to_a_full_disk(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
         result = subprocess.run(
-            [sys.executable, "-m", "tests.fake_engine", "generate", "m", *arguments],
+            [sys.executable, "-m", "tests.fake_engine", *arguments],
             cwd=ROOT, stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE, timeout=60,
         )  # fmt: skip
     assert result.returncode == 1

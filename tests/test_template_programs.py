@@ -172,6 +172,7 @@ def test_what_is_not_for_chat_templates_says_so() -> None:
         "{{ 1 is nosuch }}": "No test named 'nosuch'",
         "{{ 'a'.encode() }}": "str.encode, which known chat templates do not",
         "{{ ('<' | e).upper() }}": "formats or cuts escaped text",
+        "{% for a in [1] %}{{ loop.changed(a) }}{% endfor %}": "no attribute 'changed'",
         "{% for a in [1] recursive %}{% endfor %}": "recursive loops are not available",
         "{% block a %}{% endblock %}": "Block is not available",
         "{% set n = 1 %}{% set n.a = 1 %}": "non-namespace",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,16 @@ def test_a_line_of_another_format_is_refused_with_its_number(tmp_path: Path, lin
     (tmp_path / "a.jsonl").write_text('{"text": "ok"}\n\n' + line + "\n")
     with pytest.raises(OptionError, match=r"a\.jsonl: line 3: "):
         list(passages([tmp_path / "a.jsonl"]))
+
+
+def test_a_line_that_is_not_json_has_one_position(tmp_path: Path) -> None:
+    """Not that of the parser as well, for whom every line is the first."""
+    (tmp_path / "a.jsonl").write_text('{"text": "ok"}\n\n{"text": nothing}\n')
+    with pytest.raises(OptionError) as caught:
+        list(passages([tmp_path / "a.jsonl"]))
+    _, _, fact = str(caught.value).partition("a.jsonl: ")
+    assert fact.startswith("line 3: not JSON: ")
+    assert re.findall(r"(\w+) (\d+)", fact) == [("line", "3"), ("character", "10")]
 
 
 def test_a_line_beyond_all_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
