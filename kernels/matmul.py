@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -107,17 +107,39 @@ def _digits_do(encoding: str, inner: int) -> bool:
     return encoding in ("I8", "U8") and 1 < inner < integer.MOST_COLUMNS and integer.available()
 
 
-def together(matrices: Sequence[Sequence[Block]]) -> compiled.Matrices | None:
-    """One call for matrices that the same rows are multiplied with, each given as its blocks; None where the
-    compiled kernels do not multiply them all. It stands for `linear` with `exact` or of at most `FEW` rows.
-    """
-    blocks = [block for matrix in matrices for block in matrix]
-    if len(blocks) > compiled.MOST_BLOCKS or not all(
-        block.data.device.type == "cpu" and compiled.available(block.encoding) for block in blocks
-    ):
-        return None
-    rows = [[(block.encoding, block.data, block.scale) for block in matrix] for matrix in matrices]
-    return compiled.Matrices(rows, blocks[0].inner)
+class Together:
+    """One call in place of several of `linear`, for matrices that the same rows are multiplied with."""
+
+    def __init__(self, matrices: Mapping[str, Sequence[Block]]) -> None:
+        """`matrices`: by name, the blocks of those that stay in memory."""
+        self._matrices = dict(matrices)
+        self._made: dict[tuple[str, ...], compiled.Matrices | None] = {}
+
+    def call(self, names: tuple[str, ...], x: Tensor, exact: bool) -> compiled.Matrices | None:
+        """What gives x [n, k] @ W^T of all of `names` the bits that `linear` gives each; None where one call
+        does not do what `linear` would."""
+        try:
+            matrices = self._made[names]
+        except KeyError:
+            matrices = self._made[names] = self._make(names)
+        return matrices if matrices is None or exact or len(x) <= FEW else None
+
+    def _make(self, names: tuple[str, ...]) -> compiled.Matrices | None:
+        if not self._matrices.keys() >= set(names):
+            return None
+        matrices = [self._matrices[name] for name in names]
+        blocks = [block for matrix in matrices for block in matrix]
+        if len(blocks) > compiled.MOST_BLOCKS or not all(
+            block.data.device.type == "cpu" and compiled.available(block.encoding) for block in blocks
+        ):
+            return None
+        rows = [[(block.encoding, block.data, block.scale) for block in matrix] for matrix in matrices]
+        return compiled.Matrices(rows, blocks[0].inner)
+
+    def clear(self) -> None:
+        """Let the memory go."""
+        self._matrices.clear()
+        self._made.clear()
 
 
 def linear(x: Tensor, block: Block, exact: bool) -> Tensor:

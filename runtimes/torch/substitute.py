@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import OptionError
-from edgespec.kernels import compiled
-from edgespec.kernels.matmul import FEW, Block, linear, together, typed
+from edgespec.kernels.matmul import Block, Together, linear, typed
 from edgespec.offload.chunks import Blocks, Chunk, ChunkTable, Piece
 from edgespec.offload.digest import mismatch
 from edgespec.offload.read_ahead import Range, read_ahead
@@ -111,7 +110,7 @@ class SubstituteWeights:
         self.target = target
         self.dtype, self.device, self.small = target.dtype, target.device, target.small
         self.blocks = copy.load(target, copied, progress)
-        self.at_once: dict[tuple[str, ...], compiled.Matrices | None] = {}  # by names, made when asked for
+        self.together = Together({name.removesuffix(".weight"): b for name, b in self.blocks.items()})
 
     @property
     def nbytes(self) -> int:
@@ -130,10 +129,8 @@ class SubstituteWeights:
         """x [n, in] @ W^T (+ bias) -> [n, out] for each of `names`. Drafts need no exact bits, so low-bit
         rows take the fastest kernel, and the target's own the one that reads memory fastest, which is the
         exact one."""
-        if names not in self.at_once:
-            self.at_once[names] = together([self.blocks[name + ".weight"] for name in names])
-        matrices = self.at_once[names]
-        if matrices is not None and len(x) <= FEW:
+        matrices = self.together.call(names, x, exact=False)
+        if matrices is not None:
             outs = matrices.times(x, x.dtype)
         else:
             outs = [self._in_turn(name, x) for name in names]
@@ -152,6 +149,7 @@ class SubstituteWeights:
     def close(self) -> None:
         """Free the low-bit rows."""
         self.blocks.clear()
+        self.together.clear()
 
 
 def _rows(blocks: Blocks) -> dict[str, int]:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from edgespec.devices.disk import ReadSettings
-from edgespec.kernels import compiled
-from edgespec.kernels.matmul import FEW, Block, linear, together, typed
+from edgespec.kernels.matmul import Block, Together, linear, typed
 from edgespec.offload.chunks import Chunk, ChunkTable, Piece, TensorSource
 from edgespec.offload.digest import mismatch
 from edgespec.offload.reader import DirectFile
@@ -57,7 +56,7 @@ class Weights:
         self.embedding = Embedding(table, self.files[table.embedding.file], self.pinned)
         self.blocks = table.blocks()
         self.resident: dict[tuple[str, int], Block] = {}  # by tensor and first row, where matmuls run
-        self.at_once: dict[tuple[str, ...], compiled.Matrices | None] = {}  # by names, made when asked for
+        self.together = Together({})  # of the resident ones
         self.streamer: Streamer | None = None
         self._held: tuple[Chunk, Tensor | None] | None = None  # None: being acquired, or given back
 
@@ -122,7 +121,6 @@ class Weights:
 
     def _restream(self) -> None:
         self.release()
-        self.at_once.clear()
         resident = self.pinned.keys() | self.on_device.keys()
         streamed = [c for c in self.table.chunks if c.index not in resident]
         self.resident = {
@@ -131,6 +129,13 @@ class Weights:
             for chunk, piece, scale in blocks
             if (data := self._resident_bytes(chunk)) is not None
         }
+        self.together = Together(
+            {
+                name.removesuffix(".weight"): [self.resident[name, piece.row] for _, piece, _ in found]
+                for name, found in self.blocks.items()
+                if all((name, piece.row) in self.resident for _, piece, _ in found)
+            }
+        )
         if self.streamer is not None:
             self.streamer.set_chunks(streamed)
         elif streamed:
@@ -152,8 +157,8 @@ class Weights:
         apart: Sequence[range] = (),
     ) -> list[Tensor]:
         """x [n, in] @ W^T (+ bias) -> [n, out] for each of `names`; see `runtimes.torch.target`."""
-        matrices = self._together(names)
-        if matrices is not None and not apart and (exact or len(x) <= FEW):
+        matrices = None if apart else self.together.call(names, x, exact)
+        if matrices is not None:
             if observer is not None:
                 for _ in matrices.described:
                     observer.on_chunk()
@@ -161,18 +166,6 @@ class Weights:
         else:
             outs = [self._in_turn(name, x, exact, observer, apart) for name in names]
         return with_biases(outs, names, self.small)
-
-    def _together(self, names: tuple[str, ...]) -> compiled.Matrices | None:
-        """One call for all of them, when they stay in memory."""
-        if names not in self.at_once:
-            keys = [
-                [(piece.tensor, piece.row) for _, piece, _ in self.blocks[name + ".weight"]] for name in names
-            ]
-            there = all(key in self.resident for matrix in keys for key in matrix)
-            self.at_once[names] = (
-                together([[self.resident[key] for key in matrix] for matrix in keys]) if there else None
-            )
-        return self.at_once[names]
 
     def _in_turn(
         self, name: str, x: Tensor, exact: bool, observer: PassObserver | None, apart: Sequence[range]
@@ -248,7 +241,7 @@ class Weights:
         self.embedding.whole = None
         self.on_device.clear()
         self.resident.clear()
-        self.at_once.clear()
+        self.together.clear()
 
     def _close_files(self) -> None:
         for file in self.files.values():
