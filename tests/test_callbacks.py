@@ -1,10 +1,11 @@
 """What a reply calls (progress, a trace, a controller) asks things of the engine itself, or goes wrong."""
 
+# Fixtures of other files are imported, and named by tests.
+# ruff: noqa: F401, F811
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,29 +18,11 @@ from edgespec.engine import Engine
 from edgespec.errors import BusyError, ClosedError
 from edgespec.response import Response
 from edgespec.session import Session
-from tests.test_seams import REPLY, SHORT, in_threads, tokens_of
-from tests.test_session import prompt_of, write_model
+from tests.sessions import PROMPTS, REPLY, SHORT, engine, expected, in_threads, model, tokens_of
 
-PROMPT, OTHER = prompt_of(20, seed=1), prompt_of(7, seed=2)
+PROMPT, OTHER = PROMPTS[:2]
 IN_A_PASS = ("layers", "layer", "draft")
 BETWEEN = ("prefill", "cycle")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("callbacks") / "m", max_position_embeddings=2048)
-
-
-@pytest.fixture
-def engine(model: Path) -> Iterator[Engine]:
-    with edgespec.load(model, memory="4GB", context=800, resident_layers=1) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def expected(model: Path) -> list[list[int]]:
-    with edgespec.load(model, memory="4GB", context=400, drafter="none") as engine:
-        return [edgespec.generate(engine, prompt, REPLY).tokens for prompt in (PROMPT, OTHER)]
 
 
 class Asking(Fixed):

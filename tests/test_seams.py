@@ -1,13 +1,14 @@
 """Sessions on an engine: closed, cancelled or interrupted at any moment; traced; with any schedule."""
 
+# Fixtures of other files are imported, and named by tests.
+# ruff: noqa: F401, F811
 from __future__ import annotations
 
 import gc
 import inspect
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,60 +37,19 @@ from edgespec.schedules.serial import Plain, Serial
 from edgespec.session import Session
 from edgespec.training.corpus import Sample
 from edgespec.training.generate import Replies
+from tests.sessions import (
+    PROMPTS,
+    REPLY,
+    SHORT,
+    WAIT,
+    engine,
+    expected,
+    in_threads,
+    model,
+    tokens_of,
+    wait_for,
+)
 from tests.table_runtime import TableVerifier
-from tests.test_session import prompt_of, write_model
-
-REPLY = GenerationOptions(max_tokens=30, ignore_eos=True)
-PROMPTS = [prompt_of(n, seed=n) for n in (20, 33, 7, 50)]
-SHORT = Fixed(TreeBudget(4, 2, 2))  # at most three tokens a cycle, however quick the machine
-WAIT = 60.0  # seconds, beyond which a test has hung
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("seams") / "m", max_position_embeddings=2048)
-
-
-@pytest.fixture
-def engine(model: Path) -> Iterator[Engine]:
-    with edgespec.load(model, memory="4GB", context=800, resident_layers=1) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def expected(model: Path) -> list[list[int]]:
-    with edgespec.load(model, memory="4GB", context=400, drafter="none") as engine:
-        return [edgespec.generate(engine, prompt, REPLY).tokens for prompt in PROMPTS]
-
-
-def tokens_of(responses: list[Response]) -> list[int]:
-    return [response.token for response in responses if response.token is not None]
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    last = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < last
-        time.sleep(0.001)
-
-
-def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
-    """Results or exceptions."""
-    found: list[Any] = [None] * len(calls)
-
-    def run(place: int) -> None:
-        try:
-            found[place] = calls[place]()
-        except BaseException as error:
-            found[place] = error
-
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(calls))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT)
-        assert not thread.is_alive()
-    return found
 
 
 def replies(session: Session, prompt: list[int], progress: Any = None) -> list[Response]:
