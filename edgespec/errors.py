@@ -92,7 +92,7 @@ class BudgetError(EdgeSpecError):
     Attributes:
         owners: bytes of each owner of memory, by name.
         dial: the dial in bytes.
-        smallest: the smallest dial that works, in bytes.
+        smallest: the smallest dial that works, in bytes; with some room, so that it does at the next start.
     """
 
     def __init__(self, message: str, owners: dict[str, int], dial: int, smallest: int) -> None:

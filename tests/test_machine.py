@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from edgespec.config import EngineOptions
 from edgespec.devices import machine as machines
 from edgespec.devices.probe import memory_total, process_memory
 from edgespec.engine import Engine
-from edgespec.errors import OptionError
+from edgespec.errors import BudgetError, OptionError
 from tests.machine import DISK, GIVEN, measure
 from tests.test_session import prompt_of, write_model
 
@@ -50,6 +51,20 @@ def test_a_given_machine_is_all_that_a_plan_asks(model: Path, monkeypatch: pytes
         assert (engine.plan.rates.read, engine.plan.rates.compute) == (DISK.gbps, 7.0)
     with pytest.raises(OptionError, match=r"this machine has 3\.00 GB"):
         Engine.load(model, EngineOptions(memory=4 * 10**9), machine=small)
+
+
+def test_a_dial_that_was_named_works_at_other_starts(model: Path) -> None:
+    """Where libraries and allocators take a little more, or less."""
+    starts = [replace(GIVEN, baseline=GIVEN.baseline + more * 10**6) for more in (-10, -5, 0, 5, 10)]
+    named = set()
+    for start in starts:
+        with pytest.raises(BudgetError, match=r"smallest dial that works here is \d+0MB") as caught:
+            Engine.load(model, EngineOptions(memory=10**8, context=100), machine=start)
+        named.add(caught.value.smallest)
+    assert len(named) <= 2, "a round number"
+    for dial, start in itertools.product(named, starts):
+        with Engine.load(model, EngineOptions(memory=dial, context=100), machine=start) as engine:
+            assert engine.plan.ledger.free >= 0
 
 
 def test_this_machine_is_measured(model: Path) -> None:

@@ -12,6 +12,7 @@ from edgespec.control.handover import without_drafter
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.chunks import PAGE, Chunk, ChunkTable, Piece, TensorSource
 from edgespec.offload.plan.costs import Rates
+from edgespec.offload.plan.device import DeviceMemory, make_device_plan
 from edgespec.offload.plan.fill import cycle_seconds, make_plan
 from edgespec.offload.plan.needs import Extras, Needs, Request, StandIn
 from edgespec.offload.plan.pinning import choose_pinned
@@ -109,6 +110,45 @@ def test_the_smallest_dial_holds_for_resident_layers_too() -> None:
     with pytest.raises(BudgetError) as caught:
         plan(200 * MB, resident_layers=8)
     assert plan(caught.value.smallest, resident_layers=8).pinned_bytes > 0
+
+
+@pytest.mark.parametrize("layers", [None, 0, 2, 8])
+@pytest.mark.parametrize("device", [False, True])
+def test_the_smallest_dial_holds_whatever_context_it_gives(layers: int | None, device: bool) -> None:
+    """A larger dial has room for more positions, but need not have room for what was asked beside them."""
+
+    def made(dial: int) -> Plan:
+        if device:
+            request = Request(10**10, resident_layers=layers, device_dial=dial)
+            return make_device_plan(table(), many, rates, request, DeviceMemory(10**10, 50 * MB, 3))
+        return make_plan(table(), many, rates, Request(dial, resident_layers=layers))
+
+    rates, named = Rates(2.0, 10.0), list[int]()
+    for per_position in (20_000, 100_000, 200_000):
+        many = needs(per_position=per_position, max_context=100_000)
+        for dial in range(20 * MB, 400 * MB, 19 * MB):
+            try:
+                made(dial)
+            except BudgetError as error:
+                named.append(error.smallest)
+        assert named
+        while named:
+            assert made(named.pop()).ledger.free >= 0
+
+
+def test_a_dial_that_was_named_works_at_other_starts() -> None:
+    """What the process takes differs by megabytes from start to start."""
+    starts = [replace(needs(), baseline=(100 + more) * MB, drift=20 * MB) for more in range(-10, 11)]
+    named = set()
+    for start in starts:
+        with pytest.raises(BudgetError) as caught:
+            make_plan(table(), start, Rates(2.0, 10.0), Request(120 * MB, context=512))
+        named.add(caught.value.smallest)
+    assert len(named) <= 2
+    for dial in named:
+        assert dial % (20 * MB) == 0
+        for start in starts:
+            assert make_plan(table(), start, Rates(2.0, 10.0), Request(dial, context=512)).ledger.free >= 0
 
 
 def test_context_defaults_to_its_share_and_is_said() -> None:

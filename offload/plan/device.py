@@ -41,7 +41,6 @@ def make_device_plan(
     Raises like `make_plan`; the BudgetError's dial is the one that is too small.
     """
     dial, device_dial = request.dial, request.device_dial or memory.total - MIN_HEADROOM
-    reasons: list[str] = []
     check_request(table, needs, request)
     largest = max(c.read_bytes for c in table.chunks)
 
@@ -71,9 +70,19 @@ def make_device_plan(
         return device(pages(table.chunks), 0, positions).free >= 0
 
     # The device first: what it holds is neither read nor copied again.
-    positions = request.context or default_context(device_dial, needs, fits_whole, reasons)
-    if (layers := request.resident_layers) is not None:
-        on_device = [c for c in table.chunks if c.layer < layers]
+    layers = request.resident_layers
+    asked = [c for c in table.chunks if c.layer < (layers or 0)]
+
+    def fits(positions: int) -> bool:
+        slots = memory.slots if len(asked) < len(table.chunks) else 0
+        return device(pages(asked), slots, positions).free >= 0
+
+    if request.context is not None:
+        positions, reasons = request.context, list[str]()
+    else:
+        positions, reasons = default_context(device_dial, needs, fits_whole, fits)
+    if layers is not None:
+        on_device = asked
         reasons.append(f"{layers} layers pinned on the device, as asked")
     elif fits_whole(positions):
         on_device = list(table.chunks)
@@ -98,11 +107,11 @@ def make_device_plan(
     else:
         ring = choose_ring(largest, lambda ring: host(0, ring).free - 2 * largest)
         book = host(0, ring)
-        book.require(smallest_dial(book), " of host memory.")
+        book.require(smallest_dial(book, needs.drift), " of host memory.")
         pinned = choose_pinned(rest, book.free)
         reasons.append("the rest is pinned in host memory as far as it fits, and streamed")
     host_book = host(pages(pinned), ring)
-    host_book.require(smallest_dial(host_book), " of host memory.")
+    host_book.require(smallest_dial(host_book, needs.drift), " of host memory.")
     return Plan(
         host_book,
         table,

@@ -142,28 +142,37 @@ def _fill(books: _Books, rates: Rates) -> Plan:
 
 def _choose_context(books: _Books) -> tuple[int, list[str]]:
     """Positions, and why so many."""
-    needs, request = books.needs, books.request
+    needs, request, table = books.needs, books.request, books.table
     if request.context is not None:
         return request.context, []
-    reasons: list[str] = []
-    positions = default_context(request.dial, needs, books.fits_whole, reasons)
-    least = min(MIN_CONTEXT, needs.max_context)
-    must = first_layers(books.table, min(needs.extras.depths, default=0))
-    if positions > least and books.ledger(must, MIN_RING_CHUNKS * books.largest, positions).free < 0:
-        return least, [f"context {least} positions: the dial has no room for more"]
-    return positions, reasons
+    if request.resident_layers is None:
+        must = first_layers(table, min(needs.extras.depths, default=0))
+    else:
+        must, _ = _asked_for(books, request.resident_layers)
+    ring = MIN_RING_CHUNKS * books.largest if len(must) < len(table.chunks) else 0
+
+    def fits(positions: int) -> bool:
+        return books.ledger(must, ring, positions).free >= 0
+
+    return default_context(request.dial, needs, books.fits_whole, fits)
+
+
+def _asked_for(books: _Books, layers: int) -> tuple[list[Chunk], int]:
+    """The first `layers` layers, and the head if somebody must have some of them; how many these are."""
+    depth = max((d for d in books.needs.extras.depths if d <= layers), default=0)
+    chunks = books.table.chunks
+    return [c for c in chunks if c.layer < layers or (depth and c.layer == books.table.layers)], depth
 
 
 def _as_asked(books: _Books, positions: int, layers: int) -> _Choice:
-    """The first `layers` layers; the head as well if somebody must have some of them. Raises BudgetError."""
+    """So many layers pinned, neither more nor fewer. Raises BudgetError."""
     table, largest = books.table, books.largest
-    depth = max((d for d in books.needs.extras.depths if d <= layers), default=0)
-    pinned = [c for c in table.chunks if c.layer < layers or (depth and c.layer == table.layers)]
+    pinned, depth = _asked_for(books, layers)
     ring = least = 0
     if len(pinned) < len(table.chunks):
         ring = choose_ring(largest, lambda ring: books.ledger(pinned, ring, positions).free)
         least = MIN_RING_CHUNKS * largest
-    smallest = smallest_dial(books.ledger(pinned, least, positions))
+    smallest = smallest_dial(books.ledger(pinned, least, positions), books.needs.drift)
     advice = f" with {layers} layers pinned and context {positions}."
     books.ledger(pinned, ring, positions).require(smallest, advice)
     reason = f"{layers} layers pinned, as asked" + (", and the LM head" if depth else "")
@@ -198,7 +207,7 @@ def _as_far_as_it_fits(books: _Books, positions: int) -> _Choice:
         owner, use = extras.must_pin.owner, extras.must_pin.use
         must = f", with {depth} layers and the head pinned for {owner} (others need less)"
         reasons.append(f"{owner} {use} {depth} layers and the LM head, which are pinned")
-    book.require(smallest_dial(book), f" with context {positions}{must}{smaller}.")
+    book.require(smallest_dial(book, books.needs.drift), f" with context {positions}{must}{smaller}.")
     held = {c.index for c in kept}
     rest = replace(table, chunks=tuple(c for c in table.chunks if c.index not in held))
     pinned = kept + choose_pinned(rest, book.free, books.saved)
@@ -221,18 +230,27 @@ def check_request(table: ChunkTable, needs: Needs, request: Request) -> None:
         )
 
 
-def default_context(dial: int, needs: Needs, fits_whole: Callable[[int], bool], reasons: list[str]) -> int:
-    """Positions when the user names none: the usual ones when the whole model fits beside them, else as
-    many as KV's share of the dial holds."""
+def default_context(
+    dial: int, needs: Needs, fits_whole: Callable[[int], bool], fits: Callable[[int], bool]
+) -> tuple[int, list[str]]:
+    """Positions when the user names none, and why: the usual ones when the whole model fits beside them, else
+    as many as KV's share of the dial holds; the fewest where what must be there does not fit beside those."""
+    least = min(MIN_CONTEXT, needs.max_context)
     positions = min(needs.max_context, MAX_DEFAULT_CONTEXT)
     if not fits_whole(positions):
         per_position = max(1, needs.kv(1024) // 1024)
         affordable = int(dial * KV_SHARE) // per_position // 64 * 64
-        positions = min(positions, max(affordable, min(MIN_CONTEXT, needs.max_context)))
-    reasons.append(f"context {positions} positions, as none was named (the model allows {needs.max_context})")
-    return positions
+        positions = min(positions, max(affordable, least))
+    if positions > least and not fits(positions):
+        return least, [f"context {least} positions: the dial has no room for more"]
+    return positions, [
+        f"context {positions} positions, as none was named (the model allows {needs.max_context})"
+    ]
 
 
-def smallest_dial(book: Ledger) -> int:
-    """The dial at which these owners fit, headroom growing with it."""
-    return max(book.planned + MIN_HEADROOM, -(-book.planned * HEADROOM_PART // (HEADROOM_PART - 1)))
+def smallest_dial(book: Ledger, drift: int = 0) -> int:
+    """The dial at which these owners fit, headroom growing with it; a multiple of `drift` that holds so much
+    more."""
+    planned = book.planned + drift
+    least = max(planned + MIN_HEADROOM, -(-planned * HEADROOM_PART // (HEADROOM_PART - 1)))
+    return -(-least // drift) * drift if drift else least

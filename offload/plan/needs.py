@@ -82,3 +82,4 @@ class Needs:
     kv: Callable[[int], int]  # of a cache for so many positions
     max_context: int
     extras: Extras = field(default_factory=Extras)
+    drift: int = 0  # by so much more the baseline may be at another start, where a named dial is to work, too
