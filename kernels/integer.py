@@ -31,7 +31,7 @@ class Digits(NamedTuple):
 
 
 def split(x: Tensor) -> Digits:
-    """The digits of activations [n, k]. A row that is not finite gets a step that is not a number."""
+    """The digits of activations [n, k]. The step of a row with NaN or infinity is NaN."""
     n, k = x.shape
     x = x.float()
     largest = x.abs().amax(1)

@@ -94,8 +94,8 @@ class Sampling:
 
 class Ratio:
     """Speculative sampling: keep a child drawn from q with probability min(1, p/q), else go on with the
-    residual max(p - q, 0), normalised (Leviathan et al. 2023; several children of a node one after the
-    other, as in SpecInfer, 2024).
+    residual max(p - q, 0), normalised (Leviathan et al. 2023, arXiv 2211.17192, Algorithm 1; several children
+    of a node one after the other, as in SpecInfer, 2024, arXiv 2305.09781).
 
     Lossless when the children of every node were drawn independently from `tree.drafts[node]`, and when
     whether a node has children does not depend on draws that the tree leaves out.
@@ -121,7 +121,7 @@ class Ratio:
                 drafted = q.of(token)
                 if drafted <= 0:
                     raise ValueError(f"token {token} of node {child} cannot come from its draft distribution")
-                if noise.uniform(position, ACCEPT_DRAW + rank) * drafted < p.of(token):
+                if noise.uniform(position, ACCEPT_DRAW + rank) * drafted < p.of(token):  # r < p / q
                     path.append(child)
                     break
                 p = _residual(p, q)
@@ -132,7 +132,8 @@ class Ratio:
 
 
 class Typical:
-    """Medusa's typical acceptance: keep a token when p > min(epsilon, delta e^-H), H the entropy of p.
+    """Medusa's typical acceptance (arXiv 2401.10774): keep a token when p > min(epsilon, delta e^-H), H the
+    entropy of p.
 
     p has passed temperature, top-k, top-p and min-p, so a token that these forbid is never kept. Of the
     longest kept paths the likelier one wins; the bonus token is sampled. Lossy: it prefers what is drafted.

@@ -83,7 +83,7 @@ class Sampler:
         """[V] -> the distribution the next token is drawn from; at temperature 0 all of it on the argmax.
 
         Equal logits at the top-k boundary all stay, as in transformers; at the top-p boundary the lower id
-        comes first. Raises ModelError when the logits are not numbers.
+        comes first. Raises ModelError as `argmax` does.
         """
         if self.greedy:
             return Distribution(np.array([argmax(logits)]), np.ones(1))

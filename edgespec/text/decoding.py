@@ -18,7 +18,7 @@ class Step(Protocol):
     def close(self) -> list[str]: ...
 
 
-def steps(decoder: dict[str, Any] | None, continues: bool = False) -> list[Step]:
+def decoder_steps(decoder: dict[str, Any] | None, continues: bool = False) -> list[Step]:
     """The machines for a decoder as tokenizer.json describes it. Raises TokenizerError for unknown kinds."""
     if decoder is None:
         return [_Spaces(continues)]

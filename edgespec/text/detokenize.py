@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.text.decoding import steps
+from edgespec.text.decoding import decoder_steps
 from edgespec.text.tokenizer import Tokenizer
 
 
@@ -27,7 +27,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), continues: bool = False) -> None:
         self._token = tokenizer.backend.id_to_token
         self._special = tokenizer.special
-        self._steps = steps(tokenizer.decoder, continues)
+        self._steps = decoder_steps(tokenizer.decoder, continues)
         self._stops = _StopStrings(stop)
         self.stopped = False  # a stop string was met; nothing more will come
 

@@ -21,7 +21,7 @@ from jinja2.tests import TESTS as JINJA_TESTS
 from markupsafe import Markup, escape
 
 from edgespec.text.template_budget import LimitError
-from edgespec.text.template_values import Namespace, Values, replace
+from edgespec.text.template_values import Namespace, Values, replace_text
 
 Table = dict[str, Callable[..., Any]]  # name -> function(values, value, *arguments)
 
@@ -91,7 +91,7 @@ def _join(v: Values, value: Any, d: Any = "", attribute: Any = None) -> str:
 
 
 def _replace(v: Values, s: Any, old: Any, new: Any, count: int | None = None) -> str:
-    return replace(v, v.text(s), v.text(old), v.text(new), -1 if count is None else count)
+    return replace_text(v, v.text(s), v.text(old), v.text(new), -1 if count is None else count)
 
 
 def _indent(v: Values, s: Any, width: Any = 4, first: bool = False, blank: bool = False) -> Any:

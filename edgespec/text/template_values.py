@@ -286,7 +286,7 @@ def _splitlines(v: Values, text: str, keepends: bool = False) -> Any:
     return v.cut(text.splitlines(keepends))
 
 
-def replace(v: Values, text: str, old: str, new: str, count: int = -1, /) -> str:
+def replace_text(v: Values, text: str, old: str, new: str, count: int = -1, /) -> str:
     """`str.replace`."""
     v.find(text, old)
     times = text.count(old) if old else len(text) + 1
@@ -335,7 +335,7 @@ METHODS: dict[type, dict[str, Method]] = {
         for name in ("find", "rfind", "index", "rindex", "count", "partition", "rpartition")
     }
     | {"split": _split("split"), "rsplit": _split("rsplit"), "splitlines": _splitlines}
-    | {"replace": replace, "join": _join, "format": _format},
+    | {"replace": replace_text, "join": _join, "format": _format},
     dict: {"get": _get} | {name: _view(name) for name in ("items", "keys", "values")},
     list: {"index": _within("index"), "count": _within("count")},
     tuple: {"index": _within("index"), "count": _within("count")},

@@ -13,7 +13,7 @@ import tokenizers
 from edgespec.devices.files import read_bounded
 from edgespec.errors import OptionError, TokenizerError
 from edgespec.text.chat_template import ChatTemplate, Message, read_templates
-from edgespec.text.decoding import steps
+from edgespec.text.decoding import decoder_steps
 from edgespec.text.tokenizer_file import MAX_BYTES, OWN_GROWTH, check_length, check_tokenizer_file
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Tokenizer:
         self._highest = max(added, default=-1)
         decoder = backend.decoder
         self.decoder: dict[str, Any] | None = decoder and json.loads(decoder.__getstate__())
-        steps(self.decoder)  # refuse now what Detokenizer would refuse in the middle of a reply
+        decoder_steps(self.decoder)  # refuse now what Detokenizer would refuse in the middle of a reply
         own = {"bos_token": bos, "eos_token": self.eos[0] if eos else None}
         given = {name: backend.id_to_token(id) or "" for name, id in own.items() if id is not None}
         self.template = ChatTemplate(templates or {}, {**given, **(names or {})})
