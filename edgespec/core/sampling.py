@@ -133,6 +133,28 @@ class Sampler:
             return np.divide(out, self.options.temperature, out=out)
 
 
+def saguaro(q: Distribution, count: int, weight: float) -> Distribution:
+    """What a drafter draws from instead of `q` so that the bonus token is easier to foresee (SSD, Definition
+    14): the probabilities of the `count` likeliest tokens (the lower id of equal ones) times `weight`, C of
+    the paper, normalised again.
+
+    Refused tokens leave max(p - q, 0), which grows where q was lowered: on the tokens that are prepared for.
+    The price is acceptance. `ratio` stays lossless as long as it is given this distribution, not `q`. Where
+    no other token can be drawn, q is returned: the limit of weight -> 0. ValueError unless 0 <= weight <= 1.
+    """
+    if not 0 <= weight <= 1:
+        raise ValueError(f"the weight of the likeliest tokens, {weight}, must be in 0...1")
+    if not 0 < count < len(q.ids):
+        return q
+    least = np.partition(q.probs, -count)[-count]
+    likely = np.flatnonzero(q.probs >= least)
+    likely = likely[np.argsort(-q.probs[likely], kind="stable")[:count]]
+    probs = q.probs.copy()
+    probs[likely] *= weight
+    total = probs.sum()
+    return Distribution(q.ids, probs / total) if total > 0 else q
+
+
 def argmax(logits: NDArray[np.float32]) -> int:
     """The lowest id of the highest logit; raises ModelError when there is none (NaN or infinity)."""
     best = int(logits.argmax())  # NaN counts as the highest
