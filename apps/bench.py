@@ -16,6 +16,7 @@ from edgespec.apps import options
 from edgespec.apps.common import open_engine
 from edgespec.apps.reply import follow
 from edgespec.apps.terminal import Terminal
+from edgespec.apps.timeline import TRACE_HELP, Timeline, new_session, timeline
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import OptionError
 from edgespec.values import Option, Options, count_of, format_bytes
@@ -39,6 +40,7 @@ class BenchFlags(Options):
     ] = (128,)
     repetitions: Annotated[int, Option("Runs of each test.", metavar="N", short="-r", least=1, most=1000)] = 5
     json: Annotated[bool, Option("Print one JSON object.")] = False
+    trace: Annotated[Path | None, Option(TRACE_HELP, metavar="FILE")] = None
 
 
 @options.takes()
@@ -57,8 +59,12 @@ def bench(model: options.Model, *, wanted: BenchFlags, engine: EngineOptions) ->
         engine = replace(engine, context=needed)
     elif engine.context < needed:
         raise OptionError(f"--context is {engine.context}, but the longest test takes {needed} positions")
-    with Terminal() as terminal, open_engine(model, engine, terminal) as opened:
-        _measure(opened, tests, wanted.repetitions, terminal)
+    with (
+        timeline(wanted.trace) as traced,
+        Terminal() as terminal,
+        open_engine(model, engine, terminal) as opened,
+    ):
+        _measure(opened, tests, wanted.repetitions, terminal, traced)
         name = Path(model).name
         if wanted.json:
             terminal.result(json.dumps(_report(opened, name, engine, tests)))
@@ -109,10 +115,12 @@ class Test:
         return mean(shares) if shares else None
 
 
-def _measure(engine: Engine, tests: list[Test], repetitions: int, terminal: Terminal) -> None:
+def _measure(
+    engine: Engine, tests: list[Test], repetitions: int, terminal: Terminal, traced: Timeline | None
+) -> None:
     terminal.count_reads(lambda: engine.bytes_read)
     dice = random.Random(0)
-    session = engine.new_session()
+    session = new_session(engine, traced)
     _run(Test("pp", 1), engine, session, dice, terminal)  # a first pass also pays for buffers and threads
     for repetition in range(repetitions):
         for test in tests:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +19,7 @@ from edgespec.apps.prompts import PromptInput
 from edgespec.apps.reply import follow
 from edgespec.apps.stats import stats_line, stats_object
 from edgespec.apps.terminal import Terminal
+from edgespec.apps.timeline import TRACE_HELP, Timeline, new_session, timeline
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import EdgeSpecError, OptionError
 from edgespec.response import Response
@@ -39,6 +41,7 @@ class GenerateFlags(Options):
     json: Annotated[bool, Option("Print one JSON object a reply.")] = False
     keep_going: Annotated[bool, Option("After a prompt that fails, go on with the next.")] = False
     stats: Annotated[bool, Option("Show figures after each reply.")] = True
+    trace: Annotated[Path | None, Option(TRACE_HELP, metavar="FILE")] = None
 
 
 @options.takes()
@@ -53,8 +56,12 @@ def generate(
     """
     options.check_together(engine, generation)
     queue = _prompts(wanted.prompt, wanted.keep_going)
-    with Terminal() as terminal, open_engine(model, engine, terminal) as opened:
-        _Run(opened, generation, terminal, wanted).all(queue)
+    with (
+        timeline(wanted.trace) as traced,
+        Terminal() as terminal,
+        open_engine(model, engine, terminal) as opened,
+    ):
+        _Run(opened, generation, terminal, wanted, traced).all(queue)
 
 
 def _prompts(texts: tuple[str, ...], keep_going: bool) -> Iterator[PromptInput | OptionError]:
@@ -73,13 +80,18 @@ def _prompts(texts: tuple[str, ...], keep_going: bool) -> Iterator[PromptInput |
 
 class _Run:
     def __init__(
-        self, engine: Engine, options: GenerationOptions, terminal: Terminal, wanted: GenerateFlags
+        self,
+        engine: Engine,
+        options: GenerationOptions,
+        terminal: Terminal,
+        wanted: GenerateFlags,
+        traced: Timeline | None,
     ) -> None:
         self.engine = engine
         self.options = options
         self.terminal = terminal
         self.wanted = wanted
-        self.session = engine.new_session()
+        self.session = new_session(engine, traced)
         terminal.count_reads(lambda: engine.bytes_read)
 
     def all(self, queue: Iterator[PromptInput | OptionError]) -> None:

@@ -102,6 +102,16 @@ class Chunk:
                 yield piece, pieces.get((name + SCALE, row))
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkEvent:
+    """What a chunk took: a "read" from flash, or a "wait", when the pass was blocked until it was there."""
+
+    kind: str
+    chunk: Chunk
+    began: float  # seconds, as of time.perf_counter
+    ended: float
+
+
 Blocks = dict[str, list[tuple[Chunk, Piece, Piece | None]]]  # by matrix: where its rows lie, and their scales
 
 

@@ -15,13 +15,13 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 
 from edgespec.errors import Cancelled, CorruptFileError
-from edgespec.offload.chunks import Chunk, aligned_span
+from edgespec.offload.chunks import Chunk, ChunkEvent, aligned_span
 from edgespec.offload.digest import mismatch
 from edgespec.offload.reader import DirectFile, ReadSettings
 from edgespec.offload.ring import Ring
@@ -40,7 +40,8 @@ class Streamer:
     KeyboardInterrupt anywhere. Lowers the process's `sys.setswitchinterval` to 0.5 ms.
 
     Counters, only ever growing: `bytes_read` as moved by reads (whole pages), `wait_seconds` that
-    `acquire` was blocked with no other work, `seeks`.
+    `acquire` was blocked with no other work, `seeks`. `listener` hears of reads, in the readers' threads, and
+    of waits; it must be quick and raise nothing.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Streamer:
         self.bytes_read = 0
         self.wait_seconds = 0.0
         self.seeks = 0
+        self.listener: Callable[[ChunkEvent], None] | None = None
         self._ring = Ring(ring_bytes)
         self._files: dict[Path, DirectFile] = {}
         self._verified: set[int] = set()  # indices of chunks whose digest has been checked
@@ -116,6 +118,16 @@ class Streamer:
         Raises CorruptFileError (truncated file, wrong digest) or StorageError from the reader, Cancelled
         when the streamer is closed, and whatever `on_wait` raises; the chunk is not held then.
         """
+        blocked = self.wait_seconds
+        try:
+            return self._acquire(chunk, on_wait)
+        finally:
+            blocked = self.wait_seconds - blocked  # at the end of it: other work comes first
+            if blocked and (listener := self.listener):
+                now = perf_counter()
+                listener(ChunkEvent("wait", chunk, now - blocked, now))
+
+    def _acquire(self, chunk: Chunk, on_wait: Callable[[], bool] | None) -> memoryview:
         while True:
             with self._lock:
                 self._mend()
@@ -228,6 +240,9 @@ class Streamer:
                     self._room.notify_all()
                 if slot.ready or not self._flying:
                     self._ready.notify_all()
+                whole = not (slot.left or slot.flying or slot.error or slot.dropped)
+            if whole and (listener := self.listener):
+                listener(ChunkEvent("read", slot.chunk, slot.began, perf_counter()))
 
     def _next_request(self) -> tuple[_Slot, int, int] | None:
         """(slot, start, stop) of the next bytes to read; blocks while there are none; None = closed."""
@@ -300,6 +315,7 @@ class _Slot:
     offset: int  # of the span in the ring
     span: memoryview  # [nbytes]
     left: int  # bytes not read yet
+    began: float = field(default_factory=perf_counter)  # its reading
     cut: int = 0  # bytes handed out as requests
     flying: int = 0  # requests being read now
     dropped: bool = False

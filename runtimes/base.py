@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from edgespec.offload.chunks import ChunkEvent
     from edgespec.runtimes.config import ModelConfig
 
 IntArray = NDArray[np.int64]
@@ -266,6 +267,10 @@ class StoredWeights(Protocol):
     def pin(self, chunks: Collection[int], *, progress: Callable[[int], None] | None = None) -> None:
         """Read the chunks of these numbers that are not pinned yet, to stay; `progress` gets bytes. Raises
         CorruptFileError, StorageError, and whatever `progress` raises."""
+
+    def listen(self, listener: Callable[[ChunkEvent], None] | None) -> None:
+        """Who hears of what is read from flash, in the threads that read, and of waits for that, in the one
+        that computes; must be quick and raise nothing. None = nobody."""
 
     def close(self) -> None:
         """Stop reading and let all memory go."""

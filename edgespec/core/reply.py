@@ -11,7 +11,7 @@ from edgespec.core.acceptance import Acceptance, Outcome
 from edgespec.core.decode import decode
 from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.schedule import Context, Schedule
-from edgespec.core.trace import Cycle, Layer, Trace
+from edgespec.core.trace import Cycle, Layer, Phase, Trace
 from edgespec.core.verify import Cancellation, Verifier
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.response import Response, Stats
@@ -74,7 +74,7 @@ class Reply:
     ) -> None:
         """`limit`: the most tokens it may have."""
         self.host, self.prompt, self.limit = host, prompt, limit
-        self.acceptance, self.progress, self.trace = acceptance, progress, trace
+        self.acceptance, self.progress, self.trace = acceptance, progress, trace or Trace()
         self.cancellation = Cancellation()
         self.noise, self.sampler = Noise(options.seed), Sampler(options)
         self.stats = Stats(prompt_tokens=len(prompt), dial=host.dial)
@@ -96,7 +96,8 @@ class Reply:
             if self.progress is not None:
                 self.progress(Progress("prefill", done, len(fresh), "tokens"))
 
-        (logits,) = host.verifier.prefill([(seat, fresh)], observer, advance)
+        with self.trace.telling("prefill"):
+            (logits,) = host.verifier.prefill([(seat, fresh)], observer, advance)
         drawn = self.acceptance.name == "ratio"
         context = Context(self.prompt, self.sampler, self.noise, drawn, self.cancellation.check)
         with host.verifier.turn:  # sessions share a draft model
@@ -104,7 +105,8 @@ class Reply:
             schedule.begin(context, self.limit)
         self.root = self.sampler.pick(logits, self.noise, len(self.prompt))
         self.schedule = schedule
-        self.cycles = decode(host.verifier, seat, self.root, self.acceptance, self.noise, schedule, observer)
+        how = self.acceptance, self.noise, schedule, observer, self.trace
+        self.cycles = decode(host.verifier, seat, self.root, *how)
         self.clock.first_token()
 
     def cycle(self) -> Cycle:
@@ -114,7 +116,7 @@ class Reply:
         self.root = cycle.outcome.bonus
         self.stats.drafter_damaged, self.stats.undrafted = self.schedule.damaged, self.schedule.undrafted
         self.clock.cycle(cycle.outcome)
-        if self.trace is not None and self.trace.cycle is not None:
+        if self.trace.cycle is not None:
             self.trace.cycle(cycle)
         return cycle
 
@@ -133,7 +135,7 @@ class _Observer:
         schedule: Schedule,
         layers: int,
         progress: ProgressCallback | None,
-        trace: Trace | None,
+        trace: Trace,
     ) -> None:
         self.cancellation, self.schedule, self.layers, self.progress = (
             cancellation,
@@ -141,7 +143,7 @@ class _Observer:
             layers,
             progress,
         )
-        self.layer = trace.layer if trace is not None else None
+        self.trace = trace
 
     def on_chunk(self) -> None:
         self.cancellation.check()
@@ -149,13 +151,18 @@ class _Observer:
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
         if self.progress is not None:
             self.progress(Progress("layers", index + 1, self.layers, "layers"))
-        if self.layer is not None:
-            self.layer(Layer(index, rows.n, perf_counter()))
+        if self.trace.layer is not None:
+            self.trace.layer(Layer(index, rows.n, perf_counter()))
         self.schedule.on_layer(index, hidden, rows)
 
     def on_wait(self) -> bool:
         self.cancellation.check()
-        return self.schedule.on_wait()
+        began = perf_counter()
+        worked = self.schedule.on_wait()
+        if worked and self.trace.phase is not None:
+            self.trace.phase(Phase("draft in a wait", True, began))
+            self.trace.phase(Phase("draft in a wait", False, perf_counter()))
+        return worked
 
 
 class _Writer:

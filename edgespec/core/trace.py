@@ -1,4 +1,5 @@
-"""What happened, as it happens: an event for each cycle and, where somebody listens, for each layer.
+"""What happened, as it happens: an event for each cycle and, where somebody listens, for each layer and each
+part of the work. (What the flash did is heard of its reader: `offload.chunks.ChunkEvent`.)
 
 Events only: statistics, the controller, the hand-over of memory and benchmarks all read the same. Needs no
 torch.
@@ -6,8 +7,10 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 
 from edgespec.core.acceptance import Outcome
 from edgespec.core.tree import TokenTree
@@ -35,9 +38,32 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """A part of a reply's work begins or ends: "prefill", "verify", "draft" before a pass, "draft in a wait"
+    while one waits for flash."""
+
+    name: str
+    begins: bool
+    at: float  # seconds, as of time.perf_counter
+
+
+@dataclass(frozen=True)
 class Trace:
     """Who listens to a session. Called in the thread that computes, so it should be quick; costs nothing
     where it is None."""
 
     cycle: Callable[[Cycle], None] | None = None
     layer: Callable[[Layer], None] | None = None
+    phase: Callable[[Phase], None] | None = None
+
+    @contextmanager
+    def telling(self, name: str) -> Iterator[None]:
+        """Tell of the block as a phase, however it ends."""
+        if self.phase is None:
+            yield
+            return
+        self.phase(Phase(name, True, perf_counter()))
+        try:
+            yield
+        finally:
+            self.phase(Phase(name, False, perf_counter()))

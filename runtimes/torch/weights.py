@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgespec.devices.disk import ReadSettings
 from edgespec.kernels.matmul import Block, Together, linear, typed
-from edgespec.offload.chunks import Chunk, ChunkTable, Piece, TensorSource
+from edgespec.offload.chunks import Chunk, ChunkEvent, ChunkTable, Piece, TensorSource
 from edgespec.offload.digest import mismatch
 from edgespec.offload.reader import DirectFile
 from edgespec.offload.streamer import Streamer
@@ -58,6 +58,7 @@ class Weights:
         self.resident: dict[tuple[str, int], Block] = {}  # by tensor and first row, where matmuls run
         self.together = Together({})  # of the resident ones
         self.streamer: Streamer | None = None
+        self._listener: Callable[[ChunkEvent], None] | None = None
         self._held: tuple[Chunk, Tensor | None] | None = None  # None: being acquired, or given back
 
     def pin(
@@ -140,6 +141,7 @@ class Weights:
             self.streamer.set_chunks(streamed)
         elif streamed:
             self.streamer = Streamer(streamed, self.ring_bytes, self.settings)
+            self.streamer.listener = self._listener
             self.placement.register(self.streamer.buffer)
 
     @property
@@ -147,6 +149,11 @@ class Weights:
         """Bytes moved from flash so far: by the stream, by loading, by embedding rows."""
         streamed = self.streamer.bytes_read if self.streamer else 0
         return streamed + sum(f.bytes_read for f in self.files.values())
+
+    def listen(self, listener: Callable[[ChunkEvent], None] | None) -> None:
+        self._listener = listener
+        if self.streamer is not None:
+            self.streamer.listener = listener
 
     def linear(
         self,

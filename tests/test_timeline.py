@@ -1,0 +1,288 @@
+"""A run's timeline in Chrome's trace format: whole, nested, and refused before any work if it must be."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import stat
+import sys
+import threading
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.apps.timeline import CYCLES, DRAFTING, FLASH, TARGET, WAITS, timeline
+from edgespec.config import GenerationOptions
+from edgespec.core.reply import _Observer
+from edgespec.core.trace import Layer, Phase, Trace
+from edgespec.core.verify import Cancellation
+from edgespec.errors import OptionError, StorageError
+from edgespec.offload.chunks import Chunk, ChunkEvent
+from edgespec.offload.streamer import Streamer
+from edgespec.schedules.serial import Plain
+from tests.fake_engine import FakeEngine
+from tests.test_cli import Edgespec, edgespec, engine
+from tests.test_end_to_end import Run, model, run
+from tests.test_streamer import SMALL, Gate, Store, drain, gate, store
+
+__all__ = ["edgespec", "engine", "gate", "model", "run", "store"]  # fixtures
+Event = dict[str, Any]
+LAYERS = 3  # of the tiny model
+
+
+def events_of(path: Path) -> dict[int, list[Event]]:
+    """Complete events by track, by their beginnings, the longer first; what is always so is checked."""
+    whole = json.loads(path.read_text())
+    assert whole["displayTimeUnit"] == "ms"
+    tracks = defaultdict(list)
+    named = {e["tid"] for e in whole["traceEvents"] if e["name"] == "thread_name"}
+    for event in whole["traceEvents"]:
+        if event["ph"] == "M":
+            continue
+        assert event["ph"] == "X"
+        assert event["ts"] >= 0
+        assert event["dur"] >= 0
+        tracks[event["tid"]].append(event)
+    assert set(tracks) <= named
+    for track, events in tracks.items():
+        ends = [end(event) for event in events]
+        assert ends == sorted(ends), f"track {track} is not in the order of its events' ends"
+        events.sort(key=lambda event: (event["ts"], -event["dur"]))
+        check_nested(events)
+    return tracks
+
+
+def end(event: Event) -> float:
+    return round(event["ts"] + event["dur"], 3)
+
+
+def check_nested(events: list[Event]) -> None:
+    """An event ends before the next begins, or after the next has ended."""
+    open_until: list[float] = []
+    for event in events:
+        while open_until and open_until[-1] <= event["ts"]:
+            open_until.pop()
+        assert not open_until or end(event) <= open_until[-1], f"{event} overlaps what it does not lie within"
+        open_until.append(end(event))
+
+
+def named(events: list[Event], start: str) -> list[Event]:
+    return [event for event in events if event["name"].startswith(start)]
+
+
+def inside(events: list[Event], outer: Event) -> list[Event]:
+    found = [e for e in events if e is not outer and outer["ts"] <= e["ts"] and end(e) <= end(outer)]
+    return [e for e in found if e["ts"] < end(outer)]
+
+
+def test_a_streamed_reply(run: Run, model: Path, tmp_path: Path) -> None:
+    flags = ["generate", model, "-p", "Once upon", "--max-tokens", "24", "--json", "--resident-layers", "0"]
+    flags += ["--drafter", "model", "--draft-model", model]
+    code, out, _ = run(*flags, "--trace", "trace.json")
+    assert code == 0
+    said, tracks = json.loads(out), events_of(tmp_path / "trace.json")
+    assert said["tokens"] == json.loads(run(*flags)[1])["tokens"]
+
+    cycles = tracks[CYCLES]
+    assert len(cycles) == said["stats"]["cycles"] - 1  # the first token is the prompt's
+    assert sum(c["args"]["tokens"] for c in cycles) + 1 >= len(said["tokens"])
+    assert sum(c["args"]["accepted"] for c in cycles) == said["stats"]["accepted"] > 0
+    for before, after in pairwise(cycles):
+        assert end(before) <= after["ts"]
+
+    target = tracks[TARGET]
+    passes = named(target, "prefill") + named(target, "verify")
+    assert len(passes) == said["stats"]["cycles"]
+    for one in passes:  # every layer once, in order, and the head; nothing else
+        parts = [event["name"] for event in inside(target, one)]
+        assert parts == [*(f"layer {i}" for i in range(LAYERS)), "head"]
+    assert len(target) == len(passes) * (LAYERS + 2)
+    assert [v["ts"] for v in named(target, "verify")] == sorted(v["ts"] for v in named(target, "verify"))
+    rows = [event["args"]["rows"] for event in named(target, "layer 0")]
+    assert rows[1:] == [c["args"]["verified"] for c in cycles]
+
+    drafts = tracks[DRAFTING]
+    for cycle, draft in zip(cycles, drafts, strict=True):
+        (verify,) = named(inside(target, cycle), "verify")
+        assert cycle["ts"] <= draft["ts"]
+        assert end(draft) <= verify["ts"] <= end(verify) <= end(cycle)
+
+    reads = [event for track, events in tracks.items() if track >= FLASH for event in events]
+    assert {event["args"]["layer"] for event in reads} == set(range(LAYERS + 1))
+    read = sum(event["args"]["bytes"] for event in reads)
+    assert read >= said["stats"]["plan"]["streamed_bytes"] * (len(passes) - 1)
+    for wait in tracks[WAITS]:  # of a pass: nobody else waits
+        assert any(one["ts"] <= wait["ts"] and end(wait) <= end(one) for one in passes)
+
+
+def test_bench(run: Run, model: Path, tmp_path: Path) -> None:
+    flags = ["-p", "20", "-n", "3", "-r", "2", "--drafter", "none"]
+    assert run("bench", model, *flags, "--trace", tmp_path / "trace.json")[0] == 0
+    tracks = events_of(tmp_path / "trace.json")
+    assert len(named(tracks[TARGET], "prefill")) == 1 + 2 * 2  # the first is the warming one
+    assert len(tracks[CYCLES]) == 2 * 3
+    assert not tracks[WAITS]  # all in memory
+    assert not any(events for track, events in tracks.items() if track >= FLASH)
+
+
+@pytest.mark.parametrize("command", ["generate", "bench"])
+def test_what_cannot_be_written_is_refused_before_the_model_is_loaded(
+    command: str, edgespec: Edgespec, engine: FakeEngine, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("x")
+    paths = ["folder", "missing/trace.json", "file/trace.json", "x" * 300]
+    if sys.platform != "win32":
+        os.mkfifo(tmp_path / "pipe")
+        paths += ["pipe", os.devnull]
+    flags = ["-p", "x"] if command == "generate" else []
+    for path in paths:
+        result = edgespec(command, "m", *flags, "--trace", path)
+        assert result.code == 2
+        assert result.err.startswith(f"error: --trace is {path}, which cannot be written: ")
+        assert result.err.count("\n") == 1
+        assert engine.loaded_with is None
+    if sys.platform != "win32":
+        assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
+        assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "pipe") == ["file", "folder"]
+
+
+def traced_until(path: Path, layers: list[float], error: BaseException | None = None) -> None:
+    """Layers that end so many seconds after the beginning, in a pass that is left by an error."""
+    with timeline(path) as traced:
+        assert traced is not None
+        traced.phase(Phase("verify", True, traced._origin))
+        for index, at in enumerate(layers):
+            traced.layer(Layer(index, 1, traced._origin + at))
+        if error is not None:
+            raise error
+
+
+def test_a_failure_keeps_what_was_traced_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    for error in (KeyboardInterrupt(), OSError(5, "the disk"), ValueError("a defect")):
+        with pytest.raises(type(error)) as raised:
+            traced_until(path, [], error)
+        assert raised.value is error
+        assert not path.exists()  # nothing had ended
+    path.write_text("of an earlier run")
+    with pytest.raises(KeyboardInterrupt):
+        traced_until(path, [], KeyboardInterrupt())
+    assert path.read_text() == "of an earlier run"
+    with pytest.raises(KeyboardInterrupt):
+        traced_until(path, [0.001], KeyboardInterrupt())
+    assert [event["name"] for event in events_of(path)[TARGET]] == ["layer 0"]
+    assert [p.name for p in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_a_disk_that_fills_up_ends_the_trace_and_not_the_reply(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            if self.tell() > 2000:
+                raise OSError(28, "No space left on device")
+            return super().write(text)
+
+    monkeypatch.setattr("edgespec.apps.timeline.open", lambda *how, **more: Full(), raising=False)
+    with pytest.raises(StorageError, match=r"cannot be written to .*trace.json: No space"):
+        traced_until(tmp_path / "trace.json", [0.1 * i for i in range(100)])
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OptionError, match="cannot be written: it is no file"), timeline(tmp_path):
+        pass
+    with timeline(None) as nothing:
+        assert nothing is None
+
+
+def test_a_pass_that_was_broken_off_has_no_head(tmp_path: Path) -> None:
+    with timeline(tmp_path / "trace.json") as traced:
+        assert traced is not None
+        traced.layers, origin = 2, traced._origin
+        for pass_, layers in enumerate((1, 2, 0)):
+            at = origin + pass_
+            traced.phase(Phase("verify", True, at))
+            for index in range(layers):
+                traced.layer(Layer(index, 4, at + 0.1 * (index + 1)))
+            traced.phase(Phase("verify", False, at + 0.5))
+        traced.phase(Phase("verify", True, origin + 9))  # and one that was left by Ctrl-C
+    tracks = events_of(tmp_path / "trace.json")
+    expected = ["verify", "layer 0", "verify", "layer 0", "layer 1", "head", "verify"]
+    assert [event["name"] for event in tracks[TARGET]] == expected
+
+
+def chunk(index: int) -> Chunk:
+    return Chunk(index, 0, Path("weights"), 0, 100, ())
+
+
+def test_chunks_that_are_read_at_the_same_time_have_tracks_of_their_own(tmp_path: Path) -> None:
+    with timeline(tmp_path / "trace.json") as traced:
+        assert traced is not None
+        at = traced._origin
+        for index, (began, ended) in enumerate([(0, 2), (1, 3), (2, 4), (3, 5), (2.5, 6), (6, 7)]):
+            traced.chunk(ChunkEvent("read", chunk(index), at + began, at + ended))
+        traced.chunk(ChunkEvent("read", chunk(9), at - 5, at + 8))  # begun before anybody listened
+    tracks = events_of(tmp_path / "trace.json")
+    lanes = [[event["args"]["chunk"] for event in tracks[FLASH + lane]] for lane in range(4)]
+    assert lanes == [[0, 2, 5], [1, 3], [4], [9]]
+    assert tracks[FLASH + 3][0]["ts"] == 0
+
+
+def test_the_reader_tells_of_every_chunk_once(store: Store, gate: Gate) -> None:
+    heard: list[ChunkEvent] = []
+
+    def on_wait() -> bool:
+        threading.Timer(0.02, gate.open).start()
+        return False
+
+    with Streamer(store.chunks, len(store.data), SMALL) as streamer:
+        streamer.listener = heard.append
+        store.check(streamer, store.chunks[0], on_wait)
+        for chunk in store.chunks[1:]:
+            store.check(streamer, chunk)
+        drain(streamer, store.chunks[0])
+        waits = [event for event in heard if event.kind == "wait"]
+        assert waits[0].chunk is store.chunks[0]
+        waited = sum(event.ended - event.began for event in waits)
+        assert waited == pytest.approx(streamer.wait_seconds, abs=1e-6)
+        assert waited > 0.001
+    reads = [event for event in heard if event.kind == "read"]
+    assert {event.chunk for event in reads[: len(store.chunks)]} == set(store.chunks)
+    assert all(event.began < event.ended for event in heard)
+
+
+def test_drafting_in_a_wait_is_told_of_where_it_did_something() -> None:
+    class Busy(Plain):
+        left = 2
+
+        def on_wait(self) -> bool:
+            self.left -= 1
+            return self.left >= 0
+
+    heard: list[Phase] = []
+    for trace in (Trace(), Trace(phase=heard.append)):
+        observer = _Observer(Cancellation(), Busy(), LAYERS, None, trace)
+        assert [observer.on_wait() for _ in range(3)] == [True, True, False]
+    assert [(phase.name, phase.begins) for phase in heard] == [("draft in a wait", b) for b in (1, 0, 1, 0)]
+    assert [phase.at for phase in heard] == sorted(phase.at for phase in heard)
+
+
+def test_phases_of_a_session(run: Run, model: Path) -> None:
+    import edgespec
+
+    heard: list[Phase] = []
+    with (
+        edgespec.load(model, drafter="ngram") as engine,
+        engine.new_session(100, trace=Trace(phase=heard.append)) as session,
+    ):
+        steps = session.generate([1, 2, 3], GenerationOptions(max_tokens=3, ignore_eos=True))
+        last = list(steps)[-1]
+    names = [phase.name for phase in heard if phase.begins]
+    assert names == ["prefill", *["draft", "verify"] * (last.stats.cycles - 1)]
+    for opened, closed in zip(heard[::2], heard[1::2], strict=True):
+        assert (opened.name, opened.begins, closed.begins) == (closed.name, True, False)
+        assert opened.at <= closed.at
