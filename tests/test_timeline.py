@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
+import re
 import stat
 import sys
 import threading
@@ -12,6 +14,7 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -25,7 +28,7 @@ from edgespec.offload.chunks import Chunk, ChunkEvent
 from edgespec.offload.streamer import Streamer
 from edgespec.schedules.serial import Plain
 from tests.fake_engine import FakeEngine
-from tests.test_cli import Edgespec, edgespec, engine
+from tests.test_cli import ROOT, Edgespec, edgespec, engine
 from tests.test_end_to_end import Run, model, run
 from tests.test_streamer import SMALL, Gate, Store, drain, gate, store
 
@@ -213,6 +216,41 @@ def test_a_pass_that_was_broken_off_has_no_head(tmp_path: Path) -> None:
     tracks = events_of(tmp_path / "trace.json")
     expected = ["verify", "layer 0", "verify", "layer 0", "layer 1", "head", "verify"]
     assert [event["name"] for event in tracks[TARGET]] == expected
+
+
+def test_cycles_are_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with timeline(path) as traced:
+        assert traced is not None
+        traced.layers = 1
+        for at in (1.0, 2.0, 3.0):  # seconds; a layer takes a third of a cycle, and the chunk two
+            began = traced._origin + at
+            traced.phase(Phase("draft", True, began))
+            traced.phase(Phase("draft", False, began + 0.1))
+            traced.phase(Phase("verify", True, began + 0.1))
+            traced.layer(Layer(0, 1, began + 0.4))
+            traced.phase(Phase("verify", False, began + 0.9))
+            traced._span(CYCLES, "cycle +1", began, began + 0.9)
+        traced.chunk(ChunkEvent("read", chunk(7), traced._origin + 1.5, traced._origin + 2.5))
+        traced.chunk(ChunkEvent("wait", chunk(7), traced._origin + 2.2, traced._origin + 2.5))
+    spec = importlib.util.spec_from_file_location("draw_timeline", ROOT / "docs" / "draw_timeline.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    picture = module.drawn(*module.read(path), 1, 1)
+    ElementTree.fromstring(picture)
+    bars = re.findall(r'<rect x="([\d.]+)" y="\d+" width="([\d.]+)".*?<title>(.*?)</title>', picture)
+    wide = module.WIDTH - module.LABEL - 2 * module.MARGIN  # of a cycle, 0.9 s
+    expected = {"cycle +1": 1, "layer 0": 3 / 9, "head": 5 / 9, "draft": 1 / 9}
+    widths = {name: float(width) / wide for _, width, name in bars if name != "chunk 7"}
+    assert widths == {name: pytest.approx(share, abs=1e-3) for name, share in expected.items()}
+    waited, read = sorted(float(width) / wide for _, width, name in bars if name == "chunk 7")
+    assert waited == pytest.approx(3 / 9, abs=1e-3)
+    assert read == pytest.approx(5 / 9, abs=1e-3)  # what lies before the cycle is cut off
+    assert re.findall(r">([\d.]+) ms<", picture) == [str(n) for n in range(0, 1000, 200)]
+    with pytest.raises(SystemExit, match="no cycles from 3 on; the trace has 3"):
+        module.drawn(*module.read(path), 3, 1)
 
 
 def chunk(index: int) -> Chunk:
