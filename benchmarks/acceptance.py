@@ -9,12 +9,12 @@ A cascade's drafts are always so many steps deep, so that a chain of g gives g +
 
 from __future__ import annotations
 
-from functools import partial
+import statistics
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.arms import LONGEST, SMALL_MEMORY, Arm, Bench, bench_of, drafting_arguments, open_worker
+from benchmarks.arms import LONGEST, SMALL_MEMORY, Arm, Bench, drafting_arguments, open_worker
 from benchmarks.common import Row
 from benchmarks.tables import Report, interval
 from edgespec.core.sampling import FloatArray, IntArray
@@ -24,7 +24,7 @@ def measure(bench: Bench) -> None:
     for arm in bench.arms:
         for depth in arm.depths:
             for steps in arm.steps(bench.args.steps):
-                bench.store.get(key(arm, depth, steps), partial(count, bench, arm, depth, steps))
+                bench.store.get(key(arm, depth, steps), count, bench, arm, depth, steps)
 
 
 def key(arm: Arm, depth: int, steps: int) -> str:
@@ -36,7 +36,7 @@ def count(bench: Bench, arm: Arm, depth: int, steps: int) -> Row:
     same = 0
     with open_worker(bench.args.small, SMALL_MEMORY, arm.drafter, **arm.on_small(depth)) as worker:
         for known in bench.prompts:
-            row = worker.run(known["prompt"], LONGEST, arm.mode([steps]))
+            row = worker.run(known["prompt"], LONGEST, arm.mode(steps))
             # The last cycle of a reply is cut by its end, whoever drafts.
             whole = row["cycles"][:-1]
             each.append((sum(c["tokens"] for c in whole), len(whole)))
@@ -53,7 +53,13 @@ def tokens(bench: Bench, arm: Arm, depth: int = 0) -> dict[int, Row]:
 
 def table(bench: Bench, base: str | None = None, at: int = 5) -> Report:
     """`base`: an arm that others are compared with, at so many steps."""
-    report = Report(f"Tokens per cycle, small model, {bench.described()}")
+    asked = bench.prompts
+    length = statistics.mean(len(row["reply"]) for row in asked)
+    repeats = statistics.mean(row["repeats"] for row in asked)
+    report = Report(
+        f"Tokens per cycle, small model, {len(asked)} held-out prompts, replies of {length:.0f} tokens on "
+        f"average, {repeats:.0%} of their 4-grams seen before"
+    )
     reference = next((tokens(bench, arm, arm.depths[0]) for arm in bench.arms if arm.name == base), {})
     different = total = 0
     for arm in bench.arms:
@@ -112,7 +118,7 @@ def main() -> None:
     parser.add_argument("--base", help="an arm to compare with")
     parser.add_argument("--at", type=int, default=5, help="steps at which arms are compared")
     parser.add_argument("--plot", type=Path, help="a PNG of tokens per cycle to draw")
-    bench = bench_of(parser)
+    bench = Bench(parser)
     measure(bench)
     print(table(bench, bench.args.base, bench.args.at).markdown())
     if bench.args.plot:

@@ -11,7 +11,7 @@ import argparse
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,12 @@ from benchmarks.models.shapes import models_dir
 from benchmarks.tables import RESULTS, Store
 from benchmarks.worker import Worker
 from edgespec.drafters.cascade.variant import VARIANTS
-from edgespec.values import format_bytes
 
 SMALL_MEMORY = 2 * 10**9  # dial of the small models, which need a tenth
 LONGEST = 160  # tokens of a reply
 STORIES = 8  # long replies for timing
 CONTEXT = 1024  # positions
 OWN: Row = {"kind": "own"}  # a worker's mode: the product's own drafter and controller
-VERIFIED = [name for name in VARIANTS if not name.startswith("kangaroo")]  # that use the adapter at L_SV
 LOW_BIT = "cascade+substitute"  # a tree that the int4 copy verifies in place of an adapter
 
 Options = Mapping[str, Any]  # of EngineOptions
@@ -53,10 +51,9 @@ class Arm:
         """Numbers of drafting steps; n-grams have none, their drafts are free."""
         return [0] if self.drafter == "ngram" else asked
 
-    def mode(self, steps: Sequence[int]) -> Row:
+    def mode(self, *steps: int) -> Row:
         """A worker's: cycle by cycle with the next of these numbers of steps."""
-        mode = {"kind": "fixed", "steps": list(steps)}
-        return {**mode, "variant": self.variant} if self.variant else mode
+        return {"kind": "fixed", "steps": steps, "variant": self.variant}
 
     def on_small(self, depth: int) -> Options:
         return {**self.small, "resident_layers": depth} if depth else self.small
@@ -65,8 +62,10 @@ class Arm:
 class Bench:
     """The arms, what they are asked, and the results file; keys of timings begin with the dial."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        """Makes what the arms need. Raises SystemExit."""
+        self.args = args = parser.parse_args()
+        compile_checkout()
         self.store = Store(args.json or RESULTS / "drafting.json")
         self.arms = [arm_of(name, args) for name in args.arms or known_arms(args)]
 
@@ -103,10 +102,10 @@ class Bench:
         asked = self.stories
         for turn in range(first, first + 8 * len(asked)):
             known = asked[turn % len(asked)]
-            own = {**mode, "reply": known["reply"]} if mode["kind"] == "set" else mode
             left = count - len(found) + 2
+            job = {**mode, "reply": known["reply"]}
             try:
-                row = worker.run(known["prompt"], len(known["reply"]), own, cycles=left, seed=turn)
+                row = worker.run(known["prompt"], len(known["reply"]), job, cycles=left, seed=turn)
             except RuntimeError as error:  # a near tie fell otherwise than on the small model: the next one
                 if "was recorded" not in str(error):
                     raise
@@ -124,26 +123,10 @@ class Bench:
         with open_worker(self.args.target, dial, drafter, **options) as worker:
             return self.cycles(worker, count, mode, first)
 
-    def plain(self, dial: int, turn: int, pinned: bool = True) -> Row:
-        """Plain decoding, as the plan has it or streaming all."""
-        name = f"{format_bytes(dial)}/{'plain' if pinned else 'plain, nothing pinned'}/{turn}"
-        options = {} if pinned else {"resident_layers": 0}
-        return self.store.get(name, partial(self.timed, dial, "none", options, OWN, turn))
-
     def rounds(self, stem: str) -> list[Row]:
         """The measurements `stem`/0, /1, ... that succeeded."""
         found = (self.store.rows.get(f"{stem}/{turn}", {}) for turn in range(self.args.rounds))
         return [row for row in found if row and "error" not in row]
-
-    def described(self) -> str:
-        """What was asked, for a table's title."""
-        known = self.prompts
-        length = statistics.mean(len(row["reply"]) for row in known)
-        repeats = statistics.mean(row["repeats"] for row in known)
-        return (
-            f"{len(known)} held-out prompts, replies of {length:.0f} tokens on average, {repeats:.0%} of "
-            "their 4-grams seen before"
-        )
 
 
 def known_arms(args: argparse.Namespace) -> list[str]:
@@ -156,32 +139,28 @@ def known_arms(args: argparse.Namespace) -> list[str]:
 def arm_of(name: str, args: argparse.Namespace) -> Arm:
     """Low-bit copies are packed now where they are missing. Raises SystemExit for files that it lacks."""
     drafter, _, precision = name.partition(" ")
+    small: Options
+    big: Options
     if name == "ngram":
         return Arm(name, name)
     if drafter == "substitute":
         # On the small model every layer is drafted with its copy; the big one pins some as they are.
-        return Arm(
-            name,
-            drafter,
-            {**low_bit(args.small, precision), "resident_layers": 0},
-            low_bit(args.target, precision),
-        )
+        small = {**low_bit(args.small, precision), "resident_layers": 0}
+        return Arm(name, drafter, small, low_bit(args.target, precision))
     if name == "model":
-        there = (
-            {"draft_model": given(args, "draft_small")},
-            {"draft_model": args.target and given(args, "draft")},
-        )
-        return Arm(name, name, *there)
+        small = {"draft_model": given(args, "draft_small")}
+        return Arm(name, name, small, {"draft_model": args.target and given(args, "draft")})
     if name not in VARIANTS and name != LOW_BIT:
         raise SystemExit(f"unknown arm {name!r}; known are {', '.join(known_arms(args))}, substitute int8")
     small = {"adapters": given(args, "adapters"), "resident_layers": min(args.verify)}
     big = {"adapters": args.target and given(args, "target_adapters")}
     if name == LOW_BIT:
-        return Arm(name, name, small | low_bit(args.small), big | low_bit(args.target), "tree")
-    return Arm(name, "cascade", small, big, name, args.verify if name in VERIFIED else (0,))
+        return Arm(name, name, {**small, **low_bit(args.small)}, {**big, **low_bit(args.target)}, "tree")
+    verified = not name.startswith("kangaroo")  # by the adapter at L_SV
+    return Arm(name, "cascade", small, big, name, args.verify if verified else (0,))
 
 
-def low_bit(model: Path | None, precision: str = "int4") -> dict[str, Any]:
+def low_bit(model: Path | None, precision: str = "int4") -> Options:
     copy = model and pack(model, models_dir() / f"{model.name}-{precision}", "--precision", precision)
     return {"draft_model": copy}
 
@@ -206,19 +185,10 @@ def drafting_arguments(doc: str | None, target: bool = True) -> argparse.Argumen
     parser.add_argument("--dials", type=sizes, default=sizes("8GB,4GB"))
     parser.add_argument("--arms", type=names, help="default: all that there are files for")
     parser.add_argument("--steps", type=numbers, default=[3, 5, 8, 12], help="of drafting")
-    parser.add_argument(
-        "--cycles", type=int, default=12, help="timed cycles a round, arm and number of steps"
-    )
+    parser.add_argument("--cycles", type=int, default=12, help="timed a round, arm and number of steps")
     parser.add_argument("--prompts", type=int, default=48, help="held-out prompts")
     parser.add_argument("--text", type=Path, help="held-out text to take prompts from; default: the demo's")
     return parser
-
-
-def bench_of(parser: argparse.ArgumentParser) -> Bench:
-    """Parse the command line, and make what the arms need. Raises SystemExit."""
-    args = parser.parse_args()
-    compile_checkout()
-    return Bench(args)
 
 
 def open_worker(model: Path, dial: int, drafter: str, **options: Any) -> Worker:
@@ -231,11 +201,11 @@ def whole(reply: Row) -> list[Row]:
     return cycles
 
 
-def seconds(row: Row) -> float:
-    """Median seconds a cycle."""
-    return float(statistics.median(cycle["seconds"] for cycle in row["cycles"]))
+def seconds(cycles: Sequence[Row]) -> float:
+    """Median of a cycle."""
+    return float(statistics.median(cycle["seconds"] for cycle in cycles))
 
 
-def middle(rows: Sequence[Row]) -> float | None:
+def middle(rounds: Sequence[Row]) -> float | None:
     """The median round's seconds a cycle; None without rounds."""
-    return statistics.median(map(seconds, rows)) if rows else None
+    return statistics.median(seconds(row["cycles"]) for row in rounds) if rounds else None

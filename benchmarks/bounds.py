@@ -7,10 +7,9 @@
 from __future__ import annotations
 
 import statistics
-from functools import partial
 from pathlib import Path
 
-from benchmarks.arms import OWN, Bench, Options, bench_of, drafting_arguments, open_worker, whole
+from benchmarks.arms import OWN, Bench, Options, drafting_arguments, open_worker, whole
 from benchmarks.common import Row
 from benchmarks.held_out import noise
 from benchmarks.tables import Report, spread
@@ -24,7 +23,7 @@ def nodes(bench: Bench, dial: int) -> Report:
     report = Report(f"A pass over 64 nodes against one node at {name}")
     mode = {"kind": "wrong", "nodes": [1, 64]}
     for turn in range(bench.args.rounds):
-        bench.store.get(f"{name}/nodes/{turn}", partial(bench.timed, dial, "none", {}, mode, turn))
+        bench.store.get(f"{name}/nodes/{turn}", bench.timed, dial, "none", {}, mode, turn)
     if found := bench.rounds(f"{name}/nodes"):
         one, many = (
             [statistics.median(c["verify"] for c in row["cycles"] if c["nodes"] == count) for row in found]
@@ -52,10 +51,10 @@ def adversarial(bench: Bench, dial: int) -> Report:
             continue
         stem = f"{name}/adversarial/{where}"
         for turn in range(args.rounds):
-            job = partial(surprise, model, dial, count, turn)
-            bench.store.get(f"{stem}/plain/{turn}", partial(job, "none", {}))
+            job = model, dial, count, turn
+            bench.store.get(f"{stem}/plain/{turn}", surprise, *job, "none", {})
             for way, options in ways.items():
-                bench.store.get(f"{stem}/{way}/{turn}", partial(job, "auto", options))
+                bench.store.get(f"{stem}/{way}/{turn}", surprise, *job, "auto", options)
         plain = bench.rounds(f"{stem}/plain")
         for way in ways:
             found = bench.rounds(f"{stem}/{way}")
@@ -86,7 +85,7 @@ def main() -> None:
     parser = drafting_arguments(__doc__)
     parser.add_argument("--resident-target", type=Path, help="a model that fits the dial")
     parser.add_argument("--resident-draft", type=Path, help="and a draft model for it")
-    bench = bench_of(parser)
+    bench = Bench(parser)
     for dial in bench.args.dials:
         for part in (nodes, adversarial):
             print(part(bench, dial).markdown(), flush=True)

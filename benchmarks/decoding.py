@@ -19,7 +19,7 @@ from pathlib import Path
 
 from benchmarks.common import Row, arguments, interleave, sizes
 from benchmarks.models.make_model import ensure_model
-from benchmarks.raw_rates import MemoryRead, best_read_threads, direct_read_rate
+from benchmarks.raw_rates import MemoryRead, best_read_threads, direct_rate
 from benchmarks.tables import Report, median_ratio, spread
 from benchmarks.worker import Worker, per_cycle
 from edgespec.runtimes.formats.describe import describe_model
@@ -44,7 +44,7 @@ class RawReads:
             return self.memory.rate()
         self.threads = self.threads or best_read_threads([self.model])
         start = next(self.turn) * 509  # requests; a prime, so that repeats begin elsewhere
-        return direct_read_rate([self.model], self.nbytes, self.threads, start)
+        return direct_rate([self.model], None, self.nbytes, self.threads, start)
 
 
 def decode(model: Path, dial: int, tokens: int, blocks: int, raw: RawReads) -> Row:

@@ -6,7 +6,7 @@ Neither is of use to anyone: the first has to be told what the target will say.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, Drafting, Root
 
 
+@dataclass
 class SetAcceptance:
     """See `drafters.base.Drafter`. Works as `inner` does, step by step, and proposes other tokens.
 
@@ -27,12 +28,12 @@ class SetAcceptance:
         `probability`, independently (keyed by seed and place); else another token.
     """
 
-    def __init__(
-        self, inner: Drafter, reply: Sequence[int], probability: float, seed: int, vocabulary: int
-    ) -> None:
-        self.inner, self.reply = inner, list(reply)
-        self.probability, self.seed, self.vocabulary = probability, seed, vocabulary
-        self.done = 0  # tokens of the reply that are committed
+    inner: Drafter
+    reply: Sequence[int]
+    probability: float
+    seed: int
+    vocabulary: int
+    done: int = 0  # tokens of the reply that are committed
 
     @property
     def resident(self) -> bool:
@@ -65,11 +66,13 @@ class SetAcceptance:
         self.done += len(outcome.tokens)
 
 
+@dataclass
 class SetDrafting:
     """See `drafters.base.Drafting`."""
 
-    def __init__(self, inner: Drafting, chain: Sequence[int], passes: int) -> None:
-        self.inner, self.chain, self.passes = inner, chain, passes
+    inner: Drafting
+    chain: Sequence[int]
+    passes: int
 
     def step(self) -> bool:
         return len(self.inner.tree()) <= self.passes and self.inner.step()
@@ -112,11 +115,11 @@ class Wrong:
         pass
 
 
+@dataclass
 class Made:
     """See `drafters.base.Drafting`: a tree that is there from the start."""
 
-    def __init__(self, tree: TokenTree) -> None:
-        self.made = tree
+    made: TokenTree
 
     def step(self) -> bool:
         return False

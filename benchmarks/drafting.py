@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from functools import partial
 from pathlib import Path
 
 from benchmarks import acceptance
@@ -23,7 +22,6 @@ from benchmarks.arms import (
     Arm,
     Bench,
     Options,
-    bench_of,
     drafting_arguments,
     middle,
     open_worker,
@@ -36,13 +34,14 @@ from edgespec.values import format_bytes
 
 
 def measure(bench: Bench, dial: int) -> None:
+    name = format_bytes(dial)
     for turn in range(bench.args.rounds):
-        bench.plain(dial, turn)
-        bench.plain(dial, turn, pinned=False)
+        for plain, options in (("plain", {}), ("plain, nothing pinned", {"resident_layers": 0})):
+            bench.store.get(f"{name}/{plain}/{turn}", bench.timed, dial, "none", options, OWN, turn)
         for arm in in_turn(bench.arms, turn):
-            mode = arm.mode(arm.steps(bench.args.steps))
-            timed = partial(bench.timed, dial, arm.drafter, arm.big, mode, turn)
-            bench.store.get(f"{format_bytes(dial)}/cycles/{arm.name}/{turn}", timed)
+            mode = arm.mode(*arm.steps(bench.args.steps))
+            key = f"{name}/cycles/{arm.name}/{turn}"
+            bench.store.get(key, bench.timed, dial, arm.drafter, arm.big, mode, turn)
 
 
 class Speed:
@@ -62,7 +61,7 @@ class Speed:
 
     def cycle(self, steps: int) -> float:
         """Seconds, the median of the rounds'."""
-        return statistics.median(seconds({"cycles": cycles}) for cycles in self.rounds(steps))
+        return statistics.median(map(seconds, self.rounds(steps)))
 
 
 def depths(bench: Bench, arm: Arm, rows: list[Row]) -> tuple[int, int, int]:
@@ -107,8 +106,11 @@ def speeds(bench: Bench, dial: int) -> Report:
 
 def speed_cells(tau: float, rounds: list[list[Row]], plain: list[Row], bare: list[Row]) -> Row:
     each = [c for cycles in rounds for c in cycles]
-    cycle = [seconds({"cycles": cycles}) for cycles in rounds]
-    over = [[tau * seconds(o) / own for o, own in zip(other, cycle, strict=False)] for other in (plain, bare)]
+    cycle = [seconds(cycles) for cycles in rounds]
+    over = [
+        [tau * seconds(row["cycles"]) / own for row, own in zip(other, cycle, strict=False)]
+        for other in (plain, bare)
+    ]
     read, layers = (statistics.mean(c[key] for c in each) / tau / 1e9 for key in ("bytes", "layers"))
     return {
         "tokens a cycle": f"{tau:.2f}",
@@ -149,7 +151,7 @@ def replies(bench: Bench, dial: int) -> Report:
         speed = Speed(bench, dial, arm)
         if speed.steps is None or plain is None or not known:
             continue
-        fixed, own = arm.mode([speed.steps]), arm.drafter if arm.variant else "auto"
+        fixed, own = arm.mode(speed.steps), arm.drafter if arm.variant else "auto"
         at = f"{arm.name}/{speed.depth}/{speed.steps}"
         ways = {
             f"replies small/{at}": (fixed, args.small, SMALL_MEMORY, arm.drafter, arm.on_small(speed.depth)),
@@ -157,7 +159,7 @@ def replies(bench: Bench, dial: int) -> Report:
             f"{name}/replies own/{arm.name}": (OWN, args.target, dial, own, arm.big),
         }
         found: list[list[Row]] = [
-            bench.store.get(key, partial(said, known, *way)).get("replies", []) for key, way in ways.items()
+            bench.store.get(key, said, known, *way).get("replies", []) for key, way in ways.items()
         ]
         if not all(found):
             continue
@@ -206,7 +208,7 @@ def main() -> None:
     parser = drafting_arguments(__doc__)
     parser.add_argument("--replies", type=int, default=3, help="whole replies an arm")
     parser.add_argument("--least", type=int, default=24, help="tokens of a whole reply")
-    bench = bench_of(parser)
+    bench = Bench(parser)
     acceptance.measure(bench)
     print(acceptance.table(bench).markdown(), flush=True)
     for dial in bench.args.dials:

@@ -112,7 +112,7 @@ class Conversations:
             raise EdgeSpecError("this engine has no drafter to drive")
         # No steps: n-grams, whose drafts are free.
         controller = Rotating([TreeBudget(NODES, n or 24, n) for n in mode["steps"]])
-        if "variant" in mode:
+        if mode.get("variant"):
             cache = self._cache()
             return self._session(cache, self._cascade(cache, mode["variant"]), controller, trace)
         if mode["kind"] == "set":

@@ -26,23 +26,11 @@ REQUEST = 4 * 2**20  # bytes of one direct read or write
 FOOTPRINT = 256 * 2**20
 
 
-def direct_read_rate(paths: Sequence[Path], nbytes: int, threads: int = 2, start: int = 0) -> float:
-    """Bytes a second of O_DIRECT reads of `nbytes` bytes in file order, from request number `start` on."""
-    return _rate(paths, None, nbytes, threads, start)
-
-
-def direct_write_rate(directory: Path, nbytes: int, threads: int = 2) -> float:
-    """Bytes a second of O_DIRECT writes of a new file in `directory`, flushed at the end."""
-    return _rate([], directory, nbytes, threads)
-
-
-def direct_copy_rate(paths: Sequence[Path], directory: Path, nbytes: int, threads: int = 4) -> float:
-    """Bytes a second of copying: reads and writes at once share the disk."""
-    return _rate(paths, directory, nbytes, threads)
-
-
-def _rate(sources: Sequence[Path], target: Path | None, nbytes: int, threads: int, start: int = 0) -> float:
-    """Bytes a second of requests that are read where there are sources, and written where there is a target.
+def direct_rate(
+    sources: Sequence[Path], target: Path | None, nbytes: int, threads: int, start: int = 0
+) -> float:
+    """Bytes a second of O_DIRECT requests, each read where there are sources (in file order, from request
+    `start` on), and written where there is a target (a new file in that directory, flushed at the end).
 
     Raises OSError, and ValueError for sources that are too small.
     """
@@ -113,7 +101,7 @@ def best_read_threads(paths: Sequence[Path], nbytes: int = 10**9) -> int:
     rates = {1: 0.0, 2: 0.0, 4: 0.0}
     for turn, threads in enumerate(2 * list(rates)):
         start = turn * (nbytes // REQUEST)
-        rates[threads] = max(rates[threads], direct_read_rate(paths, nbytes, threads, start))
+        rates[threads] = max(rates[threads], direct_rate(paths, None, nbytes, threads, start))
     return max(rates, key=lambda threads: rates[threads])
 
 
@@ -144,10 +132,10 @@ def main() -> None:
     paths, nbytes = args.paths, args.bytes
     folder = files_under(paths[0])[0].parent
     for threads in (1, 2, 4):
-        rate = direct_read_rate(paths, nbytes, threads) / 1e9
-        print(f"direct read, {threads} threads: {rate:.2f} GB/s")
-    print(f"direct write, 2 threads: {direct_write_rate(folder, nbytes // 2) / 1e9:.2f} GB/s")
-    print(f"direct copy, 4 threads: {direct_copy_rate(paths, folder, nbytes // 2) / 1e9:.2f} GB/s")
+        print(f"direct read, {threads} threads: {direct_rate(paths, None, nbytes, threads) / 1e9:.2f} GB/s")
+    print(f"direct write, 2 threads: {direct_rate([], folder, nbytes // 2, 2) / 1e9:.2f} GB/s")
+    # Reads and writes at once share the disk: all that packing can do.
+    print(f"direct copy, 4 threads: {direct_rate(paths, folder, nbytes // 2, 4) / 1e9:.2f} GB/s")
     print(f"memory read: {MemoryRead(nbytes).rate() / 1e9:.1f} GB/s")
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
-from benchmarks.arms import OWN, SMALL_MEMORY, Arm, Bench, bench_of, drafting_arguments, middle, open_worker
+from benchmarks.arms import OWN, SMALL_MEMORY, Arm, Bench, drafting_arguments, middle, open_worker
 from benchmarks.common import Row
 from benchmarks.tables import Report
 from edgespec.values import format_bytes
@@ -78,11 +78,11 @@ def measure(bench: Bench, dial: int, arm: Arm) -> None:
     plain cycles before and after it."""
     stem = f"{format_bytes(dial)}/curve"
     for turn in range(bench.args.rounds):
-        plain = partial(bench.timed, dial, "none", {}, OWN, turn)
-        bench.store.get(f"{stem}/plain before {arm.name}/{turn}", plain)
-        timed = partial(bench.timed, dial, arm.drafter, arm.big, chains(*LENGTHS), turn)
-        bench.store.get(f"{stem}/{arm.name}/{turn}", timed)
-        bench.store.get(f"{stem}/plain after {arm.name}/{turn}", plain)
+        plain: tuple[Any, ...] = (bench.timed, dial, "none", {}, OWN, turn)
+        bench.store.get(f"{stem}/plain before {arm.name}/{turn}", *plain)
+        drafted = dial, arm.drafter, arm.big, chains(*LENGTHS), turn
+        bench.store.get(f"{stem}/{arm.name}/{turn}", bench.timed, *drafted)
+        bench.store.get(f"{stem}/plain after {arm.name}/{turn}", *plain)
 
 
 def count(bench: Bench, arm: Arm, p: float, steps: int) -> Row:
@@ -110,7 +110,7 @@ def curve(bench: Bench, dial: int) -> Report:
         plain, costs = statistics.mean(known), Costs.fit(cycles)
         for p in PROBABILITIES:
             steps = best_steps(costs, p, LENGTHS)
-            got = bench.store.get(f"set tokens/{arm.name}/{p}/{steps}", partial(count, bench, arm, p, steps))
+            got = bench.store.get(f"set tokens/{arm.name}/{p}/{steps}", count, bench, arm, p, steps)
             each = [c["seconds"] for c in cycles if c["steps"] == steps]
             if not each or "tau" not in got:
                 continue
@@ -139,7 +139,7 @@ def curve(bench: Bench, dial: int) -> Report:
 
 
 def main() -> None:
-    bench = bench_of(drafting_arguments(__doc__))
+    bench = Bench(drafting_arguments(__doc__))
     for dial in bench.args.dials:
         print(curve(bench, dial).markdown(), flush=True)
 

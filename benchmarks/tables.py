@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -110,28 +111,25 @@ class Store:
         self.file = file
         self.rows: Row = json.loads(file.read_text())["measured"] if file.exists() else {}
 
-    def get(self, key: str, measure: Callable[[], Row]) -> Row:
-        """The measurement called `key`, made now if it is not there.
+    def get(self, key: str, measure: Callable[..., Row], *given: Any) -> Row:
+        """The measurement called `key`, made now by measure(*given) if it is not there.
 
         One that fails is kept with its `error`, so that the others go on; it is tried again the next time.
         """
         if key not in self.rows or "error" in self.rows[key]:
             began = time.perf_counter()
             try:
-                self.rows[key] = measure()
+                self.rows[key] = measure(*given)
             except (RuntimeError, OSError, ValueError) as error:
                 self.rows[key] = {"error": str(error)}
             seconds = time.perf_counter() - began
             failed = self.rows[key].get("error", "")
             print(f"{key}: {failed or 'done'} ({seconds:.0f} s)", file=sys.stderr, flush=True)
-            self.save()
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self.file) as partial:
+                partial.write_text(json.dumps({"machine": machine(), "measured": self.rows}) + "\n")
         row: Row = self.rows[key]
         return row
-
-    def save(self) -> None:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self.file) as partial:
-            partial.write_text(json.dumps({"machine": machine(), "measured": self.rows}) + "\n")
 
 
 def machine() -> Row:

@@ -6,11 +6,11 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -26,36 +26,17 @@ def write_checkpoint(
     directory: Path, shape: Shape, config: dict[str, Any], tensor: Callable[[str, Dims], Tensor]
 ) -> None:
     """Write `config` and every tensor of the shape to the empty `directory`."""
-    width = getattr(torch, config["torch_dtype"]).itemsize
-    shards = _shards(shape, width)
-    index: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        file = (
-            f"model-{number:05}-of-{len(shards):05}.safetensors" if len(shards) > 1 else "model.safetensors"
-        )
-        save_file(
-            {name: tensor(name, dims) for name, dims in shard.items()}, directory / file, {"format": "pt"}
-        )
+    dtype = getattr(torch, config["torch_dtype"])
+    empty = {name: torch.empty(dims, dtype=dtype, device="meta") for name, dims in shape.matrices()}
+    split = split_torch_state_dict_into_shards(empty, max_shard_size=SHARD_BYTES)
+    for file, names in split.filename_to_tensors.items():
+        whole = {name: tensor(name, tuple(empty[name].shape)) for name in names}
+        save_file(whole, directory / file, {"format": "pt"})
         drop_caches([directory / file])
-        index |= dict.fromkeys(shard, file)
-    if len(shards) > 1:
-        table = {"metadata": {"total_size": width * shape.parameters()}, "weight_map": index}
-        (directory / "model.safetensors.index.json").write_text(json.dumps(table, indent=1))
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1))
     (directory / "config.json").write_text(json.dumps(config, indent=1))
-
-
-def _shards(shape: Shape, width: int) -> list[dict[str, Dims]]:
-    """Tensors of each shard file, at most SHARD_BYTES each, in the layers' order; `width` bytes a number."""
-    shards: list[dict[str, Dims]] = [{}]
-    size = 0
-    for name, dims in shape.matrices():
-        nbytes = width * prod(dims)
-        if shards[-1] and size + nbytes > SHARD_BYTES:
-            shards.append({})
-            size = 0
-        shards[-1][name] = dims
-        size += nbytes
-    return shards
 
 
 def made_whole(directory: Path, nbytes: int, make: Callable[[Path], None]) -> None:

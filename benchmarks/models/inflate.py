@@ -53,17 +53,9 @@ from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.torch.adapter import Adapter
 from edgespec.runtimes.torch.adapter_files import Role, describe_adapters, save_adapters
 
-SIZES = (  # entries of config.json that are the big shape's own
-    "num_hidden_layers",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "tie_word_embeddings",
-    "torch_dtype",
-)
+# Entries of config.json that are the big shape's own.
+SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+SIZES += ("num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings", "torch_dtype")
 BESIDE = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json")
 
 
@@ -265,7 +257,6 @@ def main() -> None:
         "directory", type=Path, help="the inflated one: to write, or, with --adapters, written"
     )
     parser.add_argument("--shape", choices=SHAPES, default="7b")
-    parser.add_argument("--seed", type=int, default=0, help="of the filler")
     parser.add_argument(
         "--adapters", type=Path, nargs=2, metavar=("SMALL", "OUT"), help="the small model's; where to write"
     )
@@ -278,7 +269,7 @@ def main() -> None:
         return
     if args.directory.exists():
         raise SystemExit(f"{args.directory} exists; remove it or choose another place")
-    inflate(args.source, args.directory, shape, args.seed)
+    inflate(args.source, args.directory, shape)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Write the GGUF twin of a made checkpoint: the same numbers, for llama.cpp.
-
-    python -m benchmarks.models.make_gguf models/7b-bf16
-    python -m benchmarks.models.make_gguf models/7b-bf16 --fp16
+"""Write the F16 GGUF twin of a bf16 checkpoint: the same numbers, for llama.cpp.
 
 Streams, where the tests' writer holds the whole model; needs the `gguf` package. bf16 numbers are fp16
 numbers too, down to 6e-5; smaller ones are rounded. The tokenizer is the made models', whatever the
@@ -10,7 +7,6 @@ checkpoint's: prompts are given as ids.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from pathlib import Path
@@ -25,31 +21,25 @@ from edgespec.offload.chunks import TensorSource
 from edgespec.offload.safetensors_header import read_header
 from tests.models import gguf_name, permute
 
-Bits = NDArray[np.uint16]
 
-
-def read(tensor: TensorSource) -> Bits:
-    """Raw bits, which do not stay in the page cache."""
+def read(tensor: TensorSource) -> NDArray[np.float32]:
+    """A bf16 tensor's numbers; its bytes do not stay in the page cache."""
     with tensor.file.open("rb") as file:
         count = tensor.nbytes // 2
-        data = np.fromfile(file, dtype=np.uint16, count=count, offset=tensor.offset)
+        bits = np.fromfile(file, dtype=np.uint16, count=count, offset=tensor.offset)
         os.posix_fadvise(file.fileno(), tensor.offset, tensor.nbytes, os.POSIX_FADV_DONTNEED)
-    return data.reshape(tensor.shape)
+    return (bits.astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)
 
 
-def widen(bits: Bits) -> NDArray[np.float32]:
-    """bf16 bits -> fp32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)
-
-
-def make_gguf(directory: Path, out: Path, fp16: bool = False) -> None:
+def make_gguf(directory: Path, out: Path) -> None:
     """Write `out` from the checkpoint in `directory`; norms become fp32, as llama.cpp wants them."""
     config = json.loads((directory / "config.json").read_text())
     tensors = [t for file in sorted(directory.glob("*.safetensors")) for t in read_header(file)[0].values()]
-    stored = tensors[0].encoding
-    kind = gguf.GGMLQuantizationType["F16" if fp16 else stored]
+    if tensors[0].encoding != "BF16":
+        raise SystemExit(f"{directory} holds {tensors[0].encoding}, not BF16")
+    kind = gguf.GGMLQuantizationType.F16
     writer = gguf.GGUFWriter(str(out), "llama")
-    add_metadata(writer, directory.name, config, kind.name)
+    add_metadata(writer, directory.name, config)
     for tensor in tensors:
         name, shape = gguf_name(tensor.name), tensor.shape
         if len(shape) == 1:
@@ -62,16 +52,10 @@ def make_gguf(directory: Path, out: Path, fp16: bool = False) -> None:
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for tensor in tensors:
         data = read(tensor)
-        if len(tensor.shape) == 1:
-            fp32 = data.view(np.float16).astype(np.float32) if stored == "F16" else widen(data)
-            writer.write_tensor_data(fp32)
-            continue
         module = tensor.name.split(".")[-2]
         if module in heads:
             data = permute(data, heads[module])
-        if kind.name == "F16" and stored == "BF16":
-            data = widen(data).astype(np.float16).view(np.uint16)
-        writer.write_tensor_data(data)
+        writer.write_tensor_data(data if data.ndim == 1 else data.astype(np.float16))
         assert writer.fout is not None
         file = writer.fout[0].fileno()
         os.fdatasync(file)
@@ -79,7 +63,7 @@ def make_gguf(directory: Path, out: Path, fp16: bool = False) -> None:
     writer.close()
 
 
-def add_metadata(writer: gguf.GGUFWriter, name: str, config: dict[str, int], kind: str) -> None:
+def add_metadata(writer: gguf.GGUFWriter, name: str, config: dict[str, int]) -> None:
     """The shape, and a tokenizer of so many tokens."""
     writer.add_name(name)
     writer.add_block_count(config["num_hidden_layers"])
@@ -94,7 +78,7 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: dict[str, int], kin
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{kind}"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
     tokens = vocabulary(config["vocab_size"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -107,22 +91,10 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: dict[str, int], kin
     writer.add_add_bos_token(True)
 
 
-def ensure_gguf(directory: Path, fp16: bool = False) -> Path:
+def ensure_gguf(directory: Path) -> Path:
     """The GGUF twin beside `directory`, made now if it is not there."""
-    out = Path(f"{directory}-fp16.gguf" if fp16 else f"{directory}.gguf")
+    out = Path(f"{directory}-fp16.gguf")
     if not out.exists():
         size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
-        made_whole(out, size, lambda partial: make_gguf(directory, partial, fp16))
+        made_whole(out, size, lambda partial: make_gguf(directory, partial))
     return out
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("model", type=Path, help="a directory that make_model.py wrote")
-    parser.add_argument("--fp16", action="store_true", help="fp16 numbers, whatever the checkpoint has")
-    args = parser.parse_args()
-    print(ensure_gguf(args.model, args.fp16))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
 """Write a random-weight checkpoint of a real model's shape, without ever holding the model.
 
     python -m benchmarks.models.make_model 7b               # Hugging Face directory, bf16, 13.5 GB
-    python -m benchmarks.models.make_model 7b --gguf        # and an F16 GGUF of the same weights beside it
     python -m benchmarks.models.make_model 70b --layers 4   # the first four layers of a 70B shape
 
 Weights are slices of one block of normal numbers, each tensor from its own place in it: as random as a
@@ -25,45 +24,43 @@ from benchmarks.models.shapes import SHAPES, Shape, get_shape, models_dir
 from benchmarks.models.tokenizer import write_tokenizer
 
 BLOCK, SMALL_BLOCK = 2**26 - 5, 2**20 - 3  # numbers; primes, so that rows of a repeated block never line up
-DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 class Weights:
     """Any tensor of a shape."""
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, seed: int) -> None:
-        self.dtype, self.seed = dtype, seed
+    def __init__(self, shape: Shape) -> None:
         self.length = BLOCK if shape.parameters() > BLOCK else SMALL_BLOCK
-        normal = torch.from_numpy(np.random.default_rng(seed).standard_normal(self.length, dtype=np.float32))
-        self.block = (normal * 0.02).to(dtype)
-        self.residual = (normal * (0.02 / (2 * shape.layers) ** 0.5)).to(dtype)
+        normal = torch.from_numpy(np.random.default_rng(0).standard_normal(self.length, dtype=np.float32))
+        self.block = (normal * 0.02).bfloat16()
+        self.residual = (normal * (0.02 / (2 * shape.layers) ** 0.5)).bfloat16()
 
     def tensor(self, name: str, dims: tuple[int, ...]) -> Tensor:
         if len(dims) == 1:
-            return torch.ones(dims, dtype=self.dtype)
+            return torch.ones(dims, dtype=torch.bfloat16)
         block = self.residual if name.endswith(("o_proj.weight", "down_proj.weight")) else self.block
-        at = zlib.crc32(f"{self.seed} {name}".encode()) % self.length
+        at = zlib.crc32(f"0 {name}".encode()) % self.length
         left = prod(dims) - (self.length - at)
         return torch.cat([block[at:], *[block] * (-(-left // self.length))])[: prod(dims)].view(dims)
 
 
-def make_model(directory: Path, shape: Shape, dtype: str = "bf16", seed: int = 0) -> None:
-    """Write the checkpoint to `directory`; it appears there only when it is complete."""
-    weights = Weights(shape, getattr(torch, DTYPES[dtype]), seed)
+def make_model(directory: Path, shape: Shape) -> None:
+    """Write the checkpoint, bf16, to `directory`; it appears there only when it is complete."""
+    weights = Weights(shape)
 
     def make(partial: Path) -> None:
         partial.mkdir()
-        write_checkpoint(partial, shape, shape.hf_config(DTYPES[dtype]), weights.tensor)
+        write_checkpoint(partial, shape, shape.hf_config("bfloat16"), weights.tensor)
         write_tokenizer(partial, shape.vocab, shape.context)
 
     made_whole(directory, 2 * shape.parameters(), make)
 
 
-def ensure_model(name: str, layers: int | None = None, dtype: str = "bf16") -> Path:
+def ensure_model(name: str, layers: int | None = None) -> Path:
     """The made model's directory, such as models/70b-4layers-bf16, made now if it is not there."""
-    directory = models_dir() / (f"{name}-{layers}layers-{dtype}" if layers else f"{name}-{dtype}")
+    directory = models_dir() / (f"{name}-{layers}layers-bf16" if layers else f"{name}-bf16")
     if not directory.exists():
-        make_model(directory, get_shape(name, layers), dtype)
+        make_model(directory, get_shape(name, layers))
     return directory
 
 
@@ -71,15 +68,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("--layers", type=int, help="only this many layers")
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
-    parser.add_argument("--gguf", action="store_true", help="also write an F16 GGUF of the same weights")
     args = parser.parse_args()
-    directory = ensure_model(args.shape, args.layers, args.dtype)
-    print(directory)
-    if args.gguf:
-        from benchmarks.models.make_gguf import ensure_gguf
-
-        print(ensure_gguf(directory, fp16=True))
+    print(ensure_model(args.shape, args.layers))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ class Shape:
     kv_heads: int
     vocab: int
     head_dim: int = 128
-    rope_theta: float = 10000.0
     context: int = 4096
     tied: bool = False
 
@@ -55,7 +54,7 @@ class Shape:
             "vocab_size": self.vocab,
             "max_position_embeddings": self.context,
             "rms_norm_eps": 1e-5,
-            "rope_theta": self.rope_theta,
+            "rope_theta": 10000.0,
             "tie_word_embeddings": self.tied,
             "attention_bias": False,
             "mlp_bias": False,
@@ -67,11 +66,9 @@ class Shape:
 
 
 SHAPES = {
-    "tiny": Shape(layers=4, hidden=256, ffn=688, heads=4, kv_heads=2, vocab=2048, head_dim=64),
     "0.5b": Shape(24, 896, 4864, 14, 2, 32000, head_dim=64, tied=True),  # Qwen2-0.5B's body
     "1b": Shape(22, 2048, 5632, 32, 4, 32000, head_dim=64),  # TinyLlama 1.1B
     "7b": Shape(32, 4096, 11008, 32, 32, 32000),  # Llama 2 7B
-    "7b-gqa": Shape(32, 4096, 14336, 32, 8, 128256, rope_theta=500000.0, context=8192),  # Llama 3 8B
     "70b": Shape(80, 8192, 28672, 64, 8, 32000),  # Llama 2 70B
 }
 

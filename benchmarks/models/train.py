@@ -18,6 +18,7 @@ import argparse
 import math
 import shutil
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,17 +33,22 @@ from edgespec.training import llama
 from edgespec.training.data import Numbered
 from edgespec.training.trainer import LOG, Loss, Report, Settings, Trainer, read_log
 
+DEMO = Path(demo.__file__).parents[1]
+HELD_OUT = ("alice.txt", "wizard-of-oz.txt")  # books
+SEED = {"draft": 7, "books": 11}  # not the demo's: other data, other start
+DECAY = 200  # of a draft model's steps, the last in which the rate falls
+RATE = 2e-3  # of the books
 LENGTH = 256  # tokens of a sequence, BOS included
 ROWS = 16  # sequences of a step
 VOCABULARY = 2048
 
 
 def train_draft(args: argparse.Namespace) -> None:
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(2)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if not (args.out / name).exists():
-            shutil.copy(args.tokenizer / name, args.out / name)
-    model = demo.train(args.out, args.seed, args.steps, args.decay, every=60.0, shape=draft_shape)
+            shutil.copy(DEMO / name, args.out / name)
+    model = demo.train(args.out, SEED["draft"], args.steps, DECAY, every=60.0, shape=draft_shape)
     llama.save(model, args.out / "model")
     demo_tokenizer.save(Tokenizer.from_file(str(args.out / "tokenizer.json")), args.out / "model")
 
@@ -56,11 +62,10 @@ def draft_shape(tokenizer: Tokenizer) -> llama.LlamaConfig:
 
 def train_books(args: argparse.Namespace) -> None:
     books = {file.name: file.read_text(encoding="utf-8") for file in sorted(args.text.glob("*.txt"))}
-    apart = args.held_out.split(",")
-    if missing := set(apart) - books.keys():
+    if missing := set(HELD_OUT) - books.keys():
         raise SystemExit(f"{args.text} has no {', '.join(sorted(missing))}")
-    kept = {name: text for name, text in books.items() if name not in apart}
-    (args.out / "held-out.txt").write_text("\n".join(books[name] for name in apart), encoding="utf-8")
+    kept = {name: text for name, text in books.items() if name not in HELD_OUT}
+    (args.out / "held-out.txt").write_text("\n".join(books[name] for name in HELD_OUT), encoding="utf-8")
     shutil.rmtree(args.out / "text", ignore_errors=True)
     (args.out / "text").mkdir()
     for name, text in kept.items():
@@ -69,18 +74,19 @@ def train_books(args: argparse.Namespace) -> None:
         demo_tokenizer.save(demo_tokenizer.learn(iter(kept.values()), VOCABULARY), args.out)
     tokenizer = Tokenizer.from_file(str(args.out / "tokenizer.json"))
 
-    def encoded(names: list[str]) -> Tensor:
+    def encoded(names: Iterable[str]) -> Tensor:
         pieces = (tokenizer.encode(books[name], add_special_tokens=False).ids for name in names)
         return torch.tensor([i for ids in pieces for i in ids])
 
-    train_on, held_out = encoded(list(kept)), encoded(apart)
+    train_on, held_out = encoded(kept), encoded(HELD_OUT)
     print(f"{len(train_on)} tokens to train on, {len(held_out)} held out", file=sys.stderr)
-    torch.manual_seed(args.seed)
+    seed = SEED["books"]
+    torch.manual_seed(seed)
     model = llama.Llama(demo.model_config(tokenizer))
 
     def draw(step: int) -> list[Tensor]:
         """A step: random stretches of the text, the same for the same seed and step."""
-        chance = torch.Generator().manual_seed(args.seed * 2**32 + step)
+        chance = torch.Generator().manual_seed(seed * 2**32 + step)
         return [windows(train_on, torch.randint(len(train_on) - LENGTH, (ROWS,), generator=chance))]
 
     def loss(called: nn.Module, rows: Tensor) -> Loss:
@@ -96,8 +102,8 @@ def train_books(args: argparse.Namespace) -> None:
             demo_tokenizer.save(tokenizer, args.out / "model")
         return {"loss": mean}
 
-    identity = {"seed": args.seed, "held out": sorted(apart)}
-    settings = Settings(args.steps, args.rate, weight_decay=0.1)
+    identity = {"seed": seed, "held out": sorted(HELD_OUT)}
+    settings = Settings(args.steps, RATE, weight_decay=0.1)
     trainer = Trainer(model, Numbered(draw), loss, settings, args.out, evaluate=evaluate, identity=identity)
     trainer.run(show, evaluate_every=100)
 
@@ -133,20 +139,11 @@ def main() -> None:
     what = parser.add_subparsers(required=True)
     draft = what.add_parser("draft", help="the draft model")
     draft.set_defaults(train=train_draft)
-    draft.add_argument(
-        "--tokenizer", type=Path, default=Path(demo.__file__).parents[1], help="the demo model"
-    )
     draft.add_argument("--steps", type=int, default=800)
-    draft.add_argument("--decay", type=int, default=200, help="of these, the last in which the rate falls")
-    draft.add_argument("--seed", type=int, default=7, help="not the demo's: other data, other start")
-    draft.add_argument("--threads", type=int, default=2)
     books = what.add_parser("books", help="the second target")
     books.set_defaults(train=train_books)
     books.add_argument("text", type=Path, help="a directory of .txt files, one a book")
-    books.add_argument("--held-out", default="alice.txt,wizard-of-oz.txt", help="names of books")
     books.add_argument("--steps", type=int, default=1500, help=f"of {ROWS * LENGTH} tokens")
-    books.add_argument("--rate", type=float, default=2e-3)
-    books.add_argument("--seed", type=int, default=11)
     for each in (draft, books):
         each.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 
 import torch
-from arm import Clock, arguments
+from arm import THREADS, Clock, arguments
 from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
@@ -32,9 +32,11 @@ class Stamp(BaseStreamer):  # type: ignore[misc]
 
 
 def main() -> None:
-    args = arguments(__doc__).parse_args()
-    torch.set_num_threads(args.threads)
-    prompt = torch.tensor([[int(i) for i in args.prompt_ids.split(",")]])
+    parser = arguments(__doc__)
+    parser.add_argument("--memory", type=int, help="bytes the process may use")
+    args = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    prompt = torch.tensor([args.prompt_ids])
     clock = Clock()
     placement: dict[str, object] = {"device_map": {"": "disk"}}
     if args.memory is not None:
@@ -45,8 +47,7 @@ def main() -> None:
         )
         with torch.no_grad():
             model.generate(prompt, max_new_tokens=args.tokens, do_sample=False, streamer=Stamp(clock))
-    on_disk = sum(place == "disk" for place in model.hf_device_map.values())
-    clock.report(placement=str(placement), modules_on_disk=on_disk, modules=len(model.hf_device_map))
+    clock.report()
 
 
 if __name__ == "__main__":

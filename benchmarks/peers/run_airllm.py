@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-
 import torch
 from airllm import AutoModel
-from arm import Clock, arguments
+from arm import THREADS, Clock, arguments
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--split-to", required=True, help="where AirLLM keeps its copy of the model")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    prompt = torch.tensor([[int(i) for i in args.prompt_ids.split(",")]])
+    torch.set_num_threads(THREADS)
     clock = Clock()
     model = AutoModel.from_pretrained(args.model, device="cpu", layer_shards_saving_path=args.split_to)
     if args.tokens == 0:  # only split
         return
-    ids = prompt
+    ids = torch.tensor([args.prompt_ids])
     with torch.no_grad():
         cache = None
         while len(clock.tokens) < args.tokens:
@@ -27,8 +24,7 @@ def main() -> None:
             cache = out.past_key_values
             ids = out.logits[:, -1:].argmax(-1)
             clock.token(int(ids))
-    clock.report(split_to=args.split_to, prefetching=True, cached=cache is not None)
-    sys.stdout.flush()
+    clock.report()
 
 
 if __name__ == "__main__":

@@ -10,15 +10,13 @@ import sys
 
 import llama_cpp
 import numpy as np
-from arm import Clock, arguments
+from arm import CONTEXT, THREADS, Clock, arguments
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--repack", action="store_true")
-    parser.add_argument("--context", type=int, default=512)
     args = parser.parse_args()
-    prompt = [int(i) for i in args.prompt_ids.split(",")]
 
     llama_cpp.llama_backend_init()
     model_params = llama_cpp.llama_model_default_params()
@@ -30,15 +28,14 @@ def main() -> None:
     if not model:
         sys.exit(f"llama.cpp could not load {args.model}")
     context_params = llama_cpp.llama_context_default_params()
-    context_params.n_ctx = args.context
-    context_params.n_batch = context_params.n_ubatch = min(args.context, 512)
-    context_params.n_threads = context_params.n_threads_batch = args.threads
+    context_params.n_ctx = context_params.n_batch = context_params.n_ubatch = CONTEXT
+    context_params.n_threads = context_params.n_threads_batch = THREADS
     context = llama_cpp.llama_init_from_model(model, context_params)
     if not context:
         sys.exit("llama.cpp could not make a context")
     vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
 
-    pending = prompt
+    pending = args.prompt_ids
     while len(clock.tokens) < args.tokens:
         ids = (llama_cpp.llama_token * len(pending))(*pending)
         if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(ids, len(pending))) != 0:
@@ -47,7 +44,7 @@ def main() -> None:
         best = int(np.ctypeslib.as_array(logits, (vocab,)).argmax())
         clock.token(best)
         pending = [best]
-    clock.report(repack=args.repack, threads=args.threads, load="mmap")
+    clock.report()
 
 
 if __name__ == "__main__":

@@ -7,31 +7,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import llama_cpp
 import numpy as np
-from arm import Clock, arguments
+from arm import CONTEXT, THREADS, Clock, arguments
 from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 from numpy.typing import NDArray
+
+DRAFTED = 8  # tokens proposed a pass
+SETTINGS = {"n_ctx": CONTEXT, "n_threads": THREADS, "n_threads_batch": THREADS, "verbose": False}
 
 
 class SmallModel(LlamaDraftModel):  # type: ignore[misc]
     """Greedy continuations by a small model in memory, which reuses what it has computed."""
 
-    def __init__(self, path: str, tokens: int, context: int, threads: int) -> None:
-        self.model = llama_cpp.Llama(
-            path, n_ctx=context, n_threads=threads, n_threads_batch=threads, verbose=False
-        )
-        self.tokens = tokens
+    def __init__(self, path: str) -> None:
+        self.model = llama_cpp.Llama(path, **SETTINGS)
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
-        drafted = []
-        for token in self.model.generate(input_ids.tolist(), temp=0.0):
-            drafted.append(token)
-            if len(drafted) == self.tokens:
-                break
-        return np.array(drafted, dtype=np.intc)
+        drafted = islice(self.model.generate(input_ids.tolist(), temp=0.0), DRAFTED)
+        return np.array(list(drafted), dtype=np.intc)
 
 
 def weights_in_place() -> None:
@@ -49,23 +46,16 @@ def weights_in_place() -> None:
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--draft-model", help="GGUF of a small model; without one, prompt lookup")
-    parser.add_argument("--draft-tokens", type=int, default=8, help="proposed a pass")
-    parser.add_argument("--context", type=int, default=512)
     args = parser.parse_args()
-    prompt = [int(i) for i in args.prompt_ids.split(",")]
-    threads = {"n_threads": args.threads, "n_threads_batch": args.threads}
-
-    draft: LlamaDraftModel = LlamaPromptLookupDecoding(num_pred_tokens=args.draft_tokens)
+    draft: LlamaDraftModel = LlamaPromptLookupDecoding(num_pred_tokens=DRAFTED)
     if args.draft_model:
-        draft = SmallModel(args.draft_model, args.draft_tokens, args.context, args.threads)
+        draft = SmallModel(args.draft_model)
     weights_in_place()
     clock = Clock()
-    model = llama_cpp.Llama(args.model, n_ctx=args.context, draft_model=draft, verbose=False, **threads)
-    for token in model.generate(prompt, temp=0.0):
+    model = llama_cpp.Llama(args.model, draft_model=draft, **SETTINGS)
+    for token in islice(model.generate(args.prompt_ids, temp=0.0), args.tokens):
         clock.token(token)
-        if len(clock.tokens) == args.tokens:
-            break
-    clock.report(draft=args.draft_model or "prompt lookup", draft_tokens=args.draft_tokens)
+    clock.report()
 
 
 if __name__ == "__main__":
