@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -62,7 +63,8 @@ def test_many_replies_hold_no_more_than_a_few_and_a_leak_would_show(models: tupl
 
 @pytest.mark.slow
 def test_ten_thousand_replies_hold_no_more_than_a_few(models: tuple[Path, Path]) -> None:
-    settled, *later = soak(models, replies=10_000)["looks"]
+    settled, *later = (look["rss"] for look in soak(models, replies=10_000)["looks"])
     assert len(later) == 10
-    for look in later:  # beside the holes that are not given back yet
-        assert look["rss"] < settled["rss"] + 8 * MB + look["replies"] * 1_000, later
+    # A single look is off by some MB: the holes that are not given back yet.
+    assert max(later) < settled + 16 * MB, (settled, later)
+    assert median(later[5:]) - median(later[:5]) < 5 * MB, (settled, later)  # 1 MB per 1,000 replies
