@@ -59,4 +59,6 @@ static inline void interleave(const Decoded *d, int32_t (*pairs)[8]) {
 }
 
 #include "rows.inc"
+#define SET 1 /* as es_level counts */
+#include "attention.inc"
 #endif

@@ -77,6 +77,34 @@ void amx_pack(const Matmul *m, int64_t block, void *packed); /* X_ROWS rows of x
 #define BLOCK 64 /* rows of x that one unpacked tile serves before the next is unpacked */
 #define ROOM (BLOCK * GROUPS * TILE_ROWS * sizeof(float))
 
+/* Rows of a tree, each with the keys of its own past, whatever the CPU and the rows beside it:
+
+       score[p] = scale * q . key[p]       out = sum over p of e^(score[p] - top) * value[p] / the sum of these powers
+
+   p: the positions that a row sees, in ascending order, KEYS at a time (a block: p / KEYS). Blocks are met one by one; when
+   the highest score rises, what was summed before is scaled down. A product q . key has 16 places (column mod 16), each in
+   ascending order, which are summed in pairs; weights of a block likewise; no fused multiply-adds. */
+#define KEYS 64
+#define QUERIES 32 /* of one head of keys, that share its conversion to fp32 */
+typedef struct {
+  int type; /* of q, k, v and out: 0 fp32, 1 fp16, 2 bf16 */
+  const void *q; /* [n][heads][e], rows q_stride numbers apart */
+  void *out;     /* [n][heads][e] */
+  int64_t n, heads, kv_heads, e, q_stride;
+  const void *k, *v;  /* [kv_heads][shared][e], positions that all rows share; heads head_stride numbers apart */
+  int64_t head_stride, shared; /* shared: a multiple of KEYS */
+  const void *own_k, *own_v; /* [kv_heads][own][e], heads own_stride numbers apart */
+  int64_t own_stride, own;
+  const int32_t *place;    /* [n][span]: where in these a row's position shared + i is, up to its own */
+  int64_t span;
+  const int64_t *position; /* [n], from `shared` on */
+  int64_t window; /* positions that a row sees, itself included; 0 = all */
+  float scale;
+} Attention;
+
+typedef void Attend(const Attention *a, int64_t head, int64_t first, int64_t last, void *room);
+Attend portable_attend, avx2_attend, avx512_attend; /* some rows' query heads of one head of keys */
+
 typedef void Task(void *argument, int64_t index, int worker);
 void run_tasks(Task *task, void *argument, int64_t tasks, int threads); /* pool.c */
 int es_level(int most); /* native.c */

@@ -80,3 +80,5 @@ static inline void interleave(const Decoded *d, int32_t (*pairs)[8]) {
 }
 
 #include "rows.inc"
+#define SET 0 /* as es_level counts */
+#include "attention.inc"

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from edgespec.kernels.dispatch import attend
 from edgespec.kernels.reference import Mask
 from edgespec.kernels.threads import alone
+from edgespec.kernels.tree_attention import TreeAttention, suits
 from edgespec.runtimes.base import IntArray, Rows, slot_depths
 from edgespec.runtimes.torch.kv_cache import BLOCK, Overlay, TorchKVCache, round_up
 
@@ -101,19 +102,22 @@ class _Tree:
         paths = ancestor_paths(cache.parents, slots)
         # On a chain (plain decoding is the shortest) every place is its position: nothing is gathered.
         self.chain = not isinstance(cache, Overlay) and all(int(path[-1]) == len(path) - 1 for path in paths)
-        if not self.chain:
-            place = np.full((self.n, self.end - self.shared), -1, dtype=np.int64)  # -1 = not on the path
-            start = cache.length - self.shared
-            place[:, :start] = np.arange(self.shared, cache.length)
-            for row, path in enumerate(paths):
-                place[row, start : start + len(path)] = path + cache.length
-            self.on_path = place >= 0  # [n, end - shared]
-            self.places = torch.from_numpy(np.maximum(place - cache.origin, 0)).to(device)
+        place = np.full((self.n, self.end - self.shared), -1, dtype=np.int64)  # -1 = not on the path
+        start = cache.length - self.shared
+        place[:, :start] = np.arange(self.shared, cache.length)
+        for row, path in enumerate(paths):
+            place[row, start : start + len(path)] = path + cache.length
+        self.place = place  # [n, end - shared]
+        self.compiled = self._compiled() if suits(cache.k) else None
+        self.on_path = place >= 0
+        self.places = torch.from_numpy(np.maximum(place - cache.origin, 0)).to(device)
         self.masks: dict[tuple[int, int, int | None], Mask] = {}
         self.prefixes: dict[tuple[int, int], list[KV]] = {}  # by positions, and then by layer
 
     def __call__(self, layer: int, q: Tensor, window: int | None) -> Tensor:
         """q [n, heads, e] -> [n, heads * e]."""
+        if self.compiled is not None and q.shape[1] <= self.compiled.most_heads:
+            return self.compiled(layer, q, window)
         grouped = q.view(self.n, self.cache.k.shape[1], -1, q.shape[2])  # [n, h, g, e]
         start = 0 if window is None else max(0, self.first - window + 1) // BLOCK * BLOCK
         blocks = []
@@ -129,6 +133,13 @@ class _Tree:
             outs, lses = zip(*parts, strict=True)
             blocks.append((torch.cat(outs, 2), torch.cat(lses, 2)) if len(parts) > 1 else parts[0])
         return _merged(blocks).to(q.dtype).transpose(0, 1).reshape(self.n, -1)
+
+    def _compiled(self) -> TreeAttention:
+        cache = self.cache
+        behind = slice(self.shared - cache.origin, int(self.place.max()) + 1 - cache.origin)
+        own = cache.k[:, :, behind], cache.v[:, :, behind]
+        place, positions = (torch.from_numpy(each) for each in (self.place - self.shared, self.positions))
+        return TreeAttention(cache.prefix, own, self.shared, place, positions)
 
     def _together(
         self, layer: int, q: Tensor, start: int, end: int, window: int | None

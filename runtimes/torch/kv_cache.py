@@ -120,6 +120,11 @@ class TorchKVCache:
         k, v = (kv[:, :, start:end].view(shape) for kv in (self.k, self.v))
         return k, v
 
+    @property
+    def prefix(self) -> tuple[Tensor, Tensor]:
+        """K, V [layers, kv_heads, positions, head_dim]; the first `length` positions are committed."""
+        return self.k, self.v
+
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
         """K, V of the committed prefix [kv_heads, length, head_dim], K after RoPE."""
         return self.k[layer, :, : self.length], self.v[layer, :, : self.length]
@@ -227,6 +232,10 @@ class Overlay(TorchKVCache):
 
     def blocks(self, start: int, end: int) -> tuple[Tensor, Tensor]:
         return self.base.blocks(start, end)
+
+    @property
+    def prefix(self) -> tuple[Tensor, Tensor]:
+        return self.base.prefix
 
     def view(self, layer: int) -> tuple[Tensor, Tensor]:
         return self.base.k[layer, :, : self.length], self.base.v[layer, :, : self.length]

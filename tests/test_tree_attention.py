@@ -1,0 +1,211 @@
+"""Attention over a tree's paths: the right values, and a row's bits whatever is beside it, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from edgespec.kernels import compiled
+from edgespec.kernels.tree_attention import BLOCK, TreeAttention
+from edgespec.runtimes.base import IntArray, Rows
+from edgespec.runtimes.config import ModelConfig, Rope
+from edgespec.runtimes.torch import attention
+from edgespec.runtimes.torch.attention import AttentionPlan, ancestor_paths
+from edgespec.runtimes.torch.kv_cache import TorchKVCache
+
+needs_library = pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.unavailable())
+
+TYPES = tuple(compiled.SOURCES)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _best_level() -> Iterator[None]:
+    yield
+    if not compiled.unavailable():
+        compiled.level(len(compiled.LEVELS))
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@dataclass
+class Case:
+    """A random tree of `n` rows behind `length` committed positions of one layer."""
+
+    heads: int
+    kv_heads: int
+    e: int
+    length: int
+    n: int
+    window: int | None
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        dice = np.random.default_rng(self.n)
+        self.parents = np.array([-1, *(int(dice.integers(0, i)) for i in range(1, self.n))])
+        self.cache = TorchKVCache(self.config(), self.length + 16, self.n, self.dtype, CPU)
+        shape = self.cache.k.shape
+        self.cache.k = normal(*shape, dtype=self.dtype, seed=1)
+        self.cache.v = normal(*shape, dtype=self.dtype, seed=2)
+        self.cache.length = self.length
+        self.slots = self.cache.append(self.parents)
+        self.q = normal(self.n, self.heads, self.e, dtype=self.dtype, seed=3)
+        self.k = normal(self.n, self.kv_heads, self.e, dtype=self.dtype, seed=4)
+        self.v = normal(self.n, self.kv_heads, self.e, dtype=self.dtype, seed=5)
+
+    def config(self) -> ModelConfig:
+        shape = 1, self.heads, self.kv_heads, self.e  # layers first
+        return ModelConfig(
+            "llama", self.heads * self.e, 8, *shape, 8, 4096, 1e-5, Rope(1e4), False, "float32"
+        )
+
+    def rows(self, some: IntArray) -> Rows:
+        return Rows.of(self.cache, self.slots[some])
+
+    def attend(self, some: IntArray) -> Tensor:
+        """[rows, heads * e], of these rows of the tree only; the others' keys are there."""
+        self.cache.write(0, self.cache.places(self.slots), self.k, self.v)
+        plan = AttentionPlan(self.rows(some), CPU)
+        return plan(0, self.q[some], self.k[some], self.v[some], self.window)
+
+    def exact(self) -> Tensor:
+        """The definition, in fp64."""
+        group = self.heads // self.kv_heads
+        k, v = (kv[0].double().repeat_interleave(group, 0) for kv in (self.cache.k, self.cache.v))
+        seen = torch.zeros(self.n, k.shape[1], dtype=torch.bool)
+        for row, path in enumerate(ancestor_paths(self.parents, np.arange(self.n))):
+            places = [*range(self.length), *(self.length + path).tolist()]
+            seen[row, places[-self.window :] if self.window else places] = True
+        scores = torch.einsum("nhe,hpe->nhp", self.q.double(), k) * self.e**-0.5
+        weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+        return torch.einsum("nhp,hpe->nhe", weights, v).flatten(1)
+
+
+SHAPES = (
+    (4, 2, 8, 70, 5, None),
+    (4, 4, 128, 200, 33, None),
+    (8, 2, 64, 130, 17, 100),
+    (3, 1, 80, 10, 3, None),
+    (32, 4, 64, 64, 1, None),
+    (32, 1, 16, 5, 70, 4),  # a path longer than the prefix; more rows than queries are taken at a time
+    (2, 2, 256, 500, 9, 77),
+    (2, 1, 24, 0, 12, None),
+    (40, 1, 16, 70, 3, None),  # more query heads than the library takes: torch
+)
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By the library, and without it."""
+    if request.param == "torch":
+        monkeypatch.setattr(attention, "suits", lambda kv: False)
+    elif compiled.unavailable():
+        pytest.skip(compiled.unavailable())
+    return str(request.param)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_attend_to_their_own_paths(
+    way: str, shape: tuple[int, int, int, int, int, int | None], dtype: torch.dtype
+) -> None:
+    case = Case(*shape, dtype)
+    whole = np.arange(case.n)
+    found = case.attend(whole)
+    tolerance = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    assert found.dtype == dtype
+    assert torch.allclose(found.double(), case.exact(), rtol=tolerance, atol=tolerance)
+    if way == "torch" and dtype != torch.bfloat16:
+        return  # those sizes of heads have classes of their own, which `kernels.row_class` knows
+    for row in range(0, case.n, 7):
+        assert torch.equal(case.attend(whole[row : row + 1])[0], found[row])
+        assert torch.equal(case.attend(whole[row : row + 5])[0], found[row])
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_instructions_and_threads_change_no_bit(
+    shape: tuple[int, int, int, int, int, int | None], dtype: torch.dtype
+) -> None:
+    case = Case(*shape, dtype)
+    whole = np.arange(case.n)
+    expected = case.attend(whole)
+    threads = torch.get_num_threads()
+    try:
+        for level in range(compiled.level(len(compiled.LEVELS)) + 1):
+            compiled.level(level)
+            for count in (1, 3):
+                torch.set_num_threads(count)
+                assert torch.equal(case.attend(whole), expected), (level, count)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_chain_is_what_decoding_one_by_one_gives(dtype: torch.dtype) -> None:
+    """Drafted and then committed one by one, over the end of a block."""
+    case = Case(4, 2, 64, 60, 9, None, dtype)
+    case.parents = np.arange(-1, 8)
+    case.cache.parents = np.empty(0, dtype=np.int64)
+    case.slots = case.cache.append(case.parents)
+    together = case.attend(np.arange(9))
+    case.cache.parents = np.empty(0, dtype=np.int64)
+    for row in range(9):
+        slots = case.cache.append([-1])
+        plan = AttentionPlan(Rows.of(case.cache, slots), CPU)
+        one = slice(row, row + 1)
+        assert torch.equal(plan(0, case.q[one], case.k[one], case.v[one], None)[0], together[row])
+        case.cache.commit(slots)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("place", [3, 150])
+@pytest.mark.parametrize("which", ["q", "k", "v"])
+def test_nan_is_not_lost(dtype: torch.dtype, place: int, which: str) -> None:
+    """A damaged model is noticed by its NaN."""
+    case = Case(4, 2, 64, 200, 3, None, dtype)
+    if which == "q":
+        case.q[1, 2, 5] = torch.nan
+    else:
+        getattr(case.cache, which)[0, 1, place, 5] = torch.nan
+    found = case.attend(np.arange(3)).view(3, 4, 64)
+    if which == "q":
+        assert found[1, 2].isnan().all()
+        found[1, 2] = 0
+        assert not found.isnan().any()
+    else:
+        assert found[:, 2:, 5].isnan().all()
+        assert not found[:, :2].isnan().any()
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", TYPES)
+def test_scores_of_any_size(dtype: torch.dtype) -> None:
+    """Where one key is all that counts, its value is the result; a row's first keys may weigh nothing."""
+    case = Case(2, 1, 64, 130, 4, None, dtype)
+    case.cache.k.zero_()
+    case.cache.k[0, 0, 100] = 200
+    case.q[:] = 8
+    case.k[:] = 0
+    found = case.attend(np.arange(4)).view(4, 2, 64)
+    assert torch.equal(found, case.cache.v[0, 0, 100].expand_as(found))
+
+
+@needs_library
+def test_what_does_not_fit_is_refused() -> None:
+    kv = torch.zeros(1, 2, 3 * BLOCK, 16)
+    place, last = torch.zeros(1, BLOCK, dtype=torch.int64), torch.tensor([2 * BLOCK])
+    with pytest.raises(AssertionError):
+        TreeAttention((kv, kv), (kv, kv), BLOCK, place, last)  # its place is behind the row's last
+    with pytest.raises(AssertionError):
+        TreeAttention((kv, kv), (kv, kv), BLOCK - 1, place, last)
