@@ -220,6 +220,9 @@ def test_drafting_reads_no_flash_and_a_cycle_each_streamed_byte_once(
         before = len(taken)
         tree = draft(root)
         drafting.append(len(taken) - before)
+        if session.schedule.left == 1:  # nothing is drafted for a reply's last token
+            assert len(tree) == 1
+            return tree
         assert tree.computed is not None
         assert (tree.starts > 0).sum() > 1
         return tree
