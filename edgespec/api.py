@@ -34,6 +34,7 @@ class EngineKeywords(TypedDict, total=False):
     tree_nodes: int
     offline: bool
     schedule: str
+    fallback: str
 
 
 class GenerationKeywords(TypedDict, total=False):

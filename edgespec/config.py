@@ -44,6 +44,7 @@ def check_device(name: str) -> None:
 
 
 PRECISIONS = ("source", "bf16", "int8", "int4")
+FALLBACKS = ("jit", "ngram", "none")
 MODEL, MEMORY, DRAFTING, REPLY = PANELS = ("Model", "Memory", "Drafting", "Reply")
 MOST_THREADS = 256  # that the compiled kernels' pool can hold
 SETTINGS_BYTES = 10**6  # of an edgespec.toml, at most
@@ -126,8 +127,21 @@ class EngineOptions(Options):
         Option("Take models from the disk and the cache only.", panel=MODEL),
     ] = False
     schedule: Annotated[
-        str, Option("When drafting happens: serial.", metavar="NAME", panel=DRAFTING, hidden=True)
-    ] = "serial"
+        str,
+        Option(
+            "When drafting happens: auto, serial (before each pass) or ssd (in the waits of passes that read "
+            "from flash, too).",
+            metavar="NAME", panel=DRAFTING, default="auto, ssd where there are waits",
+        ),
+    ] = "auto"  # fmt: skip
+    fallback: Annotated[
+        str,
+        Option(
+            "What drafts when schedule ssd has prepared nothing for an outcome: jit (the drafter, then), "
+            "ngram (what costs no passes) or none.",
+            metavar="NAME", panel=DRAFTING, choices=FALLBACKS, hidden=True,
+        ),
+    ] = "jit"  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,7 +27,7 @@ from edgespec.progress import ProgressCallback
 from edgespec.runtimes.base import TREE_ROWS, Target
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
-from edgespec.schedules.kinds import check_schedule, make_controller, make_schedule
+from edgespec.schedules.kinds import check_schedule, choose_schedule, make_controller, make_schedule
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt, encode_prompt
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
@@ -59,6 +59,7 @@ class Engine:
         opened = [kind.name for kind in kinds_of(members) if kind.make]
         opened += [r.name for r in resident]
         self.drafters = tuple(member for member in members if member in opened)
+        self.schedule = choose_schedule(options.schedule, self.drafters, plan.streamed_bytes > 0)
         # With layers pinned as the user said, drafters keep their memory.
         keeps = not resident or options.resident_layers is not None
         self._without_drafter = after = None if keeps else without_drafter(plan)
@@ -150,7 +151,7 @@ class Engine:
         drafters: list[Drafter] = [kind.make() for kind in kinds_of(self.drafters) if kind.make is not None]
         drafters += [resident.drafter(cache, self.config.vocab_size) for resident in self.resident]
         self._handover.begin_anew()
-        schedule = make_schedule(self.options, drafters, controller)
+        schedule = make_schedule(self.schedule, self.options, drafters, controller)
         session = Session(self, cache, schedule, functools.partial(self._release, held), trace)
         self._positions_held += held
         self._opened += 1

@@ -17,6 +17,11 @@ class Stats:
     cycles: int = 0  # passes of the target over the reply, the prefill's last one included
     drafted: int = 0  # nodes of the trees that were verified, roots aside
     accepted: int = 0  # of these, kept
+    schedule: str = "plain"  # when drafting happened
+    cache_hits: int = 0  # passes whose outcome had been drafted for while they were under way,
+    cache_misses: int = 0  # and those whose outcome had not
+    drafted_while_verifying: int = 0  # nodes, of all outcomes that were drafted for
+    fallbacks: int = 0  # trees that were drafted after the pass, as the outcome had not been prepared for
     acceptance: str = "greedy"
     lossless: bool = True  # the acceptance keeps the target's own text or distribution
     drafter_damaged: bool = False  # its model computed NaN, and drafts no more

@@ -17,7 +17,7 @@ from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, Root
-from edgespec.drafters.growth import likeliest
+from edgespec.drafters.continuations import likeliest
 from edgespec.drafters.model import ModelDrafter
 from tests.table_runtime import VOCABULARY, TableRuntime, converse
 

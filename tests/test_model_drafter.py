@@ -16,8 +16,9 @@ from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, Root
 from edgespec.drafters.combined import Combined
+from edgespec.drafters.continuations import likeliest
 from edgespec.drafters.draft_model import DraftFiles, check_vocabulary
-from edgespec.drafters.growth import BRANCH, likeliest
+from edgespec.drafters.growth import BRANCH
 from edgespec.drafters.model import LONG_TAIL, ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import Cancelled, TokenizerError

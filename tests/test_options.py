@@ -442,4 +442,4 @@ def test_the_tables_of_the_docs_are_current() -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert module.updated(page) == page, "run `python docs/write_options.py`"
     assert "`--memory SIZE`" in module.common_table()
-    assert "--schedule" not in module.common_table()
+    assert "--fallback" not in module.common_table()

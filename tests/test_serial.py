@@ -157,8 +157,8 @@ def test_names() -> None:
         chosen("model")
     with pytest.raises(OptionError, match="does not use the draft model"):
         chosen("ngram", "m")
-    with pytest.raises(OptionError, match=r"schedule 'ssd' is unknown; choose from serial"):
-        check_schedule("ssd", chosen("auto"))
+    with pytest.raises(OptionError, match=r"schedule 'magic' is unknown; choose from auto, serial"):
+        check_schedule("magic", chosen("auto"))
 
 
 def test_ratio_needs_drawn_drafts() -> None:

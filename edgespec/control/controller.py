@@ -29,8 +29,9 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.control.estimates import PAUSE, STEPS, Chances, Costs, Yield
+from edgespec.control.hits import Hits
 from edgespec.core.schedule import TreeBudget
-from edgespec.core.trace import Cycle
+from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.offload.plan.costs import CostModel
 
@@ -55,6 +56,14 @@ class Fixed:
         own = self._budget
         return TreeBudget(min(own.nodes, limit.nodes), min(own.depth, limit.depth), own.passes)
 
+    def overlapped(self, limit: TreeBudget, passes: range, prepared: TokenTree) -> TreeBudget | None:
+        """The same: a level that was prepared is a pass less."""
+        budget = self.budget(limit, passes)
+        if budget is None:
+            return None
+        found = min(int(prepared.depths.max()), budget.passes)
+        return replace(budget, passes=budget.passes - found, found=found, ahead=True)
+
     def prune(self, tree: TokenTree) -> TokenTree:
         return tree
 
@@ -72,8 +81,10 @@ class Adaptive:
         self.costs = Costs(prior)
         self.chances = Chances()
         self.gives = Yield()
+        self.hits = Hits()
         self.credit = GRACE  # plain cycles that drafting may still lose
-        self._rate = 0.0  # the highest expected tokens per second, as of the last `budget`
+        self._rate = 0.0  # the highest expected tokens per second, as of the last budget
+        self._passes = self.costs.verify  # what the next pass costs, likewise
         self.took: float | None = 1.0  # the latest cycle, in plain cycles
         self.refusal: str | None = None
 
@@ -81,10 +92,12 @@ class Adaptive:
         """For the next conversation of the engine. Costs are learned by all of them together; how well drafts
         do may be another matter there, so it counts as if it had been a while ago."""
         successor = Adaptive()
-        successor.costs = self.costs
+        successor.costs, successor._passes = self.costs, self.costs.verify
         successor.chances, successor.gives = deepcopy(self.chances), deepcopy(self.gives)
         successor.chances.fade(APART)
         successor.gives.fade(APART)
+        successor.hits = deepcopy(self.hits)
+        successor.hits.fade(APART)
         successor.credit = min(self.credit, GRACE)
         return successor
 
@@ -98,9 +111,47 @@ class Adaptive:
         sensible = (passes.start <= STEPS) & (most >= STEPS) & (seconds * self.plain_rate - 1 <= self.credit)
         rates = np.where(sensible, tokens / seconds, 0.0)
         best = int(np.argmax(rates))
+        self._passes = self.costs.verify
         self._rate = max(self.plain_rate, float(rates[best]))
         self.refusal = self._refusal(float(rates[best]))
         return replace(limit, passes=int(STEPS[best])) if self.refusal is None else None
+
+    def overlapped(self, limit: TreeBudget, passes: range, prepared: TokenTree) -> TreeBudget | None:
+        """What is prepared counts as so many passes of drafting as give as much. Then, as everything has a
+        price in time, and time is worth the best rate in the long run, what gains most at that price."""
+        if limit.depth < 1 or limit.nodes < 2 or self.costs.verify.weight(1) < STALE:
+            return None
+        tokens, nodes = self.gives.expect(self.chances.by_depth)
+        if passes.start:
+            tokens[0] = nodes[0] = 1.0  # without a pass nothing is drafted
+        drafts = self.costs.draft.at(STEPS)
+        most = min(passes.stop - 1, max(min(limit.depth, 1 + GROWTH * self.costs.longest), passes.start))
+        sensible = most >= STEPS
+        tokens = np.maximum.accumulate(tokens)
+        alone, beside = (np.maximum(self.costs.passes(on).at(nodes), 1e-9) for on in (False, True))
+        serial = np.where(sensible & (passes.start <= STEPS), tokens / (alone + drafts), 0.0)
+        ahead = np.where(sensible, self.hits.tokens_per_second(tokens, beside, drafts), 0.0)
+        goes_on = bool(ahead.max() >= serial.max())
+        best = max(float(ahead.max()), float(serial.max()))
+        self._rate = max(self.plain_rate, best)
+        self._passes = self.costs.passes(goes_on)
+        self.refusal = self._refusal(best)
+        if self.refusal is not None:
+            return None
+        found = 0
+        if len(prepared) > 1:
+            given = 1 + self.gives.kept * float(np.exp(self.chances.scores(prepared)[1:]).sum())
+            found = max(int(np.searchsorted(tokens, given, side="right")) - 1, 0)
+            tokens[found], nodes[found] = given, len(prepared)
+        seconds = self._passes.at(nodes) + self.costs.draft.at(np.maximum(STEPS - STEPS[found], 0))
+        possible = (STEPS[found] <= STEPS) & (sensible | (STEPS[found] == STEPS))
+        possible &= seconds * self.plain_rate - 1 <= self.credit
+        if not possible.any():
+            self.refusal = self._refusal(0.0)
+            return None
+        chosen = int(np.argmax(np.where(possible, tokens - self._rate * seconds, -np.inf)))
+        passed = int(STEPS[found])
+        return replace(limit, passes=int(STEPS[chosen]) - passed, found=passed, ahead=goes_on)
 
     def _refusal(self, rate: float) -> str | None:
         """Why nothing is drafted, where the best draft would give `rate` tokens a second."""
@@ -120,26 +171,32 @@ class Adaptive:
         scores = self.chances.scores(tree)
         likeliest = np.argsort(-scores, kind="stable")
         tokens = np.cumsum(np.exp(scores[likeliest]))
-        worth = tokens - self._rate * self.costs.verify.at(np.arange(1, len(tree) + 1))
+        worth = tokens - self._rate * self._passes.at(np.arange(1, len(tree) + 1))
         return tree.select(np.sort(likeliest[: int(np.argmax(worth)) + 1]))
 
     def record(self, cycle: Cycle) -> None:
         beside, tokens = cycle.outcome.beside, len(cycle.outcome.tokens)
         nodes = len(cycle.tree) + beside  # what the pass cost
+        overlap = cycle.overlap or Overlap()
         self.chances.fade()
         self.gives.fade()
+        self.hits.fade()
         # A pause of the machine is nobody's fault.
-        usual = float(self.costs.cycle(nodes, cycle.passes or 0))
+        ahead = overlap.steps > 0
+        usual = float(self.costs.passes(ahead).at(nodes) + self.costs.draft.at(cycle.passes or 0))
         seconds = cycle.draft_seconds + cycle.verify_seconds
         seconds = min(seconds, PAUSE * usual) if usual else seconds
-        self.costs.add(nodes, cycle.verify_seconds, cycle.passes, cycle.draft_seconds)
+        self.costs.add(nodes, cycle.verify_seconds, cycle.passes, cycle.draft_seconds, ahead)
         # A plain cycle would have shared the pass with the same others.
         self.took = took = seconds / max(float(self.costs.verify.at(1 + beside)), 1e-9)
         self.credit += ALLOWANCE * took
         if cycle.passes is not None:
             self.chances.add(cycle.tree, cycle.outcome.path)
             scores = self.chances.scores(cycle.tree)
-            expected = self.gives.add(cycle.passes, cycle.tree, scores, cycle.outcome.accepted)
+            steps = cycle.passes + overlap.found
+            expected = self.gives.add(steps, cycle.tree, scores, cycle.outcome.accepted)
+            if overlap.hit is not None:
+                self.hits.add(overlap.hit, 1 + expected, seconds)
             # Half of luck counts: bad luck alone should not end what pays, nor hope alone pay for it.
             self.credit += (tokens + 1 + expected) / 2 - took
         self.credit = min(self.credit, SAVED)

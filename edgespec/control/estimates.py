@@ -48,6 +48,11 @@ class Curve:
         point = self._points.get(_bucket(count))
         return point.weight if point else 0.0
 
+    @property
+    def known(self) -> bool:
+        """Something was measured."""
+        return bool(self._points)
+
     def fade(self) -> None:
         with self._lock:
             for point in self._points.values():
@@ -110,6 +115,7 @@ class Costs:
     def __init__(self, prior: CostModel | None = None) -> None:
         prior = prior or CostModel()
         self.verify = Curve(prior.passes)
+        self.overlapped = Curve(prior.passes)  # passes with drafting in their waits
         self.draft = Curve(prior.steps, start=0.0)
         self.longest = 0.0  # draft of late, in steps; fading
 
@@ -117,12 +123,24 @@ class Costs:
         """Seconds of cycles that draft so many steps and verify so many nodes; counts as arrays or not."""
         return self.verify.at(nodes) + self.draft.at(steps)
 
-    def add(self, nodes: int, verify_seconds: float, steps: int | None, draft_seconds: float) -> None:
-        """A cycle; `steps` None = the drafter was not asked."""
+    def passes(self, overlapped: bool) -> Curve:
+        """What passes cost, with drafting in their waits or without: believed the same until it is known."""
+        return self.overlapped if overlapped and self.overlapped.known else self.verify
+
+    def add(
+        self,
+        nodes: int,
+        verify_seconds: float,
+        steps: int | None,
+        draft_seconds: float,
+        overlapped: bool = False,
+    ) -> None:
+        """A cycle; `steps` None = the drafter was not asked. `overlapped`: it drafted in the pass's waits."""
         self.verify.fade()
+        self.overlapped.fade()
         self.draft.fade()
         self.longest *= MEMORY
-        self.verify.add(nodes, verify_seconds)
+        (self.overlapped if overlapped else self.verify).add(nodes, verify_seconds)
         if steps is not None:
             self.draft.add(steps, draft_seconds)
             self.longest = max(self.longest, steps)
@@ -248,10 +266,11 @@ class Yield:
         self._own[:, int(np.searchsorted(STEPS, steps))] += (1, tokens.sum(), len(tree))
         self._accepted += accepted
         self._expected += tokens.sum()
-        return float(tokens.sum()) * self._kept
+        return float(tokens.sum()) * self.kept
 
     @property
-    def _kept(self) -> float:
+    def kept(self) -> float:
+        """What is accepted, of what was expected."""
         return (self._accepted + KEPT_LEAN) / (self._expected + KEPT_LEAN)
 
     def expect(self, by_depth: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -268,7 +287,7 @@ class Yield:
         trees, tokens, nodes = self._own
         tokens = (tokens + LEAN * gained[STEPS]) / (trees + LEAN)
         nodes = (nodes + LEAN * size[STEPS]) / (trees + LEAN)
-        return 1 + tokens * self._kept, nodes
+        return 1 + tokens * self.kept, nodes
 
 
 def ranks(tree: TokenTree) -> IntArray:

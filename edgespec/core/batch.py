@@ -8,6 +8,7 @@ with one part (its observer, its acceptance, NaN) becomes that part's `error` an
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -143,6 +144,7 @@ class FanOut:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = {id(part.cache): part for part in parts}
+        self._turns = deque(parts)
 
     def on_chunk(self) -> None:
         self._tell(lambda observer, part: observer.on_chunk())
@@ -158,12 +160,17 @@ class FanOut:
         self._tell(tell)
 
     def on_wait(self) -> bool:
+        """A unit of the next part's work that has any: a chunk may be late by one unit, not by one a part."""
         worked: list[bool] = []
-        self._tell(lambda observer, part: worked.append(observer.on_wait()))
-        return any(worked)
+        for _ in self.parts:
+            self._turns.rotate(-1)
+            self._tell(lambda observer, part: worked.append(observer.on_wait()), self._turns[-1])
+            if any(worked):
+                return True
+        return False
 
-    def _tell(self, say: Callable[[PassObserver, Part], None]) -> None:
-        for part in self.parts.values():
+    def _tell(self, say: Callable[[PassObserver, Part], None], only: Part | None = None) -> None:
+        for part in self.parts.values() if only is None else (only,):
             if part.error is None and part.observer is not None:
                 _alone(part, say, part.observer, part)
         if all(part.error is not None for part in self.parts.values()):

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.core.acceptance import Acceptance, Outcome
+from edgespec.core.acceptance import Acceptance
 from edgespec.core.decode import decode
 from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.schedule import Context, Schedule
@@ -98,13 +98,13 @@ class Reply:
 
         with self.trace.telling("prefill"):
             (logits,) = host.verifier.prefill([(seat, fresh)], observer, advance)
-        drawn = self.acceptance.name == "ratio"
-        context = Context(self.prompt, self.sampler, self.noise, drawn, self.cancellation.check)
+        drawn, keyed = (self.acceptance.name == name for name in ("ratio", "sample"))
+        context = Context(self.prompt, self.sampler, self.noise, drawn, keyed, self.cancellation.check)
         with host.verifier.turn:  # sessions share a draft model
             self.cancellation.check()
             schedule.begin(context, self.limit)
         self.root = self.sampler.pick(logits, self.noise, len(self.prompt))
-        self.schedule = schedule
+        self.schedule, self.stats.schedule = schedule, schedule.name
         how = self.acceptance, self.noise, schedule, observer, self.trace
         self.cycles = decode(host.verifier, seat, self.root, *how)
         self.clock.first_token()
@@ -115,7 +115,7 @@ class Reply:
         cycle = next(self.cycles)
         self.root = cycle.outcome.bonus
         self.stats.drafter_damaged, self.stats.undrafted = self.schedule.damaged, self.schedule.undrafted
-        self.clock.cycle(cycle.outcome)
+        self.clock.cycle(cycle)
         if self.trace.cycle is not None:
             self.trace.cycle(cycle)
         return cycle
@@ -217,10 +217,15 @@ class _Clock:
         self.stats.cycles = 1
         self.measure()
 
-    def cycle(self, outcome: Outcome) -> None:
+    def cycle(self, cycle: Cycle) -> None:
         self.stats.cycles += 1
-        self.stats.drafted += outcome.drafted
-        self.stats.accepted += outcome.accepted
+        self.stats.drafted += cycle.outcome.drafted
+        self.stats.accepted += cycle.outcome.accepted
+        if (overlap := cycle.overlap) is not None:
+            self.stats.cache_hits += overlap.hit is True
+            self.stats.cache_misses += overlap.hit is False
+            self.stats.drafted_while_verifying += overlap.nodes
+            self.stats.fallbacks += overlap.fallback
         self.measure()
 
     def measure(self) -> None:

@@ -25,6 +25,8 @@ class TreeBudget:
     nodes: int  # of a tree, the root included
     depth: int  # of the deepest node
     passes: int  # of the draft model
+    found: int = 0  # passes' worth that was prepared, and is there already
+    ahead: bool = False  # the drafter may go on while the tree is verified
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Context:
     sampler, noise: with which the target's own tokens are chosen.
     drawn: acceptance judges by the distribution that a token was *drawn* from (`ratio`): trees must be chains
         drawn with `sampler` and `noise`. Otherwise a tree holds the likeliest continuations.
+    keyed: acceptance keeps the tokens that the target draws with `noise` (`sample`): a drafter that draws
+        with the same numbers foresees them. What is kept does not depend on what was foreseen.
     check: called between blocks of long work; raises Cancelled.
     """
 
@@ -42,6 +46,7 @@ class Context:
     sampler: Sampler = field(default_factory=lambda: Sampler(GenerationOptions()))
     noise: Noise = field(default_factory=lambda: Noise(0))
     drawn: bool = False
+    keyed: bool = False
     check: Callable[[], None] = lambda: None
 
 
@@ -59,6 +64,10 @@ class Controller(Protocol):
     def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
         """What to draft, within `limit` and the drafter's sensible numbers of `passes`; None = nothing."""
 
+    def overlapped(self, limit: TreeBudget, passes: range, prepared: TokenTree) -> TreeBudget | None:
+        """As `budget`, for a schedule whose drafter goes on while the target verifies: what to draft beside
+        what is `prepared` (the root alone: nothing) and costs nothing."""
+
     def prune(self, tree: TokenTree) -> TokenTree:
         """The part of a drafted tree that is worth verifying."""
 
@@ -71,6 +80,8 @@ class Controller(Protocol):
 
 class Schedule(PassObserver, Protocol):
     """When drafting happens: hands out the trees of one conversation, and is told what became of them."""
+
+    name: str  # as the option calls it
 
     @property
     def damaged(self) -> bool:

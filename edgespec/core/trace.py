@@ -17,15 +17,33 @@ from edgespec.core.tree import TokenTree
 
 
 @dataclass(frozen=True)
+class Overlap:
+    """What drafting while the target verifies did in a cycle.
+
+    hit: the outcome before had been prepared for; None = nothing had been drafted ahead of it.
+    found: passes of drafting that what was prepared is worth.
+    fallback: what was prepared was of no use, and something else drafted the tree.
+    steps, nodes: of drafting while the tree was verified; they cost no time of their own.
+    """
+
+    hit: bool | None = None
+    found: int = 0
+    fallback: bool = False
+    steps: int = 0
+    nodes: int = 0
+
+
+@dataclass(frozen=True)
 class Cycle:
     """What one cycle did; seconds."""
 
-    passes: int | None  # of drafting; None = the drafter was not asked
+    passes: int | None  # of drafting, before the target's; None = the drafter was not asked
     tree: TokenTree  # as verified
     outcome: Outcome
     draft_seconds: float
     verify_seconds: float  # of the target's pass, without waiting for its turn
     took: float | None = None  # in plain cycles, as the controller knows them; None = nobody measures
+    overlap: Overlap | None = None  # None = the drafter rests while the target verifies
 
 
 @dataclass(frozen=True)

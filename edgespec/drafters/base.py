@@ -7,9 +7,9 @@ A drafter belongs to one conversation and follows its tokens:
                           └ cancel (interrupted: everything drafted is dropped)
 
 `start` takes several *roots*, because a schedule may draft while the target is still verifying, for each
-outcome it thinks likely. A *pass* of drafting says what follows some nodes; a *step* is the part of it that
-fits into a wait for flash. Drafters speak token ids and never see text; what they propose cannot change what
-the target says, only how fast.
+outcome it thinks likely. Who is `Foreseeing` finds these outcomes itself. A *pass* of drafting says what
+follows some nodes; a *step* is the part of it that fits into a wait for flash. Drafters speak token ids and
+never see text; what they propose cannot change what the target says, only how fast.
 """
 
 from __future__ import annotations
@@ -80,6 +80,35 @@ class Drafter(Protocol):
 
     def commit(self, root: int, outcome: Outcome) -> None:
         """`root` and the outcome's accepted tokens are committed; its bonus token is the next root."""
+
+
+class DraftingAhead(Protocol):
+    """Drafting under way while a tree is verified; `step`, `stop` and `cancel` as of `Drafting`."""
+
+    @property
+    def nodes(self) -> int:
+        """That were drafted so far."""
+
+    def step(self) -> bool: ...
+
+    def stop(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A drafter that can prepare for the outcomes of a tree while that is verified."""
+
+    @property
+    def prepared(self) -> bool:
+        """For the outcome that was committed last. A round begun now goes on with what was prepared, and has
+        it without a pass."""
+
+    def ahead(self, tree: TokenTree, budget: TreeBudget) -> DraftingAhead:
+        """Draft below the outcomes of `tree`, which the latest round has drafted, others may have added to,
+        and is being verified; `budget.depth` is of the deepest node, from its root on. Ends the round before,
+        which was stopped. Nothing expensive happens before `step`."""
 
 
 @runtime_checkable

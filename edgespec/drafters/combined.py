@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree, merge
-from edgespec.drafters.base import Drafter, Drafting, Root, Watching
+from edgespec.drafters.base import Drafter, Drafting, DraftingAhead, Foreseeing, Root, Watching
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,6 +47,14 @@ class Combined:
         drawing = [drafting for drafting in started if drafting.tree().drafts is not None]
         return CombinedDrafting(drawing[:1] or started, budget)
 
+    @property
+    def prepared(self) -> bool:
+        return any(member.prepared for member in self.members if isinstance(member, Foreseeing))
+
+    def ahead(self, tree: TokenTree, budget: TreeBudget) -> DraftingAhead:
+        foreseeing = [member for member in self.members if isinstance(member, Foreseeing)]
+        return CombinedAhead([member.ahead(tree, budget) for member in foreseeing])
+
     def commit(self, root: int, outcome: Outcome) -> None:
         for member in self.members:
             member.commit(root, outcome)
@@ -57,24 +65,44 @@ class Combined:
                 member.on_layer(index, hidden, rows)
 
 
-class CombinedDrafting:
+class _Together:
+    """What is done with all of several members' rounds. A step is one of each that has any left."""
+
+    def __init__(self, members: Sequence[DraftingAhead] | Sequence[Drafting]) -> None:
+        self._all = members
+
+    def step(self) -> bool:
+        worked = [member.step() for member in self._all]
+        return any(worked)
+
+    def stop(self) -> None:
+        for member in self._all:
+            member.stop()
+
+    def cancel(self) -> None:
+        for member in self._all:
+            member.cancel()
+
+
+class CombinedDrafting(_Together):
     """See `drafters.base.Drafting`."""
 
     def __init__(self, members: Sequence[Drafting], budget: TreeBudget) -> None:
+        super().__init__(members)
         self.members, self.budget = members, budget
-
-    def step(self) -> bool:
-        worked = [member.step() for member in self.members]
-        return any(worked)
 
     def tree(self, root: int = 0) -> TokenTree:
         trees = [member.tree(root) for member in self.members]
         return trees[0] if len(trees) == 1 else merge(trees).best(self.budget.nodes)
 
-    def stop(self) -> None:
-        for member in self.members:
-            member.stop()
 
-    def cancel(self) -> None:
-        for member in self.members:
-            member.cancel()
+class CombinedAhead(_Together):
+    """See `drafters.base.DraftingAhead`."""
+
+    def __init__(self, members: Sequence[DraftingAhead]) -> None:
+        super().__init__(members)
+        self.members = members
+
+    @property
+    def nodes(self) -> int:
+        return sum(member.nodes for member in self.members)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.core.sampling import FloatArray, IntArray
-from edgespec.runtimes.base import DraftRuntime
+from edgespec.runtimes.base import DraftRuntime, slot_depths
 
 Node = tuple[int, int]  # slot of the parent, or -1 = the last committed token; token
 
@@ -28,13 +28,18 @@ class Forest:
         self.slots: dict[Node, int] = {}
         self.said: dict[int, tuple[IntArray, FloatArray]] = {}  # by slot: likeliest tokens, log-probabilities
         self.work: Generator[None, None, None] | None = None  # of the latest round
-        self.keeps = False  # that round was stopped: the next commit keeps what lies below its outcome
+        self.keeps = False  # that round was stopped: the next one, or what lies below its outcome, goes on
         self.kept = False  # the last commit did
 
     @property
     def free_rows(self) -> int:
         """Nodes that may still be run."""
         return self.runtime.rows - len(self.slots)
+
+    def positions(self, nodes: Sequence[Node]) -> list[int]:
+        """Absolute positions of what follows these nodes, which are here."""
+        depths = slot_depths(np.array([parent for parent, _ in self.slots], dtype=np.int64))
+        return [self.runtime.length + int(depths[self.slots[node]]) + 1 for node in nodes]
 
     def path(self, tokens: Sequence[int]) -> list[int]:
         """Slots of the beginning of a path of tokens, as far as it is here."""
@@ -95,9 +100,10 @@ class Forest:
         return list(found)
 
     def renew(self) -> None:
-        """A round of drafting begins: drop what is here, but for what the last commit kept."""
+        """A round of drafting begins: drop what is here, but for what the last commit kept, or what was there
+        when the round before was stopped."""
         self._end()
-        if not self.kept:
+        if not (self.kept or self.keeps):
             self.forget()
         self.kept = self.keeps = False
 

@@ -13,10 +13,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.core.sampling import DRAFT_DRAW, Distribution, FloatArray, IntArray, Noise, Sampler
+from edgespec.core.sampling import DRAFT_DRAW, Distribution, Noise, Sampler
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree, TreeBuilder
 from edgespec.drafters.base import Drafting, Root
+from edgespec.drafters.continuations import foreseen, likeliest
 from edgespec.drafters.forest import Forest, Node
 
 BRANCH = 8  # children proposed for a node
@@ -76,6 +77,18 @@ class Growing(ABC):
     def cancel(self) -> None:
         self.forest.forget()
 
+    def _ask(self, nodes: Sequence[Node]) -> Generator[None, None, None]:
+        """A pass over new nodes, for their likeliest continuations."""
+        logits = yield from self.forest.run(nodes)
+        context = self.drafter.context
+        if context.keyed:
+            uniforms = [context.noise.uniform(position) for position in self.forest.positions(nodes)]
+            tokens, logprobs = foreseen(logits, BRANCH, context.sampler, uniforms)
+        else:
+            tokens, logprobs = likeliest(logits, BRANCH)
+        for i, node in enumerate(nodes):
+            self.forest.said[self.forest.slots[node]] = tokens[i], logprobs[i]
+
     def _plant(self) -> Generator[None, None, tuple[list[Node], list[int | None]]]:
         """Nodes of the roots' paths that are not in the forest yet, and the slot each root will have; None
         where there is no room. The likeliest outcomes come first; paths that begin alike share slots."""
@@ -103,7 +116,8 @@ class BestFirst(Growing):
 
     def __init__(self, drafter: Grower, roots: Sequence[Root], budget: TreeBudget) -> None:
         super().__init__(drafter, roots)
-        self.passes = budget.passes if budget.nodes > 1 and budget.depth > 0 else 0
+        self.passes = budget.passes
+        self.useful = budget.nodes > 1 and budget.depth > 0
         self.builders = [TreeBuilder(root.token, budget.nodes, budget.depth) for root in roots]
         self.slots: list[dict[int, int]] = [{} for _ in roots]  # by root: expanded node -> slot
 
@@ -115,43 +129,45 @@ class BestFirst(Growing):
         self.forest.keeps = True
 
     def _grow(self) -> Generator[None, None, None]:
-        if not self.passes:
+        if not self.useful or not (self.passes or self.forest.slots):
             return
         nodes, ends = yield from self._plant()
         if nodes:
+            if not self.passes:
+                return
             yield from self._run(nodes)
         self._expand([(i, 0, slot) for i, slot in enumerate(ends) if slot is not None])
         while True:
             if nodes:
                 yield
-            chosen = self._frontier()
-            nodes = list(dict.fromkeys(key for _, _, key in chosen if key not in self.forest.slots))
-            if len(nodes) == len({key for _, _, key in chosen}):  # else what is here already goes first
-                nodes = nodes[: self.forest.free_rows]
+            open_nodes = self._frontier()
+            chosen = [
+                item for item in open_nodes if item[2] in self.forest.slots
+            ]  # costs no pass: goes first
+            nodes = []
+            if not chosen:
+                chosen = open_nodes[: self.drafter.width]
+                nodes = list(dict.fromkeys(key for _, _, key in chosen))[: self.forest.free_rows]
                 if not nodes or not self.passes:
                     return
                 yield from self._run(nodes)
-            else:
-                nodes = []
             here = self.forest.slots
             self._expand([(i, node, here[key]) for i, node, key in chosen if key in here])
 
     def _run(self, nodes: Sequence[Node]) -> Generator[None, None, None]:
         """A pass over new nodes."""
         self.passes -= 1
-        tokens, logprobs = likeliest((yield from self.forest.run(nodes)), BRANCH)
-        for i, node in enumerate(nodes):
-            self.forest.said[self.forest.slots[node]] = tokens[i], logprobs[i]
+        yield from self._ask(nodes)
 
     def _frontier(self) -> list[tuple[int, int, Node]]:
-        """(root, node of its tree, node of the forest) of those to expand next."""
+        """(root, node of its tree, node of the forest) of those that may be expanded, likeliest first."""
         found = []
         for i, (builder, known) in enumerate(zip(self.builders, self.slots, strict=True)):
-            for node in builder.frontier(self.drafter.width).tolist() if known else ():
+            for node in builder.frontier(builder.nodes).tolist() if known else ():
                 key = known[int(builder.parents[node])], int(builder.tokens[node])
                 found.append((self.roots[i].logprob + float(builder.scores[node]), (i, node, key)))
         found.sort(key=lambda item: -item[0])  # stable
-        return [chosen for _, chosen in found[: self.drafter.width]]
+        return [chosen for _, chosen in found]
 
     def _expand(self, chosen: Sequence[tuple[int, int, int]]) -> None:
         """Let trees have what the forest says: (root, node of its tree, slot)."""
@@ -209,22 +225,3 @@ class DrawnChain(Growing):
         depth = len(chain) - 1
         position = self.position + len(self.roots[root].path) + depth
         chain.append(drafts[-1].pick(self.noise.uniform(position, DRAFT_DRAW + depth)))
-
-
-def likeliest(logits: NDArray[np.float32], count: int) -> tuple[IntArray, FloatArray]:
-    """[n, V] -> the `count` likeliest tokens of each row and their log-probabilities, [n, count] each.
-
-    Of equal ones the lower token comes first. A row with NaN or +inf, a damaged model's, proposes nothing:
-    all its log-probabilities are -inf.
-    """
-    count = min(count, logits.shape[1])
-    tokens = np.tile(np.arange(count), (len(logits), 1))
-    logprobs = np.full(tokens.shape, -np.inf)
-    for i, row in enumerate(logits):
-        top = row.max()
-        if np.isfinite(top):
-            least = np.partition(row, -count)[-count]
-            found = np.flatnonzero(row >= least)
-            tokens[i] = found[np.argsort(-row[found], kind="stable")[:count]]
-            logprobs[i] = row[tokens[i]] - (float(top) + np.log(np.exp(row - top).sum(dtype=np.float64)))
-    return tokens, logprobs

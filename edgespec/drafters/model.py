@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
-from edgespec.drafters.base import Drafting, Root, committed, shared_prefix
+from edgespec.core.tree import TokenTree
+from edgespec.drafters.ahead import Ahead
+from edgespec.drafters.base import Drafting, DraftingAhead, Root, committed, shared_prefix
 from edgespec.drafters.forest import Forest
 from edgespec.drafters.growth import MAX_PASSES, grow
 from edgespec.runtimes.base import DraftRuntime
@@ -53,9 +56,20 @@ class ModelDrafter:
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
         self.forest.renew()
-        room = self.runtime.capacity - self.position - max(len(r.path) for r in roots)
-        budget = TreeBudget(budget.nodes, max(0, min(budget.depth, room)), budget.passes)
-        return grow(self, roots, budget)
+        return grow(self, roots, self._fitting(budget, max(len(r.path) for r in roots)))
+
+    @property
+    def prepared(self) -> bool:
+        return self.forest.kept
+
+    def ahead(self, tree: TokenTree, budget: TreeBudget) -> DraftingAhead:
+        self.forest.renew()
+        return Ahead(self, tree, self._fitting(budget, 1))
+
+    def _fitting(self, budget: TreeBudget, path: int) -> TreeBudget:
+        """As deep as there is room behind a path of so many tokens."""
+        room = self.runtime.capacity - self.position - path
+        return replace(budget, depth=max(0, min(budget.depth, room)))
 
     def commit(self, root: int, outcome: Outcome) -> None:
         fresh = self.tail + committed(root, outcome)

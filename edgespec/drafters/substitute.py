@@ -14,7 +14,9 @@ from typing import Any
 
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
-from edgespec.drafters.base import Drafting, Root, committed
+from edgespec.core.tree import TokenTree
+from edgespec.drafters.ahead import Ahead
+from edgespec.drafters.base import Drafting, DraftingAhead, Root, committed
 from edgespec.drafters.forest import Forest
 from edgespec.drafters.growth import MAX_PASSES, grow
 from edgespec.drafters.resident import Found, Search
@@ -174,6 +176,14 @@ class SubstituteDrafter:
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
         self.forest.renew()
         return grow(self, roots, budget)
+
+    @property
+    def prepared(self) -> bool:
+        return self.forest.kept
+
+    def ahead(self, tree: TokenTree, budget: TreeBudget) -> DraftingAhead:
+        self.forest.renew()
+        return Ahead(self, tree, budget)
 
     def commit(self, root: int, outcome: Outcome) -> None:
         """The target has committed its own keys and values."""

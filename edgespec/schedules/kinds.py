@@ -45,20 +45,25 @@ class ScheduleKind:
         return None
 
 
-SCHEDULES = (ScheduleKind("serial", roots=False, make="edgespec.schedules.serial:make"),)
+SCHEDULES = (
+    ScheduleKind("serial", roots=False, make="edgespec.schedules.serial:make"),
+    ScheduleKind("ssd", roots=True, make="edgespec.schedules.ssd:make"),
+)
 
 
 def schedule_kind(name: str) -> ScheduleKind:
     """The row of this name. Raises OptionError when there is none."""
     rows = {row.name: row for row in SCHEDULES}
     if name not in rows:
-        hint = did_you_mean(name, rows, f"choose from {', '.join(rows)}")
+        hint = did_you_mean(name, ("auto", *rows), f"choose from auto, {', '.join(rows)}")
         raise OptionError(f"schedule {name!r} is unknown; {hint}", "schedule")
     return rows[name]
 
 
 def check_schedule(name: str, members: Sequence[str]) -> None:
     """Raises OptionError for an unknown schedule, and for one that these kinds of drafters cannot follow."""
+    if name == "auto":
+        return
     schedule, drafters = schedule_kind(name), kinds.kinds_of(members)
     for drafter in drafters:
         why = schedule.refusal(drafter)
@@ -70,14 +75,28 @@ def check_schedule(name: str, members: Sequence[str]) -> None:
         raise OptionError(f"schedule {name} {why}; use {' or '.join(ways)}")
 
 
+def choose_schedule(name: str, members: Sequence[str], streams: bool) -> str:
+    """What `auto` means for these kinds of drafters: `ssd` where the target waits for flash (`streams`) and
+    all can draft meanwhile, if that costs any of them time; else `serial`. Whether to go on while the target
+    verifies is then for the controller to measure."""
+    if name != "auto":
+        return name
+    drafters = kinds.kinds_of(members)
+    hides = any(kind.find is not None for kind in drafters)
+    able = not any(map(schedule_kind("ssd").refusal, drafters))
+    return "ssd" if streams and hides and able else "serial"
+
+
 def make_controller(plan: Plan, resident: Sequence[Resident]) -> Adaptive:
     """What an engine believes before its first cycle: by the measured rates of this machine."""
     return Adaptive(plan.costs(sum(r.nbytes for r in resident)))
 
 
-def make_schedule(options: EngineOptions, drafters: Sequence[Drafter], controller: Controller) -> Schedule:
-    """The schedule that the options name, for the conversation of these drafters."""
+def make_schedule(
+    name: str, options: EngineOptions, drafters: Sequence[Drafter], controller: Controller
+) -> Schedule:
+    """The schedule of this name, for the conversation of these drafters."""
     if not drafters:
         return Plain()
-    make: Make = resolve_name(schedule_kind(options.schedule).make)
+    make: Make = resolve_name(schedule_kind(name).make)
     return make(drafters[0] if len(drafters) == 1 else Combined(drafters), controller, options)

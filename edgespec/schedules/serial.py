@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, Controller, TreeBudget
-from edgespec.core.trace import Cycle
+from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, Root, Watching
 from edgespec.drafters.combined import without_models
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 class Plain:
     """No drafting: every tree is its root alone. See `core.schedule.Schedule`."""
 
+    name = "plain"
     damaged = False
     undrafted: str | None = None
 
@@ -62,6 +63,8 @@ class Serial:
     """The drafter works while the target rests, as much as the controller thinks worth its time. See
     `core.schedule.Schedule`."""
 
+    name = "serial"
+
     def __init__(
         self, drafter: Drafter, controller: Controller, nodes: int, clock: Callable[[], float] = perf_counter
     ) -> None:
@@ -71,6 +74,7 @@ class Serial:
         self.nodes = nodes
         self.clock = clock
         self.damaged = False
+        self.overlap: Overlap | None = None
         self._given_back: str | None = None
 
     @property
@@ -97,11 +101,14 @@ class Serial:
         self.draft_seconds = self.clock() - began
         return self.tree
 
-    def _draft(self, root: int, budget: TreeBudget) -> TokenTree:
+    def _draft(self, root: int, budget: TreeBudget, goes_on: bool = False) -> TokenTree:
+        """`goes_on`: another round will go on with this one."""
         drafting = self.drafter.start([Root((root,))], budget)
         try:
             while drafting.step():
                 pass
+            if goes_on:
+                drafting.stop()
             return drafting.tree()
         except ModelError:
             drafting.cancel()
@@ -112,7 +119,8 @@ class Serial:
             raise
 
     def settle(self, outcome: Outcome) -> Cycle:
-        cycle = Cycle(self.passes, self.tree, outcome, self.draft_seconds, outcome.seconds)
+        times = self.draft_seconds, outcome.seconds
+        cycle = Cycle(self.passes, self.tree, outcome, *times, overlap=self.overlap)
         self.controller.record(cycle)
         self.drafter.commit(self.root, outcome)
         self.left -= len(outcome.tokens)

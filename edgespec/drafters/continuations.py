@@ -1,0 +1,61 @@
+"""What comes next by a draft model's logits: tokens, and how likely the target is to say them. No torch."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.core.sampling import FloatArray, IntArray, Sampler
+
+BLUR = 0.1  # of cumulative probability, by which drafter and target are taken to differ
+
+
+def likeliest(logits: NDArray[np.float32], count: int) -> tuple[IntArray, FloatArray]:
+    """[n, V] -> the `count` likeliest tokens of each row and their log-probabilities, [n, count] each.
+
+    Of equal ones the lower token comes first. A row with NaN or +inf, a damaged model's, proposes nothing:
+    all its log-probabilities are -inf.
+    """
+    count = min(count, logits.shape[1])
+    tokens = np.tile(np.arange(count), (len(logits), 1))
+    logprobs = np.full(tokens.shape, -np.inf)
+    for i, row in enumerate(logits):
+        top = row.max()
+        if np.isfinite(top):
+            least = np.partition(row, -count)[-count]
+            found = np.flatnonzero(row >= least)
+            tokens[i] = found[np.argsort(-row[found], kind="stable")[:count]]
+            logprobs[i] = row[tokens[i]] - (float(top) + np.log(np.exp(row - top).sum(dtype=np.float64)))
+    return tokens, logprobs
+
+
+def foreseen(
+    logits: NDArray[np.float32], count: int, sampler: Sampler, uniforms: list[float]
+) -> tuple[IntArray, FloatArray]:
+    """`likeliest`, where it is known with which number each token will be drawn: `uniforms` [n].
+
+    The target draws the token in whose interval of its cumulative distribution the number falls. The
+    drafter's intervals lie near the target's, so a token is as likely as a number about there is to fall into
+    its interval: Laplace's distribution around the number, `BLUR` wide.
+    """
+    count = min(count, logits.shape[1])
+    tokens = np.tile(np.arange(count), (len(logits), 1))
+    logprobs = np.full(tokens.shape, -np.inf)
+    for i, row in enumerate(logits):
+        if not np.isfinite(row.max()):
+            continue
+        found = sampler.distribution(row)
+        edges = np.append(0.0, np.cumsum(found.probs))
+        below = _laplace((edges / edges[-1] - uniforms[i]) / BLUR)
+        chances = np.diff(below) / (below[-1] - below[0])
+        best = np.argsort(-chances, kind="stable")[:count]
+        tokens[i, : len(best)] = found.ids[best]
+        with np.errstate(divide="ignore"):
+            logprobs[i, : len(best)] = np.log(chances[best])
+    return tokens, logprobs
+
+
+def _laplace(x: FloatArray) -> FloatArray:
+    """Its cumulative distribution."""
+    tail = np.exp(-np.abs(x)) / 2
+    return np.where(x < 0, tail, 1 - tail)

@@ -1,0 +1,121 @@
+"""Draft while verifying: speculative speculative decoding (SSD, Saguaro), for trees and in the waits.
+
+    serial   draft │ verify ──────────────────── │ draft │ verify ──────────────────── │ ...
+    ssd      draft │ verify ─ prepare ─ prepare ─ │ verify ─ prepare ─ prepare ──────── │ ...
+                     ▓▓ wait ▓▓ wait ▓▓ wait ▓▓     └ hit: the tree is there
+
+While flash is the bottleneck, the thread that computes waits for chunk after chunk. Each wait is a step of
+drafting (a layer of the draft model), below all outcomes the tree may have, likeliest first
+(`drafters.ahead`). When the outcome is known, what hangs below it is the next tree; a miss is drafted for as
+the fallback says. On a target that never waits nothing is prepared, and this is the serial schedule. What is
+prepared cannot change what the target says.
+
+Under `ratio` acceptance nothing is prepared either: each node would have to keep the whole distribution that
+its children are drawn from (16 bytes a token of the vocabulary; 2 MB of 128k), which no ledger counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from time import perf_counter
+
+from edgespec.config import EngineOptions
+from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import Context, Controller, TreeBudget
+from edgespec.core.trace import Cycle, Overlap
+from edgespec.core.tree import TokenTree
+from edgespec.drafters.base import Drafter, DraftingAhead, Foreseeing
+from edgespec.errors import Cancelled, ModelError
+from edgespec.schedules.serial import Serial
+
+
+def make(drafter: Drafter, controller: Controller, options: EngineOptions) -> Ssd:
+    """See `schedules.kinds.Make`."""
+    return Ssd(drafter, controller, options.tree_nodes, options.fallback)
+
+
+class Ssd(Serial):
+    """See the module and `core.schedule.Schedule`."""
+
+    name = "ssd"
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        controller: Controller,
+        nodes: int,
+        fallback: str = "jit",
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """`fallback`: who drafts when nothing was prepared for an outcome: `jit` = the drafter, then;
+        `ngram` = only what costs no passes; `none`."""
+        super().__init__(drafter, controller, nodes, clock)
+        self.fallback = fallback
+        self._ahead: DraftingAhead | None = None
+
+    def begin(self, context: Context, limit: int) -> None:
+        self._ahead, self._drawn = None, context.drawn
+        self.overlap: Overlap = Overlap()
+        super().begin(context, limit)
+
+    def next_tree(self, root: int) -> TokenTree:
+        if self._drawn:
+            return super().next_tree(root)
+        began = self.clock()
+        self.root, self.tree, self.passes = root, TokenTree.root(root), None
+        # On the way here the drafter has committed the outcome: the lookup.
+        ready = isinstance(self.drafter, Foreseeing) and self.drafter.prepared
+        self.overlap = Overlap(None if self._ahead is None else ready)
+        self._ahead = None
+        limit = TreeBudget(self.nodes, self.left - 1, passes=0)
+        prepared = self._draft(root, limit, goes_on=True) if ready else self.tree
+        budget = self.controller.overlapped(limit, self.drafter.passes, prepared)
+        if budget is not None and self.drafter.passes:
+            tree, self.passes = prepared, budget.passes
+            if not ready:
+                tree = self._fall_back(root, budget)
+            elif budget.passes or (budget.nodes, budget.depth) != (limit.nodes, limit.depth):
+                tree = self._draft(root, budget, goes_on=True)
+            late = self.overlap.hit is False and len(tree) > 1
+            self.overlap = replace(self.overlap, found=budget.found, fallback=late)
+            self.tree = self.controller.prune(tree)
+            if budget.ahead and self.drafter.resident and isinstance(self.drafter, Foreseeing):
+                self._ahead = self.drafter.ahead(self.tree, limit)
+        self.draft_seconds = self.clock() - began
+        return self.tree
+
+    def _fall_back(self, root: int, budget: TreeBudget) -> TokenTree:
+        """Nothing was prepared. Where no model drafts, nothing ever is."""
+        if self.fallback != "jit" and self.drafter.resident:
+            budget, self.passes = replace(budget, passes=0), 0
+            if self.fallback == "none":
+                return TokenTree.root(root)
+        return self._draft(root, budget, goes_on=True)
+
+    def settle(self, outcome: Outcome) -> Cycle:
+        if self._ahead is not None:
+            self._ahead.stop()
+            self.overlap = replace(self.overlap, nodes=self._ahead.nodes)
+        return super().settle(outcome)
+
+    def on_wait(self) -> bool:
+        """A step of drafting. Whatever goes wrong ends the drafting, and not the pass: but for Cancelled."""
+        if self._ahead is None:
+            return False
+        try:
+            worked = self._ahead.step()
+        except Cancelled:
+            raise
+        except ModelError:
+            self._drop_models()
+        except Exception as error:
+            self.give_back(f"it failed while the target verified ({type(error).__name__}: {error})")
+        else:
+            self.overlap = replace(self.overlap, steps=self.overlap.steps + worked)
+            return worked
+        with suppress(Exception):  # it is given up, and whatever failed may fail again
+            self._ahead.cancel()
+        self._ahead = None
+        return False

@@ -1,0 +1,333 @@
+"""Drafting while the target verifies: the same text whenever it happens, nothing twice, and errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgespec.config import GenerationOptions
+from edgespec.control.controller import Adaptive, Fixed
+from edgespec.core.acceptance import Outcome, make_acceptance
+from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.trace import Cycle
+from edgespec.core.tree import TokenTree, merge
+from edgespec.drafters.base import Drafter, Root
+from edgespec.drafters.combined import Combined
+from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.ngram import NGram
+from edgespec.errors import Cancelled, ModelError
+from edgespec.schedules.serial import Serial
+from edgespec.schedules.ssd import Ssd
+from tests.table_runtime import VOCABULARY, TablePass, TableRuntime
+
+PROMPT = [3, 1, 4, 1, 5]
+TABLE = TableRuntime().table
+BUDGET = TreeBudget(12, 4, 4)
+GREEDY, HOT = GenerationOptions(), GenerationOptions(temperature=0.8, seed=3)
+COUNT = 70
+
+
+class Watched(TableRuntime):
+    """Keeps the whole text before each row that was run to the end."""
+
+    def __init__(self, noise: float = 0.5, **options: int) -> None:
+        super().__init__(noise=noise, **options)
+        self.done: list[tuple[int, ...]] = []
+        self.fails: BaseException | None = None
+
+    def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> TablePass:
+        return WatchedPass(self, super().begin(tokens, parents))
+
+    def text_of(self, slot: int) -> tuple[int, ...]:
+        path = list[int]()
+        while slot >= 0:
+            slot, token = self.slots[slot]
+            path.append(token)
+        return (*self.text, *path[::-1])
+
+
+class WatchedPass(TablePass):
+    def __init__(self, runtime: Watched, begun: TablePass) -> None:
+        self.runtime, self.left, self.result = runtime, begun.left, begun.result
+        self.first = len(runtime.slots) - len(begun.result)
+
+    def advance(self) -> bool:
+        assert isinstance(self.runtime, Watched)
+        if self.runtime.fails is not None:
+            raise self.runtime.fails
+        ended = super().advance()
+        if ended:
+            self.runtime.done += map(self.runtime.text_of, range(self.first, len(self.runtime.slots)))
+        return ended
+
+
+def reply(
+    schedule: Serial,
+    waits: Callable[[], int],
+    options: GenerationOptions = GREEDY,
+    acceptance: str | None = None,
+    count: int = COUNT,
+    prompt: Sequence[int] = PROMPT,
+) -> tuple[list[int], list[Cycle]]:
+    """Text behind the prompt. Each pass of the target has so many waits, or fewer when nothing is to do."""
+    judge, noise = make_acceptance(acceptance, options), Noise(options.seed)
+    text, cycles = list(prompt), list[Cycle]()
+    drawn, keyed = judge.name == "ratio", judge.name == "sample"
+    schedule.begin(Context(text, Sampler(options), noise, drawn, keyed), count)
+    text.append(Sampler(options).pick(TABLE[text[-2], text[-1]], noise, len(text)))
+    while len(text) < len(prompt) + count:
+        tree = schedule.next_tree(text[-1])
+        tree.validate(VOCABULARY)
+        for _ in range(waits()):
+            if not schedule.on_wait():
+                break
+        before = [text[-2] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
+        outcome = judge.walk(tree, TABLE[before, tree.tokens], noise, len(text))
+        text += outcome.tokens
+        cycles.append(schedule.settle(replace(outcome, seconds=1.0)))
+    return text[len(prompt) : len(prompt) + count], cycles
+
+
+def plain(options: GenerationOptions, count: int = COUNT, prompt: Sequence[int] = PROMPT) -> list[int]:
+    text, sampler, noise = list(prompt), Sampler(options), Noise(options.seed)
+    while len(text) < len(prompt) + count:
+        text.append(sampler.pick(TABLE[text[-2], text[-1]], noise, len(text)))
+    return text[len(prompt) :]
+
+
+def model_of(noise: float = 0.5, **options: int) -> tuple[ModelDrafter, Watched]:
+    runtime = Watched(noise, **options)
+    return ModelDrafter(runtime, VOCABULARY), runtime
+
+
+def drafter_of(name: str, noise: float = 0.5) -> Drafter:
+    members: list[Drafter] = [NGram()] if "ngram" in name else []
+    members += [model_of(noise)[0]] if "model" in name else []
+    return members[0] if len(members) == 1 else Combined(members)
+
+
+@pytest.mark.parametrize("options", [GREEDY, HOT])
+@pytest.mark.parametrize("name", ["ngram", "model", "ngram+model"])
+@pytest.mark.parametrize("fallback", ["jit", "ngram", "none"])
+def test_the_text_is_the_targets_own_whenever_drafting_happens(
+    options: GenerationOptions, name: str, fallback: str
+) -> None:
+    """With every number of waits a pass, and at random; by a controller that fixes the budget and by one that
+    measures."""
+    expected, rng = plain(options), np.random.default_rng(5)
+    amounts = [lambda n=n: n for n in (0, 1, 2, 5, 1000)]  # type: ignore[misc]
+    amounts.append(lambda: int(rng.integers(0, 30) * rng.integers(0, 2)))
+    for waits in amounts:
+        for controller in (Fixed(BUDGET), Adaptive()):
+            said, cycles = reply(Ssd(drafter_of(name), controller, 64, fallback), waits, options)
+            assert said == expected
+    assert sum(cycle.outcome.accepted for cycle in cycles) > 0
+
+
+@pytest.mark.parametrize("waits", [4, 8, 30, 1000])
+@pytest.mark.parametrize("name", ["model", "ngram+model"])
+def test_nothing_is_drafted_twice(name: str, waits: int) -> None:
+    """No row of the draft model is run to its end a second time, whatever was prepared: not what was drafted
+    before the pass, nor in its waits, nor what a wait's end interrupted."""
+    rng = np.random.default_rng(1)
+    for options in (GREEDY, HOT):
+        drafter, runtime = model_of()
+        both = Combined([NGram(), drafter]) if name == "ngram+model" else drafter
+        _, cycles = reply(Ssd(both, Fixed(BUDGET), 64), lambda: int(rng.integers(0, waits + 1)), options)
+        again = [text for text, times in Counter(runtime.done).items() if times > 1]
+        assert not again
+        assert sum(cycle.overlap.nodes for cycle in cycles if cycle.overlap) > 0
+
+
+def test_a_hit_goes_on_where_the_waits_ended() -> None:
+    """Its tree is there without a pass; deeper than what was prepared only what is missing is run."""
+    shallow = TreeBudget(12, 2, 2)
+    drafter, runtime = model_of(noise=0.0)  # it knows what comes
+    schedule = Ssd(drafter, Fixed(shallow), 64)
+    schedule.begin(Context(PROMPT), 100)
+    tree, ran = schedule.next_tree(2), runtime.ran
+    while schedule.on_wait():
+        pass
+    assert runtime.ran > ran
+    before = [PROMPT[-1] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
+    outcome = make_acceptance(None, GREEDY).walk(tree, TABLE[before, tree.tokens], Noise(0), 6)
+    cycle = schedule.settle(outcome)
+    assert cycle.overlap is not None
+    assert cycle.overlap.nodes == len(runtime.done) - ran > 20
+    ran = runtime.ran
+    following = schedule.next_tree(outcome.bonus)
+    assert runtime.ran == ran
+    assert schedule.overlap.hit is True
+    assert following.depths.max() == 2
+    fresh = ModelDrafter(TableRuntime(noise=0.0), VOCABULARY)
+    fresh.prefill(Context([*PROMPT, 2, *outcome.tokens[:-1]]))
+    same = Serial(fresh, Fixed(shallow), 64)
+    same.begin(Context([*PROMPT, 2, *outcome.tokens[:-1]]), 100)
+    expected = same.next_tree(outcome.bonus)
+    assert np.exp(following.scores).sum() >= 0.999 * np.exp(expected.scores).sum()
+
+
+def test_drafting_ahead_is_best_first_over_all_outcomes() -> None:
+    """Of all nodes that might have been run, those that were are the likeliest, however early it ends."""
+    drafter, runtime = model_of()
+    drafter.prefill(Context(PROMPT))
+    drafter.width = 1
+    drafting = drafter.start([Root((2,))], BUDGET)
+    while drafting.step():
+        pass
+    drafting.stop()
+    verified = drafting.tree().best(6)
+    ahead = drafter.ahead(verified, TreeBudget(64, 50, 0))
+    table = TableRuntime(noise=0.5).table
+    logs = table - np.log(np.exp(table).sum(axis=2, keepdims=True))
+
+    def score(text: tuple[int, ...]) -> float:
+        path = (PROMPT[-1], *text[len(PROMPT) :])
+        return sum(float(logs[path[i - 2], path[i - 1], path[i]]) for i in range(2, len(path)))
+
+    for _ in range(40):
+        before = set(runtime.done)
+        while set(runtime.done) == before:
+            assert ahead.step()
+        (new,) = set(runtime.done) - before
+        assert new[:-1] in before, "its parent was run before it"
+        open_scores = [
+            score((*text, token))
+            for text in before
+            for token in range(VOCABULARY)
+            if len(text) > len(PROMPT)
+            if (*text, token) not in before
+            and token in np.argsort(-logs[text[-2], text[-1]], kind="stable")[:8]
+        ]
+        assert score(new) >= max(open_scores) - 1e-5
+    assert ahead.nodes == 40
+
+
+def test_what_a_wait_interrupts_is_not_waited_for() -> None:
+    """After the outcome nothing is run: what was half done is dropped, and what was done is kept."""
+    for waits in range(1, 25):
+        drafter, runtime = model_of(noise=0.0)
+        schedule = Ssd(drafter, Fixed(TreeBudget(12, 2, 2)), 64)
+        schedule.begin(Context(PROMPT), 100)
+        tree = schedule.next_tree(2)
+        ran, done = runtime.ran, len(runtime.done)
+        assert all(schedule.on_wait() for _ in range(waits))
+        begun, ended = runtime.ran - ran, len(runtime.done) - done
+        assert (begun > ended) == (waits % runtime.parts != 0)
+        before = [PROMPT[-1] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
+        outcome = make_acceptance(None, GREEDY).walk(tree, TABLE[before, tree.tokens], Noise(0), 6)
+        cycle = schedule.settle(outcome)
+        assert runtime.ran == ran + begun
+        assert cycle.overlap is not None
+        assert (cycle.overlap.steps, cycle.overlap.nodes) == (waits, ended)
+        assert not schedule.on_wait(), "no pass is under way"
+
+
+def test_the_reply_ends_where_it_ends() -> None:
+    """Nothing is drafted behind its last token, and nothing where there is no room."""
+    for capacity, count in ((400, 6), (12, 30)):
+        drafter, runtime = model_of(capacity=capacity)
+        said, _ = reply(Ssd(drafter, Fixed(BUDGET), 64), lambda: 1000, count=count)
+        assert said == plain(GREEDY, count)
+        longest = max(map(len, runtime.done))
+        assert longest <= min(len(PROMPT) + count - 2, capacity)
+        assert longest >= min(len(PROMPT) + count - 3, capacity - 2)
+
+
+@pytest.mark.parametrize("name", ["model", "ngram+model"])
+@pytest.mark.parametrize("when", [0, 1, 2, 7, 20])
+@pytest.mark.parametrize("error", [ModelError("NaN"), ValueError("a bug"), MemoryError()])
+def test_an_error_in_a_wait_ends_the_drafting_and_not_the_pass(
+    name: str, when: int, error: Exception
+) -> None:
+    drafter, runtime = model_of()
+    schedule = Ssd(Combined([NGram(), drafter]) if "ngram" in name else drafter, Fixed(BUDGET), 64)
+    left, step = when, schedule.on_wait
+
+    def on_wait() -> bool:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            runtime.fails = error
+        return step()
+
+    schedule.on_wait = on_wait  # type: ignore[method-assign]
+    said, cycles = reply(schedule, lambda: 5)
+    assert said == plain(GREEDY)
+    if when:
+        assert schedule.damaged == isinstance(error, ModelError)
+        assert (schedule.undrafted is None) == schedule.damaged
+        assert schedule.undrafted is None or type(error).__name__ in schedule.undrafted
+        assert not schedule.drafter.resident
+        assert not any(cycle.overlap.nodes for cycle in cycles[-10:] if cycle.overlap)
+        assert (sum(cycle.outcome.drafted for cycle in cycles[-10:]) > 0) == (name == "ngram+model")
+
+
+def test_cancelling_passes_through() -> None:
+    """And the next reply begins anew."""
+    drafter, _ = model_of()
+    schedule = Ssd(drafter, Fixed(BUDGET), 64)
+
+    def check() -> None:
+        if cancelled:
+            raise Cancelled("enough")
+
+    cancelled = False
+    schedule.begin(Context(PROMPT, check=check), 50)
+    schedule.next_tree(2)
+    assert schedule.on_wait()
+    cancelled = True
+    with pytest.raises(Cancelled):
+        schedule.on_wait()
+    assert not schedule.damaged
+    said, _ = reply(schedule, lambda: 9)
+    assert said == plain(GREEDY)
+    drafter.runtime.fails = KeyboardInterrupt()  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        reply(schedule, lambda: 9)
+    drafter.runtime.fails = None  # type: ignore[attr-defined]
+    assert reply(schedule, lambda: 9)[0] == said
+
+
+def test_drawn_chains_are_those_of_the_serial_schedule() -> None:
+    """Under `ratio` nothing is prepared; its text is what serial drafting says."""
+    texts = []
+    for kind in (Serial, Ssd):
+        said, cycles = reply(kind(model_of()[0], Fixed(BUDGET), 64), lambda: 1000, HOT, "ratio")
+        texts.append(said)
+        assert sum(cycle.outcome.accepted for cycle in cycles) > 0
+        assert not any(cycle.overlap and cycle.overlap.steps for cycle in cycles)
+    assert texts[0] == texts[1]
+
+
+def test_typical_acceptance_is_drafted_for_ahead() -> None:
+    _, cycles = reply(Ssd(model_of()[0], Fixed(BUDGET), 64), lambda: 30, HOT, "typical")
+    assert sum(cycle.overlap.hit is True for cycle in cycles if cycle.overlap) > 5
+
+
+def test_a_branch_of_another_drafter_is_followed_in_few_passes() -> None:
+    """Its tokens are known, so that a node need not wait for what its parent says; likeliest first."""
+    drafter, runtime = model_of()
+    drafter.prefill(Context(PROMPT))
+    drafting = drafter.start([Root((2,))], TreeBudget(12, 1, 1))
+    while drafting.step():
+        pass
+    drafting.stop()
+    strange = TokenTree.chain([2, *range(6), *range(6)], [0.0, *[-0.01] * 12])
+    tree = merge([drafting.tree(), strange])
+    done = len(runtime.done)
+    ahead = drafter.ahead(tree, TreeBudget(64, 50, 0))
+    for _ in range(2 * runtime.parts):
+        assert ahead.step()
+    assert set(runtime.done[done:]) >= {(*PROMPT, 2, *[*range(6), *range(6)][: n + 1]) for n in range(12)}
+    ahead.stop()
+    path = np.array(
+        [int(np.flatnonzero(tree.depths == d)[tree.scores[tree.depths == d].argmax()]) for d in range(13)]
+    )
+    drafter.commit(2, Outcome(path, (*tree.tokens[path[1:]].tolist(), 0)))
+    assert len(runtime.text) == len(PROMPT) + 13, "whoever wrote the branch, it need not be run again"
