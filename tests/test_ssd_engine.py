@@ -1,0 +1,196 @@
+"""The ssd schedule on engines that stream: every drafter, whatever the waits; sessions; what is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgespec
+from apps.stats import stats_object
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.control.controller import Adaptive, Fixed
+from edgespec.core import passes
+from edgespec.core.schedule import TreeBudget
+from edgespec.core.trace import Cycle, Trace
+from edgespec.drafters.kinds import KINDS, choose_drafters
+from edgespec.engine import Engine
+from edgespec.models.packing import pack_model
+from edgespec.offload.chunks import Chunk
+from edgespec.offload.streamer import Streamer
+from edgespec.response import Response
+from edgespec.schedules.kinds import choose_schedule
+from edgespec.schedules.ssd import Ssd
+from tests.test_seams import in_threads, tokens_of
+from tests.test_session import prompt_of, write_model
+
+PROMPT = prompt_of(70)  # the first slots share a block of keys with the prefix
+COUNT = 26
+GREEDY = GenerationOptions(max_tokens=COUNT, ignore_eos=True)
+SAMPLED = GenerationOptions(max_tokens=COUNT, ignore_eos=True, temperature=0.9, top_p=0.95, seed=7)
+BUDGET = TreeBudget(12, 4, 3)
+DRAFTERS = ["ngram", "model", "substitute", "ngram+model", "ngram+substitute"]
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ssd")
+    write_model(folder / "m", max_position_embeddings=2048)
+    pack_model(str(folder / "m"), folder / "packed", substitute="int4")
+    return folder / "packed"
+
+
+def load(packed: Path, drafter: str, **options: Any) -> Engine:
+    if "model" in drafter:
+        options["draft_model"] = packed.parent / "m"  # it knows what the target says
+    settings = {"memory": "4GB", "context": 600, "resident_layers": 1, "schedule": "ssd", **options}
+    return edgespec.load(packed, drafter=drafter, **settings)
+
+
+@contextmanager
+def waiting(monkeypatch: pytest.MonkeyPatch, waits: Callable[[], int]) -> Iterator[None]:
+    """Each chunk that streams is waited for, so many times."""
+    acquire = Streamer.acquire
+
+    def late(self: Streamer, chunk: Chunk, on_wait: Callable[[], bool] | None = None) -> memoryview:
+        for _ in range(waits() if on_wait is not None else 0):
+            assert on_wait is not None
+            if not on_wait():
+                break
+        return acquire(self, chunk)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Streamer, "acquire", late)
+        yield
+
+
+@pytest.fixture(scope="module")
+def expected(packed: Path) -> dict[float, list[int]]:
+    with load(packed, "none") as engine:
+        return {o.temperature: edgespec.generate(engine, PROMPT, o).tokens for o in (GREEDY, SAMPLED)}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("waits", ["none", "one", "many", "random"])
+def test_the_text_is_plain_decodings(
+    packed: Path,
+    expected: dict[float, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: str,
+    waits: str,
+) -> None:
+    rng = np.random.default_rng(0)
+    amount = {"none": 0, "one": 1, "many": 6}
+    with (
+        load(packed, drafter) as engine,
+        waiting(monkeypatch, lambda: amount.get(waits, int(rng.integers(0, 5)))),
+    ):
+        for options, controller in (
+            (GREEDY, Fixed(BUDGET)),
+            (SAMPLED, Fixed(BUDGET)),
+            (GREEDY, Adaptive()),
+        ):
+            with engine.new_session(200, controller) as session:
+                assert isinstance(session.schedule, Ssd)
+                last = list(session.generate(PROMPT, options))
+                assert tokens_of(last) == expected[options.temperature]
+            stats = last[-1].stats
+            if drafter == "ngram":
+                assert stats.cache_hits == stats.cache_misses == 0
+            elif waits == "many" and isinstance(controller, Fixed):
+                assert stats.drafted_while_verifying > 20
+                assert stats.cache_hits > 0 or "substitute" in drafter  # int4 makes others of random weights
+
+
+def test_sessions_in_one_pass_each_prepare_for_themselves(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share a draft model, and a thread of one runs the waits of all."""
+    prompts = [prompt_of(n, seed=n) for n in (20, 33, 7)]
+    monkeypatch.setattr(passes, "GATHER", 4.0)
+    with load(packed, "none") as engine:
+        plain = [edgespec.generate(engine, prompt, GREEDY).tokens for prompt in prompts]
+    for drafter in ("ngram+model", "substitute"):
+        with load(packed, drafter, context=800) as engine, waiting(monkeypatch, lambda: 12):
+            cycles: list[Cycle] = []
+            opened = [engine.new_session(100, Fixed(BUDGET), Trace(cycle=cycles.append)) for _ in prompts]
+            calls: list[Callable[[], list[Response]]] = [
+                partial(lambda s, p: list(s.generate(p, GREEDY)), *job)
+                for job in zip(opened, prompts, strict=True)
+            ]
+            found = in_threads(calls)
+            assert [tokens_of(responses) for responses in found] == plain
+            assert all(responses[-1].stats.drafted_while_verifying > 0 for responses in found)
+            hits = [responses[-1].stats.cache_hits for responses in found]
+            assert min(hits) > 0 or drafter == "substitute"  # of random weights, which int4 makes others
+            assert any(cycle.outcome.beside for cycle in cycles)
+
+
+def test_what_is_told(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with load(packed, "model") as engine, waiting(monkeypatch, lambda: 8):
+        cycles: list[Cycle] = []
+        with engine.new_session(200, Fixed(BUDGET), Trace(cycle=cycles.append)) as session:
+            stats = list(session.generate(PROMPT, GREEDY))[-1].stats
+        overlaps = [cycle.overlap for cycle in cycles if cycle.overlap is not None]
+        assert len(overlaps) == len(cycles)
+        assert stats.schedule == "ssd"
+        assert stats.cache_hits == sum(overlap.hit is True for overlap in overlaps) > 0
+        assert stats.cache_misses == sum(overlap.hit is False for overlap in overlaps)
+        assert stats.cache_hits + stats.cache_misses == len(cycles) - 1
+        assert stats.drafted_while_verifying == sum(overlap.nodes for overlap in overlaps) > 0
+        assert stats.fallbacks == sum(overlap.fallback for overlap in overlaps) <= stats.cache_misses
+        said = json.loads(json.dumps(stats_object(stats, {})))
+        names = ("schedule", "cache_hits", "cache_misses", "drafted_while_verifying", "fallbacks")
+        assert [said[name] for name in names] == [getattr(stats, name) for name in names]
+    with load(packed, "model", schedule="serial") as engine:
+        stats = edgespec.generate(engine, PROMPT, GREEDY).stats
+        assert (stats.schedule, stats.cache_hits, stats.cache_misses, stats.fallbacks) == ("serial", 0, 0, 0)
+    with load(packed, "none") as engine:
+        assert edgespec.generate(engine, PROMPT, GREEDY).stats.schedule == "plain"
+
+
+def test_auto_is_ssd_where_there_are_waits_to_draft_in(packed: Path) -> None:
+    for drafter, layers, schedule in (
+        ("model", 1, "ssd"),
+        ("ngram+model", 1, "ssd"),
+        ("substitute", 1, "ssd"),
+        ("model", None, "serial"),  # nothing streams
+        ("ngram", 1, "serial"),  # its drafts are free
+    ):
+        with load(packed, drafter, schedule="auto", resident_layers=layers) as engine:
+            assert engine.new_session(100).schedule.name == schedule
+    assert choose_schedule("auto", ["ngram", "cascade"], streams=True) == "serial"
+    assert choose_schedule("serial", ["model"], streams=True) == "serial"
+    assert choose_schedule("ssd", ["model"], streams=False) == "ssd"
+
+
+def test_every_drafter_that_can_is_tested() -> None:
+    able = {kind.name for kind in KINDS if kind.roots}
+    assert able == {name for drafter in DRAFTERS for name in drafter.split("+")}
+    for drafter in DRAFTERS:
+        options = EngineOptions(drafter=drafter, draft_model="m" if "model" in drafter else None)
+        assert choose_drafters(options) == tuple(drafter.split("+"))
+
+
+def test_memory_is_what_the_ledger_says(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is drafted during passes lies in what was planned: nothing grows."""
+    with (
+        load(packed, "substitute") as engine,
+        waiting(monkeypatch, lambda: 8),
+        engine.new_session(200, Fixed(BUDGET)) as session,
+    ):
+        drafter = session.schedule.drafter  # type: ignore[attr-defined]
+        overlay, own = drafter.runtime.cache, session.cache
+        assert engine.plan.owners["draft overlay"] == overlay.nbytes
+        before = overlay.k.data_ptr(), overlay.nbytes, own.k.data_ptr(), own.nbytes
+        assert overlay.k.data_ptr() != own.k.data_ptr()
+        stats = list(session.generate(PROMPT, GREEDY))[-1].stats
+        assert stats.drafted_while_verifying > 50
+        assert before == (overlay.k.data_ptr(), overlay.nbytes, own.k.data_ptr(), own.nbytes)
+        assert len(drafter.forest.slots) <= drafter.runtime.rows
