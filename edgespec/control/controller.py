@@ -196,7 +196,7 @@ class Adaptive:
             steps = cycle.passes + overlap.found
             expected = self.gives.add(steps, cycle.tree, scores, cycle.outcome.accepted)
             if overlap.hit is not None:
-                self.hits.add(overlap.hit, 1 + expected, seconds)
+                self.hits.add(overlap.hit, (tokens + 1 + expected) / 2, seconds)
             # Half of luck counts: bad luck alone should not end what pays, nor hope alone pay for it.
             self.credit += (tokens + 1 + expected) / 2 - took
         self.credit = min(self.credit, SAVED)

@@ -38,9 +38,11 @@ class Hits:
         """[choices] of cycles on the whole, where misses are drafted for (SSD, Theorem 7, in seconds).
 
         tokens, passes, drafts: [choices] what such a draft gives, and the seconds of its pass and of itself.
-        A hit gives and takes what was measured; before that, what the best draft gives, in its pass's time.
+        A hit gives and takes what was measured. Before that, what the best draft gives, or the longest that
+        fits into half a pass (the other half goes to other outcomes), in its pass's time.
         """
         best = int(np.argmax(tokens / (passes + drafts)))
+        best = max(best, int(np.flatnonzero(drafts <= passes[0] / 2)[-1]))
         hits = self._hits + LEAN
         given = (self._tokens + LEAN * tokens[best]) / hits
         taken = (self._seconds + LEAN * passes[best]) / hits

@@ -1,0 +1,174 @@
+"""The controller where drafting goes on while the target verifies, on simulated machines: against plain
+decoding, serial drafting, and what could be had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.hits import Hits
+from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import TreeBudget
+from edgespec.core.trace import Cycle, Overlap
+from edgespec.core.tree import TokenTree
+from edgespec.offload.plan.costs import CostModel
+from tests.test_controller import LIMIT, REGIMES, SUBSTITUTES, Run, World, simulate
+
+WORLDS = REGIMES | SUBSTITUTES
+
+
+def overlapped(
+    world: World,
+    prior: CostModel | None,
+    hits: float,
+    prepared: int,
+    drag: float = 0.0,
+    cycles: int = 400,
+    seed: int = 0,
+    controller: Adaptive | None = None,
+) -> Run:
+    """Cycles in which an outcome has been prepared for with chance `hits`, as far as `prepared` passes go;
+    drafting in the waits makes a pass longer by `drag` of it."""
+    controller, rng = controller or Adaptive(prior), np.random.default_rng(seed)
+    tokens, seconds, chosen, nodes = [], [], list[int | None](), list[int]()
+    ahead = False
+    for _ in range(cycles):
+        hit = rng.random() < hits if ahead else None
+        found = world.tree(prepared) if hit else TokenTree.root(1)
+        budget = controller.overlapped(LIMIT, world.paid, found)
+        tree, draft_seconds, overlap = TokenTree.root(1), 0.0, Overlap(hit)
+        if budget is not None:
+            late = budget.passes > 0
+            tree = world.tree(budget.passes + budget.found) if late or not hit else found
+            if len(tree) < len(found):
+                tree = found
+            if not (late or hit) and world.paid.start:
+                tree = TokenTree.root(1)
+            tree = controller.prune(tree)
+            draft_seconds = budget.passes * world.step
+            overlap = replace(overlap, found=budget.found, fallback=late, steps=int(budget.ahead))
+        ahead = budget is not None and budget.ahead
+        verify_seconds = float(world.verify(np.array([len(tree)]))[0]) * (1 + drag * ahead)
+        outcome = world.outcome(tree, rng)
+        passes = None if budget is None else budget.passes
+        controller.record(Cycle(passes, tree, outcome, draft_seconds, verify_seconds, None, overlap))
+        tokens.append(world.true_scores(tree).sum())
+        seconds.append(draft_seconds + verify_seconds)
+        chosen.append(passes)
+        nodes.append(len(tree))
+    return Run(np.array(tokens), np.array(seconds), chosen, nodes)
+
+
+def attainable(world: World, hits: float, prepared: int) -> float:
+    """The best rate of always the same: plain, serial, or ssd with some passes after a miss (Theorem 7)."""
+
+    def cost(tree: TokenTree) -> float:
+        return float(world.verify(np.array([len(tree)]))[0])
+
+    best, hit = world.oracle()[0], world.tree(prepared)
+    for steps in (0, *[s for s in world.paid if s <= 16]):
+        miss = world.tree(steps) if steps else TokenTree.root(1)
+        given = hits * world.true_scores(hit).sum() + (1 - hits) * world.true_scores(miss).sum()
+        taken = hits * cost(hit) + (1 - hits) * (cost(miss) + steps * world.step)
+        best = max(best, float(given / taken))
+    return best
+
+
+@pytest.mark.parametrize("name", [name for name in WORLDS if WORLDS[name][0].paid.start])
+@pytest.mark.parametrize(("hits", "prepared"), [(0.8, 6), (0.5, 2), (0.0, 0)])
+def test_it_finds_what_can_be_had(name: str, hits: float, prepared: int) -> None:
+    world, prior = WORLDS[name]
+    run = overlapped(world, prior, hits, prepared)
+    assert run.rate() >= 0.94 * world.plain_rate
+    assert run.rate(100) >= 0.95 * world.plain_rate
+    serial = simulate([(400, world)], prior)
+    assert run.rate(150) >= 0.95 * serial.rate(150)
+    assert run.rate(150) >= 0.9 * attainable(world, hits, prepared)
+
+
+@pytest.mark.parametrize("drag", [0.3, 1.0, 5.0])
+@pytest.mark.parametrize("name", ["flash-bound", "right 0.9", "compute-bound", "hopeless"])
+@pytest.mark.parametrize("hits", [0.0, 0.3])
+def test_where_drafting_slows_the_pass_down_it_is_left(name: str, drag: float, hits: float) -> None:
+    """Then it is serial drafting, or plain decoding."""
+    world, prior = WORLDS[name]
+    run = overlapped(world, prior, hits, 2, drag)
+    assert run.rate(100) >= 0.93 * world.plain_rate
+    assert run.rate(150) >= 0.88 * simulate([(400, world)], prior).rate(150)
+
+
+def test_a_drafter_too_dear_to_wait_for_pays_in_the_waits() -> None:
+    """A serial draft takes longer than it saves; prepared, it is free."""
+    world, prior = replace(WORLDS["flash-bound"][0], hit=0.3, claim=0.3, step=0.4), CostModel(1.0, 0.2, 0.4)
+    run = overlapped(world, prior, hits=0.9, prepared=1)
+    assert run.rate(100) >= 1.15 * world.plain_rate
+    assert np.mean([(steps or 0) > 0 for steps in run.steps[100:]]) < 0.1
+    assert simulate([(400, world)], prior).rate(100) <= 1.01 * world.plain_rate
+
+
+def test_a_first_reply_is_hardly_slower_than_plain() -> None:
+    """What serial drafting may lose at the start and later (tests/test_controller.py), and no more."""
+    for name in ("hopeless", "hopeless and dear", "hopeless when flash-bound", "hardly worth it"):
+        world, prior = WORLDS[name]
+        serial = simulate([(100, world)], prior)
+        for hits in (0.0, 0.9):
+            run = overlapped(world, prior, hits, 3, cycles=100)
+            assert run.rate() >= min(0.94 * world.plain_rate, 0.99 * serial.rate())
+
+
+def test_what_a_prepared_tree_is_worth() -> None:
+    """As many passes as give as much; only more is drafted."""
+    world, prior = WORLDS["right 0.9"]
+    controller = Adaptive(prior)
+    overlapped(world, prior, 0.7, 6, controller=controller)
+    root = controller.overlapped(LIMIT, world.paid, TokenTree.root(1))
+    assert root is not None
+    assert root.found == 0
+    for steps in (3, 6, 12):
+        budget = controller.overlapped(LIMIT, world.paid, world.tree(steps))
+        assert budget is not None
+        assert abs(budget.found - steps) <= max(2, steps // 3)
+        assert budget.ahead
+    deep = controller.overlapped(LIMIT, world.paid, world.tree(24))
+    assert deep is not None
+    assert deep.passes <= root.passes
+
+
+def test_plain_cycles_stay_what_they_are() -> None:
+    """What a pass costs with drafting in its waits is no news of what it costs without."""
+    controller, tree = Adaptive(CostModel(1.0, 0.1, 0.1)), TokenTree.root(1)
+    outcome = Outcome(np.array([0]), (5,))
+    controller.record(Cycle(None, tree, outcome, 0.0, 1.0))
+    rate = controller.plain_rate
+    for _ in range(20):
+        controller.record(Cycle(0, tree, outcome, 0.0, 1.5, None, Overlap(False, steps=9, nodes=3)))
+        assert controller.took == pytest.approx(1.5)
+    assert controller.plain_rate == rate
+    for _ in range(9):
+        controller.record(Cycle(0, tree, outcome, 0.0, 1.2, None, Overlap(False)))  # no wait came
+    assert controller.plain_rate < rate
+
+
+def test_fixed_counts_levels() -> None:
+    tree = TokenTree.chain([1, 2, 3])
+    found = Fixed(TreeBudget(9, 5, 4)).overlapped(LIMIT, range(1, 9), tree)
+    assert found == TreeBudget(9, 5, 2, found=2, ahead=True)
+    found = Fixed(TreeBudget(9, 5, 1)).overlapped(LIMIT, range(1, 9), tree)
+    assert found == TreeBudget(9, 5, 0, found=1, ahead=True)
+
+
+def test_hit_rates() -> None:
+    hits = Hits()
+    assert hits.rate == pytest.approx(0.7)
+    for i in range(400):
+        hits.fade()
+        hits.add(i % 4 == 0, 3.0, 1.0)
+    assert hits.rate == pytest.approx(0.25, abs=0.03)
+    one, drafts = np.ones(2), np.arange(2.0)
+    measured = (0.25 * 3 + 0.75) / (0.25 + 0.75 * (1 + drafts))
+    assert hits.tokens_per_second(one, one, drafts) == pytest.approx(measured, rel=0.06)
+    hits.fade(2000)
+    assert hits.rate == pytest.approx(0.7)
