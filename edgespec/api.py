@@ -34,6 +34,8 @@ class EngineKeywords(TypedDict, total=False):
     tree_nodes: int
     offline: bool
     schedule: str
+    fan_out: str
+    fan_out_budget: int
     fallback: str
 
 

@@ -44,6 +44,7 @@ def check_device(name: str) -> None:
 
 
 PRECISIONS = ("source", "bf16", "int8", "int4")
+FAN_OUTS = ("best-first", "geometric", "uniform", "measured")
 FALLBACKS = ("jit", "ngram", "none")
 MODEL, MEMORY, DRAFTING, REPLY = PANELS = ("Model", "Memory", "Drafting", "Reply")
 MOST_THREADS = 256  # that the compiled kernels' pool can hold
@@ -134,6 +135,21 @@ class EngineOptions(Options):
             metavar="NAME", panel=DRAFTING, default="auto, ssd where there are waits",
         ),
     ] = "auto"  # fmt: skip
+    fan_out: Annotated[
+        str,
+        Option(
+            "What schedule ssd prepares for: best-first, or fan_out_budget outcomes: geometric, uniform or "
+            "measured.",
+            metavar="NAME", panel=DRAFTING, choices=FAN_OUTS, hidden=True,
+        ),
+    ] = "best-first"  # fmt: skip
+    fan_out_budget: Annotated[
+        int,
+        Option(
+            "Outcomes to prepare for, unless fan_out is best-first; drafts are shorter than that.",
+            metavar="N", panel=DRAFTING, least=2, most=128, hidden=True,
+        ),
+    ] = 24  # fmt: skip
     fallback: Annotated[
         str,
         Option(

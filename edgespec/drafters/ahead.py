@@ -19,6 +19,7 @@ from collections.abc import Generator
 from heapq import heappop, heappush
 from itertools import count
 
+from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
@@ -47,6 +48,10 @@ class Ahead(Growing):
     def stop(self) -> None:
         super().stop()
         self.forest.keeps = True
+
+    def rank(self, outcome: Outcome) -> int | None:
+        """Nobody asks: it makes no difference."""
+        return None
 
     def _grow(self) -> Generator[None, None, None]:
         if self.depth < 1:

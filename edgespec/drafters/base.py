@@ -89,6 +89,10 @@ class DraftingAhead(Protocol):
     def nodes(self) -> int:
         """That were drafted so far."""
 
+    def rank(self, outcome: Outcome) -> int | None:
+        """How many outcomes with as many accepted tokens were thought likelier than this one; None where
+        nobody has asked what follows its last node. Until it is committed."""
+
     def step(self) -> bool: ...
 
     def stop(self) -> None: ...
@@ -105,10 +109,11 @@ class Foreseeing(Protocol):
         """For the outcome that was committed last. A round begun now goes on with what was prepared, and has
         it without a pass."""
 
-    def ahead(self, tree: TokenTree, budget: TreeBudget) -> DraftingAhead:
+    def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
         """Draft below the outcomes of `tree`, which the latest round has drafted, others may have added to,
-        and is being verified; `budget.depth` is of the deepest node, from its root on. Ends the round before,
-        which was stopped. Nothing expensive happens before `step`."""
+        and is being verified; `budget.depth` is of the deepest node, from its root on. `fan_out`: of how many
+        outcomes, by the number of accepted tokens; (): best first over all. Ends the round before, which was
+        stopped. Nothing expensive happens before `step`."""
 
 
 @runtime_checkable

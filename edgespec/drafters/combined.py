@@ -51,9 +51,9 @@ class Combined:
     def prepared(self) -> bool:
         return any(member.prepared for member in self.members if isinstance(member, Foreseeing))
 
-    def ahead(self, tree: TokenTree, budget: TreeBudget) -> DraftingAhead:
+    def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
         foreseeing = [member for member in self.members if isinstance(member, Foreseeing)]
-        return CombinedAhead([member.ahead(tree, budget) for member in foreseeing])
+        return CombinedAhead([member.ahead(tree, budget, fan_out) for member in foreseeing])
 
     def commit(self, root: int, outcome: Outcome) -> None:
         for member in self.members:
@@ -106,3 +106,7 @@ class CombinedAhead(_Together):
     @property
     def nodes(self) -> int:
         return sum(member.nodes for member in self.members)
+
+    def rank(self, outcome: Outcome) -> int | None:
+        ranks = [member.rank(outcome) for member in self.members]
+        return min((rank for rank in ranks if rank is not None), default=None)

@@ -15,8 +15,8 @@ from dataclasses import replace
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.ahead import Ahead
 from edgespec.drafters.base import Drafting, DraftingAhead, Root, committed, shared_prefix
+from edgespec.drafters.fanned import go_ahead
 from edgespec.drafters.forest import Forest
 from edgespec.drafters.growth import MAX_PASSES, grow
 from edgespec.runtimes.base import DraftRuntime
@@ -62,9 +62,9 @@ class ModelDrafter:
     def prepared(self) -> bool:
         return self.forest.kept
 
-    def ahead(self, tree: TokenTree, budget: TreeBudget) -> DraftingAhead:
+    def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
         self.forest.renew()
-        return Ahead(self, tree, self._fitting(budget, 1))
+        return go_ahead(self, tree, self._fitting(budget, 1), fan_out)
 
     def _fitting(self, budget: TreeBudget, path: int) -> TreeBudget:
         """As deep as there is room behind a path of so many tokens."""

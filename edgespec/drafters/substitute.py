@@ -15,8 +15,8 @@ from typing import Any
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.ahead import Ahead
 from edgespec.drafters.base import Drafting, DraftingAhead, Root, committed
+from edgespec.drafters.fanned import go_ahead
 from edgespec.drafters.forest import Forest
 from edgespec.drafters.growth import MAX_PASSES, grow
 from edgespec.drafters.resident import Found, Search
@@ -181,9 +181,9 @@ class SubstituteDrafter:
     def prepared(self) -> bool:
         return self.forest.kept
 
-    def ahead(self, tree: TokenTree, budget: TreeBudget) -> DraftingAhead:
+    def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
         self.forest.renew()
-        return Ahead(self, tree, budget)
+        return go_ahead(self, tree, budget, fan_out)
 
     def commit(self, root: int, outcome: Outcome) -> None:
         """The target has committed its own keys and values."""

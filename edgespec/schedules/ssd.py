@@ -27,13 +27,20 @@ from edgespec.core.schedule import Context, Controller, TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, DraftingAhead, Foreseeing
+from edgespec.drafters.growth import BRANCH
 from edgespec.errors import Cancelled, ModelError
+from edgespec.schedules.fan_out import CacheShape
 from edgespec.schedules.serial import Serial
+
+DEPTH = 16  # of drafts whose hits are recorded apart
 
 
 def make(drafter: Drafter, controller: Controller, options: EngineOptions) -> Ssd:
     """See `schedules.kinds.Make`."""
-    return Ssd(drafter, controller, options.tree_nodes, options.fallback)
+    shape = None
+    if options.fan_out != "best-first":
+        shape = CacheShape(options.fan_out, depth=DEPTH, ranks=BRANCH)
+    return Ssd(drafter, controller, options.tree_nodes, options.fallback, shape, options.fan_out_budget)
 
 
 class Ssd(Serial):
@@ -47,12 +54,16 @@ class Ssd(Serial):
         controller: Controller,
         nodes: int,
         fallback: str = "jit",
+        shape: CacheShape | None = None,
+        outcomes: int = 24,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`fallback`: who drafts when nothing was prepared for an outcome: `jit` = the drafter, then;
-        `ngram` = only what costs no passes; `none`."""
+        """fallback: who drafts when nothing was prepared for an outcome: `jit` = the drafter, then;
+            `ngram` = only what costs no passes; `none`.
+        shape: which `outcomes`, so many, are prepared for; None = all, best first.
+        """
         super().__init__(drafter, controller, nodes, clock)
-        self.fallback = fallback
+        self.fallback, self.shape, self.outcomes = fallback, shape, outcomes
         self._ahead: DraftingAhead | None = None
 
     def begin(self, context: Context, limit: int) -> None:
@@ -69,7 +80,9 @@ class Ssd(Serial):
         ready = isinstance(self.drafter, Foreseeing) and self.drafter.prepared
         self.overlap = Overlap(None if self._ahead is None else ready)
         self._ahead = None
-        limit = TreeBudget(self.nodes, self.left - 1, passes=0)
+        limit = rest = TreeBudget(self.nodes, self.left - 1, passes=0)
+        if self.shape is not None:  # each number of accepted tokens has an outcome
+            limit = replace(limit, depth=min(limit.depth, self.outcomes - 1))
         prepared = self._draft(root, limit, goes_on=True) if ready else self.tree
         budget = self.controller.overlapped(limit, self.drafter.passes, prepared)
         if budget is not None and self.drafter.passes:
@@ -82,9 +95,14 @@ class Ssd(Serial):
             self.overlap = replace(self.overlap, found=budget.found, fallback=late)
             self.tree = self.controller.prune(tree)
             if budget.ahead and self.drafter.resident and isinstance(self.drafter, Foreseeing):
-                self._ahead = self.drafter.ahead(self.tree, limit)
+                self._ahead = self.drafter.ahead(self.tree, rest, self._fan_out(ready))
         self.draft_seconds = self.clock() - began
         return self.tree
+
+    def _fan_out(self, hit: bool) -> list[int]:
+        if self.shape is None:
+            return []
+        return self.shape.allocate(self.outcomes, int(self.tree.depths.max()), hit)
 
     def _fall_back(self, root: int, budget: TreeBudget) -> TokenTree:
         """Nothing was prepared. Where no model drafts, nothing ever is."""
@@ -98,6 +116,9 @@ class Ssd(Serial):
         if self._ahead is not None:
             self._ahead.stop()
             self.overlap = replace(self.overlap, nodes=self._ahead.nodes)
+            if self.shape is not None and (rank := self._ahead.rank(outcome)) is not None:
+                depth, hit = int(self.tree.depths.max()), self.overlap.hit is True
+                self.shape.add(min(outcome.accepted, depth), depth, rank, hit)
         return super().settle(outcome)
 
     def on_wait(self) -> bool:
