@@ -1,4 +1,4 @@
-"""Drafting ahead as SSD does it: a fixed number of outcomes by how many drafted tokens they accept, all alike.
+"""Drafting ahead as SSD does it: a fixed number of outcomes by how many drafted tokens they accept.
 
 Beside best first (`drafters.ahead`), to compare with. No torch.
 """
