@@ -170,5 +170,7 @@ def test_hit_rates() -> None:
     one, drafts = np.ones(2), np.arange(2.0)
     measured = (0.25 * 3 + 0.75) / (0.25 + 0.75 * (1 + drafts))
     assert hits.tokens_per_second(one, one, drafts) == pytest.approx(measured, rel=0.06)
+    slow = hits.tokens_per_second(one, one, 9 + drafts)  # not even what is free fits into half a pass
+    assert np.isfinite(slow).all()
     hits.fade(2000)
     assert hits.rate == pytest.approx(0.7)

@@ -194,3 +194,30 @@ def test_memory_is_what_the_ledger_says(packed: Path, monkeypatch: pytest.Monkey
         assert stats.drafted_while_verifying > 50
         assert before == (overlay.k.data_ptr(), overlay.nbytes, own.k.data_ptr(), own.nbytes)
         assert len(drafter.forest.slots) <= drafter.runtime.rows
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram+substitute"])
+def test_a_model_that_is_damaged_meanwhile_drafts_no_more(
+    packed: Path, expected: dict[float, list[int]], monkeypatch: pytest.MonkeyPatch, drafter: str
+) -> None:
+    """NaN in a wait: the pass goes on, and so does the reply."""
+    with load(packed, drafter) as engine, engine.new_session(200, Fixed(BUDGET)) as session:
+        norm = engine.resident[0].model.weights.small["model.norm.weight"]  # type: ignore[attr-defined]
+        whole, left, step = norm.clone(), 60, Ssd.on_wait
+
+        def on_wait(self: Ssd) -> bool:  # a substitute has its norms from the target, which keeps its own
+            nonlocal left
+            left -= 1
+            norm.copy_(whole if left > 0 else whole * float("nan"))
+            try:
+                return step(self)
+            finally:
+                norm.copy_(whole)
+
+        monkeypatch.setattr(Ssd, "on_wait", on_wait)
+        with waiting(monkeypatch, lambda: 6):
+            last = list(session.generate(PROMPT, GREEDY))
+        assert left < 0
+        assert tokens_of(last) == expected[0.0]
+        assert last[-1].stats.drafter_damaged
+        assert not session.schedule.drafter.resident  # type: ignore[attr-defined]

@@ -42,7 +42,7 @@ class Hits:
         fits into half a pass (the other half goes to other outcomes), in its pass's time.
         """
         best = int(np.argmax(tokens / (passes + drafts)))
-        best = max(best, int(np.flatnonzero(drafts <= passes[0] / 2)[-1]))
+        best = max([best, *np.flatnonzero(drafts <= passes[0] / 2).tolist()])
         hits = self._hits + LEAN
         given = (self._tokens + LEAN * tokens[best]) / hits
         taken = (self._seconds + LEAN * passes[best]) / hits

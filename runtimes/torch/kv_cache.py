@@ -243,11 +243,14 @@ class Overlay(TorchKVCache):
     def commit(self, path: Sequence[int] | IntArray, keep: Sequence[int] | IntArray = ()) -> None:
         """The base has committed a path of this length, with its own keys and values for it."""
         parents = kept_parents(self.parents, path, keep)
-        places = torch.tensor([self.length - self.origin + int(slot) for slot in keep], dtype=torch.int64)
-        k, v = self.k[:, :, places.to(self.k.device)], self.v[:, :, places.to(self.v.device)]  # copies
-        self.truncate(self.length + len(path))
-        start = self.length - self.origin
-        self.k[:, :, start : start + len(keep)], self.v[:, :, start : start + len(keep)] = k, v
+        length = self.length + len(path)
+        for new, slot in enumerate(keep):
+            # Never behind where it was, as the path's slots come before it: no source is overwritten first.
+            to, start = length % BLOCK + new, self.length - self.origin + int(slot)
+            if to != start:
+                self.k[:, :, to] = self.k[:, :, start]
+                self.v[:, :, to] = self.v[:, :, start]
+        self.truncate(length)
         self.parents = parents
 
     def truncate(self, length: int) -> None:
