@@ -16,7 +16,7 @@ import torch
 
 from edgespec.core import batch, decode, passes
 from edgespec.core.acceptance import Acceptance, Greedy, Outcome
-from edgespec.core.batch import Verification
+from edgespec.core.batch import FanOut, PrefillBlock, Verification
 from edgespec.core.passes import LocalVerifier
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import TokenTree
@@ -409,3 +409,28 @@ def test_ctrl_c_in_a_pass_of_several_seats_of_the_main_thread(target: TorchTarge
     assert next(turns, None) is None
     assert [(c.length, len(c.parents)) for c in caches] == [(5, 0), (9, 0)]
     assert free(verifier)
+
+
+def test_a_wait_is_one_unit_of_one_part(target: TorchTarget[Any]) -> None:
+    """The parts take turns, those that have nothing to do or have failed are passed over."""
+    said: list[int] = []
+
+    class Working(Heard):
+        def __init__(self, name: int, units: int) -> None:
+            super().__init__()
+            self.name, self.units = name, units
+
+        def on_wait(self) -> bool:
+            self.units -= 1
+            if self.units >= 0:
+                said.append(self.name)
+            elif self.name == 3:
+                raise ValueError("no more")
+            return self.units >= 0
+
+    heard = [Working(name, units) for name, units in ((0, 3), (1, 0), (2, 2), (3, 1))]
+    parts = [PrefillBlock(target.new_cache(20), [1], observer=observer) for observer in heard]
+    waits = FanOut(parts)
+    assert [waits.on_wait() for _ in range(8)] == [True] * 6 + [False] * 2
+    assert said == [0, 2, 3, 0, 2, 0]
+    assert [part.error is None for part in parts] == [True, True, True, False]

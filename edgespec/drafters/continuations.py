@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from edgespec.core.sampling import FloatArray, IntArray, Sampler
 
 BLUR = 0.1  # of cumulative probability, by which drafter and target are taken to differ
+FAINT = 1e-3  # tokens less likely than this (or a tenth of the likeliest one) are not foreseen
 
 
 def likeliest(logits: NDArray[np.float32], count: int) -> tuple[IntArray, FloatArray]:
@@ -45,11 +46,14 @@ def foreseen(
         if not np.isfinite(row.max()):
             continue
         found = sampler.distribution(row)
-        edges = np.append(0.0, np.cumsum(found.probs))
-        below = _laplace((edges / edges[-1] - uniforms[i]) / BLUR)
-        chances = np.diff(below) / (below[-1] - below[0])
+        running = np.cumsum(found.probs)
+        likely = np.flatnonzero(found.probs >= min(FAINT, float(found.probs.max()) / 10))
+        edges = np.stack([running[likely] - found.probs[likely], running[likely]]) / running[-1]  # [2, k]
+        below, above = _laplace((edges - uniforms[i]) / BLUR)
+        least, most = _laplace((np.array([0.0, 1.0]) - uniforms[i]) / BLUR)
+        chances = np.maximum(above - below, 0.0) / (most - least)
         best = np.argsort(-chances, kind="stable")[:count]
-        tokens[i, : len(best)] = found.ids[best]
+        tokens[i, : len(best)] = found.ids[likely[best]]
         with np.errstate(divide="ignore"):
             logprobs[i, : len(best)] = np.log(chances[best])
     return tokens, logprobs
