@@ -4,6 +4,7 @@ decoding, serial drafting, and what could be had."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def overlapped(
     hits: float,
     prepared: int,
     drag: float = 0.0,
-    cycles: int = 400,
+    cycles: int = 250,
     seed: int = 0,
     controller: Adaptive | None = None,
 ) -> Run:
@@ -62,6 +63,13 @@ def overlapped(
     return Run(np.array(tokens), np.array(seconds), chosen, nodes)
 
 
+@lru_cache
+def serial_rate(name: str) -> float:
+    """Of serial drafting, once it has settled."""
+    world, prior = WORLDS[name]
+    return simulate([(250, world)], prior).rate(120)
+
+
 def attainable(world: World, hits: float, prepared: int) -> float:
     """The best rate of always the same: plain, serial, or ssd with some passes after a miss (Theorem 7)."""
 
@@ -84,12 +92,11 @@ def test_it_finds_what_can_be_had(name: str, hits: float, prepared: int) -> None
     run = overlapped(world, prior, hits, prepared)
     assert run.rate() >= 0.94 * world.plain_rate
     assert run.rate(100) >= 0.95 * world.plain_rate
-    serial = simulate([(400, world)], prior)
-    assert run.rate(150) >= 0.95 * serial.rate(150)
-    assert run.rate(150) >= 0.9 * attainable(world, hits, prepared)
+    assert run.rate(120) >= 0.95 * serial_rate(name)
+    assert run.rate(120) >= 0.9 * attainable(world, hits, prepared)
 
 
-@pytest.mark.parametrize("drag", [0.3, 1.0, 5.0])
+@pytest.mark.parametrize("drag", [0.3, 5.0])
 @pytest.mark.parametrize("name", ["flash-bound", "right 0.9", "compute-bound", "hopeless"])
 @pytest.mark.parametrize("hits", [0.0, 0.3])
 def test_where_drafting_slows_the_pass_down_it_is_left(name: str, drag: float, hits: float) -> None:
@@ -97,7 +104,7 @@ def test_where_drafting_slows_the_pass_down_it_is_left(name: str, drag: float, h
     world, prior = WORLDS[name]
     run = overlapped(world, prior, hits, 2, drag)
     assert run.rate(100) >= 0.93 * world.plain_rate
-    assert run.rate(150) >= 0.88 * simulate([(400, world)], prior).rate(150)
+    assert run.rate(120) >= 0.88 * serial_rate(name)
 
 
 def test_a_drafter_too_dear_to_wait_for_pays_in_the_waits() -> None:

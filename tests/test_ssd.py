@@ -29,7 +29,7 @@ PROMPT = [3, 1, 4, 1, 5]
 TABLE = TableRuntime().table
 BUDGET = TreeBudget(12, 4, 4)
 GREEDY, HOT = GenerationOptions(), GenerationOptions(temperature=0.8, seed=3)
-COUNT = 70
+COUNT = 50
 
 
 class Watched(TableRuntime):
