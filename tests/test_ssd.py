@@ -176,7 +176,7 @@ def test_drafting_ahead_is_best_first_over_all_outcomes() -> None:
     """Of all nodes that might have been run, those that were are the likeliest, however early it ends."""
     drafter, runtime = model_of()
     drafter.prefill(Context(PROMPT))
-    drafter.width = 1
+    drafter.width = drafter.ahead_width = 1
     drafting = drafter.start([Root((2,))], BUDGET)
     while drafting.step():
         pass
@@ -212,6 +212,7 @@ def test_what_a_wait_interrupts_is_not_waited_for() -> None:
     """After the outcome nothing is run: what was half done is dropped, and what was done is kept."""
     for waits in range(1, 25):
         drafter, runtime = model_of(noise=0.0)
+        drafter.ahead_width = 2
         schedule = Ssd(drafter, Fixed(TreeBudget(12, 2, 2)), 64)
         schedule.begin(Context(PROMPT), 100)
         tree = schedule.next_tree(2)

@@ -117,7 +117,7 @@ def test_sessions_in_one_pass_each_prepare_for_themselves(
     with load(packed, "none") as engine:
         plain = [edgespec.generate(engine, prompt, GREEDY).tokens for prompt in prompts]
     for drafter in ("ngram+model", "substitute"):
-        with load(packed, drafter, context=800) as engine, waiting(monkeypatch, lambda: 12):
+        with load(packed, drafter, context=1400) as engine, waiting(monkeypatch, lambda: 12):
             cycles: list[Cycle] = []
             opened = [engine.new_session(100, Fixed(BUDGET), Trace(cycle=cycles.append)) for _ in prompts]
             calls: list[Callable[[], list[Response]]] = [
@@ -203,7 +203,7 @@ def test_a_model_that_is_damaged_meanwhile_drafts_no_more(
     """NaN in a wait: the pass goes on, and so does the reply."""
     with load(packed, drafter) as engine, engine.new_session(200, Fixed(BUDGET)) as session:
         norm = engine.resident[0].model.weights.small["model.norm.weight"]  # type: ignore[attr-defined]
-        whole, left, step = norm.clone(), 60, Ssd.on_wait
+        whole, left, step = norm.clone(), 20, Ssd.on_wait
 
         def on_wait(self: Ssd) -> bool:  # a substitute has its norms from the target, which keeps its own
             nonlocal left

@@ -26,6 +26,7 @@ from edgespec.drafters.base import Root
 from edgespec.drafters.forest import Node
 from edgespec.drafters.growth import Grower, Growing
 
+LEAST = -6.0  # log-probability; what is less likely would only take memory's time from the target
 BEYOND = -1  # the number of a node that is not in the verified tree
 
 
@@ -79,7 +80,7 @@ class Ahead(Growing):
         """What the next pass runs: the likeliest nodes that have no slot, and for each its log-probability,
         its number in the verified tree and its depth. What has a slot is gone through on the way."""
         forest, batch = self.forest, dict[Node, tuple[float, int, int]]()
-        most = min(self.drafter.width, forest.free_rows)
+        most = min(self.drafter.ahead_width, forest.free_rows)
         while self._open and len(batch) < most:
             score, _, parent, token, node, depth = heappop(self._open)
             key, score = (parent, token), -score
@@ -109,5 +110,5 @@ class Ahead(Growing):
                 self._push(score + min(logprob, 0.0), slot, token, BEYOND, depth + 1)
 
     def _push(self, score: float, slot: int, token: int, node: int, depth: int) -> None:
-        if depth < self.depth:  # else nobody asks what follows it
+        if depth < self.depth and score > LEAST:  # else nobody asks what follows it, or hardly ever
             heappush(self._open, (-score, next(self._age), slot, token, node, depth))

@@ -63,8 +63,8 @@ class Fanned(Ahead):
 
     def _run(self, nodes: Sequence[Node]) -> Generator[None, None, None]:
         """New nodes, parents before children, in passes of the drafter's width, as far as there is room."""
-        for start in range(0, len(nodes), self.drafter.width):
-            batch = list(nodes[start : start + self.drafter.width])[: self.forest.free_rows]
+        for start in range(0, len(nodes), self.drafter.ahead_width):
+            batch = list(nodes[start : start + self.drafter.ahead_width])[: self.forest.free_rows]
             if not batch:
                 return
             yield from self._count(batch)

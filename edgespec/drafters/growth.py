@@ -28,6 +28,7 @@ class Grower(Protocol):
     """A drafter whose model grows trees."""
 
     width: int  # nodes expanded in one pass
+    ahead_width: int  # the same in the waits of the target's passes, where a longer pass costs nothing
     forest: Forest
     context: Context
 

@@ -22,7 +22,7 @@ from edgespec.drafters.growth import MAX_PASSES, grow
 from edgespec.runtimes.base import DraftRuntime
 
 LONG_TAIL = 16  # a tail beyond this is followed by prefill passes, not beside the root
-DRAFT_ROWS = 256  # slots beside the context: a tail, the roots, and `MAX_PASSES` x `width` nodes
+DRAFT_ROWS = 384  # slots beside the context: a tail, the roots, and what a pass of the target has waits for
 
 
 class ModelDrafter:
@@ -35,6 +35,7 @@ class ModelDrafter:
     resident = True
     passes = range(1, MAX_PASSES + 1)
     width = 8
+    ahead_width = 32  # of bf16 these cost what one costs: the weights are read once (docs/exactness.md)
 
     def __init__(self, runtime: DraftRuntime, vocabulary: int) -> None:
         self.runtime = runtime

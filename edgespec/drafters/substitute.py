@@ -34,6 +34,7 @@ from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 
 USUAL_STEPS = 8  # of drafting, in a cycle
+OVERLAY_ROWS = 2 * TREE_ROWS  # slots for a tree, and for what is drafted while it is verified
 
 
 def find(search: Search, found: dict[str, Found]) -> CopyFiles | None:
@@ -106,7 +107,7 @@ class CopyFiles:
 
     @property
     def extras(self) -> Extras:
-        overlay = overlay_bytes(self.files.config, TREE_ROWS, self.files.dtype)
+        overlay = overlay_bytes(self.files.config, OVERLAY_ROWS, self.files.dtype)
         return Extras(stand_in=replace(self.stand_in, beside={"draft overlay": overlay}))
 
     def unused(self, plan: Plan) -> str | None:
@@ -134,7 +135,7 @@ class Substitute:
     """An open low-bit copy; see `drafters.resident.Resident`."""
 
     name = "substitute"
-    rows = overlay_positions(TREE_ROWS)
+    rows = overlay_positions(OVERLAY_ROWS)
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class Substitute:
         self.nbytes = self.weights.nbytes
 
     def drafter(self, cache: KVCache, vocabulary: int) -> SubstituteDrafter:
-        return SubstituteDrafter(TorchDraft(self.model, cache.overlay(TREE_ROWS)), cache, vocabulary)
+        return SubstituteDrafter(TorchDraft(self.model, cache.overlay(OVERLAY_ROWS)), cache, vocabulary)
 
     def close(self) -> None:
         self.weights.close()
@@ -162,7 +163,8 @@ class SubstituteDrafter:
 
     resident = True
     passes = range(1, MAX_PASSES + 1)
-    width = 1  # its kernel for int4 costs nearly as much again for every further row (benchmarks/kernels.py)
+    width = 1  # a pass of two rows of int4 takes 1.4 times as long (docs/exactness.md)
+    ahead_width = 8  # and one of eight 2.5 times
 
     def __init__(self, runtime: DraftRuntime, cache: KVCache, vocabulary: int) -> None:
         self.runtime, self.target = runtime, cache
