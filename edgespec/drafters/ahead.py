@@ -24,7 +24,7 @@ from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
 from edgespec.drafters.forest import Node
-from edgespec.drafters.growth import Grower, Growing
+from edgespec.drafters.growth import Growing, Preparer
 
 LEAST = -6.0  # log-probability; what is less likely would only take memory's time from the target
 BEYOND = -1  # the number of a node that is not in the verified tree
@@ -33,11 +33,11 @@ BEYOND = -1  # the number of a node that is not in the verified tree
 class Ahead(Growing):
     """See `drafters.base.DraftingAhead`; best first over all outcomes (SSD's cache, for trees)."""
 
-    def __init__(self, drafter: Grower, verified: TokenTree, budget: TreeBudget) -> None:
+    def __init__(self, drafter: Preparer, verified: TokenTree, budget: TreeBudget) -> None:
         """`budget.depth`: of the deepest node, from the verified tree's root on; nothing else is limited."""
         super().__init__(drafter, [Root((int(verified.tokens[0]),))])
         self.verified, self.depth = verified, budget.depth
-        self.nodes = 0
+        self.nodes, self.width = 0, drafter.ahead_width
         # Nodes whose parent has a slot: (-log-probability, age, parent's slot, token, node, depth).
         self._open: list[tuple[float, int, int, int, int, int]] = []
         self._age = count()
@@ -80,7 +80,7 @@ class Ahead(Growing):
         """What the next pass runs: the likeliest nodes that have no slot, and for each its log-probability,
         its number in the verified tree and its depth. What has a slot is gone through on the way."""
         forest, batch = self.forest, dict[Node, tuple[float, int, int]]()
-        most = min(self.drafter.ahead_width, forest.free_rows)
+        most = min(self.width, forest.free_rows)
         while self._open and len(batch) < most:
             score, _, parent, token, node, depth = heappop(self._open)
             key, score = (parent, token), -score

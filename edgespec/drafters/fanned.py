@@ -14,10 +14,10 @@ from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.ahead import Ahead
 from edgespec.drafters.forest import Node
-from edgespec.drafters.growth import Grower
+from edgespec.drafters.growth import Preparer
 
 
-def go_ahead(drafter: Grower, verified: TokenTree, budget: TreeBudget, fan_out: Sequence[int]) -> Ahead:
+def go_ahead(drafter: Preparer, verified: TokenTree, budget: TreeBudget, fan_out: Sequence[int]) -> Ahead:
     """As `drafters.base.Foreseeing.ahead`."""
     return Fanned(drafter, verified, budget, fan_out) if fan_out else Ahead(drafter, verified, budget)
 
@@ -31,7 +31,7 @@ class Fanned(Ahead):
     """
 
     def __init__(
-        self, drafter: Grower, verified: TokenTree, budget: TreeBudget, fan_out: Sequence[int]
+        self, drafter: Preparer, verified: TokenTree, budget: TreeBudget, fan_out: Sequence[int]
     ) -> None:
         super().__init__(drafter, verified, budget)
         self.fan_out = fan_out
@@ -63,8 +63,8 @@ class Fanned(Ahead):
 
     def _run(self, nodes: Sequence[Node]) -> Generator[None, None, None]:
         """New nodes, parents before children, in passes of the drafter's width, as far as there is room."""
-        for start in range(0, len(nodes), self.drafter.ahead_width):
-            batch = list(nodes[start : start + self.drafter.ahead_width])[: self.forest.free_rows]
+        for start in range(0, len(nodes), self.width):
+            batch = list(nodes[start : start + self.width])[: self.forest.free_rows]
             if not batch:
                 return
             yield from self._count(batch)

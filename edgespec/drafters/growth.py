@@ -28,7 +28,6 @@ class Grower(Protocol):
     """A drafter whose model grows trees."""
 
     width: int  # nodes expanded in one pass
-    ahead_width: int  # the same in the waits of the target's passes, where a longer pass costs nothing
     forest: Forest
     context: Context
 
@@ -39,6 +38,12 @@ class Grower(Protocol):
     def trunk(self) -> Generator[None, None, Sequence[int]]:
         """The committed tokens that the forest has still to follow, after what has to be done first, part by
         part."""
+
+
+class Preparer(Grower, Protocol):
+    """One that can go on while the target verifies."""
+
+    ahead_width: int  # nodes of one pass then: in the target's waits a longer one costs nothing
 
 
 def grow(drafter: Grower, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
