@@ -22,7 +22,7 @@ from edgespec.drafters.growth import MAX_PASSES, grow
 from edgespec.runtimes.base import DraftRuntime
 
 LONG_TAIL = 16  # a tail beyond this is followed by prefill passes, not beside the root
-DRAFT_ROWS = 384  # slots beside the context: a tail, the roots, and what a pass of the target has waits for
+DRAFT_ROWS = 256  # slots beside the context: a tail, the roots, and what is drafted ahead of a pass
 
 
 class ModelDrafter:
