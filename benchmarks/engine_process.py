@@ -44,6 +44,7 @@ from edgespec.session import Session
 
 NODES = 64  # of the largest tree
 DEFAULTS: Row = {"temperature": 0.0, "seed": 0, "cycles": 10**6, "ignore_eos": False, "settle": False}
+OVERLAP = "cache_hits", "cache_misses", "drafted_while_verifying", "fallbacks"  # of `Stats`
 SETTLED_SECONDS = 0.3  # without a read: the ring is full
 
 
@@ -180,6 +181,7 @@ class Conversations:
             seconds = after["at"] - before["at"]
             cycles.append({**after, **spent, "seconds": seconds})
         row = {"tokens": tokens, "cycles": cycles, "passes": stats.cycles, "peak_memory": stats.peak_memory}
+        row["overlap"] = {key: getattr(stats, key) for key in OVERLAP}
         if settle:  # by the passes of this reply, exactly; and the kernel's count of the same
             row |= {"streamed": self._settle() - settled, "disk": process_io("self")[0] - disk}
         return row

@@ -1,0 +1,141 @@
+"""What does drafting while the target verifies give? Whole replies by schedule, in turn with plain decoding.
+
+    python -m benchmarks.schedules --small edgespec/demo_model --target models/7b-inflated \\
+        --draft models/0.5b-inflated --dials 8GB,4GB --arms "serial 4,serial 8,serial 12,serial,ssd"
+
+An arm is a schedule with the product's own controller, or with so many steps of drafting in every cycle. Each
+round has prompts of its own: the shortest held-out replies of at least `--least` tokens first. Plain decoding
+is timed by its first cycles; its text is the small model's, which is the same.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from benchmarks.arms import OWN, SMALL_MEMORY, low_bit, middle, open_worker, whole
+from benchmarks.common import Row, arguments, compile_checkout, in_turn, names, sizes
+from benchmarks.held_out import prompts, stories
+from benchmarks.tables import RESULTS, Report, Store, ratio, spread
+from edgespec.values import format_bytes
+
+LONGEST = 160  # tokens of a reply
+PLAIN = 8  # cycles of plain decoding that are timed a round
+
+
+class Replies:
+    """Every arm's replies at every dial, kept in the results file as they are made."""
+
+    def __init__(self) -> None:
+        parser = arguments(__doc__, rounds=3)
+        parser.add_argument("--small", type=Path, required=True, help="the target, not inflated")
+        parser.add_argument("--target", type=Path, required=True, help="the same, inflated")
+        parser.add_argument("--draft", type=Path, help="for drafter `model`: a draft model, inflated")
+        parser.add_argument("--drafters", type=names, default=["model"], help="model, substitute, ...")
+        parser.add_argument("--dials", type=sizes, default=sizes("8GB,4GB"))
+        parser.add_argument("--arms", type=names, default=names("serial 4,serial 8,serial,ssd"))
+        parser.add_argument("--prompts", type=int, default=3, help="replies a round and arm")
+        parser.add_argument("--least", type=int, default=1, help="tokens of a reply; more are stories")
+        self.args = args = parser.parse_args()
+        compile_checkout()
+        self.store = Store(args.json or RESULTS / "schedules.json")
+        self.known: list[Row] = self.store.get(f"plain replies/{args.least}", self._known)["known"]
+
+    def _known(self) -> Row:
+        """Held-out prompts, and what the small model says to them by itself."""
+        args, count = self.args, self.args.prompts * self.args.rounds
+        asked = stories(args.small, 4 * count) if args.least > 60 else prompts(args.small, 2 * count)
+        with open_worker(args.small, SMALL_MEMORY, "none") as worker:
+            said = [worker.run(text, LONGEST, OWN)["tokens"] for text in asked]
+        pairs = sorted(zip(asked, said, strict=True), key=lambda pair: len(pair[1]))
+        found = [{"prompt": p, "reply": r} for p, r in pairs if len(r) >= max(args.least, 4)]
+        if len(found) < count:
+            raise ValueError(
+                f"{len(found)} of {len(asked)} replies have {args.least} tokens; {count} are needed"
+            )
+        return {"known": found[:count]}
+
+    def measure(self, dial: int, drafter: str) -> None:
+        args, stem = self.args, f"{format_bytes(dial)}/{drafter}"
+        for turn in range(args.rounds):
+            asked = self.known[turn :: args.rounds]
+            self.store.get(f"{format_bytes(dial)}/plain/{turn}", self.plain, dial, asked[0])
+            for arm in in_turn(args.arms, turn):
+                self.store.get(f"{stem}/{arm}/{turn}", self.replies, dial, drafter, arm, asked)
+
+    def plain(self, dial: int, known: Row) -> Row:
+        with open_worker(self.args.target, dial, "none") as worker:
+            row = worker.run(known["prompt"], LONGEST, OWN, cycles=PLAIN + 2, ignore_eos=True)
+        return {"cycles": whole(row), "peak_memory": row["peak_memory"]}
+
+    def replies(self, dial: int, drafter: str, arm: str, asked: list[Row]) -> Row:
+        schedule, _, steps = arm.partition(" ")
+        mode: Row = {"kind": "fixed", "steps": [int(steps)]} if steps else OWN
+        options = {"model": {"draft_model": self.args.draft}}.get(drafter) or low_bit(self.args.target)
+        found = []
+        with open_worker(self.args.target, dial, drafter, schedule=schedule, **options) as worker:
+            for known in asked:
+                row = worker.run(known["prompt"], LONGEST, mode)
+                found.append({**row, "same": row["tokens"] == known["reply"]})
+        return {"replies": found, "plan": worker.loaded["plan"]}
+
+    def table(self, dial: int, drafter: str) -> Report:
+        args, stem = self.args, f"{format_bytes(dial)}/{drafter}"
+        rounds = range(args.rounds)
+        plain = [self.store.rows.get(f"{format_bytes(dial)}/plain/{turn}", {}) for turn in rounds]
+        report = Report(
+            f"{drafter}, {format_bytes(dial)}: whole replies, {middle(plain):.2f} s a plain cycle"
+        )
+        for arm in args.arms:
+            found = [self.store.rows.get(f"{stem}/{arm}/{turn}", {}) for turn in rounds]
+            if errors := [row["error"] for row in found if "error" in row]:
+                report.failed(arm, errors[0])
+            elif all(found):
+                report.add({"schedule": arm, **figures(found, plain)})
+        return report
+
+
+def figures(rounds: list[Row], plain: list[Row]) -> Row:
+    each = [reply for row in rounds for reply in row["replies"]]
+    cycles = [cycle for reply in each for cycle in reply["cycles"]]
+    rates = [rate(row["replies"]) for row in rounds]
+    once = [1 / middle([row]) for row in plain]  # type: ignore[operator]
+    overlap = [reply["overlap"] for reply in each]
+    hits, misses = (sum(row[key] for row in overlap) for key in ("cache_hits", "cache_misses"))
+    return {
+        "tokens/s": spread(rates, 3),
+        "× plain": ratio(rates, once),
+        "tokens a cycle": f"{sum(made(r) for r in each) / len(cycles):.2f}",
+        "cycle, s": f"{statistics.median(c['seconds'] for c in cycles):.2f}",
+        "draft, s": f"{statistics.median(c['draft'] for c in cycles):.2f}",
+        "pass, s": f"{statistics.median(c['verify'] for c in cycles):.2f}",
+        "nodes": f"{statistics.mean(c['nodes'] for c in cycles):.0f}",
+        "hits": f"{hits / (hits + misses):.0%}" if hits + misses else "",
+        "prepared nodes": f"{sum(r['drafted_while_verifying'] for r in overlap) / len(cycles):.0f}",
+        "tokens": sum(len(r["tokens"]) for r in each),
+        "same text": "all" if all(r["same"] for r in each) else "differs",
+        "peak": format_bytes(max(r["peak_memory"] for r in each)),
+    }
+
+
+def made(reply: Row) -> int:
+    """Tokens behind the first, which the prompt's pass gives."""
+    return len(reply["tokens"]) - 1
+
+
+def rate(replies: list[Row]) -> float:
+    """Tokens a second of decoding."""
+    return sum(map(made, replies)) / sum(c["seconds"] for r in replies for c in r["cycles"])
+
+
+def main() -> None:
+    bench = Replies()
+    cells = [(dial, drafter) for dial in bench.args.dials for drafter in bench.args.drafters]
+    for cell in cells:
+        bench.measure(*cell)
+    for cell in cells:
+        print(bench.table(*cell).markdown())
+
+
+if __name__ == "__main__":
+    main()
