@@ -109,7 +109,8 @@ def check_together(engine: EngineOptions, generation: GenerationOptions) -> None
 
     members = choose_drafters(engine)
     check_schedule(engine.schedule, members)
-    check_acceptance(make_acceptance(generation.acceptance, generation), engine.drafter, members)
+    acceptance = make_acceptance(generation.acceptance, generation)
+    check_acceptance(acceptance, engine.drafter, members, engine.draft_worker is not None)
 
 
 def in_flags(message: str, in_chat: bool = False) -> str:

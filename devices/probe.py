@@ -44,11 +44,12 @@ def process_memory() -> ProcessMemory:
     return ProcessMemory(psutil.Process().memory_info().rss, peak_memory())
 
 
-def peak_memory() -> int:
-    """Most bytes this process has taken: its resident set; or, where it is alone in a memory cgroup with a
-    limit, that cgroup's peak, because the limit counts page cache too. Cheap enough for every cycle."""
+def peak_memory(others: int = 0) -> int:
+    """Most bytes this process has taken: its resident set, and what `others` that it has started took beside
+    it; or, where it was alone in a memory cgroup with a limit, that cgroup's peak, because the limit counts
+    page cache too. Cheap enough for every cycle."""
     own = _own_cgroup()
-    return max(_peak_resident(), (own and own.peak) or 0)
+    return max(_peak_resident() + others, (own and own.peak) or 0)
 
 
 @functools.cache

@@ -113,6 +113,15 @@ class EngineOptions(Options):
             metavar="MODEL", panel=DRAFTING, default="the copy that was packed with MODEL, if there is one",
         ),
     ] = None  # fmt: skip
+    draft_worker: Annotated[
+        int | None,
+        Option(
+            "Draft in a process of its own, with so many threads, while the target verifies (drafter model): "
+            "for cores, or a device, that the target leaves free.",
+            metavar="THREADS", panel=DRAFTING, default="none, drafts are made in the target's process",
+            least=1, most=MOST_THREADS,
+        ),
+    ] = None  # fmt: skip
     adapters: Annotated[
         str | None,
         Option(

@@ -19,7 +19,7 @@ from edgespec.devices.machine import Machine
 from edgespec.devices.probe import peak_memory
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.kinds import choose_drafters, given_files, kinds_of
-from edgespec.drafters.resident import Resident, Search
+from edgespec.drafters.resident import Outside, Resident, Search
 from edgespec.errors import BudgetError, ClosedError, OptionError
 from edgespec.models.hub import resolve_model
 from edgespec.offload.plan.plan import Plan
@@ -55,11 +55,13 @@ class Engine:
         self.options = options
         self.target = target
         self.resident = list(resident)  # drafters
+        self._outside = 0  # bytes, as of `peak_memory`
         members = choose_drafters(options)
         opened = [kind.name for kind in kinds_of(members) if kind.make]
         opened += [r.name for r in resident]
         self.drafters = tuple(member for member in members if member in opened)
-        self.schedule = choose_schedule(options.schedule, self.drafters, plan.streamed_bytes > 0)
+        free = plan.streamed_bytes > 0 or options.draft_worker is not None  # to draft while it verifies
+        self.schedule = choose_schedule(options.schedule, self.drafters, free)
         # With layers pinned as the user said, drafters keep their memory.
         keeps = not resident or options.resident_layers is not None
         self._without_drafter = after = None if keeps else without_drafter(plan)
@@ -104,7 +106,8 @@ class Engine:
         files = describe_model(path, options.precision)
         tokenizer = load_tokenizer(files, path)
         given = _drafters_files(options, progress)
-        search = Search(options.drafter, choose_drafters(options), files, tokenizer, given)
+        members = choose_drafters(options)
+        search = Search(options.drafter, members, files, tokenizer, given, worker=options.draft_worker)
         from edgespec.models.loading import load_model  # torch: seconds, after what is refused without it
 
         plan, target, resident = load_model(search, options, progress, machine)
@@ -208,8 +211,11 @@ class Engine:
         return self.target.weights.bytes_read
 
     def peak_memory(self) -> int:
-        """Bytes this process has used at most: what the dial caps (`devices.probe.peak_memory`)."""
-        return peak_memory()
+        """Bytes this process has used at most: what the dial caps (`devices.probe.peak_memory`). A draft
+        worker's are among them."""
+        now = sum(resident.outside for resident in self.resident if isinstance(resident, Outside))
+        self._outside = max(self._outside, now)
+        return peak_memory(self._outside)
 
     def close(self) -> None:
         """End all replies as cancelled, stop reading and free the weights. Sessions of this engine cannot be

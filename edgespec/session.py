@@ -124,7 +124,8 @@ class Session:
         self._refuse_closed()
         limit = self._check(prompt, options)
         acceptance = make_acceptance(options.acceptance, options)
-        check_acceptance(acceptance, self.host.options.drafter, self.host.drafters)
+        asked = self.host.options
+        check_acceptance(acceptance, asked.drafter, self.host.drafters, asked.draft_worker is not None)
         self._refuse_second()
         reply = Reply(self.host, prompt, options, acceptance, limit, progress, self.trace)
         self._cancellation = reply.cancellation

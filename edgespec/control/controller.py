@@ -182,7 +182,7 @@ class Adaptive:
         self.gives.fade()
         self.hits.fade()
         # A pause of the machine is nobody's fault.
-        ahead = overlap.steps > 0
+        ahead = overlap.steps > 0 or overlap.nodes > 0  # steps are of this process
         usual = float(self.costs.passes(ahead).at(nodes) + self.costs.draft.at(cycle.passes or 0))
         seconds = cycle.draft_seconds + cycle.verify_seconds
         seconds = min(seconds, PAUSE * usual) if usual else seconds

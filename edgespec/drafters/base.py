@@ -117,6 +117,15 @@ class Foreseeing(Protocol):
 
 
 @runtime_checkable
+class Elsewhere(Protocol):
+    """A drafter that drafts in another process, which may be lost."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why it will never draft again, for the user; None = it is there."""
+
+
+@runtime_checkable
 class Watching(Protocol):
     """A drafter that also learns from the target's own passes, its prompts' among them."""
 

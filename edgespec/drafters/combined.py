@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree, merge
-from edgespec.drafters.base import Drafter, Drafting, DraftingAhead, Foreseeing, Root, Watching
+from edgespec.drafters.base import Drafter, Drafting, DraftingAhead, Elsewhere, Foreseeing, Root, Watching
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +54,10 @@ class Combined:
     def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
         foreseeing = [member for member in self.members if isinstance(member, Foreseeing)]
         return CombinedAhead([member.ahead(tree, budget, fan_out) for member in foreseeing])
+
+    @property
+    def lost(self) -> str | None:
+        return next((m.lost for m in self.members if isinstance(m, Elsewhere) and m.lost), None)
 
     def commit(self, root: int, outcome: Outcome) -> None:
         for member in self.members:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from edgespec.drafters.beside import Beside
+from edgespec.drafters.channel import Load
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
-from edgespec.drafters.resident import Found, Search
+from edgespec.drafters.resident import Found, Resident, Search
 from edgespec.drafters.substitute import is_copy
 from edgespec.errors import OptionError, TokenizerError
 from edgespec.offload.plan.needs import Extras
@@ -38,7 +40,7 @@ def find(search: Search, found: dict[str, Found]) -> DraftFiles | None:
             f"{named} is a low-bit copy of {search.files.path}, and no model beside it; use "
             "drafter=substitute, or name a small model"
         )
-    return DraftFiles(named, search.tokenizer)
+    return DraftFiles(named, search.tokenizer, search.worker)
 
 
 class DraftFiles:
@@ -47,8 +49,9 @@ class DraftFiles:
     Raises ModelError for damaged files, TokenizerError when its tokens are not the target's.
     """
 
-    def __init__(self, path: Path, tokenizer: Tokenizer) -> None:
-        """`tokenizer` is the target's."""
+    def __init__(self, path: Path, tokenizer: Tokenizer, worker: int | None = None) -> None:
+        """`tokenizer` is the target's; `worker`: see `drafters.resident.Search`."""
+        self.path, self.worker = path, worker
         self.files: ModelFiles = describe_model(path)
         own = load_tokenizer(self.files, path)
         check_vocabulary(
@@ -60,7 +63,9 @@ class DraftFiles:
     @property
     def extras(self) -> Extras:
         """See `drafters.resident.Found`."""
-        return Extras({"drafter": self.nbytes})
+        if self.worker is None:
+            return Extras({"drafter": self.nbytes})
+        return Extras({"drafter": self.nbytes}, processes=("draft worker",))
 
     def unused(self, plan: Plan) -> str | None:
         """See `drafters.resident.Found`."""
@@ -70,9 +75,11 @@ class DraftFiles:
         """See `drafters.resident.Found`."""
         return self.files.table.nbytes
 
-    def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> DraftModel:
-        """See `drafters.resident.Found`."""
-        return DraftModel(self, progress)
+    def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Resident:
+        """See `drafters.resident.Found`; raises as `DraftFiles.open`, and as `process.Worker`."""
+        if self.worker is None:
+            return DraftModel(self, progress)
+        return Beside(Load(str(self.path.resolve()), self.worker), self.files.table.nbytes, progress)
 
     def nbytes(self, context: int) -> int:
         """Bytes of the open model with one conversation of `context` positions."""
@@ -84,17 +91,22 @@ class DraftFiles:
         return weights + kv + activation_bytes(config, dtype)
 
     def open(self, progress: Callable[[int], None] | None = None) -> TorchTarget[Weights]:
-        """Read all its weights. Raises StorageError and CorruptFileError; `progress` gets bytes read."""
-        warm_up(self.files.table, self.files.dtype)
-        weights = Weights(self.files.table, 0, self.files.dtype)
-        try:
-            weights.pin(range(len(self.files.table.chunks)), progress=progress)
-            if not self.files.table.tied:  # drafting must not wait for flash
-                weights.embedding.pin()
-        except BaseException:
-            weights.close()
-            raise
-        return TorchTarget(self.files.config, weights, DRAFT_ROWS)
+        """Read all its weights; raises as `open_model`."""
+        return open_model(self.files, progress)
+
+
+def open_model(files: ModelFiles, progress: Callable[[int], None] | None = None) -> TorchTarget[Weights]:
+    """Read all weights of a model. Raises StorageError and CorruptFileError; `progress` gets bytes read."""
+    warm_up(files.table, files.dtype)
+    weights = Weights(files.table, 0, files.dtype)
+    try:
+        weights.pin(range(len(files.table.chunks)), progress=progress)
+        if not files.table.tied:  # drafting must not wait for flash
+            weights.embedding.pin()
+    except BaseException:
+        weights.close()
+        raise
+    return TorchTarget(files.config, weights, DRAFT_ROWS)
 
 
 class DraftModel:

@@ -27,6 +27,7 @@ class Kind:
     label: as messages call it.
     roots: it can draft behind several roots, for outcomes that are not known yet.
     draws: it can draw its drafts at random, as `ratio` acceptance needs.
+    beside: it can draft in a process of its own, as it shares nothing with the target.
     inside_target: it drafts in the target's own layers, beside nobody else who costs passes but those it
         `takes` as parts of itself.
     option: the engine option that names its files, which `needs` says must be there; "" = it needs none.
@@ -41,6 +42,7 @@ class Kind:
     label: str
     roots: bool
     draws: bool
+    beside: bool = False
     inside_target: bool = False
     takes: tuple[str, ...] = ()
     option: str | None = None
@@ -59,6 +61,7 @@ KINDS = (
         "a draft model",
         roots=True,
         draws=True,
+        beside=True,
         option="draft_model",
         needs="a small model to draft with; name it with draft_model=",
         find="edgespec.drafters.draft_model:find",
@@ -118,7 +121,9 @@ def choose_drafters(options: EngineOptions) -> tuple[str, ...]:
     """
     drafter, given = options.drafter, given_files(options)
     if drafter == "auto":
-        return tuple(kind.name for kind in _auto(given)) if options.tree_nodes > 1 else ()
+        found = _auto(given, options.draft_worker is not None)
+        check_worker(options, found)
+        return tuple(kind.name for kind in found) if options.tree_nodes > 1 else ()
     members = () if drafter == "none" else tuple(drafter.split("+"))
     chosen = kinds_of(members)
     if twice := [name for name in members if members.count(name) > 1]:
@@ -142,13 +147,39 @@ def choose_drafters(options: EngineOptions) -> tuple[str, ...]:
                 f"drafter {drafter} does not use the {words} {value}; use drafter={users[0]} or auto, or "
                 f"leave {option}= out"
             )
+    check_worker(options, chosen)
     return members
 
 
-def _auto(given: Mapping[str, str]) -> list[Kind]:
+def check_worker(options: EngineOptions, chosen: Sequence[Kind]) -> None:
+    """Raises OptionError for a draft worker that has nothing to do, or less than is asked for."""
+    if options.draft_worker is None:
+        return
+    costly = [kind for kind in chosen if not kind.make]
+    able = [kind.name for kind in KINDS if kind.beside]
+    way = f"use drafter={' or '.join(able)}, or leave draft_worker= out"
+    for kind in costly:
+        if not kind.beside:
+            raise OptionError(
+                f"draft_worker is {options.draft_worker}, but {kind.label} drafts with the target's own "
+                f"weights, in its process; {way}",
+                "draft_worker",
+            )
+    if not costly:
+        what = f"drafter {options.drafter}" + (" without draft_model=" if options.drafter == "auto" else "")
+        raise OptionError(
+            f"draft_worker is {options.draft_worker}, but {what} has nothing that needs a process; {way}",
+            "draft_worker",
+        )
+
+
+def _auto(given: Mapping[str, str], worker: bool = False) -> list[Kind]:
     """All that may draft. One that drafts inside the target has no other beside it that costs passes; of
-    others that want one file, `find_drafters` shows whose it is."""
+    others that want one file, `find_drafters` shows whose it is. With a `worker`, who drafts in none and can
+    do without is left out."""
     there = [kind for kind in KINDS if not kind.needs or kind.option in given]
+    if worker:
+        there = [kind for kind in there if kind.make or kind.beside or kind.needs]
     inside = [kind for kind in there if kind.inside_target]
     check_pairs(inside)
     rivals = [kind for kind in KINDS if kind.option in given and not kind.make]
@@ -184,11 +215,19 @@ def check_pairs(chosen: Sequence[Kind]) -> None:
             raise OptionError(f"{why}; choose one of them")
 
 
-def check_acceptance(acceptance: Acceptance, drafter: str, members: tuple[str, ...]) -> None:
-    """Raises OptionError when the acceptance cannot judge the trees of these `members` of `drafter`.
+def check_acceptance(
+    acceptance: Acceptance, drafter: str, members: tuple[str, ...], worker: bool = False
+) -> None:
+    """Raises OptionError when the acceptance cannot judge the trees of these `members` of `drafter`, or of a
+    `worker`.
 
     Under `auto`, kinds that cannot draw stay silent where drafts must be drawn, as long as another drafts.
     """
+    if acceptance.name == "ratio" and worker:
+        raise OptionError(
+            "ratio acceptance needs the distributions that drafts are drawn from, and a draft worker sends "
+            "only their probabilities; leave draft_worker= out, or use acceptance=sample"
+        )
     copied = [kind for kind in kinds_of(members) if not kind.draws]
     if acceptance.name != "ratio" or not copied:
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from edgespec.drafters.base import Drafter
 from edgespec.offload.plan.needs import Extras
@@ -27,6 +27,7 @@ class Search:
     tokenizer: Tokenizer  # the target's
     given: Mapping[str, Path] = field(default_factory=dict)  # by option: what those of the kinds name
     device: str = "cpu"
+    worker: int | None = None  # threads of a process beside the target that drafts; None = there is none
 
     @property
     def auto(self) -> bool:
@@ -70,6 +71,15 @@ class Resident(Protocol):
 
     def close(self) -> None:
         """Free its memory; sessions must not draft with it any more."""
+
+
+@runtime_checkable
+class Outside(Protocol):
+    """A drafter whose memory is another process's."""
+
+    @property
+    def outside(self) -> int:
+        """Most bytes that this has taken."""
 
 
 @dataclass(frozen=True)

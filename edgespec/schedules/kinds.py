@@ -75,16 +75,16 @@ def check_schedule(name: str, members: Sequence[str]) -> None:
         raise OptionError(f"schedule {name} {why}; use {' or '.join(ways)}")
 
 
-def choose_schedule(name: str, members: Sequence[str], streams: bool) -> str:
-    """What `auto` means for these kinds of drafters: `ssd` where the target waits for flash (`streams`) and
-    all can draft meanwhile, if that costs any of them time; else `serial`. Whether to go on while the target
-    verifies is then for the controller to measure."""
+def choose_schedule(name: str, members: Sequence[str], free: bool) -> str:
+    """What `auto` means for these kinds of drafters: `ssd` where something is `free` to draft while the
+    target verifies (this process in its waits for flash, or a worker) and all can, if that costs any of them
+    time; else `serial`. Whether to go on while the target verifies is then for the controller to measure."""
     if name != "auto":
         return name
     drafters = kinds.kinds_of(members)
     hides = any(kind.find is not None for kind in drafters)
     able = not any(map(schedule_kind("ssd").refusal, drafters))
-    return "ssd" if streams and hides and able else "serial"
+    return "ssd" if free and hides and able else "serial"
 
 
 def make_controller(plan: Plan, resident: Sequence[Resident]) -> Adaptive:

@@ -12,7 +12,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, Controller, TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import Drafter, Root, Watching
+from edgespec.drafters.base import Drafter, Elsewhere, Root, Watching
 from edgespec.drafters.combined import without_models
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import Rows
@@ -88,6 +88,7 @@ class Serial:
         except ModelError:
             self._drop_models()
             self.drafter.prefill(context)
+        self._leave_lost()
 
     def next_tree(self, root: int) -> TokenTree:
         began = self.clock()
@@ -123,6 +124,7 @@ class Serial:
         cycle = Cycle(self.passes, self.tree, outcome, *times, overlap=self.overlap)
         self.controller.record(cycle)
         self.drafter.commit(self.root, outcome)
+        self._leave_lost()
         self.left -= len(outcome.tokens)
         return replace(cycle, took=self.controller.took)
 
@@ -131,6 +133,10 @@ class Serial:
 
     def give_back(self, reason: str) -> None:
         self.drafter, self._given_back = without_models(self.drafter), reason
+
+    def _leave_lost(self) -> None:
+        if isinstance(self.drafter, Elsewhere) and (why := self.drafter.lost) is not None:
+            self.give_back(why)
 
     def _drop_models(self) -> None:
         self.damaged, self.drafter = True, without_models(self.drafter)

@@ -63,7 +63,7 @@ def make_device_plan(
             "ring": ring,
             "pinned weights": pinned,
         }
-        owners |= {name: nbytes(positions) for name, nbytes in needs.extras.owners.items()}  # all on the host
+        owners |= needs.extras.bytes_for(positions, needs.baseline)  # all on the host
         return Ledger(dial, owners)
 
     def fits_whole(positions: int) -> bool:

@@ -96,7 +96,7 @@ class _Books:
             copied = sum(self.copies.values()) - sum(self.saved.get(c.index, 0) for c in pinned)
             owners[stand_in.owner] = copied
             owners |= {name: nbytes if copied else 0 for name, nbytes in stand_in.beside.items()}
-        owners |= {name: nbytes(positions) for name, nbytes in needs.extras.owners.items()}
+        owners |= needs.extras.bytes_for(positions, needs.baseline)
         return Ledger(dial, owners)
 
     def fits_whole(self, positions: int) -> bool:

@@ -50,6 +50,7 @@ class Extras:
     owners: Mapping[str, Callable[[int], int]] = field(default_factory=dict)  # bytes for so many positions
     must_pin: MustPin | None = None
     stand_in: StandIn | None = None
+    processes: tuple[str, ...] = ()  # owners that are processes, each with an interpreter and libraries
 
     @staticmethod
     def joined(parts: Sequence[Extras]) -> Extras:
@@ -60,16 +61,26 @@ class Extras:
         assert len(dict(owners)) == len(owners)
         assert len(pins) < 2
         assert len(copies) < 2
-        return Extras(dict(owners), next(iter(pins), None), next(iter(copies), None))
+        processes = tuple(name for part in parts for name in part.processes)
+        return Extras(dict(owners), next(iter(pins), None), next(iter(copies), None), processes)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Owners in the ledger."""
-        return (*self.owners, *((self.stand_in.owner, *self.stand_in.beside) if self.stand_in else ()))
+        return (
+            *self.owners,
+            *self.processes,
+            *((self.stand_in.owner, *self.stand_in.beside) if self.stand_in else ()),
+        )
 
     @property
     def depths(self) -> tuple[int, ...]:
         return self.must_pin.depths if self.must_pin else ()
+
+    def bytes_for(self, positions: int, baseline: int) -> dict[str, int]:
+        """By owner, a stand-in aside; `baseline` is what a process takes before it holds a model."""
+        owners = {name: nbytes(positions) for name, nbytes in self.owners.items()}
+        return owners | dict.fromkeys(self.processes, baseline)
 
 
 @dataclass(frozen=True)

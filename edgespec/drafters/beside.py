@@ -1,0 +1,249 @@
+"""A small model that drafts beside the target, in a process of its own, for a device or cores of its own.
+
+    target   ─ verify ────────────────── │ look up │ verify ─────────────────── │ look up │ ...
+    worker     prepare, prepare, prepare ─ commit ─  prepare, prepare, prepare ── commit ──  ...
+
+See `worker`. Here is what stands in its place: a drafter that passes everything on. Nobody waits long: the
+target goes on alone, with a tree of its root, when the worker says nothing for `SILENCE` or as long as a pass
+of the target takes; what it has missed by then it is told when it has caught up. When it is dead, silent for
+`LOST`, or says what it may not say, it drafts no more. Whatever comes is only what the target verifies.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from time import monotonic
+
+from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.tree import TokenTree
+from edgespec.drafters.base import Drafting, DraftingAhead, Root
+from edgespec.drafters.channel import (
+    Ahead,
+    Cancel,
+    Close,
+    Commit,
+    Committed,
+    Draft,
+    Load,
+    Message,
+    Nonsense,
+    Open,
+    Prefill,
+    RootPath,
+    Stop,
+    Trees,
+    as_sent,
+    trees_for,
+)
+from edgespec.drafters.growth import MAX_PASSES
+from edgespec.drafters.model import DRAFT_ROWS
+from edgespec.drafters.process import TICK, Question, Worker, command
+from edgespec.runtimes.base import TREE_ROWS, KVCache
+
+SILENCE = 0.5  # seconds; the machine may be busy
+LOST = 20.0  # seconds, and
+LOST_ROUNDS = 8  # rounds without a word, beyond which it never comes (both may have slept between two)
+
+
+class Beside:
+    """An open draft model in a process of its own; see `drafters.resident.Resident`."""
+
+    name = "model"
+    rows = DRAFT_ROWS - TREE_ROWS
+
+    def __init__(
+        self,
+        load: Load,
+        nbytes: int,
+        progress: Callable[[int], None] | None = None,
+        program: Sequence[str] | None = None,
+    ) -> None:
+        """nbytes: that a step of drafting reads. program: see `process.Worker`. Raises as `Worker.load`."""
+        self.nbytes = nbytes
+        self.worker = Worker(program or command())
+        self._close = weakref.finalize(self, self.worker.close)
+        self.worker.load(load, progress or (lambda nbytes: None))
+
+    @property
+    def outside(self) -> int:
+        """See `drafters.resident.Outside`."""
+        return self.worker.peak
+
+    def drafter(self, cache: KVCache, vocabulary: int) -> BesideDrafter:
+        return BesideDrafter(self.worker, cache.capacity, vocabulary)
+
+    def close(self) -> None:
+        self._close()
+
+
+class BesideDrafter:
+    """See `drafters.base.Drafter`. One conversation; it never has more than one question open."""
+
+    resident = True
+
+    def __init__(self, worker: Worker, capacity: int, vocabulary: int) -> None:
+        self.worker, self.vocabulary = worker, vocabulary
+        self.seat = worker.new_seat()
+        self.context = Context([])
+        self._question: Question | None = None  # the latest
+        self._lookup: Question | None = None  # what was prepared for the latest commit of this reply
+        self._owed: tuple[int, list[int]] | None = None  # a root, and what was committed behind it since
+        self._pass = 0.0  # seconds that the target's latest took
+        self._refused = 0  # rounds, since it has answered
+        worker.tell(Open(self.seat, capacity, vocabulary))
+        weakref.finalize(self, worker.leave, self.seat, Close(self.seat))
+
+    @property
+    def lost(self) -> str | None:
+        """See `drafters.base.Elsewhere`."""
+        return None if self.worker.lost is None else f"the draft worker is lost: {self.worker.lost}"
+
+    @property
+    def passes(self) -> range:
+        return range(1, MAX_PASSES + 1) if self.worker.lost is None else range(0)
+
+    def prefill(self, context: Context) -> None:
+        self.context, self._owed, self._lookup = context, None, None
+        options = context.sampler.options
+        tokens = [int(token) for token in context.tokens]
+        chance = options.temperature, options.top_p, options.top_k, options.min_p
+        self.worker.tell(Prefill(self.seat, tokens, context.keyed, context.noise.seed, *chance))
+
+    def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
+        return _Round(self, roots, budget)
+
+    def commit(self, root: int, outcome: Outcome) -> None:
+        self._pass = outcome.seconds
+        self._owed = self._owed or (root, [])
+        self._owed[1].extend(int(token) for token in outcome.tokens)
+        if self.caught_up:
+            self.pay()
+
+    def pay(self) -> None:
+        """Tell what was committed and is not told yet, and ask whether something was prepared for it."""
+        if self._owed is not None:
+            root, tokens = self._owed
+            self._owed = None
+            self._lookup = self.ask(Committed, lambda number: Commit(self.seat, number, int(root), tokens))
+
+    def ask(self, kind: type[Trees] | type[Committed], message: Callable[[int], Message]) -> Question:
+        self._question = self.worker.ask(kind, message)
+        return self._question
+
+    @property
+    def prepared(self) -> bool:
+        """See `drafters.base.Foreseeing`. Waits for the worker; raises Cancelled."""
+        if self._lookup is None or self._lookup is not self._question:
+            return False
+        while self.waits():
+            self.context.check()
+        answer = self._lookup.answer
+        return isinstance(answer, Committed) and answer.prepared and self._owed is None
+
+    def ahead(self, tree: TokenTree, budget: TreeBudget) -> DraftingAhead:
+        return _Ahead(self, tree, budget)
+
+    @property
+    def caught_up(self) -> bool:
+        """It has answered everything."""
+        answered = self._question is None or self._question.answer is not None
+        return answered and self.worker.lost is None
+
+    def waits(self) -> bool:
+        """Wait a tick for the latest answer; False = it is there, or comes too late for this round."""
+        question, now = self._question, monotonic()
+        if question is None or question.answer is not None:
+            self._refused = 0
+            return False
+        patience = max(question.asked + max(SILENCE, self._pass), question.beat + SILENCE) - now
+        if self.worker.lost is None and patience > 0:
+            question.wait(min(TICK, patience))
+            return True
+        self._refused += 1
+        silent = now - max(question.asked, self.worker.heard)
+        if self._refused > LOST_ROUNDS and silent > LOST:
+            self.worker.lose(f"it has said nothing for {silent:.0f} s")
+        return False
+
+
+class _Round:
+    """See `drafters.base.Drafting`. A step is a tick of waiting."""
+
+    def __init__(self, drafter: BesideDrafter, roots: Sequence[Root], budget: TreeBudget) -> None:
+        self.drafter, self.roots, self.budget = drafter, roots, budget
+        self.trees = [TokenTree.root(root.token) for root in roots]
+        self._asked = False
+        self._work = self._draft()
+
+    def _draft(self) -> Generator[None, None, None]:
+        drafter, budget = self.drafter, self.budget
+        nodes, depth = min(budget.nodes, TREE_ROWS), max(budget.depth, 0)
+        roots = [RootPath([int(token) for token in root.path], root.logprob) for root in self.roots]
+        while drafter.waits():
+            yield
+        if drafter.caught_up:
+            drafter.pay()
+        while drafter.waits():
+            yield
+        # What is drawn for `ratio` needs whole distributions, which are not sent.
+        if not drafter.caught_up or drafter.context.drawn:
+            return
+        self._asked = True
+        question = drafter.ask(
+            Trees, lambda number: Draft(drafter.seat, number, roots, nodes, depth, budget.passes)
+        )
+        while drafter.waits():
+            yield
+        if isinstance(question.answer, Trees):
+            tokens = [root.token for root in self.roots]
+            try:
+                self.trees = trees_for(tokens, question.answer.trees, nodes, depth, drafter.vocabulary)
+            except Nonsense as error:
+                drafter.worker.lose(f"it answered nonsense ({error})")
+
+    def step(self) -> bool:
+        self.drafter.context.check()
+        try:
+            next(self._work)
+        except StopIteration:
+            return False
+        return True
+
+    def tree(self, root: int = 0) -> TokenTree:
+        return self.trees[root]
+
+    def stop(self) -> None:
+        if self._asked:
+            self.drafter.worker.tell(Stop(self.drafter.seat))
+
+    def cancel(self) -> None:
+        if self._asked:
+            self.drafter.worker.tell(Cancel(self.drafter.seat))
+
+
+class _Ahead:
+    """See `drafters.base.DraftingAhead`: in this process there is nothing to do."""
+
+    def __init__(self, drafter: BesideDrafter, tree: TokenTree, budget: TreeBudget) -> None:
+        self.drafter = drafter
+        self._told = drafter.caught_up
+        if self._told:
+            drafter.worker.nodes[drafter.seat] = 0
+            drafter.worker.tell(Ahead(drafter.seat, as_sent(tree), max(budget.depth, 0)))
+
+    @property
+    def nodes(self) -> int:
+        return self.drafter.worker.nodes[self.drafter.seat] if self._told else 0
+
+    def step(self) -> bool:
+        return False
+
+    def stop(self) -> None:
+        if self._told:
+            self.drafter.worker.tell(Stop(self.drafter.seat))
+
+    def cancel(self) -> None:
+        if self._told:
+            self.drafter.worker.tell(Cancel(self.drafter.seat))

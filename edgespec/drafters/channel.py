@@ -1,0 +1,243 @@
+"""What a target and the process that drafts for it say to each other, and how that lies on a pipe. No torch.
+
+    target   Load ──────── Open ─ Prefill ─ Draft ─────── Stop ─ Ahead ········ Stop ─ Commit ──── Draft
+    worker    └ Loading, Ready                └ Trees ─┘           └ Beat, Beat ...      └ Committed ─┘
+
+Token ids and log-probabilities, and the numbers that choose tokens at random; never text, weights or logits.
+A frame is its length (4 bytes, little-endian) and msgpack. Neither end believes the other: a length is
+bounded before anything is allocated, a message by its type, and a tree by what was asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, BinaryIO, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from edgespec.config import MOST_THREADS
+from edgespec.core.tree import TokenTree
+from edgespec.runtimes.base import TREE_ROWS
+from edgespec.values import MOST
+
+REQUEST_BYTES = 2**26  # of a frame to the worker: a prompt of 13 million tokens
+ANSWER_BYTES = 2**18  # of a frame from it: as many of the largest trees as there may be
+ROOTS = 64
+
+Natural = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Tokens = Annotated[list[Natural], Meta(min_length=1)]
+Parents = Annotated[list[Annotated[int, Meta(ge=-1, lt=TREE_ROWS)]], Meta(min_length=1, max_length=TREE_ROWS)]
+Logprob = Annotated[float, Meta(le=0)]
+Words = Annotated[str, Meta(max_length=2000)]
+
+
+class Nonsense(Exception):
+    """The other end said what it may not say."""
+
+
+class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True):
+    """Tagged by its name."""
+
+
+class Tree(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """See `core.tree.TokenTree`."""
+
+    tokens: Annotated[Tokens, Meta(max_length=TREE_ROWS)]
+    parents: Parents
+    logprobs: Annotated[list[Logprob], Meta(min_length=1, max_length=TREE_ROWS)]
+
+
+class RootPath(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """See `drafters.base.Root`."""
+
+    path: Tokens
+    logprob: Logprob
+
+
+class Load(Message):
+    """Read the weights of the model in this directory or file, and compute with so many threads."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    threads: Annotated[int, Meta(ge=1, le=MOST_THREADS)]
+
+
+class Open(Message):
+    """A conversation begins, of so many positions; no token is beyond the target's vocabulary."""
+
+    seat: Natural
+    capacity: Natural
+    vocabulary: Annotated[int, Meta(ge=1, le=2**31 - 1)]
+
+
+class Close(Message):
+    """A conversation is over: its memory is free."""
+
+    seat: Natural
+
+
+class Prefill(Message):
+    """A reply to these tokens begins. keyed: see `core.schedule.Context`; the rest: `GenerationOptions`."""
+
+    seat: Natural
+    tokens: list[Natural]
+    keyed: bool
+    seed: Annotated[int, Meta(ge=0, le=MOST)]
+    temperature: float
+    top_p: float
+    top_k: Natural
+    min_p: float
+
+
+class Draft(Message):
+    """A tree for each root, please: `Trees` will be the answer."""
+
+    seat: Natural
+    question: Natural
+    roots: Annotated[list[RootPath], Meta(min_length=1, max_length=ROOTS)]
+    nodes: Annotated[int, Meta(ge=1, le=TREE_ROWS)]
+    depth: Natural
+    passes: Natural
+
+
+class Ahead(Message):
+    """This tree is being verified: draft below its outcomes, as deep as that, until the next message."""
+
+    seat: Natural
+    tree: Tree
+    depth: Natural
+
+
+class Stop(Message):
+    """The round is over: keep what was drafted."""
+
+    seat: Natural
+
+
+class Cancel(Message):
+    """The round is over: drop what was drafted."""
+
+    seat: Natural
+
+
+class Commit(Message):
+    """The root and all but the last of the tokens behind it are committed; `Committed` will be the answer."""
+
+    seat: Natural
+    question: Natural
+    root: Natural
+    tokens: Tokens
+
+
+class Loading(Message):
+    """So many bytes more were read."""
+
+    nbytes: Annotated[int, Meta(ge=0, le=2**48)]
+
+
+class Ready(Message):
+    """The model is open. peak: bytes, the most that this process has taken."""
+
+    peak: Annotated[int, Meta(ge=0, le=2**48)]
+
+
+class Beat(Message):
+    """At work: on this question, or on something else (0). nodes: drafted since the last `Ahead`."""
+
+    seat: Natural
+    question: Natural
+    nodes: Natural
+
+
+class Trees(Message):
+    """The answer to `Draft`: one for each root."""
+
+    question: Natural
+    trees: Annotated[list[Tree], Meta(min_length=1, max_length=ROOTS)]
+
+
+class Committed(Message):
+    """The answer to `Commit`. prepared: something was drafted below the outcome; peak: as of `Ready`."""
+
+    question: Natural
+    prepared: bool
+    peak: Annotated[int, Meta(ge=0, le=2**48)]
+
+
+class Failed(Message):
+    """The worker cannot go on, because of this error, and ends."""
+
+    kind: Annotated[str, Meta(max_length=100)]
+    words: Words
+
+
+Request = Load | Open | Close | Prefill | Draft | Ahead | Stop | Cancel | Commit
+Answer = Loading | Ready | Beat | Trees | Committed | Failed
+
+REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+_ENCODER = msgspec.msgpack.Encoder()
+
+M = TypeVar("M", Request, Answer)
+
+
+def frame(message: Message) -> bytes:
+    data = _ENCODER.encode(message)
+    return len(data).to_bytes(4, "little") + data
+
+
+def read_frame(pipe: BinaryIO, kinds: msgspec.msgpack.Decoder[M], most: int) -> M | None:
+    """The next message, which is waited for; None = the other end is gone. Raises Nonsense."""
+    head = pipe.read(4)
+    length = int.from_bytes(head, "little")
+    if len(head) < 4:
+        return None
+    if length > most:
+        raise Nonsense(f"a message of {length} bytes, where {most} are the most")
+    data = pipe.read(length)
+    if len(data) < length:
+        return None  # it died while it spoke
+    try:
+        return kinds.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Nonsense(str(error)) from None
+
+
+def as_sent(tree: TokenTree) -> Tree:
+    return Tree(tree.tokens.tolist(), tree.parents.tolist(), tree.logprobs.tolist())
+
+
+def as_received(tree: Tree, vocabulary: int) -> TokenTree:
+    """Raises Nonsense for what is no tree of such tokens."""
+    if not len(tree.tokens) == len(tree.parents) == len(tree.logprobs):
+        raise Nonsense("a tree's columns differ in length")
+    found = TokenTree(
+        np.array(tree.tokens, dtype=np.int64),
+        np.array(tree.parents, dtype=np.int64),
+        np.array(tree.logprobs, dtype=np.float64),
+    )
+    if not np.isfinite(found.logprobs).all():
+        raise Nonsense("a tree's log-probability is not finite")
+    if len(set(zip(tree.parents, tree.tokens, strict=True))) < len(found):
+        raise Nonsense("a tree has a token twice behind one node")
+    try:
+        found.validate(vocabulary)
+    except ValueError as error:
+        raise Nonsense(str(error)) from None
+    return found
+
+
+def trees_for(
+    roots: Sequence[int], trees: Sequence[Tree], nodes: int, depth: int, vocabulary: int
+) -> list[TokenTree]:
+    """What was drafted for these roots, of so many nodes and so deep at most. Raises Nonsense otherwise."""
+    if len(trees) != len(roots):
+        raise Nonsense(f"{len(trees)} trees for {len(roots)} roots")
+    found = [as_received(tree, vocabulary) for tree in trees]
+    for root, tree in zip(roots, found, strict=True):
+        if tree.tokens[0] != root:
+            raise Nonsense(f"a tree of token {tree.tokens[0]}, where {root} was asked for")
+        if len(tree) > nodes or tree.depths.max() > depth:
+            raise Nonsense(f"a tree of {len(tree)} nodes, {tree.depths.max()} deep, is larger than asked for")
+    return found

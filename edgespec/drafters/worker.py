@@ -1,0 +1,246 @@
+"""The process that drafts beside the target: it has the draft model, and does what it is told over a pipe.
+
+While there is nothing to answer, it drafts ahead for whoever's tree is being verified. It ends with its
+parent: when the pipe does, whatever it is just computing. Needs no torch but for torch's models.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic, sleep
+from typing import BinaryIO
+
+import numpy as np
+
+from edgespec.config import GenerationOptions
+from edgespec.core.acceptance import Outcome
+from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.devices.probe import peak_memory
+from edgespec.drafters.base import Drafting, DraftingAhead, Root
+from edgespec.drafters.channel import (
+    REQUEST_BYTES,
+    REQUESTS,
+    Ahead,
+    Beat,
+    Cancel,
+    Close,
+    Commit,
+    Committed,
+    Draft,
+    Failed,
+    Load,
+    Loading,
+    Message,
+    Nonsense,
+    Open,
+    Prefill,
+    Ready,
+    Request,
+    Stop,
+    Trees,
+    as_received,
+    as_sent,
+    frame,
+    read_frame,
+)
+from edgespec.drafters.model import ModelDrafter
+from edgespec.runtimes.base import DraftRuntime
+
+BEAT = 0.05  # seconds of work, after which it says that it is at work
+LOOK = 1.0  # seconds between two looks whether the parent is still there
+
+OpenModel = Callable[[Load, Callable[[int], None]], Callable[[int], DraftRuntime]]
+"""Read a model's weights, telling bytes: what opens a conversation of so many positions with it."""
+
+
+@dataclass
+class _Seat:
+    """A conversation."""
+
+    drafter: ModelDrafter
+    vocabulary: int
+    drafting: Drafting | DraftingAhead | None = None  # the latest round
+    ahead: DraftingAhead | None = None  # that round, while it has something to do
+    nodes: int = 0  # of it
+
+
+class Desk:
+    """Does what messages say, one after the other."""
+
+    def __init__(self, say: Callable[[Message], None], open_runtime: Callable[[int], DraftRuntime]) -> None:
+        self.say, self.open_runtime = say, open_runtime
+        self.seats: dict[int, _Seat] = {}
+        self._said = 0.0  # when it was last said that it is at work
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is to be done until the next message."""
+        return not any(seat.ahead for seat in self.seats.values())
+
+    def work(self) -> None:
+        """A step for each that drafts ahead."""
+        for number, seat in self.seats.items():
+            if seat.ahead is None:
+                continue
+            ahead, worked = seat.ahead, seat.ahead.step()
+            if not worked:
+                seat.ahead = None
+            if seat.nodes != ahead.nodes:
+                seat.nodes = ahead.nodes
+                self.say(Beat(number, 0, seat.nodes))
+
+    def take(self, message: Request) -> None:
+        """Raises Nonsense for what makes no sense now, and whatever the model raises."""
+        if isinstance(message, Load):
+            raise Nonsense("a model is open already")
+        if isinstance(message, Open):
+            drafter = ModelDrafter(self.open_runtime(message.capacity), message.vocabulary)
+            self.seats[message.seat] = _Seat(drafter, message.vocabulary)
+            return
+        seat = self.seats.get(message.seat)
+        if seat is None:
+            raise Nonsense(f"there is no conversation {message.seat}")
+        seat.ahead = None
+        if isinstance(message, Close):
+            del self.seats[message.seat]
+        elif isinstance(message, Prefill):
+            self._prefill(seat, message)
+        elif isinstance(message, Draft):
+            self._draft(seat, message)
+        elif isinstance(message, Ahead):
+            verified = as_received(message.tree, seat.vocabulary)
+            seat.ahead = seat.drafter.ahead(verified, TreeBudget(len(verified), message.depth, 0))
+            seat.drafting, seat.nodes = seat.ahead, 0
+        elif isinstance(message, Commit):
+            outcome = Outcome(np.arange(len(message.tokens)), tuple(message.tokens))
+            seat.drafter.commit(message.root, outcome)
+            self.say(Committed(message.question, seat.drafter.prepared, peak_memory()))
+        elif seat.drafting is not None:
+            if isinstance(message, Stop):
+                seat.drafting.stop()
+            elif isinstance(message, Cancel):
+                seat.drafting.cancel()
+
+    def _prefill(self, seat: _Seat, message: Prefill) -> None:
+        options = GenerationOptions(
+            temperature=message.temperature, top_p=message.top_p, top_k=message.top_k, min_p=message.min_p
+        )
+        seat.drafting = None
+        seat.drafter.prefill(
+            Context(
+                message.tokens,
+                Sampler(options),
+                Noise(message.seed),
+                keyed=message.keyed,
+                check=lambda: self._beat(message.seat, 0),
+            )
+        )
+
+    def _draft(self, seat: _Seat, message: Draft) -> None:
+        roots = [Root(tuple(root.path), root.logprob) for root in message.roots]
+        drafting = seat.drafter.start(roots, TreeBudget(message.nodes, message.depth, message.passes))
+        seat.drafting = drafting
+        while drafting.step():
+            self._beat(message.seat, message.question)
+        trees = [as_sent(drafting.tree(root)) for root in range(len(roots))]
+        self.say(Trees(message.question, trees))
+
+    def _beat(self, seat: int, question: int) -> None:
+        now = monotonic()
+        if now - self._said > BEAT:
+            self._said = now
+            self.say(Beat(seat, question, 0))
+
+
+def serve(hear: BinaryIO, speak: BinaryIO, open_model: OpenModel) -> None:
+    """Work until the parent is gone, or something goes wrong, which it is told. Does not return before."""
+    inbox = SimpleQueue[Request | Nonsense]()
+    Thread(target=_listen, args=(hear, inbox), daemon=True).start()
+    Thread(target=_look_for_parent, args=(os.getppid(),), daemon=True).start()
+
+    def say(message: Message) -> None:
+        speak.write(frame(message))
+        speak.flush()
+
+    try:
+        _serve(inbox, say, open_model)
+    except BaseException as error:
+        with suppress(OSError):
+            say(Failed(type(error).__name__, str(error)[:2000]))
+        raise
+
+
+def _serve(
+    inbox: SimpleQueue[Request | Nonsense], say: Callable[[Message], None], open_model: OpenModel
+) -> None:
+    load = inbox.get()
+    if not isinstance(load, Load):
+        raise Nonsense(f"{load}, and no model is open")
+    desk = Desk(say, open_model(load, lambda nbytes: say(Loading(nbytes))))
+    say(Ready(peak_memory()))
+    while True:
+        try:
+            message = inbox.get(block=desk.idle)
+        except Empty:
+            desk.work()
+            continue
+        if isinstance(message, Nonsense):
+            raise message
+        desk.take(message)
+
+
+def _listen(hear: BinaryIO, inbox: SimpleQueue[Request | Nonsense]) -> None:
+    try:
+        while (message := read_frame(hear, REQUESTS, REQUEST_BYTES)) is not None:
+            inbox.put(message)
+    except Nonsense as error:
+        inbox.put(error)
+        return
+    os._exit(0)
+
+
+def _look_for_parent(parent: int) -> None:
+    """A process that the parent has forked may hold the pipe open when it is gone itself."""
+    while os.getppid() == parent:
+        sleep(LOOK)
+    os._exit(0)
+
+
+def run(open_model: OpenModel) -> None:
+    """Serve on the standard input and output, which whoever prints must not get hold of."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is for the parent
+    hear, speak = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    try:
+        serve(hear, speak, open_model)
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)  # not held up by threads, nor by what they hold
+
+
+def torch_model(load: Load, progress: Callable[[int], None]) -> Callable[[int], DraftRuntime]:
+    """A small model, read by torch; see `OpenModel`. Raises what `draft_model.open_model` raises."""
+    from edgespec.drafters.draft_model import open_model
+    from edgespec.kernels.threads import use_threads
+    from edgespec.runtimes.formats.describe import describe_model
+    from edgespec.runtimes.torch.draft import TorchDraft
+
+    use_threads(load.threads)
+    model = open_model(describe_model(Path(load.model)), progress)
+    return lambda capacity: TorchDraft.alone(model, capacity)
+
+
+def main() -> None:
+    run(torch_model)

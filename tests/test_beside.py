@@ -1,0 +1,536 @@
+"""A drafter in a process of its own: as in this one, and a target that goes on alone when it is gone."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.config import GenerationOptions
+from edgespec.control.controller import Adaptive, Fixed
+from edgespec.core.acceptance import Outcome, make_acceptance
+from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.trace import Cycle
+from edgespec.core.tree import TokenTree
+from edgespec.drafters import beside, process
+from edgespec.drafters.base import Drafter, Root
+from edgespec.drafters.beside import Beside, BesideDrafter
+from edgespec.drafters.channel import Load
+from edgespec.drafters.combined import Combined
+from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.ngram import NGram
+from edgespec.drafters.process import command
+from edgespec.errors import Cancelled, CorruptFileError, DeviceError
+from edgespec.schedules.serial import Serial
+from edgespec.schedules.ssd import Ssd
+from tests import worker_programs
+from tests.table_runtime import VOCABULARY, TableRuntime
+
+PROMPT = [3, 1, 4, 1, 5]
+TABLE = TableRuntime().table
+BUDGET = TreeBudget(12, 4, 4)
+GREEDY, HOT = GenerationOptions(), GenerationOptions(temperature=0.8, seed=3)
+WAIT = 60.0  # seconds, beyond which a test has hung
+
+
+def start(program: str = "table", **options: Any) -> Beside:
+    where = command(f"{worker_programs.__name__}:{program}")
+    return Beside(Load("none", 1), 1000, program=where, **options)
+
+
+@pytest.fixture
+def worker() -> Iterator[Beside]:
+    opened = start()
+    yield opened
+    opened.close()
+
+
+def drafter_of(opened: Beside, capacity: int = 400) -> BesideDrafter:
+    return BesideDrafter(opened.worker, capacity, VOCABULARY)
+
+
+def in_process(capacity: int = 400) -> ModelDrafter:
+    return ModelDrafter(TableRuntime(noise=worker_programs.NOISE, capacity=capacity), VOCABULARY)
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    last = time.monotonic() + WAIT
+    while not true():
+        assert time.monotonic() < last
+        time.sleep(0.001)
+
+
+def reply(
+    schedule: Serial,
+    options: GenerationOptions = GREEDY,
+    acceptance: str | None = None,
+    count: int = 70,
+    verify: Callable[[int], None] = lambda cycle: None,
+) -> tuple[list[int], list[Cycle]]:
+    """Text behind the prompt; `verify` gets the cycle's number while a tree is verified."""
+    judge, noise = make_acceptance(acceptance, options), Noise(options.seed)
+    text, cycles = list(PROMPT), list[Cycle]()
+    drawn, keyed = judge.name == "ratio", judge.name == "sample"
+    schedule.begin(Context(PROMPT, Sampler(options), noise, drawn, keyed), count)
+    text.append(Sampler(options).pick(TABLE[text[-2], text[-1]], noise, len(text)))
+    while len(text) < len(PROMPT) + count:
+        tree = schedule.next_tree(text[-1])
+        tree.validate(VOCABULARY)
+        verify(len(cycles))
+        before = [text[-2] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
+        outcome = judge.walk(tree, TABLE[before, tree.tokens], noise, len(text))
+        cycles.append(schedule.settle(outcome))
+        text += outcome.tokens
+    return text[len(PROMPT) : len(PROMPT) + count], cycles
+
+
+def plain(options: GenerationOptions = GREEDY, count: int = 70) -> list[int]:
+    text, noise, sampler = list(PROMPT), Noise(options.seed), Sampler(options)
+    while len(text) < len(PROMPT) + count:
+        text.append(sampler.pick(TABLE[text[-2], text[-1]], noise, len(text)))
+    return text[len(PROMPT) :]
+
+
+def same(a: TokenTree, b: TokenTree) -> bool:
+    columns = zip((a.tokens, a.parents, a.logprobs), (b.tokens, b.parents, b.logprobs), strict=True)
+    return all(np.array_equal(one, other) for one, other in columns)
+
+
+@pytest.mark.parametrize("kind", [Serial, Ssd])
+@pytest.mark.parametrize("options", [GREEDY, HOT], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("names", ["model", "ngram+model"])
+def test_the_text_is_plain_decodings(
+    worker: Beside, kind: type[Serial], options: GenerationOptions, names: str
+) -> None:
+    for controller in (Fixed(BUDGET), Adaptive()):
+        members: list[Drafter] = [NGram()] if "ngram" in names else []
+        schedule = kind(Combined([*members, drafter_of(worker)]), controller, 64)
+        for _ in range(3):
+            said, cycles = reply(schedule, options, verify=lambda cycle: time.sleep(0.003))
+            assert said == plain(options)
+        if isinstance(controller, Fixed):
+            assert sum(cycle.outcome.accepted for cycle in cycles) > 15
+            if kind is Ssd:
+                hits = [c.overlap.hit for c in cycles if c.overlap is not None]
+                assert hits.count(True) > len(hits) // 2
+                assert sum(c.overlap.nodes for c in cycles if c.overlap) > 50
+                assert not any(c.overlap.steps for c in cycles if c.overlap), "none of this process"
+
+
+def test_trees_are_those_of_the_same_drafter_in_this_process(worker: Beside) -> None:
+    """Tokens, parents and log-probabilities to the last bit, in replies of any outcome, rounds kept and not."""
+    rng = np.random.default_rng(0)
+    for options, keyed in ((GREEDY, False), (HOT, True)):
+        ours, theirs = in_process(), drafter_of(worker)
+        text = list(PROMPT)
+        for _ in range(3):
+            context = Context(list(text), Sampler(options), Noise(options.seed), keyed=keyed)
+            ours.prefill(context)
+            theirs.prefill(context)
+            root = int(rng.integers(VOCABULARY))
+            for cycle in range(12):
+                assert theirs.prepared == ours.prepared
+                budget = TreeBudget(*map(int, rng.integers((1, 0, 0), (40, 9, 9))))
+                roots = [Root((root,))]
+                if cycle % 5 == 4:
+                    roots = [Root((root, int(t)), float(-rng.random())) for t in rng.permutation(12)[:3]]
+                rounds = [drafter.start(roots, budget) for drafter in (ours, theirs)]
+                for drafting in rounds:
+                    while drafting.step():
+                        pass
+                for i in range(len(roots)):
+                    assert same(rounds[0].tree(i), rounds[1].tree(i))
+                tree = rounds[0].tree() if len(roots) == 1 else TokenTree.root(root)
+                end = rng.choice(["stop", "cancel", "leave"])
+                for drafting in rounds:
+                    if end != "leave":
+                        getattr(drafting, end)()
+                path = tree.path_to(int(rng.integers(len(tree))))
+                tokens = (*tree.tokens[path[1:]].tolist(), int(rng.integers(VOCABULARY)))
+                for drafter in (ours, theirs):
+                    drafter.commit(root, Outcome(path, tokens))
+                text += [root, *tokens[:-1]]
+                root = tokens[-1]
+            text = text[: len(PROMPT) + int(rng.integers(20))]
+
+
+def test_what_it_prepares_is_what_this_process_would(worker: Beside) -> None:
+    """With all the time it needs, a round ahead leaves the same trees below the outcome."""
+    ours, theirs = in_process(), drafter_of(worker)
+    text, root = list(PROMPT), 2
+    for drafter in (ours, theirs):
+        drafter.prefill(Context(PROMPT))
+    rng = np.random.default_rng(1)
+    hits = 0
+    for _ in range(10):
+        trees = []
+        for drafter in (ours, theirs):
+            drafting = drafter.start([Root((root,))], TreeBudget(8, 3, 0 if drafter.prepared else 3))
+            while drafting.step():
+                pass
+            drafting.stop()
+            trees.append(drafting.tree())
+        assert same(*trees)
+        ahead = [drafter.ahead(trees[0], TreeBudget(64, 40, 0)) for drafter in (ours, theirs)]
+        while ahead[0].step():
+            pass
+        assert not ahead[1].step()
+        wait_for(lambda: ahead[1].nodes == ahead[0].nodes)  # noqa: B023
+        for drafting_ahead in ahead:
+            drafting_ahead.stop()
+        path = trees[0].path_to(int(rng.integers(len(trees[0]))))
+        bonus = int(
+            TABLE[
+                trees[0].tokens[path[-2]] if len(path) > 1 else text[-1], trees[0].tokens[path[-1]]
+            ].argmax()
+        )
+        outcome = Outcome(path, (*trees[0].tokens[path[1:]].tolist(), bonus))
+        for drafter in (ours, theirs):
+            drafter.commit(root, outcome)
+        assert theirs.prepared == ours.prepared
+        hits += ours.prepared
+        text += [root, *outcome.tokens[:-1]]
+        root = bonus
+    assert hits > 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+@pytest.mark.parametrize("kind", [Serial, Ssd])
+@pytest.mark.parametrize("names", ["model", "ngram+model"])
+def test_a_killed_worker_costs_no_token(kind: type[Serial], names: str) -> None:
+    """At any moment: while it loads its prompt, drafts, is asked, or has nothing to do."""
+    rng = np.random.default_rng(0)
+    for moment in range(6):
+        opened = start("device" if moment % 2 else "table")
+        members: list[Drafter] = [NGram()] if "ngram" in names else []
+        schedule = kind(Combined([*members, drafter_of(opened)]), Fixed(BUDGET), 64)
+        pid = opened.worker._process.pid
+        after = float(rng.random()) * 0.3
+        timer = threading.Timer(after, lambda pid=pid: os.kill(pid, signal.SIGKILL))  # type: ignore[misc]
+        timer.start()
+        began = time.monotonic()
+        while time.monotonic() < began + after + 0.1:
+            said, cycles = reply(schedule, verify=lambda cycle: time.sleep(0.002))
+            assert said == plain()
+        timer.join()
+        wait_for(lambda: opened.worker.lost is not None)  # noqa: B023
+        said, cycles = reply(schedule)
+        assert said == plain()
+        assert schedule.undrafted == "the draft worker is lost: it was killed by signal 9"
+        assert not schedule.damaged
+        drafted = sum(cycle.outcome.drafted for cycle in cycles)
+        assert (drafted > 0) == ("ngram" in names)
+        assert max(cycle.draft_seconds for cycle in cycles) < 0.4, "nobody waits for it any more"
+        fresh = kind(drafter_of(opened), Fixed(BUDGET), 64)
+        assert reply(fresh)[0] == plain(), "another conversation of the same engine"
+        assert fresh.undrafted == schedule.undrafted
+        opened.close()
+        assert opened.worker._process.poll() is not None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+@pytest.mark.parametrize("kind", [Serial, Ssd])
+def test_a_stalled_worker_is_waited_for_once_and_caught_up_with(
+    worker: Beside, kind: type[Serial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs one wait, then none; when it goes on it is told what it has missed, and drafts rightly."""
+    pid = worker.worker._process.pid
+    schedule = kind(drafter_of(worker), Fixed(BUDGET), 64)
+
+    def stall(cycle: int) -> None:
+        if cycle == 5:
+            os.kill(pid, signal.SIGSTOP)
+        if cycle == 25:
+            os.kill(pid, signal.SIGCONT)
+            wait_for(lambda: schedule.drafter.caught_up)  # type: ignore[attr-defined]
+
+    said, cycles = reply(schedule, verify=stall, count=120)
+    assert said == plain(count=120)
+    stalled = cycles[6:26]
+    assert sum(cycle.outcome.drafted for cycle in stalled) == 0
+    waited = [cycle.draft_seconds for cycle in stalled]
+    assert beside.SILENCE * 0.9 < max(waited)
+    assert sorted(waited)[-2] < beside.SILENCE / 2
+    assert sum(cycle.outcome.accepted for cycle in cycles[26:]) > 5
+    assert schedule.undrafted is None
+    ours, text = in_process(), [*PROMPT, *said[:90]]
+    ours.prefill(Context(text[:-1]))
+    schedule.begin(Context(text[:-1]), 100)
+    expected = ours.start([Root((text[-1],))], BUDGET)
+    while expected.step():
+        pass
+    assert same(schedule.next_tree(text[-1]), expected.tree())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+@pytest.mark.parametrize("kind", [Serial, Ssd])
+def test_a_worker_that_stays_silent_is_given_up(
+    worker: Beside, kind: type[Serial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(beside, "LOST", 0.7)
+    schedule = kind(drafter_of(worker), Fixed(BUDGET), 64)
+    said, _ = reply(schedule)
+    os.kill(worker.worker._process.pid, signal.SIGSTOP)
+    for _ in range(2):
+        said, cycles = reply(schedule, verify=lambda cycle: time.sleep(0.01), count=120)
+        assert said == plain(count=120)
+    assert schedule.undrafted is not None
+    assert "it has said nothing for 1 s" in schedule.undrafted
+    wait_for(lambda: worker.worker._process.poll() is not None)
+    assert not cycles[-1].outcome.drafted
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+def test_a_worker_that_takes_no_messages_is_given_up(worker: Beside) -> None:
+    """Also when a prompt is longer than a pipe holds; and nobody waits for it."""
+    drafter = drafter_of(worker, 10**6)
+    os.kill(worker.worker._process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    for _ in range(process.MOST_WAITING + 5):
+        drafter.prefill(Context([1] * 200_000))
+    assert time.monotonic() - began < WAIT / 2
+    assert drafter.lost is not None
+    assert "has not taken the last 64 messages" in drafter.lost
+
+
+LIES = "root vocabulary parents columns nan infinite large deep twice noise text long request".split() + [
+    "two roots",
+    "above 0",
+    "two trees",
+    "other question",
+    "other answer",
+    "twice answered",
+    "ready again",
+]
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_nonsense_ends_the_worker_and_not_the_reply(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_LIE", lie)
+    opened = start("liar")
+    for kind in (Serial, Ssd):
+        schedule = kind(drafter_of(opened), Fixed(BUDGET), 64)
+        said, cycles = reply(schedule)
+        assert said == plain()
+        if kind is Serial:
+            assert sum(cycle.outcome.drafted for cycle in cycles[:2]) > 0
+        assert not any(cycle.outcome.drafted for cycle in cycles[4:])
+        assert schedule.undrafted is not None
+        assert "it answered nonsense" in schedule.undrafted
+    opened.close()
+
+
+def test_an_error_in_the_worker_is_told() -> None:
+    opened = start("damaged")
+    schedule = Ssd(drafter_of(opened), Fixed(BUDGET), 64)
+    assert reply(schedule)[0] == plain()
+    assert schedule.undrafted == "the draft worker is lost: MemoryError: of the accelerator"
+    opened.close()
+
+
+def test_a_long_prompt_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target goes on alone until the worker has read it."""
+    monkeypatch.setattr(beside, "SILENCE", 0.1)
+    monkeypatch.setattr(beside, "LOST", 0.3)  # it is at work all the time, and says so
+    opened = start("slow_prompt")
+    schedule = Serial(drafter_of(opened), Fixed(BUDGET), 64)
+    monkeypatch.setattr(sys.modules[__name__], "PROMPT", PROMPT * 3)
+    said, cycles = reply(schedule, verify=lambda cycle: time.sleep(0.05), count=120)
+    assert said == plain(count=120)
+    first = next(i for i, cycle in enumerate(cycles) if cycle.outcome.drafted)
+    assert 3 < first < 60
+    assert sum(cycle.draft_seconds for cycle in cycles[:first]) < 1.0
+    assert sum(cycle.outcome.accepted for cycle in cycles[first:]) > 5
+    assert schedule.undrafted is None
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("program", "error", "words"),
+    [
+        ("corrupt", CorruptFileError, r"^model.safetensors is truncated$"),
+        ("out_of_memory", DeviceError, r"did not start: MemoryError: 4 GB; leave draft_worker= out"),
+        ("dies", DeviceError, r"did not start: it ended with code 3: no such library: libdevice.so; leave"),
+        ("nowhere", DeviceError, r"did not start: it ended with code 1: AttributeError: .*nowhere.*; leave"),
+        (
+            "talks_first",
+            DeviceError,
+            r"did not start: it answered nonsense \(Committed, out of turn\); leave",
+        ),
+    ],
+)
+def test_a_worker_that_cannot_start(program: str, error: type[Exception], words: str) -> None:
+    seen: list[int] = []
+    with pytest.raises(error, match=words):
+        start(program, progress=seen.append)
+    assert seen == ([7] if program in ("corrupt", "out_of_memory") else [])
+    with pytest.raises(DeviceError, match=r"the draft worker did not start: .*No such file"):
+        Beside(Load("none", 1), 1, program=["/nowhere/python"])
+
+
+def test_a_start_ends_when_it_takes_too_long_or_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "START", 0.2)
+    with pytest.raises(DeviceError, match=r"did not start: it said nothing for 0 s; leave"):
+        start("mute")
+    made: list[process.Worker] = []
+
+    class Watched(process.Worker):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(beside, "Worker", Watched)
+
+    def progress(nbytes: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        start("corrupt", progress=progress)
+    assert made[0]._process.poll() is not None
+
+
+def test_two_conversations_share_a_worker(worker: Beside) -> None:
+    """One reply by turns with another, and in threads of their own; closing one frees its place."""
+    found: dict[int, list[int]] = {}
+
+    def talk(number: int) -> None:
+        options = GenerationOptions(temperature=0.5, seed=number)
+        schedule = Ssd(drafter_of(worker), Fixed(BUDGET), 64)
+        found[number] = reply(schedule, options, verify=lambda cycle: time.sleep(0.001))[0]
+
+    threads = [threading.Thread(target=talk, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+    assert found == {n: plain(GenerationOptions(temperature=0.5, seed=n)) for n in range(4)}
+    assert worker.worker.lost is None
+    del threads
+    gc.collect()
+    assert not worker.worker.nodes, "all have left"
+
+
+@pytest.mark.parametrize("kind", [Serial, Ssd])
+def test_cancelling_and_interrupting(worker: Beside, kind: type[Serial]) -> None:
+    """While it is waited for; the next reply goes on with the same worker."""
+    drafter = drafter_of(worker)
+    schedule = kind(drafter, Fixed(BUDGET), 64)
+    for error in (Cancelled("enough"), KeyboardInterrupt()):
+        for calls in range(12):
+            left = calls
+
+            def check(error: BaseException = error) -> None:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise error
+
+            with suppress(type(error)):
+                schedule.begin(Context(PROMPT, check=check), 50)
+                for root in (2, 5, 7):
+                    tree = schedule.next_tree(root)
+                    schedule.settle(Outcome(tree.path_to(0), (root + 1,)))
+            said, _ = reply(schedule, count=30)
+            assert said == plain(count=30)
+    assert drafter.lost is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+def test_ctrl_c_is_not_for_the_worker(worker: Beside) -> None:
+    os.kill(worker.worker._process.pid, signal.SIGINT)
+    schedule = Ssd(drafter_of(worker), Fixed(BUDGET), 64)
+    assert reply(schedule)[0] == plain()
+    assert schedule.undrafted is None
+    if hasattr(os, "getpgid"):
+        assert os.getpgid(worker.worker._process.pid) != os.getpgid(0)
+
+
+def test_closing_while_it_drafts() -> None:
+    """By its engine, in another thread; nobody waits for long, and nothing is left."""
+    opened = start("device")
+    schedule = Serial(drafter_of(opened), Fixed(TreeBudget(60, 16, 16)), 64)
+    timer = threading.Timer(0.2, opened.close)
+    timer.start()
+    assert reply(schedule)[0] == plain()
+    timer.join()
+    assert schedule.undrafted == "the draft worker is lost: it was ended"
+    assert not any(thread.is_alive() for thread in opened.worker._threads)
+
+
+def test_a_worker_that_nobody_holds_is_ended() -> None:
+    opened = start()
+    schedule = Ssd(drafter_of(opened), Fixed(BUDGET), 64)
+    reply(schedule)
+    process_of_it = opened.worker._process
+    del opened
+    gc.collect()
+    assert process_of_it.poll() is not None
+    assert reply(schedule)[0] == plain()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+@pytest.mark.parametrize("how", ["kill", "exit", "fork"])
+def test_it_ends_with_its_parent(how: str) -> None:
+    """Whatever it does just then; also when a child of the parent holds the pipe open."""
+    code = f"""
+import os, time
+from tests import test_beside
+opened = test_beside.start("device")
+drafter = test_beside.drafter_of(opened)
+drafter.prefill(test_beside.Context([1, 2, 3]))
+drafter.ahead(test_beside.TokenTree.root(4), test_beside.TreeBudget(64, 300, 0))
+print(opened.worker._process.pid, flush=True)
+if {how!r} == "fork" and not os.fork():
+    time.sleep(20)
+    os._exit(0)
+if {how!r} != "exit":
+    time.sleep(1000)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        if how != "exit":
+            os.kill(pid, 0)
+            parent.kill()
+        parent.wait(WAIT)
+
+        def gone() -> bool:
+            with suppress(ProcessLookupError):
+                with open(f"/proc/{pid}/stat") as file:
+                    return file.read().rpartition(")")[2].split()[0] == "Z"
+            return True
+
+        if sys.platform == "linux":
+            with suppress(FileNotFoundError):
+                wait_for(gone)
+
+
+def test_a_device_of_its_own_drafts_while_the_target_verifies() -> None:
+    """A pass of drafting sleeps as long as an accelerator would take: with enough of a pass of the target,
+    drafting costs nothing that shows."""
+    opened = start("device")
+    took: dict[str, float] = {}
+    for kind in (Serial, Ssd):
+        schedule = kind(drafter_of(opened), Fixed(TreeBudget(12, 4, 4)), 64)
+        said, cycles = reply(schedule, verify=lambda cycle: time.sleep(0.3), count=25)
+        assert said == plain(count=25)
+        hits = [c for c in cycles if c.overlap is not None and c.overlap.hit]
+        took[kind.name] = sorted(c.draft_seconds for c in hits or cycles[1:])[len(hits or cycles[1:]) // 2]
+        if kind is Ssd:
+            assert len(hits) > len(cycles) // 2
+    assert took["serial"] > 4 * worker_programs.SlowRuntime.seconds
+    assert took["ssd"] < took["serial"] / 2
+    opened.close()
