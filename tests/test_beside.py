@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ from edgespec.drafters.channel import Load
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
-from edgespec.drafters.process import command
+from edgespec.drafters.process import Question, command
 from edgespec.errors import Cancelled, CorruptFileError, DeviceError
 from edgespec.schedules.serial import Serial
 from edgespec.schedules.ssd import Ssd
@@ -47,6 +49,26 @@ WAIT = 60.0  # seconds, beyond which a test has hung
 def start(program: str = "table", **options: Any) -> Beside:
     where = command(f"{worker_programs.__name__}:{program}")
     return Beside(Load("none", 1), 1000, program=where, **options)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine may be busy; those tests that are about waiting in vain say how long."""
+    monkeypatch.setattr(beside, "SILENCE", WAIT)
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of each wait for an answer, as asked for."""
+    found: list[float] = []
+    wait = Question.wait
+
+    def counting(self: Question, seconds: float) -> None:
+        found.append(seconds)
+        wait(self, seconds)
+
+    monkeypatch.setattr(Question, "wait", counting)
+    return found
 
 
 @pytest.fixture
@@ -129,7 +151,7 @@ def test_the_text_is_plain_decodings(
 
 
 def test_trees_are_those_of_the_same_drafter_in_this_process(worker: Beside) -> None:
-    """Tokens, parents and log-probabilities to the last bit, in replies of any outcome, rounds kept and not."""
+    """Tokens, parents and log-probabilities to the last bit, whatever the outcomes, rounds kept and not."""
     rng = np.random.default_rng(0)
     for options, keyed in ((GREEDY, False), (HOT, True)):
         ours, theirs = in_process(), drafter_of(worker)
@@ -208,10 +230,10 @@ def test_what_it_prepares_is_what_this_process_would(worker: Beside) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
 @pytest.mark.parametrize("kind", [Serial, Ssd])
 @pytest.mark.parametrize("names", ["model", "ngram+model"])
-def test_a_killed_worker_costs_no_token(kind: type[Serial], names: str) -> None:
+def test_a_killed_worker_costs_no_token(kind: type[Serial], names: str, waited: list[float]) -> None:
     """At any moment: while it loads its prompt, drafts, is asked, or has nothing to do."""
     rng = np.random.default_rng(0)
-    for moment in range(6):
+    for moment in range(4):
         opened = start("device" if moment % 2 else "table")
         members: list[Drafter] = [NGram()] if "ngram" in names else []
         schedule = kind(Combined([*members, drafter_of(opened)]), Fixed(BUDGET), 64)
@@ -225,13 +247,14 @@ def test_a_killed_worker_costs_no_token(kind: type[Serial], names: str) -> None:
             assert said == plain()
         timer.join()
         wait_for(lambda: opened.worker.lost is not None)  # noqa: B023
+        waited.clear()
         said, cycles = reply(schedule)
         assert said == plain()
         assert schedule.undrafted == "the draft worker is lost: it was killed by signal 9"
         assert not schedule.damaged
         drafted = sum(cycle.outcome.drafted for cycle in cycles)
         assert (drafted > 0) == ("ngram" in names)
-        assert max(cycle.draft_seconds for cycle in cycles) < 0.4, "nobody waits for it any more"
+        assert not waited, "nobody waits for it any more"
         fresh = kind(drafter_of(opened), Fixed(BUDGET), 64)
         assert reply(fresh)[0] == plain(), "another conversation of the same engine"
         assert fresh.undrafted == schedule.undrafted
@@ -242,26 +265,28 @@ def test_a_killed_worker_costs_no_token(kind: type[Serial], names: str) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
 @pytest.mark.parametrize("kind", [Serial, Ssd])
 def test_a_stalled_worker_is_waited_for_once_and_caught_up_with(
-    worker: Beside, kind: type[Serial], monkeypatch: pytest.MonkeyPatch
+    worker: Beside, kind: type[Serial], monkeypatch: pytest.MonkeyPatch, waited: list[float]
 ) -> None:
     """It costs one wait, then none; when it goes on it is told what it has missed, and drafts rightly."""
     pid = worker.worker._process.pid
     schedule = kind(drafter_of(worker), Fixed(BUDGET), 64)
+    waits: list[float] = []
 
     def stall(cycle: int) -> None:
         if cycle == 5:
             os.kill(pid, signal.SIGSTOP)
+            monkeypatch.setattr(beside, "SILENCE", 0.2)
+            waited.clear()
         if cycle == 25:
+            waits.extend(waited)
             os.kill(pid, signal.SIGCONT)
             wait_for(lambda: schedule.drafter.caught_up)  # type: ignore[attr-defined]
+            monkeypatch.setattr(beside, "SILENCE", WAIT)
 
     said, cycles = reply(schedule, verify=stall, count=120)
     assert said == plain(count=120)
-    stalled = cycles[6:26]
-    assert sum(cycle.outcome.drafted for cycle in stalled) == 0
-    waited = [cycle.draft_seconds for cycle in stalled]
-    assert beside.SILENCE * 0.9 < max(waited)
-    assert sorted(waited)[-2] < beside.SILENCE / 2
+    assert sum(cycle.outcome.drafted for cycle in cycles[6:26]) == 0
+    assert 0.1 < sum(waits) < 0.3
     assert sum(cycle.outcome.accepted for cycle in cycles[26:]) > 5
     assert schedule.undrafted is None
     ours, text = in_process(), [*PROMPT, *said[:90]]
@@ -279,6 +304,7 @@ def test_a_worker_that_stays_silent_is_given_up(
     worker: Beside, kind: type[Serial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(beside, "LOST", 0.7)
+    monkeypatch.setattr(beside, "SILENCE", 0.2)
     schedule = kind(drafter_of(worker), Fixed(BUDGET), 64)
     said, _ = reply(schedule)
     os.kill(worker.worker._process.pid, signal.SIGSTOP)
@@ -286,7 +312,7 @@ def test_a_worker_that_stays_silent_is_given_up(
         said, cycles = reply(schedule, verify=lambda cycle: time.sleep(0.01), count=120)
         assert said == plain(count=120)
     assert schedule.undrafted is not None
-    assert "it has said nothing for 1 s" in schedule.undrafted
+    assert re.search(r"it has said nothing for \d+ s$", schedule.undrafted)
     wait_for(lambda: worker.worker._process.poll() is not None)
     assert not cycles[-1].outcome.drafted
 
@@ -304,18 +330,11 @@ def test_a_worker_that_takes_no_messages_is_given_up(worker: Beside) -> None:
     assert "has not taken the last 64 messages" in drafter.lost
 
 
-LIES = "root vocabulary parents columns nan infinite large deep twice noise text long request".split() + [
-    "two roots",
-    "above 0",
-    "two trees",
-    "other question",
-    "other answer",
-    "twice answered",
-    "ready again",
-]
+LIES = """root, vocabulary, parents, columns, nan, infinite, large, deep, twice, noise, text, long, request,
+two roots, above 0, two trees, other question, other answer, twice answered, ready again"""
 
 
-@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("lie", re.split(r",\s+", LIES))
 def test_nonsense_ends_the_worker_and_not_the_reply(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_LIE", lie)
     opened = start("liar")
@@ -339,19 +358,30 @@ def test_an_error_in_the_worker_is_told() -> None:
     opened.close()
 
 
-def test_a_long_prompt_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target goes on alone until the worker has read it."""
-    monkeypatch.setattr(beside, "SILENCE", 0.1)
-    monkeypatch.setattr(beside, "LOST", 0.3)  # it is at work all the time, and says so
+def test_a_long_prompt_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited: list[float]
+) -> None:
+    """The target goes on alone until the worker has read it: it is at work all the time, and says so."""
+    monkeypatch.setenv("TEST_GO", str(tmp_path / "go"))
+    monkeypatch.setattr(beside, "SILENCE", 0.2)
+    monkeypatch.setattr(beside, "LOST", 0.5)
     opened = start("slow_prompt")
-    schedule = Serial(drafter_of(opened), Fixed(BUDGET), 64)
-    monkeypatch.setattr(sys.modules[__name__], "PROMPT", PROMPT * 3)
-    said, cycles = reply(schedule, verify=lambda cycle: time.sleep(0.05), count=120)
+    drafter = drafter_of(opened)
+    schedule = Serial(drafter, Fixed(BUDGET), 64)
+
+    def verify(cycle: int) -> None:
+        if cycle < 20:
+            time.sleep(0.05)
+        if cycle == 20:
+            assert 0.1 < sum(waited) < 0.3
+            (tmp_path / "go").touch()
+            wait_for(lambda: drafter.caught_up)
+            monkeypatch.setattr(beside, "SILENCE", WAIT)
+
+    said, cycles = reply(schedule, verify=verify, count=120)
     assert said == plain(count=120)
-    first = next(i for i, cycle in enumerate(cycles) if cycle.outcome.drafted)
-    assert 3 < first < 60
-    assert sum(cycle.draft_seconds for cycle in cycles[:first]) < 1.0
-    assert sum(cycle.outcome.accepted for cycle in cycles[first:]) > 5
+    assert not any(cycle.outcome.drafted for cycle in cycles[:21])
+    assert sum(cycle.outcome.accepted for cycle in cycles[21:]) > 15
     assert schedule.undrafted is None
     opened.close()
 
@@ -383,6 +413,7 @@ def test_a_start_ends_when_it_takes_too_long_or_is_interrupted(monkeypatch: pyte
     monkeypatch.setattr(process, "START", 0.2)
     with pytest.raises(DeviceError, match=r"did not start: it said nothing for 0 s; leave"):
         start("mute")
+    monkeypatch.undo()
     made: list[process.Worker] = []
 
     class Watched(process.Worker):
@@ -508,9 +539,8 @@ if {how!r} != "exit":
         parent.wait(WAIT)
 
         def gone() -> bool:
-            with suppress(ProcessLookupError):
-                with open(f"/proc/{pid}/stat") as file:
-                    return file.read().rpartition(")")[2].split()[0] == "Z"
+            with suppress(ProcessLookupError), open(f"/proc/{pid}/stat") as file:
+                return file.read().rpartition(")")[2].split()[0] == "Z"
             return True
 
         if sys.platform == "linux":
@@ -519,18 +549,19 @@ if {how!r} != "exit":
 
 
 def test_a_device_of_its_own_drafts_while_the_target_verifies() -> None:
-    """A pass of drafting sleeps as long as an accelerator would take: with enough of a pass of the target,
-    drafting costs nothing that shows."""
+    """A pass of drafting sleeps as long as an accelerator would take. While the target verifies there is time
+    for all that matters: what was prepared for a hit needs no pass any more."""
     opened = start("device")
-    took: dict[str, float] = {}
-    for kind in (Serial, Ssd):
-        schedule = kind(drafter_of(opened), Fixed(TreeBudget(12, 4, 4)), 64)
-        said, cycles = reply(schedule, verify=lambda cycle: time.sleep(0.3), count=25)
-        assert said == plain(count=25)
-        hits = [c for c in cycles if c.overlap is not None and c.overlap.hit]
-        took[kind.name] = sorted(c.draft_seconds for c in hits or cycles[1:])[len(hits or cycles[1:]) // 2]
-        if kind is Ssd:
-            assert len(hits) > len(cycles) // 2
-    assert took["serial"] > 4 * worker_programs.SlowRuntime.seconds
-    assert took["ssd"] < took["serial"] / 2
+    drafter = drafter_of(opened)
+    schedule = Ssd(drafter, Fixed(BUDGET), 64)
+
+    def verify(cycle: int) -> None:
+        wait_for(lambda: cycle >= 20 or opened.worker.nodes[drafter.seat] > 60)
+
+    said, cycles = reply(schedule, verify=verify, count=200)
+    assert said == plain(count=200)
+    hits = [cycle for cycle in cycles[:20] if cycle.overlap is not None and cycle.overlap.hit]
+    assert len(hits) > 10
+    assert [cycle.passes for cycle in hits] == [0] * len(hits)
+    assert sum(cycle.outcome.accepted for cycle in hits) > 10
     opened.close()
