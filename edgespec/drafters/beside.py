@@ -20,18 +20,18 @@ from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, DraftingAhead, Root
 from edgespec.drafters.channel import (
-    Ahead,
     Cancel,
     Close,
     Commit,
     Committed,
     Draft,
+    GoAhead,
     Load,
-    Message,
     Nonsense,
     Open,
     Prefill,
     RootPath,
+    Sent,
     Stop,
     Trees,
     as_sent,
@@ -128,7 +128,7 @@ class BesideDrafter:
             self._owed = None
             self._lookup = self.ask(Committed, lambda number: Commit(self.seat, number, int(root), tokens))
 
-    def ask(self, kind: type[Trees] | type[Committed], message: Callable[[int], Message]) -> Question:
+    def ask(self, kind: type[Trees] | type[Committed], message: Callable[[int], Sent]) -> Question:
         self._question = self.worker.ask(kind, message)
         return self._question
 
@@ -142,7 +142,8 @@ class BesideDrafter:
         answer = self._lookup.answer
         return isinstance(answer, Committed) and answer.prepared and self._owed is None
 
-    def ahead(self, tree: TokenTree, budget: TreeBudget) -> DraftingAhead:
+    def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
+        """See `drafters.base.Foreseeing`; always best first."""
         return _Ahead(self, tree, budget)
 
     @property
@@ -231,11 +232,15 @@ class _Ahead:
         self._told = drafter.caught_up
         if self._told:
             drafter.worker.nodes[drafter.seat] = 0
-            drafter.worker.tell(Ahead(drafter.seat, as_sent(tree), max(budget.depth, 0)))
+            drafter.worker.tell(GoAhead(drafter.seat, as_sent(tree), max(budget.depth, 0)))
 
     @property
     def nodes(self) -> int:
         return self.drafter.worker.nodes[self.drafter.seat] if self._told else 0
+
+    def rank(self, outcome: Outcome) -> int | None:
+        """Nobody asks: see `drafters.kinds.check_worker`."""
+        return None
 
     def step(self) -> bool:
         return False

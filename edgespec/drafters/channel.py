@@ -1,6 +1,6 @@
 """What a target and the process that drafts for it say to each other, and how that lies on a pipe. No torch.
 
-    target   Load ──────── Open ─ Prefill ─ Draft ─────── Stop ─ Ahead ········ Stop ─ Commit ──── Draft
+    target   Load ──────── Open ─ Prefill ─ Draft ─────── Stop ─ GoAhead ······ Stop ─ Commit ──── Draft
     worker    └ Loading, Ready                └ Trees ─┘           └ Beat, Beat ...      └ Committed ─┘
 
 Token ids and log-probabilities, and the numbers that choose tokens at random; never text, weights or logits.
@@ -37,8 +37,8 @@ class Nonsense(Exception):
     """The other end said what it may not say."""
 
 
-class Message(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True):
-    """Tagged by its name."""
+class Sent(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True):
+    """A message; tagged by its name."""
 
 
 class Tree(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -56,14 +56,14 @@ class RootPath(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     logprob: Logprob
 
 
-class Load(Message):
+class Load(Sent):
     """Read the weights of the model in this directory or file, and compute with so many threads."""
 
     model: Annotated[str, Meta(min_length=1)]
     threads: Annotated[int, Meta(ge=1, le=MOST_THREADS)]
 
 
-class Open(Message):
+class Open(Sent):
     """A conversation begins, of so many positions; no token is beyond the target's vocabulary."""
 
     seat: Natural
@@ -71,13 +71,13 @@ class Open(Message):
     vocabulary: Annotated[int, Meta(ge=1, le=2**31 - 1)]
 
 
-class Close(Message):
+class Close(Sent):
     """A conversation is over: its memory is free."""
 
     seat: Natural
 
 
-class Prefill(Message):
+class Prefill(Sent):
     """A reply to these tokens begins. keyed: see `core.schedule.Context`; the rest: `GenerationOptions`."""
 
     seat: Natural
@@ -90,7 +90,7 @@ class Prefill(Message):
     min_p: float
 
 
-class Draft(Message):
+class Draft(Sent):
     """A tree for each root, please: `Trees` will be the answer."""
 
     seat: Natural
@@ -101,7 +101,7 @@ class Draft(Message):
     passes: Natural
 
 
-class Ahead(Message):
+class GoAhead(Sent):
     """This tree is being verified: draft below its outcomes, as deep as that, until the next message."""
 
     seat: Natural
@@ -109,19 +109,19 @@ class Ahead(Message):
     depth: Natural
 
 
-class Stop(Message):
+class Stop(Sent):
     """The round is over: keep what was drafted."""
 
     seat: Natural
 
 
-class Cancel(Message):
+class Cancel(Sent):
     """The round is over: drop what was drafted."""
 
     seat: Natural
 
 
-class Commit(Message):
+class Commit(Sent):
     """The root and all but the last of the tokens behind it are committed; `Committed` will be the answer."""
 
     seat: Natural
@@ -130,34 +130,34 @@ class Commit(Message):
     tokens: Tokens
 
 
-class Loading(Message):
+class Loading(Sent):
     """So many bytes more were read."""
 
     nbytes: Annotated[int, Meta(ge=0, le=2**48)]
 
 
-class Ready(Message):
+class Ready(Sent):
     """The model is open. peak: bytes, the most that this process has taken."""
 
     peak: Annotated[int, Meta(ge=0, le=2**48)]
 
 
-class Beat(Message):
-    """At work: on this question, or on something else (0). nodes: drafted since the last `Ahead`."""
+class Beat(Sent):
+    """At work: on this question, or on something else (0). nodes: drafted since the last `GoAhead`."""
 
     seat: Natural
     question: Natural
     nodes: Natural
 
 
-class Trees(Message):
+class Trees(Sent):
     """The answer to `Draft`: one for each root."""
 
     question: Natural
     trees: Annotated[list[Tree], Meta(min_length=1, max_length=ROOTS)]
 
 
-class Committed(Message):
+class Committed(Sent):
     """The answer to `Commit`. prepared: something was drafted below the outcome; peak: as of `Ready`."""
 
     question: Natural
@@ -165,14 +165,14 @@ class Committed(Message):
     peak: Annotated[int, Meta(ge=0, le=2**48)]
 
 
-class Failed(Message):
+class Failed(Sent):
     """The worker cannot go on, because of this error, and ends."""
 
     kind: Annotated[str, Meta(max_length=100)]
     words: Words
 
 
-Request = Load | Open | Close | Prefill | Draft | Ahead | Stop | Cancel | Commit
+Request = Load | Open | Close | Prefill | Draft | GoAhead | Stop | Cancel | Commit
 Answer = Loading | Ready | Beat | Trees | Committed | Failed
 
 REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
@@ -182,7 +182,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 M = TypeVar("M", Request, Answer)
 
 
-def frame(message: Message) -> bytes:
+def frame(message: Sent) -> bytes:
     data = _ENCODER.encode(message)
     return len(data).to_bytes(4, "little") + data
 

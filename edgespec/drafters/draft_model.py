@@ -15,11 +15,10 @@ from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
-from edgespec.runtimes.torch.draft import TorchDraft
+from edgespec.runtimes.torch.draft import TorchDraft, open_draft
 from edgespec.runtimes.torch.kv_cache import cache_bytes
 from edgespec.runtimes.torch.plan import activation_bytes
 from edgespec.runtimes.torch.target import TorchTarget
-from edgespec.runtimes.torch.warm_up import warm_up
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -91,22 +90,8 @@ class DraftFiles:
         return weights + kv + activation_bytes(config, dtype)
 
     def open(self, progress: Callable[[int], None] | None = None) -> TorchTarget[Weights]:
-        """Read all its weights; raises as `open_model`."""
-        return open_model(self.files, progress)
-
-
-def open_model(files: ModelFiles, progress: Callable[[int], None] | None = None) -> TorchTarget[Weights]:
-    """Read all weights of a model. Raises StorageError and CorruptFileError; `progress` gets bytes read."""
-    warm_up(files.table, files.dtype)
-    weights = Weights(files.table, 0, files.dtype)
-    try:
-        weights.pin(range(len(files.table.chunks)), progress=progress)
-        if not files.table.tied:  # drafting must not wait for flash
-            weights.embedding.pin()
-    except BaseException:
-        weights.close()
-        raise
-    return TorchTarget(files.config, weights, DRAFT_ROWS)
+        """Read all its weights. Raises StorageError and CorruptFileError; `progress` gets bytes read."""
+        return open_draft(self.files, DRAFT_ROWS, progress)
 
 
 class DraftModel:

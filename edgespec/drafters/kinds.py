@@ -165,6 +165,11 @@ def check_worker(options: EngineOptions, chosen: Sequence[Kind]) -> None:
                 f"weights, in its process; {way}",
                 "draft_worker",
             )
+    if options.fan_out != "best-first":
+        raise OptionError(
+            f"fan_out {options.fan_out} goes by how drafts ranked what came, which a draft worker does not "
+            "tell; use fan_out=best-first, or leave draft_worker= out"
+        )
     if not costly:
         what = f"drafter {options.drafter}" + (" without draft_model=" if options.drafter == "auto" else "")
         raise OptionError(

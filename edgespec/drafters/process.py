@@ -29,9 +29,9 @@ from edgespec.drafters.channel import (
     Failed,
     Load,
     Loading,
-    Message,
     Nonsense,
     Ready,
+    Sent,
     Trees,
     frame,
     read_frame,
@@ -149,12 +149,12 @@ class Worker:
         self.nodes[seat] = 0
         return seat
 
-    def leave(self, seat: int, message: Message) -> None:
+    def leave(self, seat: int, message: Sent) -> None:
         """A conversation is over."""
         self.nodes.pop(seat, None)
         self.tell(message)
 
-    def tell(self, message: Message) -> None:
+    def tell(self, message: Sent) -> None:
         """Say something; what a lost worker is told goes nowhere."""
         if self.lost is not None:
             return
@@ -162,7 +162,7 @@ class Worker:
             self.lose(f"it has not taken the last {MOST_WAITING} messages")
         self._outbox.put(frame(message))
 
-    def ask(self, kind: type[Trees] | type[Committed], message: Callable[[int], Message]) -> Question:
+    def ask(self, kind: type[Trees] | type[Committed], message: Callable[[int], Sent]) -> Question:
         """Say something that has an answer; `message` gets the question's number."""
         number, question = next(self._count), Question(kind)
         self._questions[number] = question

@@ -29,7 +29,6 @@ from edgespec.drafters.base import Drafting, DraftingAhead, Root
 from edgespec.drafters.channel import (
     REQUEST_BYTES,
     REQUESTS,
-    Ahead,
     Beat,
     Cancel,
     Close,
@@ -37,14 +36,15 @@ from edgespec.drafters.channel import (
     Committed,
     Draft,
     Failed,
+    GoAhead,
     Load,
     Loading,
-    Message,
     Nonsense,
     Open,
     Prefill,
     Ready,
     Request,
+    Sent,
     Stop,
     Trees,
     as_received,
@@ -52,7 +52,7 @@ from edgespec.drafters.channel import (
     frame,
     read_frame,
 )
-from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.runtimes.base import DraftRuntime
 
 BEAT = 0.05  # seconds of work, after which it says that it is at work
@@ -76,7 +76,7 @@ class _Seat:
 class Desk:
     """Does what messages say, one after the other."""
 
-    def __init__(self, say: Callable[[Message], None], open_runtime: Callable[[int], DraftRuntime]) -> None:
+    def __init__(self, say: Callable[[Sent], None], open_runtime: Callable[[int], DraftRuntime]) -> None:
         self.say, self.open_runtime = say, open_runtime
         self.seats: dict[int, _Seat] = {}
         self._said = 0.0  # when it was last said that it is at work
@@ -116,7 +116,7 @@ class Desk:
             self._prefill(seat, message)
         elif isinstance(message, Draft):
             self._draft(seat, message)
-        elif isinstance(message, Ahead):
+        elif isinstance(message, GoAhead):
             verified = as_received(message.tree, seat.vocabulary)
             seat.ahead = seat.drafter.ahead(verified, TreeBudget(len(verified), message.depth, 0))
             seat.drafting, seat.nodes = seat.ahead, 0
@@ -167,7 +167,7 @@ def serve(hear: BinaryIO, speak: BinaryIO, open_model: OpenModel) -> None:
     Thread(target=_listen, args=(hear, inbox), daemon=True).start()
     Thread(target=_look_for_parent, args=(os.getppid(),), daemon=True).start()
 
-    def say(message: Message) -> None:
+    def say(message: Sent) -> None:
         speak.write(frame(message))
         speak.flush()
 
@@ -180,7 +180,7 @@ def serve(hear: BinaryIO, speak: BinaryIO, open_model: OpenModel) -> None:
 
 
 def _serve(
-    inbox: SimpleQueue[Request | Nonsense], say: Callable[[Message], None], open_model: OpenModel
+    inbox: SimpleQueue[Request | Nonsense], say: Callable[[Sent], None], open_model: OpenModel
 ) -> None:
     load = inbox.get()
     if not isinstance(load, Load):
@@ -231,14 +231,13 @@ def run(open_model: OpenModel) -> None:
 
 
 def torch_model(load: Load, progress: Callable[[int], None]) -> Callable[[int], DraftRuntime]:
-    """A small model, read by torch; see `OpenModel`. Raises what `draft_model.open_model` raises."""
-    from edgespec.drafters.draft_model import open_model
+    """A small model, read by torch; see `OpenModel`. Raises what `open_draft` raises."""
     from edgespec.kernels.threads import use_threads
     from edgespec.runtimes.formats.describe import describe_model
-    from edgespec.runtimes.torch.draft import TorchDraft
+    from edgespec.runtimes.torch.draft import TorchDraft, open_draft
 
     use_threads(load.threads)
-    model = open_model(describe_model(Path(load.model)), progress)
+    model = open_draft(describe_model(Path(load.model)), DRAFT_ROWS, progress)
     return lambda capacity: TorchDraft.alone(model, capacity)
 
 

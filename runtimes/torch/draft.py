@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,29 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import PREFILL_ROWS, KVCache, Rows
+from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.target import TorchTarget
+from edgespec.runtimes.torch.warm_up import warm_up
+from edgespec.runtimes.torch.weights import Weights
+
+
+def open_draft(
+    files: ModelFiles, rows: int, progress: Callable[[int], None] | None = None
+) -> TorchTarget[Weights]:
+    """A model with all its weights in memory, and room for `rows` uncommitted rows a pass.
+
+    Raises StorageError and CorruptFileError; `progress` gets bytes read.
+    """
+    warm_up(files.table, files.dtype)
+    weights = Weights(files.table, 0, files.dtype)
+    try:
+        weights.pin(range(len(files.table.chunks)), progress=progress)
+        if not files.table.tied:  # drafting must not wait for flash
+            weights.embedding.pin()
+    except BaseException:
+        weights.close()
+        raise
+    return TorchTarget(files.config, weights, rows)
 
 
 class TorchDraft:
