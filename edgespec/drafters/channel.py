@@ -200,7 +200,7 @@ def read_frame(pipe: BinaryIO, kinds: msgspec.msgpack.Decoder[M], most: int) -> 
         return None  # it died while it spoke
     try:
         return kinds.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: not UTF-8
         raise Nonsense(str(error)) from None
 
 
