@@ -1,0 +1,285 @@
+"""Engines whose draft model works in a process beside: the same text, its memory in the plan, refusals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import edgespec
+from edgespec.apps.options import check_together
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.control.controller import Adaptive, Fixed
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.devices import probe
+from edgespec.drafters import beside
+from edgespec.drafters.base import Drafter, Root
+from edgespec.drafters.beside import Beside
+from edgespec.drafters.kinds import choose_drafters, find_drafters
+from edgespec.drafters.resident import Search
+from edgespec.engine import Engine, check_options
+from edgespec.errors import CorruptFileError, OptionError
+from edgespec.models.planning import plan_engine
+from edgespec.progress import Progress
+from edgespec.runtimes.formats.describe import describe_model
+from edgespec.schedules.ssd import Ssd
+from edgespec.text.tokenizer import load_tokenizer
+from tests.machine import GIVEN
+from tests.test_session import prompt_of, write_model
+
+PROMPT = prompt_of(40)
+COUNT = 30
+GREEDY = GenerationOptions(max_tokens=COUNT, ignore_eos=True)
+SAMPLED = GenerationOptions(max_tokens=COUNT, ignore_eos=True, temperature=0.9, top_p=0.95, seed=7)
+BUDGET = TreeBudget(12, 4, 3)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "SILENCE", 60.0)  # the machine may be busy
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("beside")
+    write_model(folder / "draft", seed=1, num_hidden_layers=2)
+    return write_model(folder / "m", max_position_embeddings=2048)
+
+
+def load(model: Path, **options: Any) -> Engine:
+    settings: dict[str, Any] = {"memory": "8GB", "context": 800, "draft_model": model, "draft_worker": 1}
+    return edgespec.load(model, **(settings | options))
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[Engine]:
+    """Its draft model is the target itself."""
+    with load(model, drafter="ngram+model", resident_layers=1) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> dict[float, list[int]]:
+    with load(model, drafter="none", draft_model=None, draft_worker=None) as engine:
+        return {o.temperature: edgespec.generate(engine, PROMPT, o).tokens for o in (GREEDY, SAMPLED)}
+
+
+def worker_of(engine: Engine) -> Beside:
+    (resident,) = engine.resident
+    assert isinstance(resident, Beside)
+    return resident
+
+
+def test_the_text_is_plain_decodings(engine: Engine, expected: dict[float, list[int]]) -> None:
+    for options in (GREEDY, SAMPLED):
+        for controller in (Fixed(BUDGET), Adaptive()):
+            with engine.new_session(200, controller) as session:
+                assert isinstance(session.schedule, Ssd), "auto: something is free to draft"
+                responses = list(session.generate(PROMPT, options))
+                assert [r.token for r in responses if r.token is not None] == expected[options.temperature]
+            stats = responses[-1].stats
+            assert stats.undrafted is None or isinstance(controller, Adaptive)
+            if isinstance(controller, Fixed):
+                assert stats.accepted > 10
+                assert stats.drafted_while_verifying > 0
+    assert worker_of(engine).worker.lost is None
+    del session  # its drafter goes with it
+    assert not worker_of(engine).worker.nodes
+
+
+def test_a_resident_target_too(model: Path, expected: dict[float, list[int]]) -> None:
+    with load(model, drafter="model") as engine:
+        assert not engine.plan.streamed_bytes
+        for options in (GREEDY, SAMPLED):
+            assert edgespec.generate(engine, PROMPT, options).tokens == expected[options.temperature]
+
+
+def test_trees_are_those_of_the_model_in_this_process(model: Path) -> None:
+    """The same threads, the same weights: the same bits."""
+    draft = model.parent / "draft"
+    trees = []
+    for worker in (None, 1):
+        with load(model, drafter="model", draft_model=draft, draft_worker=worker, threads=1) as engine:
+            session = engine.new_session(200)
+            drafter: Drafter = session.schedule.drafter  # type: ignore[attr-defined]
+            drafter.prefill(Context(PROMPT))
+            for root in (5, 9):
+                drafting = drafter.start([Root((root,))], TreeBudget(40, 6, 6))
+                while drafting.step():
+                    pass
+                trees.append(drafting.tree())
+            session.close()
+    for here, there in zip(trees[:2], trees[2:], strict=True):
+        for name in ("tokens", "parents", "logprobs"):
+            assert np.array_equal(getattr(here, name), getattr(there, name))
+
+
+def test_two_conversations_at_a_time(engine: Engine, expected: dict[float, list[int]]) -> None:
+    found: dict[float, list[int]] = {}
+
+    def talk(options: GenerationOptions) -> None:
+        with engine.new_session(200, Fixed(BUDGET)) as session:
+            for _ in range(3):
+                responses = list(session.generate(PROMPT, options))
+                found[options.temperature] = [r.token for r in responses if r.token is not None]
+
+    threads = [threading.Thread(target=talk, args=(options,)) for options in (GREEDY, SAMPLED)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert found == expected
+
+
+def test_cancelling_a_reply_leaves_the_worker(engine: Engine, expected: dict[float, list[int]]) -> None:
+    with engine.new_session(200, Fixed(BUDGET)) as session:
+        for stop in (1, 2, 5, 9):
+            for count, _ in enumerate(session.generate(PROMPT, GREEDY), 1):
+                if count == stop:
+                    session.cancel()
+            seen = 0
+
+            def interrupt(progress: Progress, stop: int = stop) -> None:
+                nonlocal seen
+                seen += 1
+                if seen == 3 * stop:
+                    raise KeyboardInterrupt
+
+            with pytest.raises(KeyboardInterrupt):
+                list(session.generate(PROMPT, GREEDY, interrupt))
+            responses = list(session.generate(PROMPT, GREEDY))
+            assert [r.token for r in responses if r.token is not None] == expected[0.0]
+            assert responses[-1].stats.accepted > 5
+    assert worker_of(engine).worker.lost is None
+
+
+def test_its_memory_is_in_the_plan_and_in_the_peak(engine: Engine, model: Path) -> None:
+    owners, baseline = engine.plan.owners, engine.plan.owners["interpreter and libraries"]
+    assert owners["draft worker"] == baseline, "a process more"
+    assert owners["drafter"] > 0
+    process = psutil.Process(worker_of(engine).worker._process.pid)
+    assert worker_of(engine).outside > 0.7 * process.memory_info().rss
+    assert engine.peak_memory() >= probe.process_memory().current + 0.7 * process.memory_info().rss
+    members = choose_drafters(EngineOptions(drafter="model", draft_model="m", draft_worker=1))
+    files = describe_model(model)
+    search = Search("model", members, files, load_tokenizer(files, model), {"draft_model": model})
+    options = EngineOptions(memory=4 * 10**9, context=200)
+    without = plan_engine(files, options, GIVEN, find_drafters(search))
+    beside = plan_engine(files, options, GIVEN, find_drafters(replace(search, worker=1)))
+    assert beside.ledger.used - without.ledger.used == beside.owners["interpreter and libraries"]
+    assert set(beside.extras.names) == {"drafter", "draft worker"}, "what a hand-over would free"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+@pytest.mark.parametrize("how", ["kill", "close"])
+def test_it_goes_while_it_drafts(model: Path, expected: dict[float, list[int]], how: str) -> None:
+    """Killed in the middle of a reply, which goes on; or its engine is closed, which ends both."""
+    seen: list[Progress] = []
+    options = with_options(model)
+    engine = Engine.load(str(model), options, seen.append)
+    loading = [progress for progress in seen if progress.stage == "load"]
+    assert loading[-1].done == loading[-1].total
+    assert len({progress.done for progress in loading}) > 2
+    process = worker_of(engine).worker._process
+    session = engine.new_session(400, Fixed(BUDGET))
+    responses = []
+    for response in session.generate(PROMPT, GREEDY):
+        responses.append(response)
+        if len(responses) == 9 and how == "kill":
+            os.kill(process.pid, signal.SIGKILL)
+        elif len(responses) == 9:
+            engine.close()
+    tokens = [r.token for r in responses if r.token is not None]
+    last = responses[-1]
+    if how == "kill":
+        assert tokens == expected[0.0]
+        assert last.stats.undrafted == "the draft worker is lost: it was killed by signal 9"
+        assert edgespec.generate(engine, PROMPT, SAMPLED).tokens == expected[0.9]
+        engine.close()
+    else:
+        assert last.finish_reason == "cancelled"
+        assert tokens == expected[0.0][: len(tokens)]
+    assert process.poll() is not None
+
+
+def with_options(model: Path) -> EngineOptions:
+    return EngineOptions(
+        memory=8 * 10**9, context=800, drafter="model", draft_model=str(model), draft_worker=1
+    )
+
+
+def test_damaged_weights_are_refused_at_the_start(model: Path, tmp_path: Path) -> None:
+    """By the worker, whose error has its type here; and nothing stays open."""
+    damaged = write_model(tmp_path / "m")
+    file = damaged / "model.safetensors"
+    load_draft: list[Callable[[], None]] = []
+    start = beside.Worker.load
+
+    def load_later(self: beside.Worker, *arguments: Any) -> None:
+        file.write_bytes(file.read_bytes()[:-1000])  # since its headers were read here
+        load_draft.append(self.close)
+        start(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beside.Worker, "load", load_later)
+        with pytest.raises(CorruptFileError, match=r"model\.safetensors"):
+            load(model, drafter="model", draft_model=damaged)
+    assert load_draft
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"draft_worker": 0}, r"draft_worker is 0; it must be from 1 to 256"),
+    ({"draft_worker": 300}, r"draft_worker is 300; it must be from 1 to 256"),
+    ({"draft_worker": "many"}, r"draft_worker"),
+    (
+        {"drafter": "substitute"},
+        r"but the low-bit copy drafts with the target's own weights, in its ",
+    ),
+    ({"drafter": "ngram+substitute"}, r"but the low-bit copy drafts with the target's own"),
+    ({"drafter": "cascade", "adapters": "a"}, r"but the cascade drafts with the target's own weights"),
+    ({"drafter": "auto", "adapters": "a"}, r"but the cascade drafts with the target's own weights"),
+    (
+        {"drafter": "ngram"},
+        r"but drafter ngram has nothing that needs a process; use drafter=model, ",
+    ),
+    ({"drafter": "none"}, r"but drafter none has nothing that needs a process"),
+    ({"drafter": "auto"}, r"but drafter auto without draft_model= has nothing that needs a process"),
+    (
+        {"drafter": "model", "draft_model": "m", "fan_out": "geometric"},
+        r"fan_out geometric goes by how drafts ranked .*; use fan_out=best-first, or leave draft_worker= out",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_what_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        check_options(EngineOptions(**{"draft_worker": 1, **options}))
+
+
+def test_what_goes_with_a_worker() -> None:
+    for drafter, members in (
+        ("model", ("model",)),
+        ("ngram+model", ("ngram", "model")),
+        ("auto", ("ngram", "model")),
+    ):
+        options = EngineOptions(drafter=drafter, draft_model="m", draft_worker=2)
+        assert choose_drafters(options) == members
+        check_options(options)
+        check_together(options, SAMPLED)
+        with pytest.raises(OptionError, match=r"ratio acceptance needs the distributions .*_worker= out"):
+            check_together(options, replace(SAMPLED, acceptance="ratio"))
+
+
+def test_ratio_is_refused_by_a_session_too(engine: Engine) -> None:
+    with engine.new_session(200) as session, pytest.raises(OptionError, match="a draft worker sends only"):
+        session.generate(PROMPT, replace(SAMPLED, acceptance="ratio"))
