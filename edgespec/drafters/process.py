@@ -52,7 +52,13 @@ _BOOT = (
 
 def command(program: str = "edgespec.drafters.worker:main") -> list[str]:
     """What runs a function without arguments in a process of its own."""
-    return [sys.executable or "python3", "-c", _BOOT, program, json.dumps(sys.path)]
+    return [
+        sys.executable or "python3",
+        "-c",
+        _BOOT,
+        program,
+        json.dumps([p for p in sys.path if isinstance(p, str)]),
+    ]
 
 
 def _not_started(why: object) -> DeviceError:

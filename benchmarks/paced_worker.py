@@ -1,0 +1,86 @@
+"""A draft worker with a stand-in for an accelerator: its model's passes take PACE_MS, however quick they are.
+
+    PACE_MS=30 python ...     with edgespec.drafters.beside.command replaced by `command`
+
+What is left of a pass's time it sleeps, as a processor does that waits for another device.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.drafters import process, worker
+from edgespec.drafters.channel import Load
+from edgespec.runtimes.base import DraftPass, DraftRuntime
+
+
+def command() -> list[str]:
+    return process.command(f"{__name__}:main")
+
+
+@dataclass
+class PacedPass:
+    """See `runtimes.base.DraftPass`: one part, as a device would be waited for."""
+
+    begun: DraftPass
+    until: float  # as of time.perf_counter
+
+    def advance(self) -> bool:
+        while not self.begun.advance():
+            pass
+        time.sleep(max(0.0, self.until - time.perf_counter()))
+        return True
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        return self.begun.logits
+
+
+@dataclass
+class PacedRuntime:
+    """See `runtimes.base.DraftRuntime`."""
+
+    runtime: DraftRuntime
+    seconds: float  # of a pass
+
+    @property
+    def length(self) -> int:
+        return self.runtime.length
+
+    @property
+    def capacity(self) -> int:
+        return self.runtime.capacity
+
+    @property
+    def rows(self) -> int:
+        return self.runtime.rows
+
+    def prefill(self, tokens: Sequence[int]) -> Iterator[int]:
+        return self.runtime.prefill(tokens)
+
+    def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> PacedPass:
+        until = time.perf_counter() + self.seconds
+        return PacedPass(self.runtime.begin(tokens, parents), until)
+
+    def commit(self, path: Sequence[int], keep: Sequence[int]) -> None:
+        self.runtime.commit(path, keep)
+
+    def truncate(self, length: int) -> None:
+        self.runtime.truncate(length)
+
+
+def paced_model(load: Load, progress: Callable[[int], None]) -> Callable[[int], DraftRuntime]:
+    """See `drafters.worker.OpenModel`."""
+    seconds = float(os.environ["PACE_MS"]) / 1e3
+    open_runtime = worker.torch_model(load, progress)
+    return lambda capacity: PacedRuntime(open_runtime(capacity), seconds)
+
+
+def main() -> None:
+    worker.run(paced_model)
