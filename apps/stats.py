@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from edgespec.apps.progress import format_seconds
@@ -79,6 +80,8 @@ def stats_object(stats: Stats, plan: dict[str, Any]) -> dict[str, Any]:
         "cache_misses": stats.cache_misses,
         "drafted_while_verifying": stats.drafted_while_verifying,
         "fallbacks": stats.fallbacks,
+        "fallback_frequency": stats.fallback_frequency,
+        "early_exit": asdict(stats.early_exit) | {"overlap_mass": stats.early_exit.overlap_mass},
         "acceptance": stats.acceptance,
         "lossless": stats.lossless,
         "drafter_damaged": stats.drafter_damaged,

@@ -38,6 +38,8 @@ class EngineKeywords(TypedDict, total=False):
     fan_out: str
     fan_out_budget: int
     fallback: str
+    exit_layer: int | None
+    kappa: int
 
 
 class GenerationKeywords(TypedDict, total=False):

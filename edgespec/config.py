@@ -47,6 +47,7 @@ PRECISIONS = ("source", "bf16", "int8", "int4")
 FAN_OUTS = ("best-first", "geometric", "uniform", "measured")
 FALLBACKS = ("jit", "ngram", "none")
 MODEL, MEMORY, DRAFTING, REPLY = PANELS = ("Model", "Memory", "Drafting", "Reply")
+MOST_KAPPA = 256  # what is named is drafted for: beyond, there is no room
 MOST_THREADS = 256  # that the compiled kernels' pool can hold
 SETTINGS_BYTES = 10**6  # of an edgespec.toml, at most
 
@@ -139,8 +140,8 @@ class EngineOptions(Options):
     schedule: Annotated[
         str,
         Option(
-            "When drafting happens: auto, serial (before each pass) or ssd (in the waits of passes that read "
-            "from flash, too).",
+            "When drafting happens: auto, serial (before each pass), ssd (in the waits of passes that read "
+            "from flash, too) or mirror (as ssd, for what the target's early exit expects).",
             metavar="NAME", panel=DRAFTING, default="auto, ssd where there are waits",
         ),
     ] = "auto"  # fmt: skip
@@ -167,6 +168,21 @@ class EngineOptions(Options):
             metavar="NAME", panel=DRAFTING, choices=FALLBACKS, hidden=True,
         ),
     ] = "jit"  # fmt: skip
+
+    exit_layer: Annotated[
+        int | None,
+        Option(
+            "Layers before the early exit of schedule mirror; 0 = as many as still hide the drafting.",
+            metavar="N", panel=DRAFTING, default="half of the model's", least=0, hidden=True,
+        ),
+    ] = None  # fmt: skip
+    kappa: Annotated[
+        int,
+        Option(
+            "Tokens that the early exit of schedule mirror names behind each drafted one.",
+            metavar="K", panel=DRAFTING, least=1, most=MOST_KAPPA, hidden=True,
+        ),
+    ] = 8  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()

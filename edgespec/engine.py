@@ -27,7 +27,13 @@ from edgespec.progress import ProgressCallback
 from edgespec.runtimes.base import TREE_ROWS, Target
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
-from edgespec.schedules.kinds import check_schedule, choose_schedule, make_controller, make_schedule
+from edgespec.schedules.kinds import (
+    check_model,
+    check_schedule,
+    choose_schedule,
+    make_controller,
+    make_schedule,
+)
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt, encode_prompt
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
@@ -104,6 +110,7 @@ class Engine:
         check_options(options)
         path = resolve_model(str(model), progress, options.offline)
         files = describe_model(path, options.precision)
+        check_model(options, files.config)
         tokenizer = load_tokenizer(files, path)
         given = _drafters_files(options, progress)
         members = choose_drafters(options)
@@ -154,7 +161,7 @@ class Engine:
         drafters: list[Drafter] = [kind.make() for kind in kinds_of(self.drafters) if kind.make is not None]
         drafters += [resident.drafter(cache, self.config.vocab_size) for resident in self.resident]
         self._handover.begin_anew()
-        schedule = make_schedule(self.schedule, self.options, drafters, controller)
+        schedule = make_schedule(self.schedule, self.options, drafters, controller, self.target)
         session = Session(self, cache, schedule, functools.partial(self._release, held), trace)
         self._positions_held += held
         self._opened += 1

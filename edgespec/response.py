@@ -8,6 +8,24 @@ from dataclasses import dataclass, field
 
 
 @dataclass
+class EarlyExitStats:
+    """What the target's early exit did in a reply (schedule mirror); of all cycles in which it spoke."""
+
+    layers: int = 0  # of the target, before it, at last
+    kappa: int = 0  # tokens that it names behind a row
+    cycles: int = 0
+    tokens: int = 0  # of the target's own that it was asked about,
+    found: int = 0  # and those that it had named
+    law_seconds: float = 0.0  # by the latency law (Mirror-SD, Equation 10)
+    measured_seconds: float = 0.0
+
+    @property
+    def overlap_mass(self) -> float | None:
+        """Omega (Equation 9), counted: the share of the target's tokens that were among its kappa."""
+        return self.found / self.tokens if self.tokens else None
+
+
+@dataclass
 class Stats:
     """Measured while generating; times in seconds, sizes in bytes."""
 
@@ -22,6 +40,7 @@ class Stats:
     cache_misses: int = 0  # and those whose outcome had not
     drafted_while_verifying: int = 0  # nodes, of all outcomes that were drafted for
     fallbacks: int = 0  # trees that were drafted after the pass, as the outcome had not been prepared for
+    early_exit: EarlyExitStats = field(default_factory=EarlyExitStats)
     acceptance: str = "greedy"
     lossless: bool = True  # the acceptance keeps the target's own text or distribution
     drafter_damaged: bool = False  # its model computed NaN, and drafts no more
@@ -37,6 +56,12 @@ class Stats:
     def tokens_per_second(self) -> float:
         """Reply tokens after the first, per second of decoding."""
         return (self.reply_tokens - 1) / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    @property
+    def fallback_frequency(self) -> float | None:
+        """How often nothing had been prepared for an outcome (Mirror-SD, Appendix E); None = never asked."""
+        asked = self.cache_hits + self.cache_misses
+        return self.cache_misses / asked if asked else None
 
     @property
     def tokens_per_cycle(self) -> float:

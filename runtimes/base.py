@@ -225,6 +225,26 @@ class DraftPass(Protocol):
         """[n, V] what follows each of the pass's tokens, once it has ended."""
 
 
+class EarlyExit(Protocol):
+    """Where one conversation's states leave the target behind some of its layers, for a guess at what follows
+    them: while the pass goes on, in its waits. What it says guides drafts, and goes no further.
+    """
+
+    layers: int  # of the target, that come before it
+
+    @property
+    def able(self) -> bool:
+        """It can say anything: its LM head is in memory."""
+
+    def observe(self, hidden: Tensor, rows: Rows) -> None:
+        """A pass has come to it: its states behind `layers` layers, [n, d], of a prompt's block or a tree.
+        Quick, as the pass waits."""
+
+    def begin(self, nodes: Sequence[int]) -> DraftPass:
+        """What follows these nodes [m] of the tree that was observed last, once: logits [m, V]. A part is a
+        block of the head."""
+
+
 class DraftRuntime(Protocol):
     """One conversation's use of a draft model, wherever that runs: numpy in and out, no torch.
 
@@ -303,3 +323,6 @@ class Target(Protocol):
 
     def head(self, normed: Tensor, observer: PassObserver | None = None) -> Tensor:
         """The LM head alone, on what somebody else's norm gave: [n, d] -> [n, V] fp32."""
+
+    def early_exit(self, layers: int) -> EarlyExit:
+        """A conversation's, by the target's own final norm and head."""

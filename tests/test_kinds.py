@@ -29,6 +29,7 @@ from edgespec.models.packing import pack_model
 from edgespec.models.planning import plan_engine
 from edgespec.offload.plan.needs import Extras, MustPin
 from edgespec.offload.plan.plan import Plan
+from edgespec.runtimes.base import Target
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.schedules import kinds as schedules
 from edgespec.schedules.kinds import SCHEDULES, ScheduleKind, check_schedule
@@ -100,7 +101,7 @@ def test_every_row_leads_to_its_file() -> None:
             assert list(inspect.signature(resolve_name(kind.find)).parameters) == ["search", "found"]
     for schedule in SCHEDULES:
         made = inspect.signature(resolve_name(schedule.make))
-        assert list(made.parameters) == ["drafter", "controller", "options"]
+        assert list(made.parameters) == ["drafter", "controller", "options", "target"]
 
 
 def test_names_follow_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,7 +318,7 @@ class Pair(Serial):
         return drafting.tree()
 
 
-def make_pair(drafter: Drafter, controller: Controller, options: EngineOptions) -> Pair:
+def make_pair(drafter: Drafter, controller: Controller, options: EngineOptions, target: Target) -> Pair:
     return Pair(drafter, controller, options.tree_nodes)
 
 
@@ -327,12 +328,16 @@ def with_schedules(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def test_a_schedule_refuses_drafters_that_cannot_follow_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OptionError, match=r"schedule 'pair' is unknown; choose from auto, serial, ssd$"):
+    with pytest.raises(
+        OptionError, match=r"schedule 'pair' is unknown; choose from auto, serial, ssd, mirror$"
+    ):
         check_options(EngineOptions(schedule="pair"))
     with_schedules(monkeypatch, "pair")
     with pytest.raises(OptionError, match=r"schedule 'pears' is unknown; did you mean pair\?"):
         check_options(EngineOptions(schedule="pears"))
-    with pytest.raises(OptionError, match=r"schedule 'x' is unknown; choose from auto, serial, ssd, pair$"):
+    with pytest.raises(
+        OptionError, match=r"schedule 'x' is unknown; choose from auto, serial, ssd, mirror, pair$"
+    ):
         check_options(EngineOptions(schedule="x"))
     for drafter in ("cascade", "auto", "ngram+cascade", "cascade+substitute"):
         with pytest.raises(OptionError) as refused:

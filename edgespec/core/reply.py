@@ -226,6 +226,12 @@ class _Clock:
             self.stats.cache_misses += overlap.hit is False
             self.stats.drafted_while_verifying += overlap.nodes
             self.stats.fallbacks += overlap.fallback
+            if (exited := overlap.exited) is not None:
+                told = self.stats.early_exit
+                told.layers, told.kappa, told.cycles = exited.layers, exited.kappa, told.cycles + 1
+                told.tokens, told.found = told.tokens + exited.tokens, told.found + exited.found
+                told.law_seconds += exited.law
+                told.measured_seconds += exited.took
         self.measure()
 
     def measure(self) -> None:

@@ -17,6 +17,24 @@ from edgespec.core.tree import TokenTree
 
 
 @dataclass(frozen=True)
+class Exited:
+    """What the target's early exit said in a cycle (Mirror-SD).
+
+    layers: of the target, before it. kappa: tokens that it names behind a row.
+    tokens: of the target's own that it was asked about, and how many of them were `found` among its kappa:
+        the share is the overlap mass (Equation 9) as far as this reply knows it.
+    law, took: seconds of the cycle by Equation 10, and as measured.
+    """
+
+    layers: int
+    kappa: int
+    tokens: int
+    found: int
+    law: float
+    took: float
+
+
+@dataclass(frozen=True)
 class Overlap:
     """What drafting while the target verifies did in a cycle.
 
@@ -24,6 +42,7 @@ class Overlap:
     found: passes of drafting that what was prepared is worth.
     fallback: what was prepared was of no use, and something else drafted the tree.
     steps, nodes: of drafting while the tree was verified; they cost no time of their own.
+    exited: what the target's early exit said; None = there is none, or it did not come to speak.
     """
 
     hit: bool | None = None
@@ -31,6 +50,7 @@ class Overlap:
     fallback: bool = False
     steps: int = 0
     nodes: int = 0
+    exited: Exited | None = None
 
 
 @dataclass(frozen=True)

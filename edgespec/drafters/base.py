@@ -14,7 +14,7 @@ never see text; what they propose cannot change what the target says, only how f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -98,6 +98,23 @@ class DraftingAhead(Protocol):
     def stop(self) -> None: ...
 
     def cancel(self) -> None: ...
+
+
+@runtime_checkable
+class Hearing(DraftingAhead, Protocol):
+    """Can be told meanwhile what somebody else thinks follows the verified nodes: other outcomes, and others
+    likelier."""
+
+    def expect(self) -> None:
+        """Somebody will speak: leave room for what only he thinks of."""
+
+    def hear(self, said: Mapping[int, Mapping[int, float]], trust: float) -> None:
+        """What follows nodes of the verified tree: by node, log-probabilities by token. `trust` (0...1): how
+        much of what is believed is his word; the rest is the drafter's own."""
+
+    def believed(self, node: int, token: int) -> float:
+        """The probability that the drafter itself gives to a token behind a verified node; 0 = it never
+        thought of it."""
 
 
 @runtime_checkable

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree, merge
-from edgespec.drafters.base import Drafter, Drafting, DraftingAhead, Elsewhere, Foreseeing, Root, Watching
+from edgespec.drafters.base import (
+    Drafter,
+    Drafting,
+    DraftingAhead,
+    Elsewhere,
+    Foreseeing,
+    Hearing,
+    Root,
+    Watching,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,7 +110,7 @@ class CombinedDrafting(_Together):
 
 
 class CombinedAhead(_Together):
-    """See `drafters.base.DraftingAhead`."""
+    """See `drafters.base.Hearing`."""
 
     def __init__(self, members: Sequence[DraftingAhead]) -> None:
         super().__init__(members)
@@ -114,3 +123,18 @@ class CombinedAhead(_Together):
     def rank(self, outcome: Outcome) -> int | None:
         ranks = [member.rank(outcome) for member in self.members]
         return min((rank for rank in ranks if rank is not None), default=None)
+
+    @property
+    def _hearing(self) -> list[Hearing]:
+        return [member for member in self.members if isinstance(member, Hearing)]
+
+    def expect(self) -> None:
+        for member in self._hearing:
+            member.expect()
+
+    def hear(self, said: Mapping[int, Mapping[int, float]], trust: float) -> None:
+        for member in self._hearing:
+            member.hear(said, trust)
+
+    def believed(self, node: int, token: int) -> float:
+        return max((member.believed(node, token) for member in self._hearing), default=0.0)

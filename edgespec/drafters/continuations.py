@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.core.sampling import FloatArray, IntArray, Sampler
+from edgespec.core.schedule import Context
 
 BLUR = 0.1  # of cumulative probability, by which drafter and target are taken to differ
 FAINT = 1e-3  # tokens less likely than this (or a tenth of the likeliest one) are not foreseen
+
+
+def following(
+    logits: NDArray[np.float32], count: int, context: Context, positions: Sequence[int]
+) -> tuple[IntArray, FloatArray]:
+    """[n, V] -> `count` tokens of each row that the target may say at `positions` [n], likeliest first, and
+    their log-probabilities, [n, count] each: as the reply's acceptance chooses them."""
+    if context.keyed:
+        return foreseen(logits, count, context.sampler, [context.noise.uniform(p) for p in positions])
+    return likeliest(logits, count)
 
 
 def likeliest(logits: NDArray[np.float32], count: int) -> tuple[IntArray, FloatArray]:

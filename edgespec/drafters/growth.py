@@ -17,7 +17,7 @@ from edgespec.core.sampling import DRAFT_DRAW, Distribution, Noise, Sampler
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree, TreeBuilder
 from edgespec.drafters.base import Drafting, Root
-from edgespec.drafters.continuations import foreseen, likeliest
+from edgespec.drafters.continuations import following
 from edgespec.drafters.forest import Forest, Node
 
 BRANCH = 8  # children proposed for a node
@@ -86,12 +86,8 @@ class Growing(ABC):
     def _ask(self, nodes: Sequence[Node]) -> Generator[None, None, None]:
         """A pass over new nodes, for their likeliest continuations."""
         logits = yield from self.forest.run(nodes)
-        context = self.drafter.context
-        if context.keyed:
-            uniforms = [context.noise.uniform(position) for position in self.forest.positions(nodes)]
-            tokens, logprobs = foreseen(logits, BRANCH, context.sampler, uniforms)
-        else:
-            tokens, logprobs = likeliest(logits, BRANCH)
+        positions = self.forest.positions(nodes)
+        tokens, logprobs = following(logits, BRANCH, self.drafter.context, positions)
         for i, node in enumerate(nodes):
             self.forest.said[self.forest.slots[node]] = tokens[i], logprobs[i]
 

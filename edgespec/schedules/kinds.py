@@ -16,14 +16,19 @@ from edgespec.drafters.combined import Combined
 from edgespec.drafters.kinds import Kind
 from edgespec.errors import OptionError
 from edgespec.offload.plan.plan import Plan
+from edgespec.runtimes.base import Target
+from edgespec.runtimes.config import ModelConfig
 from edgespec.schedules.serial import Plain
 from edgespec.values import did_you_mean
 
 if TYPE_CHECKING:
     from edgespec.drafters.resident import Resident
 
-Make = Callable[[Drafter, Controller, EngineOptions], Schedule]
+Make = Callable[[Drafter, Controller, EngineOptions, Target], Schedule]
 """For the conversation of this drafter; the options are the engine's, with those of the schedule's own."""
+
+Check = Callable[[EngineOptions, ModelConfig], None]
+"""Raises OptionError for options of the schedule's own that this model cannot have; before it is loaded."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,14 @@ class ScheduleKind:
     """A kind of schedule.
 
     roots: it drafts behind several roots at once, for outcomes that are not known yet: so must its drafters.
-    make: a `Make`: "module:name", imported when it is asked for.
+    make, check: a `Make`, and a `Check` if there is anything to check: "module:name", imported when it is
+        asked for.
     """
 
     name: str
     roots: bool
     make: str
+    check: str | None = None
 
     def refusal(self, drafter: Kind) -> str | None:
         """Why this drafter cannot follow it; None = it can."""
@@ -48,6 +55,9 @@ class ScheduleKind:
 SCHEDULES = (
     ScheduleKind("serial", roots=False, make="edgespec.schedules.serial:make"),
     ScheduleKind("ssd", roots=True, make="edgespec.schedules.ssd:make"),
+    ScheduleKind(
+        "mirror", roots=True, make="edgespec.schedules.mirror:make", check="edgespec.schedules.mirror:check"
+    ),
 )
 
 
@@ -75,6 +85,13 @@ def check_schedule(name: str, members: Sequence[str]) -> None:
         raise OptionError(f"schedule {name} {why}; use {' or '.join(ways)}")
 
 
+def check_model(options: EngineOptions, config: ModelConfig) -> None:
+    """Raises OptionError for options of the schedule's own that do not go with this model."""
+    if options.schedule != "auto" and (name := schedule_kind(options.schedule).check) is not None:
+        check: Check = resolve_name(name)
+        check(options, config)
+
+
 def choose_schedule(name: str, members: Sequence[str], free: bool) -> str:
     """What `auto` means for these kinds of drafters: `ssd` where something is `free` to draft while the
     target verifies (this process in its waits for flash, or a worker) and all can, if that costs any of them
@@ -93,10 +110,14 @@ def make_controller(plan: Plan, resident: Sequence[Resident]) -> Adaptive:
 
 
 def make_schedule(
-    name: str, options: EngineOptions, drafters: Sequence[Drafter], controller: Controller
+    name: str,
+    options: EngineOptions,
+    drafters: Sequence[Drafter],
+    controller: Controller,
+    target: Target,
 ) -> Schedule:
-    """The schedule of this name, for the conversation of these drafters."""
+    """The schedule of this name, for the conversation of these drafters on this target."""
     if not drafters:
         return Plain()
     make: Make = resolve_name(schedule_kind(name).make)
-    return make(drafters[0] if len(drafters) == 1 else Combined(drafters), controller, options)
+    return make(drafters[0] if len(drafters) == 1 else Combined(drafters), controller, options, target)

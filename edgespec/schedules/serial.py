@@ -15,7 +15,7 @@ from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, Elsewhere, Root, Watching
 from edgespec.drafters.combined import without_models
 from edgespec.errors import ModelError
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.base import Rows, Target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +54,7 @@ class Plain:
         return False
 
 
-def make(drafter: Drafter, controller: Controller, options: EngineOptions) -> Serial:
+def make(drafter: Drafter, controller: Controller, options: EngineOptions, target: Target) -> Serial:
     """See `schedules.kinds.Make`."""
     return Serial(drafter, controller, options.tree_nodes)
 

@@ -29,13 +29,14 @@ from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, DraftingAhead, Foreseeing
 from edgespec.drafters.growth import BRANCH
 from edgespec.errors import Cancelled, ModelError
+from edgespec.runtimes.base import Target
 from edgespec.schedules.fan_out import CacheShape
 from edgespec.schedules.serial import Serial
 
 DEPTH = 16  # of drafts whose hits are recorded apart
 
 
-def make(drafter: Drafter, controller: Controller, options: EngineOptions) -> Ssd:
+def make(drafter: Drafter, controller: Controller, options: EngineOptions, target: Target) -> Ssd:
     """See `schedules.kinds.Make`."""
     shape = None
     if options.fan_out != "best-first":
@@ -122,21 +123,26 @@ class Ssd(Serial):
         return super().settle(outcome)
 
     def on_wait(self) -> bool:
-        """A step of drafting. Whatever goes wrong ends the drafting, and not the pass: but for Cancelled."""
+        """A step of drafting."""
         if self._ahead is None:
             return False
+        worked = self._safely(self._ahead.step)
+        self.overlap = replace(self.overlap, steps=self.overlap.steps + worked)
+        return worked
+
+    def _safely(self, work: Callable[[], bool]) -> bool:
+        """Do it while the target verifies. Whatever goes wrong ends the drafting, and not the pass: but for
+        Cancelled."""
         try:
-            worked = self._ahead.step()
+            return work()
         except Cancelled:
             raise
         except ModelError:
             self._drop_models()
         except Exception as error:
             self.give_back(f"it failed while the target verified ({type(error).__name__}: {error})")
-        else:
-            self.overlap = replace(self.overlap, steps=self.overlap.steps + worked)
-            return worked
-        with suppress(Exception):  # it is given up, and whatever failed may fail again
-            self._ahead.cancel()
+        if self._ahead is not None:
+            with suppress(Exception):  # it is given up, and whatever failed may fail again
+                self._ahead.cancel()
         self._ahead = None
         return False

@@ -150,14 +150,10 @@ class FrozenTarget:
         """`depths`: layers below each hidden state that is wanted, 1 to layers."""
         self.target = target
         self.depths = frozenset(depths)
-        weights = target.weights
-        blocks = [
-            weights.resident.get((piece.tensor, piece.row))
-            for _, piece, _ in weights.blocks["lm_head.weight"]
-        ]
-        self._head = [block for block in blocks if block is not None]
-        if len(self._head) < len(blocks):  # on a discrete accelerator it may be pinned in host memory
+        head = target.weights.resident_blocks("lm_head")
+        if head is None:  # on a discrete accelerator it may be pinned in host memory
             raise OptionError("training needs the LM head on the device; use a larger device_memory=")
+        self._head = head
         dtype = target.dtype
         self._head_dtype = matmul_dtype(dtype) if target.device.type == "cpu" else dtype
 

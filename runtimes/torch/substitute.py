@@ -143,6 +143,9 @@ class SubstituteWeights:
     def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
         return self.target.embed(tokens)
 
+    def resident_blocks(self, name: str) -> Sequence[Block] | None:
+        return self.blocks.get(name + ".weight")
+
     def release(self) -> None:
         """Nothing is held."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor
 
 from edgespec.errors import Call, ModelError, OptionError
 from edgespec.kernels.dispatch import add_norm, rms_norm, rotate, swiglu
+from edgespec.kernels.matmul import Block
 from edgespec.kernels.threads import use_threads
 from edgespec.runtimes.base import PREFILL_ROWS, IntArray, PassObserver, Rows
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.attention import AttentionPlan
+from edgespec.runtimes.torch.exit import HeadExit
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.rope import RopeTable
 
@@ -41,6 +44,10 @@ class ModelWeights(Protocol):
 
     def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
         """Rows of the embedding, [n] -> [n, d]."""
+
+    def resident_blocks(self, name: str) -> Sequence[Block] | None:
+        """The matrix called `name` (without ".weight") as blocks of its rows, in order, if all of them are
+        where matmuls run, to stay; else None."""
 
     def release(self) -> None:
         """A pass has ended, or was given up."""
@@ -143,6 +150,10 @@ class TorchTarget(Generic[W]):
             return self.weights.linear(("lm_head",), normed, True, observer)[0].float()
         finally:
             self.weights.release()
+
+    def early_exit(self, layers: int) -> HeadExit:
+        head = partial(self.weights.resident_blocks, "lm_head")
+        return HeadExit(layers, partial(self._norm, "model.norm"), head)
 
     def _layer(
         self,

@@ -195,6 +195,14 @@ class Weights:
         """Rows of the embedding, [n] -> [n, d]."""
         return self.embedding.rows(tokens, self.dtype).to(self.device)
 
+    def resident_blocks(self, name: str) -> list[Block] | None:
+        """See `runtimes.torch.target.ModelWeights`."""
+        found = [
+            self.resident.get((piece.tensor, piece.row)) for _, piece, _ in self.blocks[name + ".weight"]
+        ]
+        blocks = [block for block in found if block is not None]
+        return blocks if len(blocks) == len(found) else None
+
     def _bytes(self, chunk: Chunk, observer: PassObserver | None) -> Tensor:
         """The chunk as uint8 [nbytes] where matmuls run."""
         if self._held is not None and self._held[0] is chunk and self._held[1] is not None:

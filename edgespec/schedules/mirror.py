@@ -1,0 +1,219 @@
+"""Draft for what the target is about to say, as its own early exit tells it: Mirror-SD (arXiv 2510.13161).
+
+    target   layers 1 ... l ──────────┬─ layers l + 1 ... N ────────────────────────── head │ ...
+               ▓ wait ▓ wait          │ exit: norm, head        ▓ wait ▓ wait ▓ wait        │ outcome
+    exit                              └───► top-k tokens and log-probabilities a row        │
+    drafter    by its own guesses           └► below these outcomes, and its own ───────────┴► hit: go on
+                                                                                               miss: draft
+
+This is the ssd schedule, its cache and its lookup, with a *token channel*: behind layer l_e the states of the
+tree under verification leave the target for its own head, and the kappa likeliest tokens behind each node, as
+ids and log-probabilities and nothing else, re-rank the outcomes that are prepared for and add some (section
+3.1). How much the exit is believed beside the drafter is learned from what each said of tokens that came.
+
+The exit takes nothing from the pass: the head is multiplied block by block in the waits behind layer l_e, for
+the likeliest `ROWS` nodes. While it has not spoken, half of the drafter's room is left for what it will say.
+Where nobody waits (a target that is resident, on the same cores) neither it nor the drafter gets a turn, and
+this is the serial schedule: `auto` takes that there. A head that streams is in nobody's memory: the drafter's
+own guesses are all there is, which is the ssd schedule, and `undrafted` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import exp, inf
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgespec.config import EngineOptions
+from edgespec.control.early_exit import OverlapBudget, Trust
+from edgespec.control.overlap import Mirrored
+from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import Context, Controller
+from edgespec.core.trace import Cycle, Exited
+from edgespec.core.tree import TokenTree
+from edgespec.drafters.base import Drafter, Hearing
+from edgespec.drafters.continuations import following
+from edgespec.errors import OptionError
+from edgespec.runtimes.base import DraftPass, EarlyExit, Rows, Target
+from edgespec.runtimes.config import ModelConfig
+from edgespec.schedules.ssd import Ssd
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROWS = 16  # nodes that the exit is asked about; with plain AVX2 so many cost one more (`plan.costs`)
+
+
+def make(drafter: Drafter, controller: Controller, options: EngineOptions, target: Target) -> Mirror:
+    """See `schedules.kinds.Make`."""
+    layers = target.config.layers
+    exit = target.early_exit(options.exit_layer or layers // 2)
+    moves = layers if options.exit_layer == 0 else 0
+    return Mirror(drafter, controller, options.tree_nodes, exit, options.kappa, moves, options.fallback)
+
+
+def check(options: EngineOptions, config: ModelConfig) -> None:
+    """Raises OptionError where this model has no such exit."""
+    layers, vocabulary = config.layers, config.vocab_size
+    if layers < 2:
+        raise OptionError(
+            f"the model has {layers} layer, and an early exit lies between two; use schedule=ssd"
+        )
+    if options.exit_layer is not None and options.exit_layer >= layers:
+        raise OptionError(
+            f"exit_layer is {options.exit_layer}, and the model has {layers} layers: an early exit lies "
+            f"behind 1 to {layers - 1} of them; use exit_layer={layers // 2}, half of them, or leave it out",
+            "exit_layer",
+        )
+    if options.kappa > vocabulary:
+        raise OptionError(
+            f"kappa is {options.kappa}, and the model's vocabulary has {vocabulary} tokens; use kappa=8, or "
+            "leave it out",
+            "kappa",
+        )
+
+
+class Mirror(Ssd):
+    """See the module and `core.schedule.Schedule`."""
+
+    name = "mirror"
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        controller: Controller,
+        nodes: int,
+        exit: EarlyExit,
+        kappa: int = 8,
+        moves: int = 0,
+        fallback: str = "jit",
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """kappa: tokens that the exit says follow a row. moves: the target's layers, if the exit is to lie as
+        late as the drafting, as measured, stays hidden behind it; 0 = it stays where it is. Others as `Ssd`.
+        """
+        super().__init__(drafter, controller, nodes, fallback, clock)
+        self.exit, self.kappa = exit, kappa
+        self.trust = Trust()
+        self.budget = OverlapBudget(moves) if moves else None
+        self._passing = Passing()
+
+    @property
+    def undrafted(self) -> str | None:
+        if (reason := super().undrafted) is not None or not self.drafter.resident or self.exit.able:
+            return reason
+        return "the LM head is read from flash, so the early exit says nothing: drafters guess without it"
+
+    def begin(self, context: Context, limit: int) -> None:
+        self._context, self._length = context, len(context.tokens)
+        self._passing = Passing()
+        super().begin(context, limit)
+
+    def next_tree(self, root: int) -> TokenTree:
+        self._passing = Passing()
+        tree = super().next_tree(root)
+        if isinstance(self._ahead, Hearing) and self.exit.able:
+            self._ahead.expect()
+            self._passing.asks = True
+        return tree
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        super().on_layer(index, hidden, rows)
+        if not self._passing.asks or rows.prefill:
+            return
+        self._passing.layers.append(self.clock())
+        if index + 1 == self.exit.layers:
+            self._safely(lambda: self._observe(hidden, rows))
+
+    def _observe(self, hidden: Tensor, rows: Rows) -> bool:
+        self.exit.observe(hidden, rows)
+        self._passing.observed = True
+        return True
+
+    def on_wait(self) -> bool:
+        """A part of what the exit says, once the pass is there; else a step of drafting."""
+        now = self._passing
+        if self._ahead is None or not now.observed:
+            return super().on_wait()
+        began = self.clock()
+        if now.said is None:
+            worked = self._safely(self._ask)
+            now.early += self.clock() - began
+        else:
+            worked = super().on_wait()
+            now.draft += self.clock() - began
+        return worked
+
+    def _ask(self) -> bool:
+        now, tree = self._passing, self.tree
+        if now.asking is None:
+            likeliest = np.argsort(-tree.scores, kind="stable")[:ROWS]
+            now.nodes = np.sort(likeliest).tolist()
+            now.asking = self.exit.begin(now.nodes)
+        if now.asking.advance():
+            positions = [self._length + int(tree.depths[node]) + 1 for node in now.nodes]
+            found = following(now.asking.logits, self.kappa, self._context, positions)
+            now.said = {
+                node: dict(zip(tokens, logprobs, strict=True))
+                for node, tokens, logprobs in zip(now.nodes, *(part.tolist() for part in found), strict=True)
+            }
+            assert isinstance(self._ahead, Hearing)
+            now.before = self._ahead.nodes
+            self._ahead.hear(now.said, self.trust.share)
+        return True
+
+    def settle(self, outcome: Outcome) -> Cycle:
+        now = self._passing
+        asked = found = 0
+        if now.said is not None and isinstance(self._ahead, Hearing):
+            for node, token in zip(outcome.path.tolist(), outcome.tokens, strict=True):
+                if node in now.said:
+                    heard = exp(now.said[node].get(token, -inf))
+                    self.trust.learn(heard, self._ahead.believed(node, token))
+                    asked, found = asked + 1, found + (heard > 0)
+        began = self.clock()
+        cycle = super().settle(outcome)
+        self._length += len(outcome.tokens)
+        final = self.clock() - began
+        if not asked or cycle.overlap is None:
+            return cycle
+        layers = self.exit.layers
+        law = now.law(layers, outcome.seconds, final).step
+        if self.budget is not None:
+            self.budget.add(now.layer_seconds, cycle.overlap.nodes - now.before, now.draft)
+            window = self.kappa * max(1, int(self.tree.depths.max()))
+            self.exit.layers = self.budget.layers(window) or layers
+        took = cycle.draft_seconds + cycle.verify_seconds + final
+        exited = Exited(layers, self.kappa, asked, found, law, took)
+        return replace(cycle, overlap=replace(cycle.overlap, exited=exited))
+
+
+class Passing:
+    """What happens in one pass; seconds."""
+
+    def __init__(self) -> None:
+        self.asks = False  # the exit is to speak
+        self.observed = False  # the pass has come to it
+        self.nodes: list[int] = []  # that it is asked about
+        self.asking: DraftPass | None = None
+        self.said: Mapping[int, Mapping[int, float]] | None = None  # log-probabilities, by node and token
+        self.layers: list[float] = []  # when each layer ended
+        self.before = 0  # nodes that were drafted when it had spoken
+        self.early = self.draft = 0.0  # of what it says, and of drafting then, in the waits behind it
+
+    @property
+    def layer_seconds(self) -> list[float]:
+        """[N >= 2] of each layer. Nobody hears when the first one begins: it counts as the mean of others."""
+        others = np.diff(self.layers)
+        return [float(others.mean()), *others.tolist()]
+
+    def law(self, layers: int, seconds: float, final: float) -> Mirrored:
+        """The parts of Equation 10, of a pass of so many seconds whose exit lies behind so many layers. What
+        is drafted in the waits of the suffix takes no longer than it."""
+        before = sum(self.layer_seconds[:layers])
+        behind = max(seconds - before - self.early, 0.0)
+        return Mirrored(before, behind, self.draft, self.early, final)
