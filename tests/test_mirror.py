@@ -1,0 +1,320 @@
+"""The mirror schedule: what the target's early exit says is drafted for; same text, reuse, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.early_exit import OverlapBudget, Trust
+from edgespec.core.acceptance import Logits, make_acceptance
+from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.schedule import Context, Controller
+from edgespec.core.trace import Cycle, Exited
+from edgespec.drafters.base import Drafter
+from edgespec.errors import Cancelled, ModelError, OptionError
+from edgespec.schedules.mirror import ROWS, Mirror
+from tests.table_runtime import VOCABULARY
+from tests.test_ssd import BUDGET, GREEDY, HOT, PROMPT, TABLE, drafter_of, model_of, plain
+
+LAYERS, COUNT = 6, 60
+
+
+class TableExit:
+    """See `runtimes.base.EarlyExit`: what the target will say, with noise by layer; in two parts."""
+
+    def __init__(self, layers: int = 3, noise: float = 0.5, able: bool = True) -> None:
+        self.layers, self.noise, self.able = layers, noise, able
+        self.coming: Logits = np.zeros((0, VOCABULARY), np.float32)  # of the pass under way
+        self.asked: list[list[int]] = []
+        self.fails: tuple[str, BaseException] | None = None
+        self.left = 0
+
+    def observe(self, hidden: Any, rows: Any) -> None:
+        self._fail("observe")
+        assert not rows.prefill
+        assert hidden == self.layers - 1, "at its layer, and nowhere else"
+
+    def begin(self, nodes: Sequence[int]) -> TableExit:
+        self._fail("begin")
+        self.asked.append(list(nodes))
+        self.left = 2
+        return self
+
+    def advance(self) -> bool:
+        self._fail("advance")
+        self.left -= 1
+        return self.left == 0
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        assert self.left == 0
+        rng = np.random.default_rng(int(self.coming.sum() * 1000) % 2**32)
+        rows = self.coming[self.asked[-1]]
+        found: Logits = (rows + self.noise * rng.standard_normal(rows.shape)).astype(np.float32)
+        return found
+
+    def _fail(self, where: str) -> None:
+        if self.fails is not None and self.fails[0] == where:
+            raise self.fails[1]
+
+
+def mirror(drafter: Drafter, exit: TableExit, controller: Controller | None = None, **options: Any) -> Mirror:
+    return Mirror(drafter, controller or Fixed(BUDGET), 64, exit, **options)
+
+
+def reply(
+    schedule: Mirror,
+    waits: Callable[[], int],
+    options: GenerationOptions = GREEDY,
+    acceptance: str | None = None,
+    count: int = COUNT,
+) -> tuple[list[int], list[Cycle]]:
+    """Text behind the prompt; so many waits a layer, or fewer when nothing is to do."""
+    judge, noise = make_acceptance(acceptance, options), Noise(options.seed)
+    text, cycles = list(PROMPT), list[Cycle]()
+    drawn, keyed = judge.name == "ratio", judge.name == "sample"
+    schedule.begin(Context(text, Sampler(options), noise, drawn, keyed), count)
+    text.append(Sampler(options).pick(TABLE[text[-2], text[-1]], noise, len(text)))
+    exit = schedule.exit
+    assert isinstance(exit, TableExit)
+    while len(text) < len(PROMPT) + count:
+        tree = schedule.next_tree(text[-1])
+        tree.validate(VOCABULARY)
+        before = [text[-2] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
+        exit.coming = TABLE[before, tree.tokens]
+        for layer in range(LAYERS):
+            for _ in range(waits()):
+                if not schedule.on_wait():
+                    break
+            rows: Any = SimpleNamespace(prefill=False, n=len(tree))
+            schedule.on_layer(layer, layer, rows)  # type: ignore[arg-type]
+        outcome = judge.walk(tree, exit.coming, noise, len(text))
+        text += outcome.tokens
+        cycles.append(schedule.settle(replace(outcome, seconds=1.0)))
+    return text[len(PROMPT) : len(PROMPT) + count], cycles
+
+
+def said_in(cycles: Sequence[Cycle]) -> list[Exited]:
+    return [c.overlap.exited for c in cycles if c.overlap is not None and c.overlap.exited is not None]
+
+
+def misses(cycles: Sequence[Cycle]) -> int:
+    return sum(cycle.overlap.hit is False for cycle in cycles if cycle.overlap)
+
+
+@pytest.mark.parametrize("options", [GREEDY, HOT])
+@pytest.mark.parametrize("name", ["ngram", "model", "ngram+model"])
+@pytest.mark.parametrize("noise", [0.0, 5.0])
+def test_the_text_is_the_targets_own_whatever_the_exit_says(
+    options: GenerationOptions, name: str, noise: float
+) -> None:
+    expected, rng = plain(options, COUNT), np.random.default_rng(5)
+    amounts = [lambda n=n: n for n in (0, 1, 2, 3, 200)]  # type: ignore[misc]
+    amounts.append(lambda: int(rng.integers(0, 12) * rng.integers(0, 2)))
+    for waits in amounts:
+        for controller in (Fixed(BUDGET), Adaptive()):
+            schedule = mirror(drafter_of(name), TableExit(noise=noise), controller)
+            assert reply(schedule, waits, options)[0] == expected
+    schedule = mirror(drafter_of(name), TableExit(noise=noise))
+    spoke = said_in(reply(schedule, lambda: 9, options)[1])
+    assert bool(spoke) == (name != "ngram"), "n-grams prepare nothing: nobody is to be told"
+
+
+def test_what_the_exit_names_is_prepared_for_and_reused() -> None:
+    """The drafter has no idea; the exit knows. Each outcome that it names is a hit, and nothing that was
+    drafted below it is drafted again."""
+    drafter, runtime = model_of(noise=50.0)
+    said, cycles = reply(mirror(drafter, TableExit(noise=0.0), kappa=2), lambda: 60)
+    assert said == plain(GREEDY, COUNT)
+    exited = said_in(cycles)
+    assert len(exited) == len(cycles)
+    assert all(e.found == e.tokens > 0 for e in exited)
+    assert misses(cycles[:-1]) == 0, "what follows the last token is drafted for no more"
+    assert sum(cycle.overlap.hit is True for cycle in cycles if cycle.overlap) > 30
+    assert len(runtime.done) == len(set(runtime.done))
+    without = reply(mirror(model_of(noise=50.0)[0], TableExit(able=False)), lambda: 60)[1]
+    assert misses(without) > 10
+    assert not said_in(without)
+
+
+@pytest.mark.parametrize("options", [GREEDY, HOT])
+def test_more_names_mean_no_more_fallbacks(options: GenerationOptions) -> None:
+    found = []
+    for kappa in (1, 2, 4, 8, VOCABULARY):
+        schedule = mirror(model_of(noise=50.0)[0], TableExit(noise=2.5), kappa=kappa)
+        found.append(misses(reply(schedule, lambda: 200, options)[1]))
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
+
+
+def test_an_exit_that_errs_is_found_out() -> None:
+    """What counts is what came: the drafter's own guesses are not displaced for long."""
+    wrong = mirror(model_of()[0], TableExit(noise=100.0))
+    right = mirror(model_of(noise=50.0)[0], TableExit(noise=0.0))
+    cycles = reply(wrong, lambda: 6, count=150)[1]
+    reply(right, lambda: 6, count=150)
+    assert wrong.trust.share < 0.3
+    assert right.trust.share > 0.7
+    alone = reply(mirror(model_of()[0], TableExit(able=False)), lambda: 6, count=150)[1]
+    assert misses(cycles) <= misses(alone) + 5
+
+
+def test_trust_is_the_weight_of_a_mixture() -> None:
+    """Expectation maximisation: of tokens that the exit gave 0.9 and the drafter 0.1, it is nearly all the
+    exit's word; where both say the same nothing is learned; 0 and 0 says nothing."""
+    for told, drafted, low, high in ((0.9, 0.1, 0.9, 1.0), (0.1, 0.9, 0.0, 0.1), (0.3, 0.3, 0.49, 0.51)):
+        trust = Trust()
+        assert trust.share == 0.5
+        for _ in range(200):
+            trust.learn(told, drafted)
+        assert low <= trust.share <= high
+        share = trust.share
+        trust.learn(0.0, 0.0)
+        assert trust.share == share
+
+
+@pytest.mark.parametrize("where", ["observe", "begin", "advance"])
+@pytest.mark.parametrize("name", ["model", "ngram+model"])
+@pytest.mark.parametrize("error", [ValueError("a bug"), ModelError("NaN"), MemoryError()])
+def test_an_error_in_the_exit_ends_the_drafting_and_not_the_pass(
+    where: str, name: str, error: Exception
+) -> None:
+    exit = TableExit()
+    schedule = mirror(drafter_of(name), exit)
+    passes = 0
+
+    def waits() -> int:
+        nonlocal passes
+        passes += 1
+        if passes == 4 * LAYERS:
+            exit.fails = where, error
+        return 5
+
+    said, cycles = reply(schedule, waits)
+    assert said == plain(GREEDY, COUNT)
+    assert said_in(cycles[:3])
+    assert not said_in(cycles[-5:])
+    assert not schedule.drafter.resident
+    assert schedule.damaged == isinstance(error, ModelError)
+    assert schedule.damaged or type(error).__name__ in str(schedule.undrafted)
+    assert (sum(c.outcome.drafted for c in cycles[-5:]) > 0) == (name == "ngram+model")
+
+
+def test_cancelling_passes_through_the_exit() -> None:
+    exit = TableExit()
+    schedule = mirror(model_of()[0], exit)
+    for error in (Cancelled("enough"), KeyboardInterrupt()):
+        exit.fails = "advance", error
+        with pytest.raises(type(error)):
+            reply(schedule, lambda: 5)
+        assert not schedule.damaged
+        assert schedule.undrafted is None
+    exit.fails = None
+    assert reply(schedule, lambda: 5)[0] == plain(GREEDY, COUNT)
+
+
+def test_damaged_states_name_nothing() -> None:
+    """The pass itself will say that they are."""
+    exit = TableExit(noise=float("nan"))
+    said, cycles = reply(mirror(model_of()[0], exit), lambda: 9)
+    assert said == plain(GREEDY, COUNT)
+    assert sum(e.tokens for e in said_in(cycles)) > 0 == sum(e.found for e in said_in(cycles))
+
+
+def test_a_head_that_streams_leaves_the_drafter_alone_and_says_so() -> None:
+    exit = TableExit(able=False)
+    schedule = mirror(model_of()[0], exit)
+    said, cycles = reply(schedule, lambda: 9)
+    assert said == plain(GREEDY, COUNT)
+    assert not exit.asked
+    assert sum(c.overlap.nodes for c in cycles if c.overlap) > 100, "all the room is the drafter's"
+    assert "the LM head is read from flash" in str(schedule.undrafted)
+    assert mirror(model_of()[0], TableExit()).undrafted is None
+    assert mirror(drafter_of("ngram"), exit).undrafted is None, "it makes no difference"
+
+
+def test_room_is_left_for_what_the_exit_will_say() -> None:
+    """Half of it, however much time there is before: and all of it afterwards."""
+    drafter, runtime = model_of(noise=0.5)
+    exit = TableExit()
+    schedule = mirror(drafter, exit)
+    schedule.begin(Context(PROMPT), 200)
+    tree = schedule.next_tree(2)
+    used = len(runtime.slots)
+    while schedule.on_wait():
+        pass
+    assert len(runtime.slots) == used + (runtime.rows - used + 1) // 2
+    before = [PROMPT[-1] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
+    exit.coming = TABLE[before, tree.tokens]
+    rows: Any = SimpleNamespace(prefill=False, n=len(tree))
+    for layer in range(exit.layers):
+        schedule.on_layer(layer, layer, rows)  # type: ignore[arg-type]
+    assert schedule.on_wait(), "what had nothing left to do goes on"
+    while schedule.on_wait():
+        pass
+    assert len(runtime.slots) == runtime.rows
+    assert len(exit.asked[0]) == min(len(tree), ROWS)
+    named = {
+        (2, *tree.tokens[tree.path_to(node)][1:].tolist(), token)
+        for node, tokens in (schedule._passing.said or {}).items()
+        for token, logprob in tokens.items()
+        if tree.depths[node] < 3 and logprob > -1
+    }
+    ran = {text[len(PROMPT) :] for text in runtime.done}
+    assert named <= ran
+    assert len(named) > 3
+
+
+def test_what_is_told_of_a_cycle() -> None:
+    """By a clock of its own: the first layer counts as the mean of the others; law and measurement differ by
+    what a miss takes."""
+    seconds = iter(np.arange(0, 1e6).tolist())
+    schedule = mirror(model_of()[0], TableExit(noise=1.0), kappa=3, clock=lambda: next(seconds))
+    _, cycles = reply(schedule, lambda: 30)
+    exited = said_in(cycles)
+    assert {(e.layers, e.kappa) for e in exited} == {(3, 3)}
+    assert all(0 <= e.found <= e.tokens for e in exited)
+    assert sum(e.tokens for e in exited) >= 0.8 * sum(len(c.outcome.tokens) for c in cycles)
+    assert all(e.law > 0 and e.took > 0 for e in exited)
+
+
+def test_the_exit_moves_to_where_drafting_is_just_hidden() -> None:
+    budget = OverlapBudget(4)
+    assert budget.layers(10) is None, "nobody knows"
+    budget.add([1.0, 1.0, 1.0, 1.0], nodes=20, draft=2.0)
+    assert [budget.layers(n) for n in (5, 10, 11, 20, 21, 30, 100)] == [3, 3, 2, 2, 1, 1, 1]
+    for _ in range(500):
+        budget.add([1.0, 1.0, 2.0, 2.0], nodes=20, draft=2.0)
+    assert [budget.layers(n) for n in (19, 21, 39, 41)] == [3, 2, 2, 1]
+    seconds = iter(np.arange(0, 1e6).tolist())
+    schedule = mirror(model_of()[0], TableExit(layers=2), moves=LAYERS, clock=lambda: next(seconds))
+    said, cycles = reply(schedule, lambda: 12)
+    assert said == plain(GREEDY, COUNT)
+    assert len({e.layers for e in said_in(cycles)}) > 1
+    assert all(1 <= e.layers < LAYERS for e in said_in(cycles))
+
+
+def test_drawn_chains_are_left_to_the_serial_schedule() -> None:
+    exit = TableExit()
+    _, cycles = reply(mirror(model_of()[0], exit), lambda: 30, HOT, "ratio")
+    assert not exit.asked
+    assert sum(c.outcome.accepted for c in cycles) > 0
+
+
+def test_options_that_cannot_be_are_refused() -> None:
+    for wrong, words in (
+        ({"kappa": 0}, "kappa is 0; it must be from 1 to 256"),
+        ({"kappa": 257}, "kappa is 257; it must be from 1 to 256"),
+        ({"exit_layer": -1}, "exit_layer is -1; it must be at least 0"),
+        ({"exit_layer": 1.5}, "exit_layer is 1.5; it must be a whole number"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            EngineOptions(**wrong)  # type: ignore[arg-type]
