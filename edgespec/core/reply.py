@@ -103,6 +103,7 @@ class Reply:
         with host.verifier.turn:  # sessions share a draft model
             self.cancellation.check()
             schedule.begin(context, self.limit)
+        observer.drafting = True
         self.root = self.sampler.pick(logits, self.noise, len(self.prompt))
         self.schedule, self.stats.schedule = schedule, schedule.name
         how = self.acceptance, self.noise, schedule, observer, self.trace
@@ -144,6 +145,7 @@ class _Observer:
             progress,
         )
         self.trace = trace
+        self.drafting = False  # the schedule has begun this reply; before, it is still at the one before
 
     def on_chunk(self) -> None:
         self.cancellation.check()
@@ -158,7 +160,7 @@ class _Observer:
     def on_wait(self) -> bool:
         self.cancellation.check()
         began = perf_counter()
-        worked = self.schedule.on_wait()
+        worked = self.drafting and self.schedule.on_wait()
         if worked and self.trace.phase is not None:
             self.trace.phase(Phase("draft in a wait", True, began))
             self.trace.phase(Phase("draft in a wait", False, perf_counter()))
