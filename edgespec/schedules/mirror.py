@@ -96,7 +96,7 @@ class Mirror(Ssd):
         """kappa: tokens that the exit says follow a row. moves: the target's layers, if the exit is to lie as
         late as the drafting, as measured, stays hidden behind it; 0 = it stays where it is. Others as `Ssd`.
         """
-        super().__init__(drafter, controller, nodes, fallback, clock)
+        super().__init__(drafter, controller, nodes, fallback, clock=clock)
         self.exit, self.kappa = exit, kappa
         self.trust = Trust()
         self.budget = OverlapBudget(moves) if moves else None

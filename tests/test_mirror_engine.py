@@ -1,0 +1,246 @@
+"""The mirror schedule on engines that stream: text, figures, and what the exit of a real model is worth."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import edgespec
+from edgespec.apps.stats import stats_object
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.overlap import overlap_mass
+from edgespec.core.schedule import TreeBudget
+from edgespec.core.trace import Cycle, Trace
+from edgespec.engine import Engine, check_options
+from edgespec.errors import OptionError
+from edgespec.models.packing import pack_model
+from edgespec.runtimes.base import Rows
+from edgespec.schedules.kinds import choose_schedule
+from edgespec.schedules.mirror import Mirror
+from tests.test_session import prompt_of, write_model
+from tests.test_ssd_engine import tokens_of, waiting
+from tests.tiny import write_checkpoint
+
+DEMO = Path(edgespec.__file__).parent / "demo_model"
+COUNT = 24
+GREEDY = GenerationOptions(max_tokens=COUNT, ignore_eos=True)
+SAMPLED = GenerationOptions(max_tokens=COUNT, ignore_eos=True, temperature=0.9, top_p=0.95, seed=7)
+BUDGET = TreeBudget(12, 4, 3)
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 32},
+}
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    write_model(folder / "m", num_hidden_layers=4, **ARCHITECTURES[request.param])
+    pack_model(str(folder / "m"), folder / "packed", substitute="int4")
+    return folder / "packed"
+
+
+def load(path: Path, drafter: str, head: bool = True, **options: Any) -> Engine:
+    """Its layers stream, but for the first, and its head is in memory, or not."""
+    if "model" in drafter:
+        options = {"draft_model": path.parent / "m", **options}
+    settings = {"memory": "4GB", "context": 400, "resident_layers": 1, "schedule": "mirror", **options}
+    engine = edgespec.load(path, drafter=drafter, **settings)
+    if head:
+        table = engine.plan.table
+        engine.target.weights.pin([chunk.index for chunk in table.chunks if chunk.layer == table.layers])
+    return engine
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "model", "substitute", "ngram+model", "ngram+substitute"])
+def test_the_text_is_plain_decodings(packed: Path, monkeypatch: pytest.MonkeyPatch, drafter: str) -> None:
+    """However often the target waits, and wherever; whoever says how much is drafted."""
+    prompt = prompt_of(70)
+    with load(packed, "none") as engine:
+        expected = {o: edgespec.generate(engine, prompt, o).tokens for o in (GREEDY, SAMPLED)}
+    rng, spoke = np.random.default_rng(0), 0
+    amounts = {"none": lambda: 0, "some": lambda: int(rng.integers(0, 5)), "many": lambda: 6}
+    with load(packed, drafter) as engine:
+        for name, waits in amounts.items():
+            for options in (GREEDY, SAMPLED):
+                controller = Adaptive() if name == "some" else Fixed(BUDGET)
+                with waiting(monkeypatch, waits), engine.new_session(200, controller) as session:
+                    assert isinstance(session.schedule, Mirror)
+                    said = list(session.generate(prompt, options))
+                assert tokens_of(said) == expected[options]
+                spoke += said[-1].stats.early_exit.cycles
+    assert (spoke > 10) == (drafter != "ngram")
+
+
+def test_what_is_told_of_a_reply(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cycles: list[Cycle] = []
+    with (
+        load(packed, "model", kappa=3, exit_layer=3) as engine,
+        waiting(monkeypatch, lambda: 8),
+        engine.new_session(200, Fixed(BUDGET), Trace(cycle=cycles.append)) as session,
+    ):
+        stats = list(session.generate(prompt_of(70), GREEDY))[-1].stats
+    exited = [cycle.overlap.exited for cycle in cycles if cycle.overlap and cycle.overlap.exited]
+    told = stats.early_exit
+    assert (stats.schedule, told.layers, told.kappa, told.cycles) == ("mirror", 3, 3, len(exited))
+    assert len(exited) == len(cycles)
+    assert told.tokens == sum(e.tokens for e in exited) > 0
+    assert told.found == sum(e.found for e in exited)
+    assert told.overlap_mass == told.found / told.tokens
+    assert told.law_seconds == pytest.approx(sum(e.law for e in exited))
+    assert told.measured_seconds == pytest.approx(sum(e.took for e in exited))
+    for e, cycle in zip(exited, cycles, strict=True):
+        assert cycle.verify_seconds <= e.law * 1.0001, "before, early, behind and final are all of the pass"
+        assert e.took >= cycle.draft_seconds + cycle.verify_seconds
+    looked_up = stats.cache_hits + stats.cache_misses
+    assert stats.fallback_frequency == stats.cache_misses / looked_up
+    said = json.loads(json.dumps(stats_object(stats, {})))
+    assert said["fallback_frequency"] == stats.fallback_frequency
+    assert said["early_exit"]["overlap_mass"] == told.overlap_mass
+    assert {"layers", "kappa", "cycles", "law_seconds", "measured_seconds"} < said["early_exit"].keys()
+
+
+def test_a_head_that_streams_says_nothing(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (
+        load(packed, "model", head=False) as engine,
+        waiting(monkeypatch, lambda: 8),
+        engine.new_session(200, Fixed(BUDGET)) as session,
+    ):
+        stats = list(session.generate(prompt_of(70), GREEDY))[-1].stats
+        assert stats.early_exit.cycles == 0
+        assert stats.early_exit.overlap_mass is None
+        assert "the LM head is read from flash" in str(stats.undrafted)
+        assert stats.drafted_while_verifying > 0
+
+
+def test_a_cancelled_reply_does_not_cancel_the_next(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it was drafting while the target verified does not go on in the waits of the next one's prompt."""
+    for schedule in ("ssd", "mirror"):
+        with (
+            load(packed, "model", schedule=schedule) as engine,
+            waiting(monkeypatch, lambda: 4),
+            engine.new_session(200, Fixed(BUDGET)) as session,
+        ):
+            replying = session.generate(prompt_of(70), GREEDY)
+            next(replying)
+            next(replying)
+            session.cancel()
+            assert list(replying)[-1].finish_reason == "cancelled"
+            said = list(session.generate(prompt_of(30, seed=4), GREEDY))
+            assert said[-1].finish_reason == "length"
+
+
+def test_options_that_this_model_cannot_have_are_refused_before_it_is_loaded(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("edgespec.models.loading.load_model", lambda *_: pytest.fail("loaded"))
+    load_it = {"schedule": "mirror", "drafter": "ngram", "memory": "2GB"}
+    for options, words in (
+        ({"exit_layer": 4}, r"exit_layer is 4, and the model has 4 layers: .* behind 1 to 3 .*exit_layer=2"),
+        ({"exit_layer": 99}, r"exit_layer is 99, and the model has 4 layers"),
+        ({"kappa": 161}, r"kappa is 161, and the model's vocabulary has 160 tokens"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            edgespec.load(packed, **load_it, **options)  # type: ignore[arg-type]
+    write_model(tmp_path / "flat", num_hidden_layers=1)
+    with pytest.raises(OptionError, match="the model has 1 layer, and an early exit lies between two"):
+        edgespec.load(tmp_path / "flat", **load_it)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="schedule mirror drafts behind several roots at once"):
+        check_options(EngineOptions(schedule="mirror", drafter="cascade", adapters="a"))
+
+
+def test_auto_is_never_mirror() -> None:
+    """Until it is measured to be better than ssd."""
+    assert {choose_schedule("auto", ["model"], streams) for streams in (True, False)} == {"ssd", "serial"}
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model, and a draft model with its tokens that knows nothing."""
+    folder = tmp_path_factory.mktemp("demo")
+    write_checkpoint(folder / "m", vocab_size=1536, max_position_embeddings=2048)
+    shutil.copy(DEMO / "tokenizer.json", folder / "m")
+    pack_model(str(DEMO), folder / "packed")
+    return folder / "packed"
+
+
+def test_fallbacks_do_not_rise_with_kappa(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a real model: Proposition 1. The drafter knows nothing, so what is prepared in time is what the exit
+    names; a later exit names more of what comes, here."""
+    found = list[float]()
+    options = GenerationOptions(max_tokens=24, ignore_eos=True)
+    for layers, kappa in ((5, 1), (5, 8), (5, 64), (9, 64)):
+        with (
+            load(demo, "model", exit_layer=layers, kappa=kappa) as engine,
+            waiting(monkeypatch, lambda: 100),
+            engine.new_session(200, Fixed(TreeBudget(4, 2, 1))) as session,
+        ):
+            stats = list(session.generate(engine.encode("What is EdgeSpec?"), options))[-1].stats
+        assert stats.fallback_frequency is not None
+        found.append(stats.fallback_frequency)
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < found[0]
+
+
+class States:
+    """Keeps what each layer of a pass produced; see `runtimes.base.PassObserver`."""
+
+    def __init__(self) -> None:
+        self.hidden: list[torch.Tensor] = []
+
+    def on_chunk(self) -> None:
+        pass
+
+    def on_layer(self, index: int, hidden: torch.Tensor, rows: Rows) -> None:
+        self.hidden.append(hidden)
+        self.rows = rows
+
+    def on_wait(self) -> bool:
+        return False
+
+
+def test_the_exit_is_the_targets_own_head_on_its_states_so_far(demo: Path) -> None:
+    """Behind all layers it says what the target says, to the bit; behind fewer, the mass that the target has
+    on what it names (Equation 9) grows with kappa, and there is more of it at last than at first."""
+    with load(demo, "none", schedule="auto") as engine:
+        target, tokens = engine.target, engine.encode("EdgeSpec runs models that are larger than memory.")
+        seen, cache = States(), target.new_cache(64)
+        rows = Rows.append(cache, np.arange(-1, len(tokens) - 1))
+        hidden = target.run(target.embed(tokens), rows, range(target.config.layers), seen)
+        final = target.logits(hidden).cpu().numpy()
+        chances = torch.softmax(torch.from_numpy(final), 1).numpy().astype(np.float64)
+        masses = []
+        for layers in range(1, target.config.layers + 1):
+            exit = target.early_exit(layers)
+            assert exit.able
+            exit.observe(seen.hidden[layers - 1], seen.rows)
+            nodes = list(range(0, len(tokens), 2))
+            saying = exit.begin(nodes)
+            while not saying.advance():
+                pass
+            assert saying.logits.shape == (len(nodes), target.config.vocab_size)
+            pairs = list(zip(saying.logits, chances[nodes], strict=True))
+            kappas = (1, 2, 8, 64, target.config.vocab_size)
+            mass = [np.mean([overlap_mass(early, late, kappa) for early, late in pairs]) for kappa in kappas]
+            assert mass == sorted(mass)
+            assert mass[-1] == pytest.approx(1)
+            masses.append(mass[2])
+        assert np.array_equal(saying.logits, final[nodes])
+        assert masses[-1] == max(masses) > masses[0]
+
+
+def test_a_head_that_is_partly_in_memory_is_of_no_use(demo: Path) -> None:
+    with load(demo, "none", schedule="auto", head=False) as engine:
+        exit, table = engine.target.early_exit(5), engine.plan.table
+        head = [chunk.index for chunk in table.chunks if chunk.layer == table.layers]
+        assert not exit.able
+        for done, index in enumerate(head, 1):
+            engine.target.weights.pin([index])
+            assert exit.able == (done == len(head))
