@@ -46,6 +46,7 @@ def check_device(name: str) -> None:
 PRECISIONS = ("source", "bf16", "int8", "int4")
 FAN_OUTS = ("best-first", "geometric", "uniform", "measured")
 FALLBACKS = ("jit", "ngram", "none")
+OF_SCHEDULES = {"mirror": ("adapters",)}  # options that name files of the schedule, not of a drafter
 MODEL, MEMORY, DRAFTING, REPLY = PANELS = ("Model", "Memory", "Drafting", "Reply")
 MOST_KAPPA = 256  # what is named is drafted for: beyond, there is no room
 MOST_THREADS = 256  # that the compiled kernels' pool can hold
@@ -126,7 +127,8 @@ class EngineOptions(Options):
     adapters: Annotated[
         str | None,
         Option(
-            "What `train cascade` made for MODEL (drafter cascade; auto takes it where it fits).",
+            "What `train cascade` made for MODEL (drafter cascade; auto takes it where it fits; the early "
+            "exit of schedule mirror).",
             metavar="DIR", panel=DRAFTING, default="none",
         ),
     ] = None  # fmt: skip

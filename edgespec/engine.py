@@ -12,14 +12,14 @@ from edgespec.arguments import check_progress, given_options
 from edgespec.config import EngineOptions, check_device
 from edgespec.control.handover import HandOver, speedup, without_drafter
 from edgespec.core.passes import LocalVerifier
-from edgespec.core.schedule import Controller, Schedule
+from edgespec.core.schedule import Controller, Place, Schedule
 from edgespec.core.trace import Cycle, Trace
 from edgespec.devices.allocator import Holes, return_freed_memory
 from edgespec.devices.machine import Machine
 from edgespec.devices.probe import peak_memory
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.kinds import choose_drafters, given_files, kinds_of
-from edgespec.drafters.resident import Outside, Resident, Search
+from edgespec.drafters.resident import Exits, Outside, Resident, Search
 from edgespec.errors import BudgetError, ClosedError, OptionError
 from edgespec.models.hub import resolve_model
 from edgespec.offload.plan.plan import Plan
@@ -54,6 +54,7 @@ class Engine:
         options: EngineOptions,
         target: Target,
         resident: Sequence[Resident] = (),
+        exits: Exits | None = None,
     ) -> None:
         self.files = files
         self.tokenizer = tokenizer
@@ -62,6 +63,7 @@ class Engine:
         self.target = target
         self.resident = list(resident)  # drafters
         self._outside = 0  # bytes, as of `peak_memory`
+        self.exits = exits
         members = choose_drafters(options)
         opened = [kind.name for kind in kinds_of(members) if kind.make]
         opened += [r.name for r in resident]
@@ -117,9 +119,9 @@ class Engine:
         search = Search(options.drafter, members, files, tokenizer, given, worker=options.draft_worker)
         from edgespec.models.loading import load_model  # torch: seconds, after what is refused without it
 
-        plan, target, resident = load_model(search, options, progress, machine)
+        plan, target, resident, exits = load_model(search, options, progress, machine)
         try:
-            return Engine(files, tokenizer, plan, options, target, resident)
+            return Engine(files, tokenizer, plan, options, target, resident, exits)
         except BaseException:
             target.weights.close()
             raise
@@ -160,8 +162,9 @@ class Engine:
         cache = self.verifier.new_seat(wanted)
         drafters: list[Drafter] = [kind.make() for kind in kinds_of(self.drafters) if kind.make is not None]
         drafters += [resident.drafter(cache, self.config.vocab_size) for resident in self.resident]
+        place = Place(self.target, self.exits.exit(cache) if self.exits and self.resident else None)
         self._handover.begin_anew()
-        schedule = make_schedule(self.schedule, self.options, drafters, controller, self.target)
+        schedule = make_schedule(self.schedule, self.options, drafters, controller, place)
         session = Session(self, cache, schedule, functools.partial(self._release, held), trace)
         self._positions_held += held
         self._opened += 1
@@ -197,8 +200,7 @@ class Engine:
 
     def _hand_over(self, schedule: Schedule, after: Plan, check: Callable[[], None]) -> None:
         schedule.give_back(after.reasons[-1])
-        while self.resident:
-            self.resident.pop().close()
+        self._close_resident()
         return_freed_memory()
         self.target.weights.pin(after.pinned, progress=lambda nbytes: check())
         self.plan, self._without_drafter = after, None
@@ -234,8 +236,13 @@ class Engine:
             return  # `learn` goes on with it, when the reply that has called this has ended
         with self.verifier.turn:
             self._finalizer()
-            while self.resident:
-                self.resident.pop().close()
+            self._close_resident()
+
+    def _close_resident(self) -> None:
+        while self.resident:
+            self.resident.pop().close()
+        if self.exits is not None:
+            self.exits.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -234,7 +234,7 @@ class EarlyExit(Protocol):
 
     @property
     def able(self) -> bool:
-        """It can say anything: its LM head is in memory."""
+        """It can say anything of the next tree: its LM head is in memory, and it has followed so far."""
 
     def observe(self, hidden: Tensor, rows: Rows) -> None:
         """A pass has come to it: its states behind `layers` layers, [n, d], of a prompt's block or a tree.
@@ -242,7 +242,10 @@ class EarlyExit(Protocol):
 
     def begin(self, nodes: Sequence[int]) -> DraftPass:
         """What follows these nodes [m] of the tree that was observed last, once: logits [m, V]. A part is a
-        block of the head."""
+        block of the head, or what comes before."""
+
+    def commit(self, path: Sequence[int]) -> None:
+        """The target has committed these nodes of it."""
 
 
 class DraftRuntime(Protocol):
@@ -324,5 +327,5 @@ class Target(Protocol):
     def head(self, normed: Tensor, observer: PassObserver | None = None) -> Tensor:
         """The LM head alone, on what somebody else's norm gave: [n, d] -> [n, V] fp32."""
 
-    def early_exit(self, layers: int) -> EarlyExit:
-        """A conversation's, by the target's own final norm and head."""
+    def early_exit(self, layers: int, norm: Callable[[Tensor], Tensor] | None = None) -> EarlyExit:
+        """A conversation's, by the target's own final norm, or another one's ([n, d] -> [n, d]), and head."""

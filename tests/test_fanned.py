@@ -25,7 +25,7 @@ from edgespec.schedules.ssd import Ssd, make
 from tests.test_ssd import GREEDY, HOT, PROMPT, Watched, model_of, plain, reply
 
 BUDGET = TreeBudget(12, 4, 4)
-NO_TARGET: Any = None  # ssd asks nothing of it
+NO_PLACE: Any = None  # ssd asks nothing of it
 
 
 def test_the_names_of_the_option_are_the_policies() -> None:
@@ -40,9 +40,7 @@ def test_the_text_is_the_targets_own(policy: str, outcomes: int, options: Genera
     for waits in (0, 7, 1000):
         drafter, runtime = model_of()
         both = Combined([NGram(), drafter]) if waits == 7 else drafter
-        schedule = make(
-            both, Fixed(BUDGET), EngineOptions(fan_out=policy, fan_out_budget=outcomes), NO_TARGET
-        )
+        schedule = make(both, Fixed(BUDGET), EngineOptions(fan_out=policy, fan_out_budget=outcomes), NO_PLACE)
         said, cycles = reply(schedule, lambda n=waits: n, options)  # type: ignore[misc]
         assert said == expected
         assert not [text for text, times in Counter(runtime.done).items() if times > 1]
@@ -129,6 +127,6 @@ def test_bad_fan_outs_are_refused() -> None:
         CacheShape("widest", 16, 8)
     assert edgespec.config.EngineOptions().fan_out == "best-first"
     drafter, _ = model_of()
-    schedule = make(drafter, Fixed(BUDGET), EngineOptions(), NO_TARGET)
+    schedule = make(drafter, Fixed(BUDGET), EngineOptions(), NO_PLACE)
     assert isinstance(schedule, Ssd)
     assert schedule.shape is None

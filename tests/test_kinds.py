@@ -16,7 +16,7 @@ import pytest
 import edgespec
 from edgespec.config import DRAFTING, EngineOptions, GenerationOptions, resolve
 from edgespec.control.controller import Fixed
-from edgespec.core.schedule import Controller
+from edgespec.core.schedule import Controller, Place
 from edgespec.core.tree import TokenTree
 from edgespec.drafters import kinds
 from edgespec.drafters.base import Drafter, Root, TreeBudget, Watching
@@ -29,7 +29,6 @@ from edgespec.models.packing import pack_model
 from edgespec.models.planning import plan_engine
 from edgespec.offload.plan.needs import Extras, MustPin
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import Target
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.schedules import kinds as schedules
 from edgespec.schedules.kinds import SCHEDULES, ScheduleKind, check_schedule
@@ -101,7 +100,7 @@ def test_every_row_leads_to_its_file() -> None:
             assert list(inspect.signature(resolve_name(kind.find)).parameters) == ["search", "found"]
     for schedule in SCHEDULES:
         made = inspect.signature(resolve_name(schedule.make))
-        assert list(made.parameters) == ["drafter", "controller", "options", "target"]
+        assert list(made.parameters) == ["drafter", "controller", "options", "place"]
 
 
 def test_names_follow_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +317,7 @@ class Pair(Serial):
         return drafting.tree()
 
 
-def make_pair(drafter: Drafter, controller: Controller, options: EngineOptions, target: Target) -> Pair:
+def make_pair(drafter: Drafter, controller: Controller, options: EngineOptions, place: Place) -> Pair:
     return Pair(drafter, controller, options.tree_nodes)
 
 

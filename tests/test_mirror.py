@@ -36,6 +36,7 @@ class TableExit:
         self.asked: list[list[int]] = []
         self.fails: tuple[str, BaseException] | None = None
         self.left = 0
+        self.paths: list[list[int]] = []
 
     def observe(self, hidden: Any, rows: Any) -> None:
         self._fail("observe")
@@ -60,6 +61,10 @@ class TableExit:
         rows = self.coming[self.asked[-1]]
         found: Logits = (rows + self.noise * rng.standard_normal(rows.shape)).astype(np.float32)
         return found
+
+    def commit(self, path: Sequence[int]) -> None:
+        self._fail("commit")
+        self.paths.append(list(path))
 
     def _fail(self, where: str) -> None:
         if self.fails is not None and self.fails[0] == where:
@@ -132,10 +137,12 @@ def test_what_the_exit_names_is_prepared_for_and_reused() -> None:
     """The drafter has no idea; the exit knows. Each outcome that it names is a hit, and nothing that was
     drafted below it is drafted again."""
     drafter, runtime = model_of(noise=50.0)
-    said, cycles = reply(mirror(drafter, TableExit(noise=0.0), kappa=2), lambda: 60)
+    schedule = mirror(drafter, TableExit(noise=0.0), kappa=2)
+    said, cycles = reply(schedule, lambda: 60)
     assert said == plain(GREEDY, COUNT)
     exited = said_in(cycles)
     assert len(exited) == len(cycles)
+    assert schedule.exit.paths == [c.outcome.path.tolist() for c in cycles]  # type: ignore[attr-defined]
     assert all(e.found == e.tokens > 0 for e in exited)
     assert misses(cycles[:-1]) == 0, "what follows the last token is drafted for no more"
     assert sum(cycle.overlap.hit is True for cycle in cycles if cycle.overlap) > 30
@@ -181,7 +188,7 @@ def test_trust_is_the_weight_of_a_mixture() -> None:
         assert trust.share == share
 
 
-@pytest.mark.parametrize("where", ["observe", "begin", "advance"])
+@pytest.mark.parametrize("where", ["observe", "begin", "advance", "commit"])
 @pytest.mark.parametrize("name", ["model", "ngram+model"])
 @pytest.mark.parametrize("error", [ValueError("a bug"), ModelError("NaN"), MemoryError()])
 def test_an_error_in_the_exit_ends_the_drafting_and_not_the_pass(

@@ -15,7 +15,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
-from edgespec.runtimes.base import PassObserver
+from edgespec.runtimes.base import EarlyExit, PassObserver, Target
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,14 @@ class Context:
     drawn: bool = False
     keyed: bool = False
     check: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a conversation's trees are verified. `exit`: a trained early exit of the target, if any."""
+
+    target: Target
+    exit: EarlyExit | None = None
 
 
 class Controller(Protocol):

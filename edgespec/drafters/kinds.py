@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pkgutil import resolve_name
 
-from edgespec.config import EngineOptions
+from edgespec.config import OF_SCHEDULES, EngineOptions
 from edgespec.core.acceptance import Acceptance
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.ngram import NGram
@@ -106,8 +106,10 @@ def drafter_names() -> list[str]:
 
 
 def given_files(options: EngineOptions) -> dict[str, str]:
-    """What the kinds' own options say, by option, where something is said."""
-    said = {kind.option: getattr(options, kind.option) for kind in KINDS if kind.option is not None}
+    """What the kinds' own options say, by option, where something is said; not what is the schedule's."""
+    taken, named = OF_SCHEDULES.get(options.schedule, ()), options.drafter.split("+")
+    wanted = [kind.option for kind in KINDS if kind.option not in taken or kind.name in named]
+    said = {option: getattr(options, option) for option in wanted if option is not None}
     return {option: value for option, value in said.items() if value is not None}
 
 

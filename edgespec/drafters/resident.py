@@ -12,7 +12,7 @@ from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from edgespec.runtimes.base import KVCache, Target
+    from edgespec.runtimes.base import EarlyExit, KVCache, Target
     from edgespec.runtimes.formats.describe import ModelFiles
     from edgespec.text.tokenizer import Tokenizer
 
@@ -82,6 +82,31 @@ class Outside(Protocol):
         """Most bytes that this has taken."""
 
 
+class ExitFound(Protocol):
+    """A trained early exit of the target, for a schedule that asks one; known by headers."""
+
+    @property
+    def extras(self) -> Extras:
+        """What it keeps in memory beside the target."""
+
+    @property
+    def reads(self) -> int:
+        """Bytes that `open` reads."""
+
+    def open(self, target: Target, progress: Callable[[int], None]) -> Exits:
+        """Read its weights; `progress` gets bytes. Raises StorageError."""
+
+
+class Exits(Protocol):
+    """An open one, shared by an engine's sessions."""
+
+    def exit(self, cache: KVCache) -> EarlyExit:
+        """For the conversation whose cache this is, of the target."""
+
+    def close(self) -> None:
+        """Free its memory; sessions must not ask it any more."""
+
+
 @dataclass(frozen=True)
 class Drafters:
     """What an engine may draft with, by kind, known by headers."""
@@ -89,23 +114,25 @@ class Drafters:
     found: Mapping[str, Found]
     reasons: tuple[str, ...] = ()  # why something that is there is not used
     spare: Mapping[str, str] = field(default_factory=dict)  # label of those to do without for want of room
+    exit: ExitFound | None = None  # that tells them what the target is about to say
 
     @property
     def extras(self) -> Extras:
         """What all of them keep in memory."""
-        return Extras.joined([found.extras for found in self.found.values()])
+        parts = [found.extras for found in self.found.values()]
+        return Extras.joined(parts if self.exit is None else [*parts, self.exit.extras])
 
     def without_spare(self) -> Drafters:
         kept = {name: found for name, found in self.found.items() if name not in self.spare}
         why = f"no room to draft with {' and '.join(self.spare.values())}"
-        return Drafters(kept, (*self.reasons, why))
+        return Drafters(kept, (*self.reasons, why), exit=self.exit)
 
     def used(self, plan: Plan) -> list[Found]:
         return [found for found in self.found.values() if found.unused(plan) is None]
 
     def reads(self, plan: Plan) -> int:
         """Bytes that `open` reads."""
-        return sum(found.reads(plan) for found in self.used(plan))
+        return sum(found.reads(plan) for found in self.used(plan)) + (self.exit.reads if self.exit else 0)
 
     def open(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> list[Resident]:
         """Read the weights of what the plan uses. Raises CorruptFileError and StorageError."""

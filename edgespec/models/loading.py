@@ -10,7 +10,7 @@ from edgespec.config import EngineOptions
 from edgespec.devices.machine import Machine
 from edgespec.devices.probe import cpu_count
 from edgespec.drafters.kinds import find_drafters
-from edgespec.drafters.resident import Resident, Search
+from edgespec.drafters.resident import Exits, Resident, Search
 from edgespec.errors import DeviceError, OptionError
 from edgespec.kernels.threads import threads_for, use_threads
 from edgespec.models.planning import plan_engine
@@ -19,6 +19,7 @@ from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import Target
 from edgespec.runtimes.torch.open import open_target
 from edgespec.runtimes.torch.plan import measure_machine
+from edgespec.schedules.kinds import find_exit
 
 
 def load_model(
@@ -26,8 +27,8 @@ def load_model(
     options: EngineOptions,
     progress: ProgressCallback | None = None,
     machine: Machine | None = None,
-) -> tuple[Plan, Target, list[Resident]]:
-    """Open a target and its drafters as planned for this machine (None = as it is measured now).
+) -> tuple[Plan, Target, list[Resident], Exits | None]:
+    """Open a target, its drafters and its early exit as planned for this machine (None = as measured now).
 
     Raises what finding, planning and opening raise; nothing then stays open.
     """
@@ -36,6 +37,7 @@ def load_model(
     matrices = sum(1 for chunk in table.chunks for _ in chunk.matrices())
     use_threads(options.threads or threads_for(table.nbytes / matrices), cpu_count())
     drafters = find_drafters(replace(search, device=device.type))
+    drafters = replace(drafters, exit=find_exit(options, search.files))
     if progress is not None:  # disk, memory and matmuls: seconds at the first start, then remembered
         progress(Progress("probe", 0, 1, "steps"))
     machine = machine or measure_machine(search.files, device)
@@ -50,7 +52,8 @@ def load_model(
 
     target = open_target(search.files, plan, machine.read_settings, advance, device)
     try:
-        return plan, target, drafters.open(target, plan, advance)
+        exits = None if drafters.exit is None else drafters.exit.open(target, advance)
+        return plan, target, drafters.open(target, plan, advance), exits
     except BaseException:
         target.weights.close()
         raise

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from edgespec.config import EngineOptions
+from edgespec.config import OF_SCHEDULES, EngineOptions
 from edgespec.control.controller import Adaptive
-from edgespec.core.schedule import Controller, Schedule
+from edgespec.core.schedule import Controller, Place, Schedule
 from edgespec.drafters import kinds
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.kinds import Kind
 from edgespec.errors import OptionError
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import Target
 from edgespec.runtimes.config import ModelConfig
 from edgespec.schedules.serial import Plain
 from edgespec.values import did_you_mean
 
 if TYPE_CHECKING:
-    from edgespec.drafters.resident import Resident
+    from edgespec.drafters.resident import ExitFound, Resident
+    from edgespec.runtimes.formats.describe import ModelFiles
 
-Make = Callable[[Drafter, Controller, EngineOptions, Target], Schedule]
+Make = Callable[[Drafter, Controller, EngineOptions, Place], Schedule]
 """For the conversation of this drafter; the options are the engine's, with those of the schedule's own."""
 
 Check = Callable[[EngineOptions, ModelConfig], None]
@@ -92,6 +93,16 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
         check(options, config)
 
 
+def find_exit(options: EngineOptions, files: ModelFiles) -> ExitFound | None:
+    """The trained early exit that the schedule is given. Raises OptionError and ModelError for one that is
+    not there, or does not fit."""
+    if "adapters" not in OF_SCHEDULES.get(options.schedule, ()) or options.adapters is None:
+        return None
+    find: Callable[[Path, ModelFiles, int | None], ExitFound]
+    find = resolve_name("edgespec.drafters.cascade.early:find")  # torch
+    return find(Path(options.adapters), files, options.exit_layer)
+
+
 def choose_schedule(name: str, members: Sequence[str], free: bool) -> str:
     """What `auto` means for these kinds of drafters: `ssd` where something is `free` to draft while the
     target verifies (this process in its waits for flash, or a worker) and all can, if that costs any of them
@@ -114,10 +125,10 @@ def make_schedule(
     options: EngineOptions,
     drafters: Sequence[Drafter],
     controller: Controller,
-    target: Target,
+    place: Place,
 ) -> Schedule:
-    """The schedule of this name, for the conversation of these drafters on this target."""
+    """The schedule of this name, for the conversation of these drafters."""
     if not drafters:
         return Plain()
     make: Make = resolve_name(schedule_kind(name).make)
-    return make(drafters[0] if len(drafters) == 1 else Combined(drafters), controller, options, target)
+    return make(drafters[0] if len(drafters) == 1 else Combined(drafters), controller, options, place)

@@ -12,15 +12,16 @@ ids and log-probabilities and nothing else, re-rank the outcomes that are prepar
 3.1). How much the exit is believed beside the drafter is learned from what each said of tokens that came.
 
 The exit takes nothing from the pass: the head is multiplied block by block in the waits behind layer l_e, for
-the likeliest `ROWS` nodes. While it has not spoken, half of the drafter's room is left for what it will say.
-Where nobody waits (a target that is resident, on the same cores) neither it nor the drafter gets a turn, and
-this is the serial schedule: `auto` takes that there. A head that streams is in nobody's memory: the drafter's
-own guesses are all there is, which is the ssd schedule, and `undrafted` says so.
+the likeliest `ROWS` nodes; a trained adapter, where there is one (`adapters=`), comes before it. While it has
+not spoken, half of the drafter's room is left for what it will say. Where nobody waits (a target that is
+resident, on the same cores) neither it nor the drafter gets a turn, and this is the serial schedule: `auto`
+takes that there. A head that streams is in nobody's memory: the drafter's own guesses are all there is, which
+is the ssd schedule, and `undrafted` says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import exp, inf
 from time import perf_counter
@@ -32,13 +33,13 @@ from edgespec.config import EngineOptions
 from edgespec.control.early_exit import OverlapBudget, Trust
 from edgespec.control.overlap import Mirrored
 from edgespec.core.acceptance import Outcome
-from edgespec.core.schedule import Context, Controller
+from edgespec.core.schedule import Context, Controller, Place
 from edgespec.core.trace import Cycle, Exited
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, Hearing
 from edgespec.drafters.continuations import following
 from edgespec.errors import OptionError
-from edgespec.runtimes.base import DraftPass, EarlyExit, Rows, Target
+from edgespec.runtimes.base import DraftPass, EarlyExit, Rows
 from edgespec.runtimes.config import ModelConfig
 from edgespec.schedules.ssd import Ssd
 
@@ -48,10 +49,10 @@ if TYPE_CHECKING:
 ROWS = 16  # nodes that the exit is asked about; with plain AVX2 so many cost one more (`plan.costs`)
 
 
-def make(drafter: Drafter, controller: Controller, options: EngineOptions, target: Target) -> Mirror:
+def make(drafter: Drafter, controller: Controller, options: EngineOptions, place: Place) -> Mirror:
     """See `schedules.kinds.Make`."""
-    layers = target.config.layers
-    exit = target.early_exit(options.exit_layer or layers // 2)
+    layers = place.target.config.layers
+    exit = place.exit or place.target.early_exit(options.exit_layer or layers // 2)
     moves = layers if options.exit_layer == 0 else 0
     return Mirror(drafter, controller, options.tree_nodes, exit, options.kappa, moves, options.fallback)
 
@@ -67,6 +68,12 @@ def check(options: EngineOptions, config: ModelConfig) -> None:
         raise OptionError(
             f"exit_layer is {options.exit_layer}, and the model has {layers} layers: an early exit lies "
             f"behind 1 to {layers - 1} of them; use exit_layer={layers // 2}, half of them, or leave it out",
+            "exit_layer",
+        )
+    if options.exit_layer == 0 and options.adapters is not None:
+        raise OptionError(
+            "exit_layer is 0, so the early exit would move, and an adapter stays behind the layer that it "
+            "was trained for; leave exit_layer= or adapters= out",
             "exit_layer",
         )
     if options.kappa > vocabulary:
@@ -123,15 +130,18 @@ class Mirror(Ssd):
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
         super().on_layer(index, hidden, rows)
-        if not self._passing.asks or rows.prefill:
-            return
-        self._passing.layers.append(self.clock())
-        if index + 1 == self.exit.layers:
+        if not rows.prefill:
+            self._passing.layers.append(self.clock())
+        if index + 1 == self.exit.layers and self.drafter.resident:
             self._safely(lambda: self._observe(hidden, rows))
 
     def _observe(self, hidden: Tensor, rows: Rows) -> bool:
         self.exit.observe(hidden, rows)
-        self._passing.observed = True
+        self._passing.observed = self._passing.asks and not rows.prefill
+        return True
+
+    def _commit(self, path: Sequence[int]) -> bool:
+        self.exit.commit(path)
         return True
 
     def on_wait(self) -> bool:
@@ -176,6 +186,8 @@ class Mirror(Ssd):
                     self.trust.learn(heard, self._ahead.believed(node, token))
                     asked, found = asked + 1, found + (heard > 0)
         began = self.clock()
+        if self.drafter.resident:
+            self._safely(lambda: self._commit(outcome.path.tolist()))
         cycle = super().settle(outcome)
         self._length += len(outcome.tokens)
         final = self.clock() - began

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
-from edgespec.core.schedule import Context, Controller, TreeBudget
+from edgespec.core.schedule import Context, Controller, Place, TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, Elsewhere, Root, Watching
 from edgespec.drafters.combined import without_models
 from edgespec.errors import ModelError
-from edgespec.runtimes.base import Rows, Target
+from edgespec.runtimes.base import Rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +54,7 @@ class Plain:
         return False
 
 
-def make(drafter: Drafter, controller: Controller, options: EngineOptions, target: Target) -> Serial:
+def make(drafter: Drafter, controller: Controller, options: EngineOptions, place: Place) -> Serial:
     """See `schedules.kinds.Make`."""
     return Serial(drafter, controller, options.tree_nodes)
 

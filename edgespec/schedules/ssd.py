@@ -23,20 +23,19 @@ from time import perf_counter
 
 from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
-from edgespec.core.schedule import Context, Controller, TreeBudget
+from edgespec.core.schedule import Context, Controller, Place, TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, DraftingAhead, Foreseeing
 from edgespec.drafters.growth import BRANCH
 from edgespec.errors import Cancelled, ModelError
-from edgespec.runtimes.base import Target
 from edgespec.schedules.fan_out import CacheShape
 from edgespec.schedules.serial import Serial
 
 DEPTH = 16  # of drafts whose hits are recorded apart
 
 
-def make(drafter: Drafter, controller: Controller, options: EngineOptions, target: Target) -> Ssd:
+def make(drafter: Drafter, controller: Controller, options: EngineOptions, place: Place) -> Ssd:
     """See `schedules.kinds.Make`."""
     shape = None
     if options.fan_out != "best-first":

@@ -47,6 +47,9 @@ class HeadExit:
         assert states is not None
         return HeadPass(self.norm(states[list(nodes)]), blocks)
 
+    def commit(self, path: Sequence[int]) -> None:
+        """It follows nothing."""
+
 
 class HeadPass:
     """See `runtimes.base.DraftPass`: a part is a block of the head."""

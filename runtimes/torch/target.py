@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -151,9 +151,9 @@ class TorchTarget(Generic[W]):
         finally:
             self.weights.release()
 
-    def early_exit(self, layers: int) -> HeadExit:
+    def early_exit(self, layers: int, norm: Callable[[Tensor], Tensor] | None = None) -> HeadExit:
         head = partial(self.weights.resident_blocks, "lm_head")
-        return HeadExit(layers, partial(self._norm, "model.norm"), head)
+        return HeadExit(layers, norm or partial(self._norm, "model.norm"), head)
 
     def _layer(
         self,

@@ -56,10 +56,14 @@ class AdapterExit:
     @torch.inference_mode()
     def logits(self, hidden: Tensor, rows: Rows) -> Tensor:
         """See `Exit`."""
+        return self.target.head(self.normed(hidden, rows))
+
+    def normed(self, hidden: Tensor, rows: Rows) -> Tensor:
+        """As `logits`, up to the head: [n, d]."""
         own = Rows.append(self.cache, rows.caches[0].parents[rows.slots])
         assert np.array_equal(own.slots, rows.slots)
         assert np.array_equal(own.positions, rows.positions)
-        return self.target.head(self.adapter.run(hidden, own))
+        return self.adapter.run(hidden, own)
 
     def observe(self, hidden: Tensor, slots: IntArray, length: int, prefill: bool) -> None:
         """The target has come to `depth` in a pass behind `length` committed positions; hidden [n, d].
