@@ -19,7 +19,7 @@ from edgespec.control.overlap import overlap_mass
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Trace
 from edgespec.engine import Engine, check_options
-from edgespec.errors import OptionError
+from edgespec.errors import EdgeSpecError, OptionError
 from edgespec.models.packing import pack_model
 from edgespec.runtimes.base import Rows
 from edgespec.schedules.kinds import choose_schedule
@@ -187,6 +187,72 @@ def test_fallbacks_do_not_rise_with_kappa(demo: Path, monkeypatch: pytest.Monkey
         found.append(stats.fallback_frequency)
     assert found == sorted(found, reverse=True)
     assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize("waits", [0, 3, 12])
+def test_a_trained_adapter_is_the_exit_and_follows(
+    demo: Path, monkeypatch: pytest.MonkeyPatch, waits: int
+) -> None:
+    """Through replies that share beginnings, one that is cancelled, and passes in which nobody asks it."""
+    options = GenerationOptions(max_tokens=16, ignore_eos=True)
+    hot = GenerationOptions(max_tokens=16, ignore_eos=True, temperature=0.8, seed=3)
+    with load(demo, "none", schedule="auto") as engine:
+        first = engine.encode("What is EdgeSpec?")
+        longer = [*first, *edgespec.generate(engine, first, options).tokens, *first]
+        prompts = [(first, options), (longer, hot), (first[:3], options), (longer, options)]
+        expected = [edgespec.generate(engine, prompt, o).tokens for prompt, o in prompts]
+    turns = iter(range(10**9))
+    with (
+        load(demo, "model", adapters=DEMO / "cascade") as engine,
+        waiting(monkeypatch, lambda: waits * (next(turns) // 50 % 3 > 0)),
+        engine.new_session(200, Fixed(BUDGET)) as session,
+    ):
+        assert engine.plan.owners["early exit"] > 0
+        exit = session.schedule.exit  # type: ignore[attr-defined]
+        assert exit.layers == 5, "half of 10"
+        spoke = 0
+        for (prompt, o), tokens in zip(prompts, expected, strict=True):
+            replying = session.generate(longer[:9], o)
+            next(replying)
+            next(replying)
+            session.cancel()
+            assert list(replying)[-1].finish_reason == "cancelled"
+            said = list(session.generate(prompt, o))
+            assert tokens_of(said) == tokens
+            assert exit.able
+            assert exit.follower.length == session.cache.length
+            spoke += said[-1].stats.early_exit.cycles
+        assert (spoke > 20) == (waits > 0)
+
+
+def test_an_adapter_says_what_its_training_promised(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows more than the bare head behind the same layer; and in slots, what it says of a prompt."""
+    masses = []
+    for options in ({"exit_layer": 5}, {"adapters": DEMO / "cascade"}):
+        with (
+            load(demo, "model", kappa=1, **options) as engine,
+            waiting(monkeypatch, lambda: 40),
+            engine.new_session(200, Fixed(TreeBudget(4, 2, 1))) as session,
+        ):
+            wanted = GenerationOptions(max_tokens=24, ignore_eos=True)
+            stats = list(session.generate(engine.encode("What is EdgeSpec?"), wanted))[-1].stats
+        assert stats.early_exit.layers == 5
+        assert stats.early_exit.overlap_mass is not None
+        masses.append(stats.early_exit.overlap_mass)
+    assert masses[1] >= 0.6 > masses[0]
+
+
+def test_adapters_that_cannot_be_the_exit_are_refused(demo: Path) -> None:
+    for options, words in (
+        (
+            {"exit_layer": 4},
+            r"exit_layer is 4, and the adapters in .* lie behind 1, 2, .* layers; use exit_layer=",
+        ),
+        ({"exit_layer": 0}, r"exit_layer is 0, so the early exit would move"),
+        ({"adapters": demo.parent}, "has no adapter.json"),
+    ):
+        with pytest.raises(EdgeSpecError, match=words):
+            load(demo, "model", **{"adapters": DEMO / "cascade", **options})
 
 
 class States:
