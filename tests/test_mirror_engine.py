@@ -250,9 +250,10 @@ def test_adapters_that_cannot_be_the_exit_are_refused(demo: Path) -> None:
         ),
         ({"exit_layer": 0}, r"exit_layer is 0, so the early exit would move"),
         ({"adapters": demo.parent}, "has no adapter.json"),
+        ({"drafter": "ngram", "draft_model": None}, "tells drafters that prepare outcomes .* there is none"),
     ):
         with pytest.raises(EdgeSpecError, match=words):
-            load(demo, "model", **{"adapters": DEMO / "cascade", **options})
+            load(demo, **{"drafter": "model", "adapters": DEMO / "cascade", **options})  # type: ignore[arg-type]
 
 
 class States:

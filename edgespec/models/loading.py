@@ -37,7 +37,7 @@ def load_model(
     matrices = sum(1 for chunk in table.chunks for _ in chunk.matrices())
     use_threads(options.threads or threads_for(table.nbytes / matrices), cpu_count())
     drafters = find_drafters(replace(search, device=device.type))
-    drafters = replace(drafters, exit=find_exit(options, search.files))
+    drafters = replace(drafters, exit=find_exit(options, search.files, drafters))
     if progress is not None:  # disk, memory and matmuls: seconds at the first start, then remembered
         progress(Progress("probe", 0, 1, "steps"))
     machine = machine or measure_machine(search.files, device)

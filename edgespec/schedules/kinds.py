@@ -22,7 +22,7 @@ from edgespec.schedules.serial import Plain
 from edgespec.values import did_you_mean
 
 if TYPE_CHECKING:
-    from edgespec.drafters.resident import ExitFound, Resident
+    from edgespec.drafters.resident import Drafters, ExitFound, Resident
     from edgespec.runtimes.formats.describe import ModelFiles
 
 Make = Callable[[Drafter, Controller, EngineOptions, Place], Schedule]
@@ -93,11 +93,16 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
         check(options, config)
 
 
-def find_exit(options: EngineOptions, files: ModelFiles) -> ExitFound | None:
+def find_exit(options: EngineOptions, files: ModelFiles, drafters: Drafters) -> ExitFound | None:
     """The trained early exit that the schedule is given. Raises OptionError and ModelError for one that is
-    not there, or does not fit."""
+    not there, does not fit, or that none of the drafters would hear."""
     if "adapters" not in OF_SCHEDULES.get(options.schedule, ()) or options.adapters is None:
         return None
+    if not drafters.found:
+        raise OptionError(
+            f"schedule {options.schedule} tells drafters that prepare outcomes what the early exit says, and "
+            "there is none; name a model with draft_model=, or leave adapters= out"
+        )
     find: Callable[[Path, ModelFiles, int | None], ExitFound]
     find = resolve_name("edgespec.drafters.cascade.early:find")  # torch
     return find(Path(options.adapters), files, options.exit_layer)

@@ -11,8 +11,8 @@ tree under verification leave the target for its own head, and the kappa likelie
 ids and log-probabilities and nothing else, re-rank the outcomes that are prepared for and add some (section
 3.1). How much the exit is believed beside the drafter is learned from what each said of tokens that came.
 
-The exit takes nothing from the pass: the head is multiplied block by block in the waits behind layer l_e, for
-the likeliest `ROWS` nodes; a trained adapter, where there is one (`adapters=`), comes before it. While it has
+The head is multiplied block by block in the waits behind layer l_e, for the likeliest `ROWS` nodes: a chunk of
+the pass may be late by one block, as it may by a step of drafting. A trained adapter, where there is one (`adapters=`), comes before it. While it has
 not spoken, half of the drafter's room is left for what it will say. Where nobody waits (a target that is
 resident, on the same cores) neither it nor the drafter gets a turn, and this is the serial schedule: `auto`
 takes that there. A head that streams is in nobody's memory: the drafter's own guesses are all there is, which
