@@ -28,6 +28,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
+from edgespec.drafters.continuations import possible
 from edgespec.drafters.forest import Node
 from edgespec.drafters.growth import Growing, Preparer
 
@@ -149,7 +150,7 @@ class Ahead(Growing):
         """What the drafter says of a slot: log-probabilities by token; nothing before it was run."""
         if slot not in self.forest.said:
             return {}
-        return dict(zip(*(found.tolist() for found in self.forest.said[slot]), strict=True))
+        return possible(*self.forest.said[slot])
 
     def _mixed(self, node: int, token: int, own: float) -> float:
         """The drafter's log-probability, `own`, and what was heard: both distributions, by trust."""

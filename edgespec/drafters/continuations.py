@@ -24,6 +24,11 @@ def following(
     return likeliest(logits, count)
 
 
+def possible(tokens: IntArray, logprobs: FloatArray) -> dict[int, float]:
+    """One row of `following`, [count] each, by token; without what fills it up, which names tokens again."""
+    return {t: p for t, p in zip(tokens.tolist(), logprobs.tolist(), strict=True) if p > float("-inf")}
+
+
 def likeliest(logits: NDArray[np.float32], count: int) -> tuple[IntArray, FloatArray]:
     """[n, V] -> the `count` likeliest tokens of each row and their log-probabilities, [n, count] each.
 

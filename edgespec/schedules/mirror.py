@@ -11,12 +11,12 @@ tree under verification leave the target for its own head, and the kappa likelie
 ids and log-probabilities and nothing else, re-rank the outcomes that are prepared for and add some (section
 3.1). How much the exit is believed beside the drafter is learned from what each said of tokens that came.
 
-The head is multiplied block by block in the waits behind layer l_e, for the likeliest `ROWS` nodes: a chunk of
-the pass may be late by one block, as it may by a step of drafting. A trained adapter, where there is one (`adapters=`), comes before it. While it has
-not spoken, half of the drafter's room is left for what it will say. Where nobody waits (a target that is
-resident, on the same cores) neither it nor the drafter gets a turn, and this is the serial schedule: `auto`
-takes that there. A head that streams is in nobody's memory: the drafter's own guesses are all there is, which
-is the ssd schedule, and `undrafted` says so.
+The head is multiplied block by block in the waits behind layer l_e, for the likeliest `ROWS` nodes: a chunk
+of the pass may be late by one, as it may be by a step of drafting. A trained adapter, where there is one
+(`adapters=`), comes before it. While the exit has not spoken, half of the drafter's room is left for what it
+will say. Where nobody waits (a target that is resident, on the same cores) neither it nor the drafter gets a
+turn, and this is the serial schedule: `auto` takes that there. A head that streams is in nobody's memory: the
+drafter's own guesses are all there is, which is the ssd schedule, and `undrafted` says so.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.config import EngineOptions
 from edgespec.control.early_exit import OverlapBudget, Trust
@@ -37,7 +38,7 @@ from edgespec.core.schedule import Context, Controller, Place
 from edgespec.core.trace import Cycle, Exited
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, Hearing
-from edgespec.drafters.continuations import following
+from edgespec.drafters.continuations import following, possible
 from edgespec.errors import OptionError
 from edgespec.runtimes.base import DraftPass, EarlyExit, Rows
 from edgespec.runtimes.config import ModelConfig
@@ -46,6 +47,7 @@ from edgespec.schedules.ssd import Ssd
 if TYPE_CHECKING:
     from torch import Tensor
 
+AT_ONCE = 2**18  # logits that are looked through in a wait: about 2 ms
 ROWS = 16  # nodes that the exit is asked about; with plain AVX2 so many cost one more (`plan.costs`)
 
 
@@ -164,15 +166,18 @@ class Mirror(Ssd):
             likeliest = np.argsort(-tree.scores, kind="stable")[:ROWS]
             now.nodes = np.sort(likeliest).tolist()
             now.asking = self.exit.begin(now.nodes)
-        if now.asking.advance():
-            positions = [self._length + int(tree.depths[node]) + 1 for node in now.nodes]
-            found = following(now.asking.logits, self.kappa, self._context, positions)
-            now.said = {
-                node: dict(zip(tokens, logprobs, strict=True))
-                for node, tokens, logprobs in zip(now.nodes, *(part.tolist() for part in found), strict=True)
-            }
+        if now.logits is None:
+            if now.asking.advance():
+                now.logits = now.asking.logits
+            return True
+        first = len(now.named)
+        part = slice(first, first + max(1, AT_ONCE // now.logits.shape[1]))
+        positions = [self._length + int(tree.depths[node]) + 1 for node in now.nodes[part]]
+        found = following(now.logits[part], self.kappa, self._context, positions)
+        now.named |= {node: possible(*row) for node, *row in zip(now.nodes[part], *found, strict=True)}
+        if len(now.named) == len(now.nodes):
             assert isinstance(self._ahead, Hearing)
-            now.before = self._ahead.nodes
+            now.said, now.logits, now.before = now.named, None, self._ahead.nodes
             self._ahead.hear(now.said, self.trust.share)
         return True
 
@@ -212,7 +217,9 @@ class Passing:
         self.observed = False  # the pass has come to it
         self.nodes: list[int] = []  # that it is asked about
         self.asking: DraftPass | None = None
-        self.said: Mapping[int, Mapping[int, float]] | None = None  # log-probabilities, by node and token
+        self.logits: NDArray[np.float32] | None = None  # [nodes, V], while they are looked through
+        self.named: dict[int, dict[int, float]] = {}  # log-probabilities, by node and token
+        self.said: Mapping[int, Mapping[int, float]] | None = None  # all of it
         self.layers: list[float] = []  # when each layer ended
         self.before = 0  # nodes that were drafted when it had spoken
         self.early = self.draft = 0.0  # of what it says, and of drafting then, in the waits behind it
