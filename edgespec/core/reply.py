@@ -91,6 +91,7 @@ class Reply:
         reused = self.stats.reused_tokens = seat.length
         host, fresh = self.host, self.prompt[reused:]
         observer = _Observer(self.cancellation, schedule, host.config.layers, self.progress, self.trace)
+        observer.drafting = False  # the schedule is still at the reply before, which may have been cancelled
 
         def advance(done: int) -> None:
             if self.progress is not None:
@@ -145,7 +146,7 @@ class _Observer:
             progress,
         )
         self.trace = trace
-        self.drafting = False  # the schedule has begun this reply; before, it is still at the one before
+        self.drafting = True  # its waits are the schedule's
 
     def on_chunk(self) -> None:
         self.cancellation.check()
