@@ -152,6 +152,13 @@ def test_what_the_exit_names_is_prepared_for_and_reused() -> None:
     assert not said_in(without)
 
 
+def test_what_will_be_drawn_is_named_where_it_is_known_with_which_number() -> None:
+    """Under `sample`: by the number of each token's own position."""
+    _, cycles = reply(mirror(model_of()[0], TableExit(noise=0.0), kappa=1), lambda: 60, HOT)
+    exited = said_in(cycles)
+    assert sum(e.found for e in exited) > 0.75 * sum(e.tokens for e in exited)
+
+
 @pytest.mark.parametrize("options", [GREEDY, HOT])
 def test_more_names_mean_no_more_fallbacks(options: GenerationOptions) -> None:
     found = []
