@@ -128,6 +128,15 @@ def test_hostile_files_are_refused_before_they_are_read(
         Tokenizer.from_directory(tmp_path)
 
 
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    whole = json.dumps(described()).encode()
+    kind = json.dumps(described()["model"]["type"]).encode()
+    assert whole.count(kind) == 1
+    (tmp_path / "tokenizer.json").write_bytes(whole.replace(kind, b'"\xff\xfe"'))
+    with pytest.raises(TokenizerError, match="not a tokenizer that can be used"):
+        Tokenizer.from_directory(tmp_path)
+
+
 MAPS = {
     "nothing": b"",
     "too short": b"abc",

@@ -67,7 +67,7 @@ def check_tokenizer_file(raw: bytes, path: Path, rows: int | None = None) -> int
             most = MAX_UNIGRAM_CHARACTERS * (len(pieces) if rows is None else rows) + 2**16
             if sum(len(piece) for piece, _ in pieces) > most:
                 raise TokenizerError(f"{path}: the pieces of its Unigram model have over {most} characters")
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TokenizerError(
             f"{path} is not a tokenizer that can be used: {error}; download it again"
         ) from None
