@@ -326,10 +326,10 @@ def start(monkeypatch: pytest.MonkeyPatch, script: str, *arguments: str | Path |
 
 
 def mains() -> list[str]:
-    """The scripts that people start; `worker.py` and `soak.py` start the others."""
+    """The scripts that people start; other programs start the others."""
     found = (file for file in scripts() if "def main" in file.read_text(encoding="utf-8"))
     names = [".".join(file.relative_to(BENCHMARKS).with_suffix("").parts) for file in found]
-    return [name for name in names if name not in ("engine_process", "soak_process")]
+    return [name for name in names if name not in ("engine_process", "soak_process", "paced_worker")]
 
 
 @pytest.mark.parametrize("script", mains())

@@ -165,9 +165,9 @@ def test_auto_is_ssd_where_there_are_waits_to_draft_in(packed: Path) -> None:
     ):
         with load(packed, drafter, schedule="auto", resident_layers=layers) as engine:
             assert engine.new_session(100).schedule.name == schedule
-    assert choose_schedule("auto", ["ngram", "cascade"], streams=True) == "serial"
-    assert choose_schedule("serial", ["model"], streams=True) == "serial"
-    assert choose_schedule("ssd", ["model"], streams=False) == "ssd"
+    assert choose_schedule("auto", ["ngram", "cascade"], free=True) == "serial"
+    assert choose_schedule("serial", ["model"], free=True) == "serial"
+    assert choose_schedule("ssd", ["model"], free=False) == "ssd"
 
 
 def test_every_drafter_that_can_is_tested() -> None:
