@@ -85,7 +85,7 @@ def inside(events: list[Event], outer: Event) -> list[Event]:
 
 def test_a_streamed_reply(run: Run, model: Path, tmp_path: Path) -> None:
     flags = ["generate", model, "-p", "Once upon", "--max-tokens", "24", "--json", "--resident-layers", "0"]
-    flags += ["--drafter", "model", "--draft-model", model]
+    flags += ["--drafter", "model", "--draft-model", model, "--schedule", "serial"]
     code, out, _ = run(*flags, "--trace", "trace.json")
     assert code == 0
     said, tracks = json.loads(out), events_of(tmp_path / "trace.json")
