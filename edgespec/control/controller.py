@@ -102,12 +102,11 @@ class Adaptive:
         return successor
 
     def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
-        if limit.depth < 1 or limit.nodes < 2 or self.costs.verify.weight(1) < STALE:
+        if self._rests(limit):
             return None
         tokens, nodes = self.gives.expect(self.chances.by_depth)
         seconds = np.maximum(self.costs.cycle(nodes, STEPS), 1e-9)
-        # Passes beyond the depth that the reply has left are wasted; many whose cost is a guess may be.
-        most = min(passes.stop - 1, max(min(limit.depth, 1 + GROWTH * self.costs.longest), passes.start))
+        most = self._most(limit, passes)
         sensible = (passes.start <= STEPS) & (most >= STEPS) & (seconds * self.plain_rate - 1 <= self.credit)
         rates = np.where(sensible, tokens / seconds, 0.0)
         best = int(np.argmax(rates))
@@ -119,13 +118,13 @@ class Adaptive:
     def overlapped(self, limit: TreeBudget, passes: range, prepared: TokenTree) -> TreeBudget | None:
         """What is prepared counts as so many passes of drafting as give as much. Then, as everything has a
         price in time, and time is worth the best rate in the long run, what gains most at that price."""
-        if limit.depth < 1 or limit.nodes < 2 or self.costs.verify.weight(1) < STALE:
+        if self._rests(limit):
             return None
         tokens, nodes = self.gives.expect(self.chances.by_depth)
         if passes.start:
             tokens[0] = nodes[0] = 1.0  # without a pass nothing is drafted
         drafts = self.costs.draft.at(STEPS)
-        most = min(passes.stop - 1, max(min(limit.depth, 1 + GROWTH * self.costs.longest), passes.start))
+        most = self._most(limit, passes)
         sensible = most >= STEPS
         tokens = np.maximum.accumulate(tokens)
         alone, beside = (np.maximum(self.costs.passes(on).at(nodes), 1e-9) for on in (False, True))
@@ -152,6 +151,14 @@ class Adaptive:
         chosen = int(np.argmax(np.where(possible, tokens - self._rate * seconds, -np.inf)))
         passed = int(STEPS[found])
         return replace(limit, passes=int(STEPS[chosen]) - passed, found=passed, ahead=goes_on)
+
+    def _rests(self, limit: TreeBudget) -> bool:
+        """There is no room for drafts, or a plain cycle is to show what one costs."""
+        return limit.depth < 1 or limit.nodes < 2 or self.costs.verify.weight(1) < STALE
+
+    def _most(self, limit: TreeBudget, passes: range) -> float:
+        """Passes beyond the depth that the reply has left are wasted; many whose cost is a guess may be."""
+        return min(passes.stop - 1, max(min(limit.depth, 1 + GROWTH * self.costs.longest), passes.start))
 
     def _refusal(self, rate: float) -> str | None:
         """Why nothing is drafted, where the best draft would give `rate` tokens a second."""

@@ -82,21 +82,26 @@ class Ahead(Growing):
         drafted = [c for c in self.verified.children(node).tolist() if self.verified.tokens[c] == token]
         return exp(max([said.get(token, -inf), *(float(self.verified.logprobs[c]) for c in drafted)]))
 
-    def _grow(self) -> Generator[None, None, None]:
+    def _reach(self) -> Generator[None, None, tuple[int | None, bool]]:
+        """Run what leads to the root: its slot, None where there is nothing to do or no room; and whether
+        anything was run."""
         if self.depth < 1:
-            return
+            return None, False
         nodes, (root,) = yield from self._plant()
-        if root is None:
-            return
-        if nodes:
+        if root is not None and nodes:
             yield from self._count(nodes)
-        self._root = root
+        return root, bool(nodes)
+
+    def _grow(self) -> Generator[None, None, None]:
+        self._root, ran = yield from self._reach()
+        if self._root is None:
+            return
         self._rank()
         while batch := self._likeliest():
-            if nodes:
+            if ran:
                 yield
-            nodes = list(batch)
-            yield from self._count(nodes)
+            ran = True
+            yield from self._count(list(batch))
             if self._anew:
                 self._rank()
                 continue

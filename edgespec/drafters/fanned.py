@@ -38,13 +38,10 @@ class Fanned(Ahead):
         self._slots: dict[int, int] = {}  # of the verified tree's nodes, those that are still to be run too
 
     def _grow(self) -> Generator[None, None, None]:
-        if self.depth < 1:
-            return
-        nodes, (root,) = yield from self._plant()
+        root, ran = yield from self._reach()
         if root is None:
             return
-        if nodes:
-            yield from self._count(nodes)
+        if ran:
             yield
         yield from self._run(self._missing(root))
         chains = [

@@ -25,7 +25,6 @@ int64_t es_attend(const Attention *a, int threads, char *room, int64_t room_byte
   threads = products < ALONE ? 1 : threads;
   Work w = {.a = *a, .rows = QUERIES / group, .room = room, .attend = portable_attend};
 #if defined(__x86_64__)
-  enum { AVX2 = 1, AVX512 };
   if (es_level(-1) >= AVX2) w.attend = es_level(-1) >= AVX512 ? avx512_attend : avx2_attend;
 #endif
   if (w.rows > a->n) w.rows = a->n;

@@ -13,7 +13,6 @@
 #define PART 512 /* numbers converted at a time, at most, where they are rounded in place */
 
 enum { F32, F16, BF16 };
-enum { PORTABLE, AVX2, AVX512 }; /* instruction sets */
 
 INLINE uint32_t bits_of(float f) {
   uint32_t b;

@@ -4,8 +4,6 @@
 #define ALONE 16384 /* numbers of x that one thread quantises before others are awake */
 #define TASK_BYTES (256 * 1024) /* of weights a task, about: many enough to share out, long enough to be worth it */
 
-enum { PORTABLE, AVX2, AVX512, AMX };
-
 static int level = -1;
 
 /* The instructions in use: 0 portable, 1 AVX2 and FMA, 2 AVX-512 VNNI, 3 AMX. Lowered to `most`, if that is not negative. */

@@ -107,4 +107,5 @@ Attend portable_attend, avx2_attend, avx512_attend; /* some rows' query heads of
 
 typedef void Task(void *argument, int64_t index, int worker);
 void run_tasks(Task *task, void *argument, int64_t tasks, int threads); /* pool.c */
+enum { PORTABLE, AVX2, AVX512, AMX }; /* instruction sets, as es_level counts */
 int es_level(int most); /* native.c */

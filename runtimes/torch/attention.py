@@ -8,6 +8,8 @@ a log-sum-exp; they are merged in block order. Plain decoding is the same code w
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -109,10 +111,13 @@ class _Tree:
             place[row, start : start + len(path)] = path + cache.length
         self.place = place  # [n, end - shared]
         self.compiled = self._compiled() if suits(cache.k) else None
-        self.on_path = place >= 0
-        self.places = torch.from_numpy(np.maximum(place - cache.origin, 0)).to(device)
         self.masks: dict[tuple[int, int, int | None], Mask] = {}
         self.prefixes: dict[tuple[int, int], list[KV]] = {}  # by positions, and then by layer
+
+    @cached_property
+    def places(self) -> Tensor:
+        """[n, end - shared] in the cache's memory, for `_apart` alone; any where nothing is on the path."""
+        return torch.from_numpy(np.maximum(self.place - self.cache.origin, 0)).to(self.device)
 
     def __call__(self, layer: int, q: Tensor, window: int | None) -> Tensor:
         """q [n, heads, e] -> [n, heads * e]."""
@@ -172,7 +177,7 @@ class _Tree:
         count, blocks = part.stop - part.start, (self.end - self.shared) // BLOCK
         key = (part.start, part.stop, window)
         if key not in self.masks:
-            visible = self.on_path[part]
+            visible = self.place[part] >= 0
             if window is not None:
                 keys = np.arange(self.shared, self.end)
                 visible = visible & (keys > self.positions[part, None] - window)
