@@ -102,13 +102,15 @@ def from_flags(kind: type[T], flags: Mapping[str, Any]) -> T:
 
 
 def check_together(engine: EngineOptions, generation: GenerationOptions) -> None:
-    """Raises OptionError when drafter, acceptance and sampling do not go together; needs no model."""
+    """Raises OptionError for a drafter, schedule, acceptance and sampling that do not go together; needs no
+    model."""
     from edgespec.core.acceptance import make_acceptance  # numpy: not for --help
     from edgespec.drafters.kinds import check_acceptance, choose_drafters
-    from edgespec.schedules.kinds import check_schedule
+    from edgespec.schedules.kinds import check_idle, check_schedule
 
     members = choose_drafters(engine)
     check_schedule(engine.schedule, members)
+    check_idle(engine)
     acceptance = make_acceptance(generation.acceptance, generation)
     check_acceptance(acceptance, engine.drafter, members, engine.draft_worker is not None)
 

@@ -28,6 +28,7 @@ from edgespec.runtimes.base import TREE_ROWS, Target
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.schedules.kinds import (
+    check_idle,
     check_model,
     check_schedule,
     choose_schedule,
@@ -266,8 +267,9 @@ def _drafters_files(options: EngineOptions, progress: ProgressCallback | None) -
 
 def check_options(options: EngineOptions) -> None:
     """What can be said without files: raises OptionError for drafters and schedules that are unknown, lack
-    something, or do not fit, and DeviceError for an unknown device."""
+    something, or do not fit, for options without a use, and DeviceError for an unknown device."""
     check_schedule(options.schedule, choose_drafters(options))
+    check_idle(options)
     check_device(options.device)
     if options.tree_nodes > TREE_ROWS:
         raise OptionError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 
@@ -348,6 +348,42 @@ def test_a_schedule_refuses_drafters_that_cannot_follow_it(monkeypatch: pytest.M
     check_options(EngineOptions(schedule="ssd", drafter="ngram+model", draft_model="m"))
     check_options(EngineOptions(schedule="ssd", drafter="none"))
     check_schedule("serial", ["cascade"])
+
+
+SET: dict[str, Any] = {
+    "fan_out": "geometric",
+    "fan_out_budget": 9,
+    "fallback": "none",
+    "exit_layer": 3,
+    "kappa": 4,
+}
+USERS = {"exit_layer": "mirror", "kappa": "mirror", "fallback": "ssd or mirror"}
+
+
+@pytest.mark.parametrize("schedule", ["auto", "serial", "ssd", "mirror"])
+@pytest.mark.parametrize("name", SET)
+def test_an_option_of_another_schedule_is_refused_by_name(name: str, schedule: str) -> None:
+    """Unless `auto` may come to a schedule that asks for it; and what is given as by default is no matter."""
+    users = USERS.get(name, "ssd")
+    given = {"schedule": schedule, name: SET[name]}
+    if name == "fan_out_budget" and schedule == "ssd":
+        with pytest.raises(OptionError, match="fan_out_budget changes nothing while fan_out is best-first"):
+            check_options(EngineOptions(**given))
+        given["fan_out"] = "uniform"
+    if schedule in ("auto", *users.split(" or ")):
+        check_options(EngineOptions(**given))
+        return
+    with pytest.raises(OptionError) as refused:
+        check_options(EngineOptions(**given))
+    assert refused.value.option == name
+    assert str(refused.value) == (
+        f"{name} changes nothing under schedule {schedule}; use schedule={users}, or leave it out"
+    )
+    check_options(EngineOptions(**{**given, name: options_of(EngineOptions)[name].default}))
+
+
+def test_every_option_of_a_schedule_is_of_the_engine() -> None:
+    assert {name for row in SCHEDULES for name in row.options} == set(SET) <= set(options_of(EngineOptions))
 
 
 def test_a_new_schedule_is_a_file_and_a_row(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from edgespec.config import OF_SCHEDULES, EngineOptions
+from edgespec.config import FAN_OUTS, OF_SCHEDULES, EngineOptions
 from edgespec.control.controller import Adaptive
 from edgespec.core.schedule import Controller, Place, Schedule
 from edgespec.drafters import kinds
@@ -19,7 +19,7 @@ from edgespec.errors import OptionError
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.config import ModelConfig
 from edgespec.schedules.serial import Plain
-from edgespec.values import did_you_mean
+from edgespec.values import did_you_mean, options_of
 
 if TYPE_CHECKING:
     from edgespec.drafters.resident import Drafters, ExitFound, Resident
@@ -39,12 +39,14 @@ class ScheduleKind:
     roots: it drafts behind several roots at once, for outcomes that are not known yet: so must its drafters.
     make, check: a `Make`, and a `Check` if there is anything to check: "module:name", imported when it is
         asked for.
+    options: that change nothing under a schedule which does not name them.
     """
 
     name: str
     roots: bool
     make: str
     check: str | None = None
+    options: tuple[str, ...] = ()
 
     def refusal(self, drafter: Kind) -> str | None:
         """Why this drafter cannot follow it; None = it can."""
@@ -55,9 +57,18 @@ class ScheduleKind:
 
 SCHEDULES = (
     ScheduleKind("serial", roots=False, make="edgespec.schedules.serial:make"),
-    ScheduleKind("ssd", roots=True, make="edgespec.schedules.ssd:make"),
     ScheduleKind(
-        "mirror", roots=True, make="edgespec.schedules.mirror:make", check="edgespec.schedules.mirror:check"
+        "ssd",
+        roots=True,
+        make="edgespec.schedules.ssd:make",
+        options=("fan_out", "fan_out_budget", "fallback"),
+    ),
+    ScheduleKind(
+        "mirror",
+        roots=True,
+        make="edgespec.schedules.mirror:make",
+        check="edgespec.schedules.mirror:check",
+        options=("exit_layer", "kappa", "fallback"),
     ),
 )
 
@@ -84,6 +95,29 @@ def check_schedule(name: str, members: Sequence[str]) -> None:
         others = [f"schedule={s.name}" for s in SCHEDULES if not any(map(s.refusal, drafters))]
         ways = [f"a drafter that can ({', '.join(able)})", *others]
         raise OptionError(f"schedule {name} {why}; use {' or '.join(ways)}")
+
+
+def check_idle(options: EngineOptions) -> None:
+    """Raises OptionError for an option that is set and changes nothing under this schedule. Under `auto`
+    whatever is set waits for a schedule that asks for it."""
+    if options.schedule == "auto":
+        return
+    schedule, known = schedule_kind(options.schedule), options_of(EngineOptions)
+    for name in dict.fromkeys(name for row in SCHEDULES for name in row.options):
+        users = [row.name for row in SCHEDULES if name in row.options]
+        if schedule.name not in users and getattr(options, name) != known[name].default:
+            raise OptionError(
+                f"{name} changes nothing under schedule {schedule.name}; use schedule={' or '.join(users)}, "
+                "or leave it out",
+                name,
+            )
+    if options.fan_out == "best-first" and options.fan_out_budget != known["fan_out_budget"].default:
+        others = " or ".join(name for name in FAN_OUTS if name != options.fan_out)
+        raise OptionError(
+            "fan_out_budget changes nothing while fan_out is best-first, which prepares for all outcomes; "
+            f"use fan_out={others}, or leave it out",
+            "fan_out_budget",
+        )
 
 
 def check_model(options: EngineOptions, config: ModelConfig) -> None:
