@@ -36,6 +36,10 @@ BENCH = _lines(
     "edgespec bench MODEL --memory 8GB",
     "edgespec bench MODEL -p 512,2048 -n 0 -r 3 --json",
 )
+DEVICES = _lines(
+    "edgespec devices /models",
+    "edgespec devices --preset raspberry-pi-5",
+)
 TRAIN = _lines("edgespec train cascade MODEL --data texts/ --out adapters", "edgespec train cascade --help")
 CASCADE = _lines(
     "edgespec train cascade MODEL --data text/ --out dir --memory 8GB",

@@ -12,7 +12,8 @@ from edgespec import __version__
 from edgespec.apps import options
 from edgespec.apps.bench import bench
 from edgespec.apps.chat import chat
-from edgespec.apps.examples import BENCH, CHAT, EDGESPEC, GENERATE, PACK
+from edgespec.apps.devices import devices
+from edgespec.apps.examples import BENCH, CHAT, DEVICES, EDGESPEC, GENERATE, PACK
 from edgespec.apps.generate import generate
 from edgespec.apps.help import Command, Group
 from edgespec.apps.pack import pack
@@ -31,7 +32,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     cls=Group,
 )
-for command, examples in ((chat, CHAT), (generate, GENERATE), (pack, PACK), (bench, BENCH)):
+COMMANDS = ((chat, CHAT), (generate, GENERATE), (devices, DEVICES), (pack, PACK), (bench, BENCH))
+for command, examples in COMMANDS:
     app.command(epilog=examples, cls=Command)(command)
 app.add_typer(train)
 

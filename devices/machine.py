@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.devices.disk import ReadSettings
+from edgespec.devices.matmuls import Matmuls, recall_matmuls
 from edgespec.devices.probe import cpu_count, memory_available, memory_total, process_memory
 from edgespec.devices.rates import ReadRate, memory_rate, read_rate
 
@@ -29,6 +30,7 @@ class Machine:
     memory_gbps: float  # at which all of them together read memory
     disk: ReadRate | None = None  # direct reads where the weights lie; None = unknown
     accelerator: Accelerator | None = None  # None also where it shares the processor's memory
+    matmuls: Matmuls | None = None  # None = not measured
 
     @property
     def read_gbps(self) -> float | None:
@@ -57,4 +59,5 @@ class Machine:
             memory_gbps=speed,
             disk=disk,
             accelerator=accelerator,
+            matmuls=recall_matmuls(),
         )

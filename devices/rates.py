@@ -1,7 +1,8 @@
 """How fast this machine reads: measured once, remembered in the user's cache folder.
 
-A first run probes for about a second; later runs look the figures up. The file is small, written
-atomically and never trusted: what is malformed or absurd is measured again.
+A first run probes for about a second; later runs look the figures up. A disk's figures are measured again
+when they are `STALE` (disks fill, age, and are replaced). The file is small, written atomically and never
+trusted: what is malformed or absurd is measured again.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import mmap
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 import numpy as np
@@ -44,6 +46,12 @@ TRIALS = ROUNDS * len(CANDIDATES)
 SECONDS = 1.0  # of all trials together
 BYTES = 10**9  # of all trials together
 SMALLEST_FILE = 256 * 2**20  # bytes; less says little about a disk
+STALE = 30 * 86400.0  # seconds, after which a disk is measured again
+
+# What a calibration tries: every size with every depth, which is a thread for each request under way.
+DEPTHS = (1, 2, 4, 8)
+SIZES = (256 * 2**10, 2**20, 4 * 2**20, 8 * 2**20)
+GRID = tuple(ReadSettings(depth, size) for size in SIZES for depth in DEPTHS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +70,50 @@ def read_rate(path: Path, fresh: bool = False) -> ReadRate | None:
     """
     path = Path(path)
     try:
-        disk = disk_of(path)
-        key = f"read {_machine()} {disk.device} {disk.name} {disk.nbytes}"
-        known = None if fresh else _as_read_rate(_load().get(key))
-        if known is not None or path.stat().st_size < SMALLEST_FILE or sys.platform == "win32":
+        key = _disk_key("read", path)
+        stored: Any = None if fresh else _load().get(key)
+        known = _as_read_rate(stored)
+        current = known is not None and is_fresh(stored["when"])
+        if current or path.stat().st_size < SMALLEST_FILE or sys.platform == "win32":
             return known
         measured = measure_reads(path)
     except OSError:
         return None
-    _store(key, {"gbps": measured.gbps, **asdict(measured.settings)})
+    _store(key, _record(measured))
     return measured
+
+
+def read_table(path: Path, fresh: bool = False) -> tuple[ReadRate, ...] | None:
+    """The rate of the disk that holds `path` for each of the `GRID` (settings, in its order): remembered, or
+    measured with that file, when `read_rate` is set anew, too.
+
+    Measuring takes two seconds and moves at most 1.6 GB. None means unknown, as for `read_rate`.
+    """
+    try:
+        key = _disk_key("reads", path)
+        known = None if fresh else _as_table(_load().get(key))
+        if known is not None or path.stat().st_size < SMALLEST_FILE or sys.platform == "win32":
+            return known
+        found = try_settings(path, GRID)
+    except OSError:
+        return None
+    _store(key, {"gbps": [rate.gbps for rate in found], "when": time()})
+    _store(_disk_key("read", path), _record(_best(found)))
+    return found
+
+
+def is_fresh(when: float) -> bool:
+    """Whether what was measured then (seconds, as of time.time) still holds."""
+    return 0 <= time() - when < STALE
+
+
+def _disk_key(figure: str, path: Path) -> str:
+    disk = disk_of(path)
+    return f"{figure} {_machine()} {disk.device} {disk.name} {disk.nbytes}"
+
+
+def _record(rate: ReadRate) -> dict[str, Any]:
+    return {"gbps": rate.gbps, **asdict(rate.settings), "when": time()}
 
 
 def memory_rate(fresh: bool = False) -> float:
@@ -90,24 +132,33 @@ def memory_rate(fresh: bool = False) -> float:
 
 
 def measure_reads(path: Path) -> ReadRate:
-    """Try CANDIDATES on `path` in interleaved rounds; no two trials read the same part. Raises OSError."""
+    """The best of CANDIDATES on `path`. Raises OSError."""
+    return _best(try_settings(path, CANDIDATES, ROUNDS))
+
+
+def try_settings(path: Path, settings: Sequence[ReadSettings], rounds: int = 1) -> tuple[ReadRate, ...]:
+    """What each reaches on `path`, in interleaved rounds; no two trials read one part. Raises OSError."""
     descriptor, direct = open_for_reading(path)
-    moved, seconds = [0] * len(CANDIDATES), [0.0] * len(CANDIDATES)
+    moved, seconds = [0] * len(settings), [0.0] * len(settings)
+    trials = rounds * len(settings)
     try:
-        part = path.stat().st_size // TRIALS
+        part = path.stat().st_size // trials
         if not direct:
-            forget(descriptor, 0, part * TRIALS)  # or memory would be measured
-        for trial in range(TRIALS):
-            i = trial % len(CANDIDATES)
+            forget(descriptor, 0, part * trials)  # or memory would be measured
+        for trial in range(trials):
+            i = trial % len(settings)
             nbytes = min(part, BYTES // TRIALS)
-            got, took = _trial(descriptor, direct, CANDIDATES[i], trial * part, nbytes)
+            got, took = _trial(descriptor, direct, settings[i], trial * part, nbytes)
             moved[i] += got
             seconds[i] += took
     finally:
         os.close(descriptor)
-    rates = [n / s / 1e9 for n, s in zip(moved, seconds, strict=True)]
-    best = max(range(len(rates)), key=lambda i: rates[i] * (TIE if i == 0 else 1))
-    return ReadRate(rates[best], CANDIDATES[best])
+    return tuple(ReadRate(n / s / 1e9, one) for n, s, one in zip(moved, seconds, settings, strict=True))
+
+
+def _best(found: Sequence[ReadRate]) -> ReadRate:
+    """The quickest; the default settings unless another beats them by TIE."""
+    return max(found, key=lambda rate: rate.gbps * (TIE if rate.settings == CANDIDATES[0] else 1))
 
 
 def _trial(
@@ -211,9 +262,11 @@ def _as_rate(value: Any) -> float | None:
 
 
 def _as_read_rate(value: Any) -> ReadRate | None:
-    if not isinstance(value, dict) or set(value) != {"gbps", "threads", "request_bytes", "direct"}:
+    if not isinstance(value, dict) or set(value) != {"gbps", "threads", "request_bytes", "direct", "when"}:
         return None
     gbps, direct = _as_rate(value["gbps"]), value["direct"]
+    if not isinstance(value["when"], (int, float)):
+        return None
     whole = all(type(value[name]) is int for name in ("threads", "request_bytes"))
     if gbps is None or not whole or not isinstance(direct, bool):
         return None
@@ -221,3 +274,16 @@ def _as_read_rate(value: Any) -> ReadRate | None:
         return ReadRate(gbps, ReadSettings(value["threads"], value["request_bytes"], direct))
     except ValueError:
         return None
+
+
+def _as_table(value: Any) -> tuple[ReadRate, ...] | None:
+    """A remembered one, if it is sound and fresh."""
+    if not isinstance(value, dict) or not isinstance(value.get("when"), (int, float)):
+        return None
+    rates = value.get("gbps")
+    if not is_fresh(value["when"]) or not isinstance(rates, list) or len(rates) != len(GRID):
+        return None
+    sound = [rate for rate in map(_as_rate, rates) if rate is not None]
+    if len(sound) < len(GRID):
+        return None
+    return tuple(ReadRate(rate, settings) for rate, settings in zip(sound, GRID, strict=True))

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this checkout
 from edgespec.apps.bench import BenchFlags
 from edgespec.apps.chat import ChatFlags
 from edgespec.apps.commands import COMMANDS
+from edgespec.apps.devices import DevicesFlags
 from edgespec.apps.generate import GenerateFlags
 from edgespec.apps.options import ALL, switches
 from edgespec.config import PANELS
@@ -25,6 +26,7 @@ PAGE = Path(__file__).with_name("cli.md")
 OF_COMMANDS: dict[str, type[Options]] = {  # beside what is common
     "chat": ChatFlags,
     "generate": GenerateFlags,
+    "devices": DevicesFlags,
     "pack": PackOptions,
     "bench": BenchFlags,
     "train cascade": CascadeOptions,

@@ -50,6 +50,7 @@ TORCH_FREE = [
     "edgespec.core.trace",
     "edgespec.core.tree",
     "edgespec.core.verify",
+    "edgespec.apps.devices",
     "edgespec.devices.machine",
     "edgespec.drafters.ahead",
     "edgespec.drafters.base",
@@ -76,6 +77,7 @@ TORCH_FREE = [
     "edgespec.schedules.ssd",
     "edgespec.drafters.kinds",
     "edgespec.text.tokenizer",
+    "edgespec.tuning.machines",
 ]
 
 

@@ -1,0 +1,141 @@
+"""`edgespec devices`: what this machine, or a preset, can do."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edgespec.apps import options
+from edgespec.apps.terminal import Terminal
+from edgespec.values import Option, Options, format_bytes
+
+if TYPE_CHECKING:
+    from edgespec.devices.presets import Preset
+    from edgespec.tuning.machines import DiskFacts, MachineFacts
+
+
+@dataclass(frozen=True)
+class DevicesFlags(Options):
+    """What is shown."""
+
+    preset: Annotated[
+        str | None,
+        Option("Show a machine that is not this one; list: all there are.", metavar="NAME", default="none"),
+    ] = None
+    fresh: Annotated[bool, Option("Measure again what was measured before.")] = False
+    json: Annotated[bool, Option("Print one JSON object.")] = False
+
+
+@options.takes()
+def devices(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PATH",
+            help="A file or directory on the disk to measure, such as a model's.",
+            show_default=False,
+        ),
+    ] = Path(),
+    *,
+    wanted: DevicesFlags,
+) -> None:
+    """Show this machine: memory, disk, processor and matmuls, measured once and remembered."""
+    with Terminal() as terminal:
+        if wanted.preset is not None:
+            from edgespec.devices.presets import PRESETS
+            from edgespec.tuning.machines import find_preset
+
+            shown = list(PRESETS) if wanted.preset == "list" else [find_preset(wanted.preset)]
+            terminal.result(_as_json(shown) if wanted.json else "\n\n".join(map(_preset, shown)))
+            return
+        terminal.busy("measuring this machine")
+        from edgespec.tuning.machines import measure_machine_facts
+
+        facts = measure_machine_facts(path, wanted.fresh, terminal.progress)
+        terminal.result(json.dumps(_object(facts)) if wanted.json else _described(facts))
+        for note in facts.disk.notes:
+            terminal.note(note)
+
+
+def _described(facts: MachineFacts) -> str:
+    limited = "" if facts.limit is None else f", of a container's limit of {format_bytes(facts.limit)}"
+    rows = [
+        ("processor", f"{facts.processor}, {facts.cores} to use"),
+        ("instructions", " ".join(facts.features) or "unknown"),
+        ("kernels", facts.kernels),
+        ("accelerators", "; ".join(facts.accelerators) or "none found"),
+        ("memory", f"{format_bytes(facts.total)}, {format_bytes(facts.available)} free{limited}"),
+        ("", f"read at {facts.memory_gbps:.3g} GB/s" + (", shared with the GPU" if facts.unified else "")),
+        *_disk_rows(facts.disk),
+    ]
+    lines = [
+        textwrap.fill(f"{name:<13}{text}", 80, subsequent_indent=" " * 13, break_on_hyphens=False)
+        for name, text in rows
+    ]
+    return "\n".join([*lines, "", *_matmul_lines(facts)])
+
+
+def _disk_rows(disk: DiskFacts) -> list[tuple[str, str]]:
+    name = disk.disk.name or f"device {disk.disk.device}"
+    size = "" if disk.disk.nbytes is None else f", {format_bytes(disk.disk.nbytes)}"
+    kind = disk.filesystem.kind or "unknown filesystem"
+    rows = [("disk", f"{name}{size}, {kind} on {disk.filesystem.mount}")]
+    if disk.best is None:
+        rows.append(("", "how fast it reads is unknown"))
+    else:
+        settings = disk.best.settings
+        how = f"{settings.request_bytes // 2**10} KiB each, {settings.threads} at a time"
+        rows.append(("", f"reads at {disk.best.gbps:.3g} GB/s: {how}"))
+    if disk.rates:
+        from edgespec.devices.rates import DEPTHS, SIZES
+
+        rows.append(("reads, GB/s", "".join(f"{f'{depth} at once':>11}" for depth in DEPTHS)))
+        for i, size_bytes in enumerate(SIZES):
+            row = disk.rates[i * len(DEPTHS) : (i + 1) * len(DEPTHS)]
+            cells = "".join(f"{rate.gbps:>11.3g}" for rate in row)
+            rows.append((f"  {size_bytes // 2**10} KiB", cells))
+    return rows
+
+
+def _matmul_lines(facts: MachineFacts) -> list[str]:
+    from edgespec.devices.matmuls import ROWS
+
+    lines = ["matmuls, GB of stored weights a second, by rows"]
+    lines.append(f"{'':<13}" + "".join(f"{rows:>11}" for rows in ROWS))
+    names = {"I8": "int8", "U8": "int4"}
+    for encoding, seconds in facts.matmuls.seconds.items():
+        lines.append(f"  {names.get(encoding, encoding):<11}" + "".join(f"{1 / s:>11.3g}" for s in seconds))
+    return lines
+
+
+def _preset(preset: Preset) -> str:
+    rows = {
+        "memory": (format_bytes(preset.memory.value), preset.memory.source),
+        "memory rate": (f"{preset.bandwidth.value:g} GB/s", preset.bandwidth.source),
+        "flash": (f"{preset.flash.value:g} GB/s", preset.flash.source),
+        "cores": (f"{preset.cores.value:g}", preset.cores.source),
+        "arithmetic": (f"{preset.gflops.value:.0f} GFLOPS", preset.gflops.source),
+    }
+    lines = [f"{preset.name}: {preset.label}"]
+    return "\n".join(lines + [f"  {name:<12}{value:<12}{source}" for name, (value, source) in rows.items()])
+
+
+def _as_json(presets: Sequence[Preset]) -> str:
+    return json.dumps([asdict(preset) for preset in presets])
+
+
+def _object(facts: MachineFacts) -> dict[str, Any]:
+    from edgespec.devices.matmuls import ROWS
+
+    disk = facts.disk
+    found = asdict(facts)
+    found["matmuls"] = {"rows": ROWS, "seconds_per_gb": dict(facts.matmuls.seconds)}
+    found["disk"] |= {"path": str(disk.path), "place": disk.filesystem.place}
+    found["disk"]["filesystem"]["mount"] = str(disk.filesystem.mount)
+    return found

@@ -1,0 +1,64 @@
+"""How long matmuls with stored weights take on this machine's processors, by encoding and number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+
+from edgespec.devices.matmuls import ROWS, WEIGHTS_PER_BYTE, Matmuls, recall_matmuls, remember_matmuls
+from edgespec.kernels import compiled
+from edgespec.kernels.matmul import FEW, Block, linear
+from edgespec.offload.chunks import stored_bytes
+
+OUT = INNER = 4096  # a matrix of a 7B model
+CYCLED = 128 * 2**20  # bytes of matrices multiplied in turn with few rows: more than caches hold, mostly
+TRIES = 3  # the best counts: others' work is not the machine's
+# Every byte of the weights: a small normal number in each float type, and no NaN as a block's scale.
+FILLED = 0x11
+
+
+def matmuls(fresh: bool = False, progress: Callable[[int, int], None] = lambda done, total: None) -> Matmuls:
+    """Remembered, or (also when `fresh`) measured: seconds of work, up to 140 MB of memory."""
+    kernels = kernels_name()
+    known = None if fresh else recall_matmuls(kernels)
+    if known is None:
+        seconds = {}
+        for done, encoding in enumerate(WEIGHTS_PER_BYTE):
+            progress(done, len(WEIGHTS_PER_BYTE))
+            seconds[encoding] = measure(encoding)
+        known = Matmuls(seconds)
+        remember_matmuls(known, kernels)
+    return known
+
+
+def kernels_name() -> str:
+    """What multiplies here: torch, and the instructions of the compiled kernels, if they are there."""
+    level = "" if compiled.unavailable() else f", compiled kernels with {compiled.LEVELS[compiled.level()]}"
+    return f"torch {torch.__version__} with {torch.backends.cpu.get_cpu_capability()}{level}"
+
+
+@torch.inference_mode()
+def measure(encoding: str) -> tuple[float, ...]:
+    """[len(ROWS)] seconds for 10^9 bytes of weights."""
+    nbytes = stored_bytes(encoding, (OUT, INNER))
+    scale = torch.full((OUT,), 1e-3) if encoding in ("I8", "U8") else None
+    data = torch.full((max(1, CYCLED // nbytes), nbytes), FILLED, dtype=torch.uint8)
+    blocks = [Block.of_bytes(encoding, one, OUT, INNER, scale) for one in data]
+    dtype = {"F32": torch.float32, "F16": torch.float16}.get(encoding, torch.bfloat16)
+    found = []
+    for rows in ROWS:
+        x = torch.ones(rows, INNER, dtype=dtype)
+        used = blocks if rows <= 8 else blocks[:1]
+        linear(x, used[0], exact=rows <= FEW)  # what is made once
+        best = min(_seconds(x, used) for _ in range(TRIES))
+        found.append(best / (len(used) * nbytes) * 1e9)
+    return tuple(found)
+
+
+def _seconds(x: torch.Tensor, blocks: list[Block]) -> float:
+    began = perf_counter()
+    for block in blocks:
+        linear(x, block, exact=len(x) <= FEW)
+    return perf_counter() - began
