@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from time import time
 
 from edgespec.devices.disk import ReadSettings
 from edgespec.devices.matmuls import Matmuls, recall_matmuls
-from edgespec.devices.probe import cpu_count, memory_available, memory_total, process_memory
-from edgespec.devices.rates import ReadRate, memory_rate, read_rate
+from edgespec.devices.probe import cpu_count, cpu_features, memory_available, memory_total, process_memory
+from edgespec.devices.rates import ReadRate, is_fresh, memory_rate, read_rate, recall, remember
+
+BASELINE = 350 * 10**6  # bytes of a process with torch: 300 to 400 MB (measured, Linux, torch 2.13)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class Machine:
     disk: ReadRate | None = None  # direct reads where the weights lie; None = unknown
     accelerator: Accelerator | None = None  # None also where it shares the processor's memory
     matmuls: Matmuls | None = None  # None = not measured
+    converts: frozenset[str] = frozenset()  # types of weights ("bfloat16") that matmuls make fp32 first
 
     @property
     def read_gbps(self) -> float | None:
@@ -61,3 +65,51 @@ class Machine:
             accelerator=accelerator,
             matmuls=recall_matmuls(),
         )
+
+    @staticmethod
+    def remembered(weights: Path) -> Machine:
+        """This machine, with what processes that opened a model before have found and measured; where none
+        has, that is assumed. Libraries need not be loaded."""
+        baseline, converts = _process()
+        return Machine(
+            total=memory_total(),
+            available=memory_available() - baseline,
+            baseline=baseline,
+            cores=cpu_count(),
+            memory_gbps=memory_rate(),
+            disk=read_rate(weights),
+            matmuls=recall_matmuls(),
+            converts=converts,
+        )
+
+
+_PROCESS = "process"
+
+
+def remember_process(machine: Machine) -> None:
+    """What a process that has loaded the libraries has found of itself. The smallest counts for a while: the
+    others have loaded more than that."""
+    known = _stored_process()
+    if known is None or machine.baseline < known[0]:
+        converts = sorted(machine.converts)
+        remember(_PROCESS, {"baseline": machine.baseline, "converts": converts, "when": time()})
+
+
+def _process() -> tuple[int, frozenset[str]]:
+    """Bytes of a process before it holds a model, and what its matmuls convert: remembered, or assumed."""
+    if (known := _stored_process()) is not None:
+        return known
+    native = cpu_features() & {"amx_bf16", "avx512_bf16", "bf16"}
+    return BASELINE, frozenset() if native else frozenset({"bfloat16", "float16"})
+
+
+def _stored_process() -> tuple[int, frozenset[str]] | None:
+    """What was remembered, if it is sound and fresh."""
+    stored = recall(_PROCESS)
+    if not isinstance(stored, dict) or set(stored) != {"baseline", "converts", "when"}:
+        return None
+    baseline, converts, when = stored["baseline"], stored["converts"], stored["when"]
+    sound = type(baseline) is int and 10**7 < baseline < 10**11 and isinstance(converts, list)
+    if not sound or not isinstance(when, (int, float)) or not is_fresh(when):
+        return None
+    return (baseline, frozenset(converts)) if all(c in ("bfloat16", "float16") for c in converts) else None

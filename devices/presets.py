@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.devices.disk import ReadSettings
-from edgespec.devices.machine import Machine
+from edgespec.devices.machine import BASELINE, Machine
 from edgespec.devices.matmuls import Matmuls
 from edgespec.devices.rates import ReadRate
 
@@ -18,9 +18,6 @@ MEMORY_SHARE = 0.7  # of the peak, which matmuls with one row read; assumed (des
 COMPUTE_SHARE = 0.5  # of the peak, which matmuls with many rows compute; assumed
 FLASH_SHARE = 0.9  # of the published rate, which large direct reads reach; assumed
 SYSTEM = 1.5e9  # bytes that system and desktop keep; assumed
-BASELINE = (
-    350 * 10**6
-)  # bytes of the interpreter with torch: 300 to 400 MB (measured, Linux x86-64, torch 2.13)
 NEON2, NEON4, AVX2 = 16, 32, 32  # fp32 operations a cycle of a core with 2 or 4 NEON pipes, or 2 of AVX2
 
 

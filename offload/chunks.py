@@ -8,8 +8,9 @@ where it lies or on the dial, so that a matmul has the same shape (and so the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 
@@ -147,6 +148,15 @@ class ChunkTable:
     @property
     def nbytes(self) -> int:
         return sum(c.nbytes for c in self.chunks)
+
+    @cached_property
+    def stored(self) -> Mapping[str, int]:
+        """Bytes of all chunks by encoding; scales are left out."""
+        found = dict[str, int]()
+        for chunk in self.chunks:
+            for piece, _ in chunk.matrices():
+                found[piece.encoding] = found.get(piece.encoding, 0) + piece.nbytes
+        return found
 
     def blocks(self) -> Blocks:
         """By matrix, in streaming order: where its rows lie, and their scales."""

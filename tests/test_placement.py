@@ -19,7 +19,8 @@ from edgespec.offload.plan.costs import Rates
 from edgespec.offload.plan.device import DeviceMemory, make_device_plan
 from edgespec.offload.plan.needs import Request
 from edgespec.offload.reader import DirectFile
-from edgespec.runtimes.torch.placement import DEVICE_SLOTS, OnDevice
+from edgespec.runtimes.formats.needs import DEVICE_SLOTS
+from edgespec.runtimes.torch.placement import OnDevice
 from tests.test_plan import MB, needs, table
 from tests.tiny import open_tiny, write_checkpoint
 

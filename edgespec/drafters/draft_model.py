@@ -11,13 +11,13 @@ from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.drafters.resident import Found, Resident, Search
 from edgespec.drafters.substitute import is_copy
 from edgespec.errors import OptionError, TokenizerError
+from edgespec.kernels.cpu import matmul_dtype
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
+from edgespec.runtimes.formats.needs import resident_bytes
 from edgespec.runtimes.torch.draft import TorchDraft, open_draft
-from edgespec.runtimes.torch.kv_cache import cache_bytes
-from edgespec.runtimes.torch.plan import activation_bytes
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
@@ -82,12 +82,8 @@ class DraftFiles:
 
     def nbytes(self, context: int) -> int:
         """Bytes of the open model with one conversation of `context` positions."""
-        config, dtype, table = self.files.config, self.files.dtype, self.files.table
-        weights = sum(c.read_bytes for c in table.chunks) + sum(t.nbytes for t in table.small)
-        if not table.tied:
-            weights += table.embedding.nbytes
-        kv = cache_bytes(config, min(context, config.max_context), DRAFT_ROWS, dtype)
-        return weights + kv + activation_bytes(config, dtype)
+        dtype = self.files.dtype
+        return resident_bytes(self.files, context, DRAFT_ROWS, matmul_dtype(dtype) != dtype)
 
     def open(self, progress: Callable[[int], None] | None = None) -> TorchTarget[Weights]:
         """Read all its weights. Raises StorageError and CorruptFileError; `progress` gets bytes read."""

@@ -26,9 +26,9 @@ from edgespec.offload.plan.needs import Extras, StandIn
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, DraftRuntime, KVCache, Target
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
+from edgespec.runtimes.formats.needs import overlay_bytes, overlay_positions
 from edgespec.runtimes.formats.packed import SUBSTITUTE
 from edgespec.runtimes.torch.draft import TorchDraft
-from edgespec.runtimes.torch.kv_cache import overlay_bytes, overlay_positions
 from edgespec.runtimes.torch.substitute import LowBitCopy, SubstituteWeights
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
@@ -107,7 +107,7 @@ class CopyFiles:
 
     @property
     def extras(self) -> Extras:
-        overlay = overlay_bytes(self.files.config, OVERLAY_ROWS, self.files.dtype)
+        overlay = overlay_bytes(self.files.config, OVERLAY_ROWS, self.files.element)
         return Extras(stand_in=replace(self.stand_in, beside={"draft overlay": overlay}))
 
     def unused(self, plan: Plan) -> str | None:

@@ -17,8 +17,8 @@ from edgespec.models.planning import plan_engine
 from edgespec.offload.plan.plan import Plan
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import Target
+from edgespec.runtimes.torch.machine import measure_machine
 from edgespec.runtimes.torch.open import open_target
-from edgespec.runtimes.torch.plan import measure_machine
 from edgespec.schedules.kinds import find_exit
 
 

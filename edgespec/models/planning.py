@@ -12,7 +12,7 @@ from edgespec.offload.plan.ledger import gigabytes
 from edgespec.offload.plan.needs import Request
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.formats.describe import ModelFiles
-from edgespec.runtimes.torch.plan import plan_model
+from edgespec.runtimes.formats.needs import plan_model
 
 FREE_SHARE = 0.9  # of the free memory belongs to the dial when the user names none
 

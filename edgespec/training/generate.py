@@ -22,7 +22,7 @@ from edgespec.core.verify import Verifier
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import TREE_ROWS, Seat
 from edgespec.runtimes.formats.describe import ModelFiles
-from edgespec.runtimes.torch.kv_cache import cache_bytes
+from edgespec.runtimes.formats.needs import cache_bytes
 from edgespec.training.corpus import Sample
 from edgespec.training.data import Shards, padded
 from edgespec.training.target import KERNELS_BYTES, open_beside, pass_bytes
@@ -122,7 +122,7 @@ def generate_replies(
     prefill_rows = max(PREFILL_ROWS, max(len(p) for _, p in left))
 
     def nbytes(sessions: int) -> int:
-        kv = cache_bytes(files.config, length, 1, files.dtype)
+        kv = cache_bytes(files.config, length, 1, files.element)
         return sessions * kv + pass_bytes(files, padded(prefill_rows), 0) + KERNELS_BYTES
 
     wanted = min(MAX_SESSIONS, len(left))

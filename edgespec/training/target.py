@@ -29,8 +29,9 @@ from edgespec.offload.plan.plan import Plan
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.formats.needs import plan_model
+from edgespec.runtimes.torch.machine import measure_machine
 from edgespec.runtimes.torch.open import open_target
-from edgespec.runtimes.torch.plan import measure_machine, plan_model
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.training.corpus import Sample

@@ -1,15 +1,19 @@
 """What passes should cost on a machine, before any was timed: one model for all who ask.
 
 The plan predicts its speed with it, two plans are compared by it (is more memory for layers worth a stand-in?
-a hand-over?), and the controller's prior is one.
+a hand-over?), the controller's prior is one, and settings are recommended by it (`edgespec.tuning`). Its
+terms are written down in docs/tuning.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgespec.devices.matmuls import ROWS, Matmuls
 
 FloatArray = NDArray[np.float64]
 
@@ -23,6 +27,7 @@ class Rates:
 
     read: float | None  # direct reads of the weights' disk; None = unknown
     compute: float  # weights multiplied by one row, from memory
+    matmuls: Matmuls | None = None  # by encoding and rows, where that was measured
 
     def flash(self, nbytes: int) -> float:
         """Seconds to read so much from flash; 0 where the rate is unknown."""
@@ -32,29 +37,53 @@ class Rates:
         """Seconds to multiply so many bytes of weights by one row."""
         return nbytes / (self.compute * 1e9)
 
+    def multiply(self, stored: Mapping[str, int]) -> tuple[float, ...]:
+        """[len(ROWS)] seconds to multiply so many bytes of weights, by encoding, by each number of ROWS."""
+        measured = self.matmuls.seconds if self.matmuls else {}
+        seconds = np.zeros(len(ROWS))
+        for encoding, nbytes in stored.items():
+            if encoding in measured:
+                seconds += np.array(measured[encoding]) * nbytes / 1e9
+            else:
+                seconds += self.memory(nbytes) * (1 + (np.array(ROWS) - 1) / FREE_ROWS)
+        return tuple(np.maximum.accumulate(seconds).tolist())  # never less for more
+
 
 @dataclass(frozen=True)
 class CostModel:
     """Seconds.
 
     io: to read what one pass streams. compute: a pass of one row, its weights alone. step: one step of
-    whoever works between two passes, likewise. overhead: of a pass, beside its weights.
+    whoever works between two passes, likewise. overhead: of a pass, beside its weights. ahead: of reading
+    that the ring has room for, and which goes on between two passes. by_rows: what a pass's weights take
+    for each number of ROWS, where that was measured.
     """
 
     io: float = 0.0
     compute: float = 0.0
     step: float = 0.0
     overhead: float = 0.0
+    ahead: float = 0.0
+    by_rows: tuple[float, ...] = ()
+
+    def computing(self, rows: FloatArray) -> FloatArray:
+        """[...] -> [...]: to multiply so many rows by all weights; lines between what was measured."""
+        if not self.by_rows:
+            return self.compute * (1 + (rows - 1) / FREE_ROWS)
+        slope = (self.by_rows[-1] - self.by_rows[-2]) / (ROWS[-1] - ROWS[-2])
+        return np.interp(rows, ROWS, self.by_rows) + slope * np.maximum(rows - ROWS[-1], 0)
 
     def passes(self, rows: FloatArray) -> FloatArray:
         """[...] -> [...]: the shape of what passes of so many rows cost. What is beside the weights is left
         out, because steps have it too; once a plain cycle was timed, only the shape counts."""
-        return np.maximum(self.io, self.compute * (1 + (rows - 1) / FREE_ROWS))
+        return np.maximum(self.io, self.computing(rows))
 
     def steps(self, count: FloatArray) -> FloatArray:
         """[...] -> [...]: the shape of what so many steps cost."""
         return self.step * count
 
-    def cycle(self, steps: int = 0) -> float:
-        """So many steps and a pass of one row: max(I/O, compute)."""
-        return max(self.io, self.compute + self.overhead) + self.step * steps
+    def cycle(self, steps: int = 0, nodes: int = 1) -> float:
+        """So many steps and a pass of so many rows: max(I/O, compute). The ring fills during the steps."""
+        between = self.step * steps
+        reading = self.io - min(self.ahead, between)
+        return max(reading, float(self.computing(np.array(nodes))) + self.overhead) + between

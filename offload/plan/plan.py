@@ -57,11 +57,13 @@ class Plan:
     def costs(self, step_bytes: int = 0) -> CostModel:
         """What its passes should cost, and steps that read so many bytes of memory."""
         rates, table = self.rates, self.table
+        by_rows = rates.multiply(table.stored) if rates.matmuls is not None else ()
         return CostModel(
             io=rates.flash(self.bytes_per_pass),
-            compute=rates.memory(table.nbytes),
+            compute=by_rows[0] if by_rows else rates.memory(table.nbytes),
             step=rates.memory(step_bytes),
             overhead=table.layers * LAYER_SECONDS,
+            by_rows=by_rows,
         )
 
     @property

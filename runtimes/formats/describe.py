@@ -29,13 +29,22 @@ class ModelFiles:
     source: str  # what it was packed from; else the path itself
 
     @property
+    def activations(self) -> str:
+        """The type of activations and the KV cache: the checkpoint's own; bf16 where weights were made
+        smaller."""
+        return "bfloat16" if self.table.precision in ("bf16", "int8", "int4") else self.config.dtype
+
+    @property
+    def element(self) -> int:
+        """Bytes of a number of that type."""
+        return 4 if self.activations == "float32" else 2
+
+    @property
     def dtype(self) -> torch.dtype:
-        """Of activations and the KV cache: the checkpoint's own; bf16 where weights were made smaller."""
+        """torch's own name for it."""
         import torch  # headers can be read, and files refused, without it
 
-        if self.table.precision in ("bf16", "int8", "int4"):
-            return torch.bfloat16
-        dtype = getattr(torch, self.config.dtype)
+        dtype = getattr(torch, self.activations)
         assert isinstance(dtype, torch.dtype)
         return dtype
 

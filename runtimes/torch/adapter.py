@@ -23,8 +23,9 @@ from edgespec.kernels.matmul import Block, linear
 from edgespec.kernels.reference import rms_norm, rotate
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.formats.needs import cache_bytes
 from edgespec.runtimes.torch.attention import AttentionPlan
-from edgespec.runtimes.torch.kv_cache import TorchKVCache, cache_bytes
+from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.rope import RopeTable
 
 CPU = torch.device("cpu")
@@ -158,4 +159,4 @@ def adapter_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 def adapter_cache_bytes(config: ModelConfig, context: int, slots: int, dtype: torch.dtype) -> int:
     """Bytes of one adapter's KV cache for one conversation."""
-    return cache_bytes(adapter_config(config), context, slots, dtype)
+    return cache_bytes(adapter_config(config), context, slots, dtype.itemsize)

@@ -20,7 +20,8 @@ from edgespec.kernels.reference import Mask
 from edgespec.kernels.threads import alone
 from edgespec.kernels.tree_attention import TreeAttention, suits
 from edgespec.runtimes.base import IntArray, Rows, slot_depths
-from edgespec.runtimes.torch.kv_cache import BLOCK, Overlay, TorchKVCache, round_up
+from edgespec.runtimes.formats.needs import BLOCK, round_up
+from edgespec.runtimes.torch.kv_cache import Overlay, TorchKVCache
 
 KV = tuple[Tensor, Tensor]  # of one layer, [kv_heads, places, head_dim] each
 GATHER_ROWS = 16  # rows whose own blocks are gathered at a time: bounds the copy's memory

@@ -13,27 +13,7 @@ from torch import Tensor
 from edgespec.errors import BusyError, ContextError, DeviceError
 from edgespec.runtimes.base import IntArray, kept_parents
 from edgespec.runtimes.config import ModelConfig
-
-BLOCK = 64  # positions per attention block; see attention.py
-
-
-def round_up(positions: int) -> int:
-    return -(-positions // BLOCK) * BLOCK
-
-
-def overlay_bytes(config: ModelConfig, rows: int, dtype: torch.dtype) -> int:
-    """Bytes of an overlay with so many slots."""
-    return config.kv_bytes(overlay_positions(rows), dtype.itemsize)
-
-
-def overlay_positions(rows: int) -> int:
-    """Positions that an overlay with so many slots has memory for: the prefix's last block is copied."""
-    return BLOCK + rows
-
-
-def cache_bytes(config: ModelConfig, context: int, slots: int, dtype: torch.dtype) -> int:
-    """Bytes of a cache for `context` positions and `slots` uncommitted rows."""
-    return config.kv_bytes(round_up(context + slots), dtype.itemsize)
+from edgespec.runtimes.formats.needs import BLOCK, overlay_positions, round_up
 
 
 class TorchKVCache:

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edgespec.runtimes.formats.needs import DEVICE_SLOTS
+
 Release = Callable[[], None]
-DEVICE_SLOTS = 3  # device buffers: one computed on, one being copied to, one between
 
 
 class Placement(Protocol):

@@ -1,0 +1,104 @@
+"""What a model needs beside its matrices, known by its headers, and its plan. Nothing is measured here.
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+from edgespec.devices.machine import Machine
+from edgespec.offload.plan.costs import Rates
+from edgespec.offload.plan.device import DeviceMemory, make_device_plan
+from edgespec.offload.plan.fill import make_plan
+from edgespec.offload.plan.needs import Extras, Needs, Request
+from edgespec.offload.plan.plan import Plan
+from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
+from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.formats.describe import ModelFiles
+
+BLOCK = 64  # positions per attention block; see torch/attention.py
+DEVICE_SLOTS = 3  # device buffers: one computed on, one being copied to, one between
+
+# Page cache of programs and libraries that a cold start reads but does not map, and the kernel's own tables:
+# 70 MB beyond the resident set in a memory cgroup (measured, Linux, torch 2.13).
+PROGRAM_CACHE = 80 * 10**6
+
+# The resident set differs from start to start: demo model by 0.6 MB, but by 23 MB between the first, which
+# measures kernels, and the others.
+DRIFT = 20 * 10**6
+
+
+def plan_model(files: ModelFiles, machine: Machine, request: Request, extras: Extras | None = None) -> Plan:
+    """Where every byte goes on this machine, `extras` beside the model among them.
+
+    Raises BudgetError or OptionError before any weight is read.
+    """
+    config, element = files.config, files.element
+    needs = Needs(
+        baseline=machine.baseline + PROGRAM_CACHE,
+        small=sum(t.nbytes for t in files.table.small),
+        activations=activation_bytes(config, element, files.activations in machine.converts),
+        kv=lambda positions: context_bytes(config, positions, element),
+        max_context=config.max_context,
+        extras=extras or Extras(),
+        drift=DRIFT,
+    )
+    rates = Rates(machine.read_gbps, machine.memory_gbps, machine.matmuls)
+    if (device := machine.accelerator) is None:
+        return make_plan(files.table, needs, rates, request)
+    memory = DeviceMemory(device.total, device.used, DEVICE_SLOTS)
+    return make_device_plan(files.table, needs, rates, request, memory)
+
+
+def round_up(positions: int) -> int:
+    """To whole blocks of attention."""
+    return -(-positions // BLOCK) * BLOCK
+
+
+def cache_bytes(config: ModelConfig, context: int, slots: int, element: int) -> int:
+    """Bytes of a cache for `context` positions and `slots` uncommitted rows, of `element`-byte numbers."""
+    return config.kv_bytes(round_up(context + slots), element)
+
+
+def overlay_positions(rows: int) -> int:
+    """Positions that an overlay with so many slots has memory for: the prefix's last block is copied."""
+    return BLOCK + rows
+
+
+def overlay_bytes(config: ModelConfig, rows: int, element: int) -> int:
+    """Bytes of an overlay with so many slots, of `element`-byte numbers."""
+    return config.kv_bytes(overlay_positions(rows), element)
+
+
+def context_bytes(config: ModelConfig, positions: int, element: int) -> int:
+    """What grows with the context: a KV cache, and attention's temporaries over that many keys: each block's
+    outputs and mask for a tree's rows, and the mask of a prompt's block."""
+    blocks, e = -(-positions // BLOCK) + 2, element
+    outputs = TREE_ROWS * blocks * (config.q_size * e + config.heads * 8)
+    tree_mask = TREE_ROWS * (config.heads // config.kv_heads) * positions * (1 + e)
+    prompt_mask = PREFILL_ROWS * positions * (1 + e)
+    return cache_bytes(config, positions, TREE_ROWS, e) + max(outputs + tree_mask, prompt_mask)
+
+
+def activation_bytes(config: ModelConfig, element: int, converts: bool) -> int:
+    """Temporaries of the largest pass, at their peak: in the MLP, in attention, or at the head; of
+    `element`-byte numbers, weights being converted to fp32 or not."""
+    n, e = PREFILL_ROWS, element
+    d, f = config.hidden_size, config.intermediate_size
+    stream = n * d * e * 3
+    mlp = n * f * (3 * e + 8)  # gate, up, product; two in fp32 inside swiglu
+    attention = n * (config.q_size * (3 * e + 4) + config.kv_size * 4 * e)
+    tile = max(config.matrix_shapes(0).values(), key=lambda s: s[0] * s[1])
+    unpacked = tile[1] * 4 * 4096 if converts else 0
+    head = TREE_ROWS * config.vocab_size * (e + 4)
+    # A third more: kernels' scratch, and holes in the heap (measured, 7B shape: 80 MB beside 92).
+    return (stream + max(mlp, attention, head)) * 4 // 3 + unpacked
+
+
+def resident_bytes(files: ModelFiles, context: int, rows: int, converts: bool) -> int:
+    """A whole model in memory, with one conversation of `context` positions and `rows` uncommitted rows."""
+    config, table, element = files.config, files.table, files.element
+    weights = sum(c.read_bytes for c in table.chunks) + sum(t.nbytes for t in table.small)
+    if not table.tied:
+        weights += table.embedding.nbytes
+    kv = cache_bytes(config, min(context, config.max_context), rows, element)
+    return weights + kv + activation_bytes(config, element, converts)

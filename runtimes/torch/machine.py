@@ -1,0 +1,30 @@
+"""This machine as plans see it, once torch and its kernels are there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from edgespec.devices.machine import Accelerator, Machine, remember_process
+from edgespec.kernels.cpu import matmul_dtype
+from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.torch.warm_up import warm_up
+from edgespec.runtimes.torch.weights import CPU
+
+CONVERTED = {"bfloat16": torch.bfloat16, "float16": torch.float16}  # where the CPU has no arithmetic for it
+
+
+def measure_machine(files: ModelFiles, device: torch.device = CPU) -> Machine:
+    """This machine as it is now, with all code loaded that the first pass needs."""
+    if device.type == "cpu":
+        warm_up(files.table, files.dtype)
+    accelerator = None
+    if device.type != "cpu" and not torch.cuda.get_device_properties(device).is_integrated:
+        torch.zeros(1, device=device)  # the driver's context exists from here on, and counts as used
+        free, total = torch.cuda.mem_get_info(device)
+        accelerator = Accelerator(total, total - free)
+    converts = frozenset(name for name, dtype in CONVERTED.items() if matmul_dtype(dtype) != dtype)
+    found = replace(Machine.measure(next(files.table.files()), accelerator), converts=converts)
+    remember_process(found)
+    return found
