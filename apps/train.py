@@ -58,7 +58,7 @@ def cascade(
         if os.environ.get("GOMP_SPINCOUNT") == edgespec.SPINS:  # as edgespec has set it, not the user
             os.environ["GOMP_SPINCOUNT"] = edgespec.TRAINING_SPINS
         from edgespec.devices.probe import peak_memory
-        from edgespec.engine import check_options
+        from edgespec.models.asked import check_options
         from edgespec.models.hub import resolve_model
         from edgespec.runtimes.formats.describe import describe_model
         from edgespec.training.cascade import choose_depths, train_cascade

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -49,7 +50,21 @@ def peak_memory(others: int = 0) -> int:
     it; or, where it was alone in a memory cgroup with a limit, that cgroup's peak, because the limit counts
     page cache too. Cheap enough for every cycle."""
     own = _own_cgroup()
-    return max(_peak_resident() + others, (own and own.peak) or 0)
+    together = (own and own.peak) or 0
+    return max(_peak_resident() + others, together if together > _forgotten else 0)
+
+
+_forgotten = 0  # bytes: the cgroup's peak that counts no more
+
+
+def forget_peak() -> None:
+    """From now on, `peak_memory` is of what comes; where the system allows it (Linux). A cgroup's own peak
+    stays, and says nothing until it rises."""
+    global _forgotten
+    own = _own_cgroup()
+    _forgotten = (own and own.peak) or 0
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # VmHWM; proc(5)
 
 
 @functools.cache

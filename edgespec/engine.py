@@ -9,36 +9,34 @@ from pathlib import Path
 from types import TracebackType
 
 from edgespec.arguments import check_progress, given_options
-from edgespec.config import EngineOptions, check_device
+from edgespec.config import EngineOptions
 from edgespec.control.handover import HandOver, speedup, without_drafter
 from edgespec.core.passes import LocalVerifier
 from edgespec.core.schedule import Controller, Place, Schedule
 from edgespec.core.trace import Cycle, Trace
 from edgespec.devices.allocator import Holes, return_freed_memory
 from edgespec.devices.machine import Machine
-from edgespec.devices.probe import peak_memory
+from edgespec.devices.probe import forget_peak, memory_total, peak_memory
 from edgespec.drafters.base import Drafter
-from edgespec.drafters.kinds import choose_drafters, given_files, kinds_of
-from edgespec.drafters.resident import Exits, Outside, Resident, Search
+from edgespec.drafters.kinds import choose_drafters, kinds_of
+from edgespec.drafters.resident import Exits, Outside, Resident, Search, Sharing
 from edgespec.errors import BudgetError, ClosedError, OptionError
+from edgespec.models.asked import check_options, drafters_files
 from edgespec.models.hub import resolve_model
+from edgespec.offload.plan.fill import check_dial
 from edgespec.offload.plan.plan import Plan
+from edgespec.offload.plan.replan import at_dial
 from edgespec.progress import ProgressCallback
 from edgespec.runtimes.base import TREE_ROWS, Target
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
-from edgespec.schedules.kinds import (
-    check_idle,
-    check_model,
-    check_schedule,
-    choose_schedule,
-    make_controller,
-    make_schedule,
-)
+from edgespec.schedules.kinds import check_model, choose_schedule, make_controller, make_schedule
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt, encode_prompt
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
 from edgespec.values import format_bytes, options_of
+
+ON_GPU = "memory is fixed where a GPU computes; load the model again with another memory="
 
 
 class Engine:
@@ -59,7 +57,6 @@ class Engine:
     ) -> None:
         self.files = files
         self.tokenizer = tokenizer
-        self.plan = plan
         self.options = options
         self.target = target
         self.resident = list(resident)  # drafters
@@ -69,13 +66,8 @@ class Engine:
         opened = [kind.name for kind in kinds_of(members) if kind.make]
         opened += [r.name for r in resident]
         self.drafters = tuple(member for member in members if member in opened)
-        free = plan.streamed_bytes > 0 or options.draft_worker is not None  # to draft while it verifies
-        self.schedule = choose_schedule(options.schedule, self.drafters, free)
-        # With layers pinned as the user said, drafters keep their memory.
-        keeps = not resident or options.resident_layers is not None
-        self._without_drafter = after = None if keeps else without_drafter(plan)
+        self._adopt(plan)
         self.controller: Controller = make_controller(plan, resident)  # of the latest that has learned
-        self._handover = HandOver(speedup(plan, after) if after else 1.0)
         self.eos = frozenset(files.config.eos) | frozenset(tokenizer.eos)
         self.verifier = LocalVerifier(target)
         self.closed = False
@@ -83,6 +75,21 @@ class Engine:
         self._sessions = weakref.WeakValueDictionary[int, Session]()  # by number
         self._positions_held = self._opened = 0
         self._finalizer = weakref.finalize(self, target.weights.close)
+
+    def _adopt(self, plan: Plan) -> None:
+        """This is how memory is used from now on."""
+        self.plan = plan
+        free = plan.streamed_bytes > 0 or self.options.draft_worker is not None  # to draft while it verifies
+        self.schedule = choose_schedule(self.options.schedule, self.drafters, free)
+        # With layers pinned as the user said, drafters keep their memory.
+        keeps = not self.resident or self._as_asked
+        self._without_drafter = after = None if keeps else without_drafter(plan)
+        self._handover = HandOver(speedup(plan, after) if after else 1.0)
+
+    @property
+    def _as_asked(self) -> bool:
+        """What is pinned was the user's choice."""
+        return self.options.resident_layers is not None
 
     def __repr__(self) -> str:
         name = self.files.path.name
@@ -115,7 +122,7 @@ class Engine:
         files = describe_model(path, options.precision)
         check_model(options, files.config)
         tokenizer = load_tokenizer(files, path)
-        given = _drafters_files(options, progress)
+        given = drafters_files(options, progress)
         members = choose_drafters(options)
         search = Search(options.drafter, members, files, tokenizer, given, worker=options.draft_worker)
         from edgespec.models.loading import load_model  # torch: seconds, after what is refused without it
@@ -206,6 +213,45 @@ class Engine:
         self.target.weights.pin(after.pinned, progress=lambda nbytes: check())
         self.plan, self._without_drafter = after, None
 
+    def set_memory(self, memory: str | float) -> None:
+        """Another dial from now on, "6GB" or bytes: between two passes, and in the middle of replies, whose
+        text stays what it is.
+
+        What a smaller dial has no room for goes back to the system before this returns, after one cycle at
+        most. A larger one pins what streams by in the next pass. Context and drafters stay.
+
+        Raises OptionError for no size, for more memory than there is, and on a GPU; BudgetError, with the
+        smallest dial, when what is open does not fit; ClosedError; BusyError within a pass (a callback asks).
+        After any error, DeviceError and StorageError among them, the dial is what it was.
+        """
+        dial = options_of(EngineOptions)["memory"].typed(memory)
+        if dial is None or self.options.device == "cuda":
+            raise OptionError(ON_GPU if dial else "memory is None; name a size, such as 6GB", "memory")
+        check_dial(dial, memory_total())
+        with self.verifier.first():
+            if self.closed:
+                raise ClosedError("the engine was closed; load the model again")
+            self._move(at_dial(self.plan, dial, self._as_asked))
+
+    def _move(self, plan: Plan) -> None:
+        copies = plan.copied != self.plan.copied
+        sharing = [resident for resident in self.resident if copies and isinstance(resident, Sharing)]
+        try:
+            self.target.weights.move(plan)
+            for resident in sharing:
+                resident.share(plan.copied)
+        except BaseException:
+            if sharing:  # of what is gone
+                for session in self._open_sessions():
+                    session.schedule.give_back("its memory could not follow the dial")
+                self._close_resident()
+            self.target.weights.move(self.plan)
+            raise
+        finally:
+            return_freed_memory()
+        forget_peak()
+        self._adopt(plan)
+
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of text, of chat messages (by the model's template), or of ids as they are."""
         return encode_prompt(self.tokenizer, prompt)
@@ -252,27 +298,3 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _drafters_files(options: EngineOptions, progress: ProgressCallback | None) -> dict[str, Path]:
-    """What drafters' options name, by option. A model may be on the hub, and is then fetched."""
-    known = options_of(type(options))
-    return {
-        name: resolve_model(value, progress, options.offline)
-        if known[name].option.metavar == "MODEL"
-        else Path(value)
-        for name, value in given_files(options).items()
-    }
-
-
-def check_options(options: EngineOptions) -> None:
-    """What can be said without files: raises OptionError for drafters and schedules that are unknown, lack
-    something, or do not fit, for options without a use, and DeviceError for an unknown device."""
-    check_schedule(options.schedule, choose_drafters(options))
-    check_idle(options)
-    check_device(options.device)
-    if options.tree_nodes > TREE_ROWS:
-        raise OptionError(
-            f"tree_nodes is {options.tree_nodes}, but the ledger gives every KV cache room for trees of at "
-            f"most {TREE_ROWS} nodes"
-        )

@@ -15,7 +15,6 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -24,7 +23,7 @@ from edgespec.errors import Cancelled, CorruptFileError
 from edgespec.offload.chunks import Chunk, ChunkEvent, aligned_span
 from edgespec.offload.digest import mismatch
 from edgespec.offload.reader import DirectFile, ReadSettings
-from edgespec.offload.ring import Ring
+from edgespec.offload.ring import Ring, Slot
 
 # Between two requests a reader needs the interpreter for some microseconds. By default a thread busy in
 # Python keeps it for 5 ms, longer than a request takes, and the disk would idle while others compute.
@@ -58,8 +57,8 @@ class Streamer:
         self._chunks: tuple[Chunk, ...] = ()
         self._order: dict[int, int] = {}  # chunk index -> its place in `_chunks`
         self._next = 0  # place of the chunk that gets ring space next
-        self._ahead: deque[_Slot] = deque()  # in the ring, not acquired yet; in cyclic order
-        self._held: deque[_Slot] = deque()  # acquired, not released yet
+        self._ahead: deque[Slot] = deque()  # in the ring, not acquired yet; in cyclic order
+        self._held: deque[Slot] = deque()  # acquired, not released yet
         self._flying = 0  # requests being read now
         self._torn = False  # the consumer is at work on the above, or was interrupted in it (Ctrl-C)
         self._closed = False
@@ -105,6 +104,24 @@ class Streamer:
             while self._ahead:
                 self._drop(self._ahead.popleft())
             self._next, self._order, self._chunks = 0, order, tuple(chunks)
+            self._room.notify_all()
+            self._torn = False
+
+    def leave_out(self, chunk: Chunk) -> None:
+        """Stream this chunk no more; it may be held now. What was read ahead of the others stays."""
+        with self._lock:
+            self._mend()
+            place = self._order.get(chunk.index)
+            if place is None:
+                return
+            left = self._chunks[:place] + self._chunks[place + 1 :]
+            following = (self._next - (place < self._next)) % max(1, len(left))
+            order = {chunk.index: place for place, chunk in enumerate(left)}
+            self._torn = True
+            for slot in [slot for slot in self._ahead if slot.chunk.index == chunk.index]:
+                self._ahead.remove(slot)
+                self._drop(slot)
+            self._next, self._order, self._chunks = following, order, left
             self._room.notify_all()
             self._torn = False
 
@@ -184,7 +201,7 @@ class Streamer:
         self._room.notify_all()
         self._torn = False
 
-    def _take(self, slot: _Slot) -> memoryview:
+    def _take(self, slot: Slot) -> memoryview:
         self._torn = True
         self._ahead.popleft()
         if slot.error is None:
@@ -209,7 +226,7 @@ class Streamer:
             self._room.notify_all()
             self._torn = False
 
-    def _drop(self, slot: _Slot) -> None:
+    def _drop(self, slot: Slot) -> None:
         """Forget a slot; reads under way into it end first, harmlessly, as its room is still its own."""
         slot.dropped = True
         if not slot.flying:
@@ -244,7 +261,7 @@ class Streamer:
             if whole and (listener := self.listener):
                 listener(ChunkEvent("read", slot.chunk, slot.began, perf_counter()))
 
-    def _next_request(self) -> tuple[_Slot, int, int] | None:
+    def _next_request(self) -> tuple[Slot, int, int] | None:
         """(slot, start, stop) of the next bytes to read; blocks while there are none; None = closed."""
         with self._lock:
             while not self._closed:
@@ -260,7 +277,7 @@ class Streamer:
                 self._room.wait()
         return None
 
-    def _open_slot(self) -> _Slot | None:
+    def _open_slot(self) -> Slot | None:
         """Ring space for the next chunk in order, unless the ring, or a whole pass ahead, is full."""
         if self._torn or len(self._ahead) >= len(self._chunks):
             return None
@@ -270,11 +287,11 @@ class Streamer:
         if offset is None:
             return None
         self._next = (self._next + 1) % len(self._chunks)
-        slot = _Slot(chunk, start, nbytes, offset, self._ring.view(offset, nbytes), left=nbytes)
+        slot = Slot(chunk, start, nbytes, offset, self._ring.view(offset, nbytes), left=nbytes)
         self._ahead.append(slot)
         return slot
 
-    def _read(self, slot: _Slot, start: int, stop: int) -> tuple[int, Exception | None]:
+    def _read(self, slot: Slot, start: int, stop: int) -> tuple[int, Exception | None]:
         chunk = slot.chunk
         needed = min(stop, chunk.offset + chunk.nbytes - slot.start) - start  # the last page may pass the end
         try:
@@ -303,31 +320,3 @@ class Streamer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    """One reading of one chunk into one span of the ring."""
-
-    chunk: Chunk
-    start: int  # file offset of the span's first byte
-    nbytes: int  # of the span
-    offset: int  # of the span in the ring
-    span: memoryview  # [nbytes]
-    left: int  # bytes not read yet
-    began: float = field(default_factory=perf_counter)  # its reading
-    cut: int = 0  # bytes handed out as requests
-    flying: int = 0  # requests being read now
-    dropped: bool = False
-    error: Exception | None = None
-
-    @property
-    def ready(self) -> bool:
-        """Nothing more will happen to it: all bytes are there, or reading failed."""
-        return not self.flying and (not self.left or self.error is not None)
-
-    @property
-    def weights(self) -> memoryview:
-        """[chunk.nbytes]: the span without what a direct read has to move around it."""
-        slack = self.chunk.offset - self.start
-        return self.span[slack : slack + self.chunk.nbytes]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from edgespec.offload.chunks import ChunkEvent
+    from edgespec.offload.plan.plan import Plan
     from edgespec.runtimes.config import ModelConfig
 
 IntArray = NDArray[np.int64]
@@ -290,6 +291,12 @@ class StoredWeights(Protocol):
     def pin(self, chunks: Collection[int], *, progress: Callable[[int], None] | None = None) -> None:
         """Read the chunks of these numbers that are not pinned yet, to stay; `progress` gets bytes. Raises
         CorruptFileError, StorageError, and whatever `progress` raises."""
+
+    def move(self, plan: Plan) -> None:
+        """Go over to another plan of the same model, between two passes: what it does not pin is let go now,
+        and the ring made anew; what it pins beyond stays when it next streams by.
+
+        Raises DeviceError for a ring that the system refuses, and StorageError: `move` back is possible."""
 
     def listen(self, listener: Callable[[ChunkEvent], None] | None) -> None:
         """Who hears of what is read from flash, in the threads that read, and of waits for that, in the one

@@ -43,7 +43,7 @@ def quiet_model(path: Path, **changes: Any) -> Path:
     """A random model whose layers change little, so that its early exits are often right."""
     from safetensors.torch import load_file, save_file
 
-    write_model(path, num_hidden_layers=LAYERS, **changes)
+    write_model(path, **{"num_hidden_layers": LAYERS, **changes})
     tensors = load_file(path / "model.safetensors")
     for name, tensor in tensors.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):

@@ -26,8 +26,9 @@ from edgespec.drafters.base import Drafter, Root
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.kinds import choose_drafters, find_drafters
 from edgespec.drafters.resident import Search
-from edgespec.engine import Engine, check_options
+from edgespec.engine import Engine
 from edgespec.errors import CorruptFileError, OptionError
+from edgespec.models.asked import check_options
 from edgespec.models.planning import plan_engine
 from edgespec.progress import Progress
 from edgespec.runtimes.formats.describe import describe_model

@@ -23,8 +23,9 @@ from edgespec.drafters.base import Drafter, Root, TreeBudget, Watching
 from edgespec.drafters.kinds import KINDS, Kind, choose_drafters, drafter_names, find_drafters
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.resident import Drafters, Found, Search
-from edgespec.engine import Engine, check_options
+from edgespec.engine import Engine
 from edgespec.errors import BudgetError, ModelError, OptionError
+from edgespec.models.asked import check_options
 from edgespec.models.packing import pack_model
 from edgespec.models.planning import plan_engine
 from edgespec.offload.plan.needs import Extras, MustPin

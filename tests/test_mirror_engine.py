@@ -18,8 +18,9 @@ from edgespec.control.controller import Adaptive, Fixed
 from edgespec.control.overlap import overlap_mass
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Trace
-from edgespec.engine import Engine, check_options
+from edgespec.engine import Engine
 from edgespec.errors import EdgeSpecError, OptionError
+from edgespec.models.asked import check_options
 from edgespec.models.packing import pack_model
 from edgespec.runtimes.base import Rows
 from edgespec.schedules.kinds import choose_schedule

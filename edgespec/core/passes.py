@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import zip_longest
 from time import perf_counter
@@ -40,6 +41,7 @@ class LocalVerifier:
         # A bare lock: acquired and released by `with` in single steps, between which no Ctrl-C can come.
         # It knows whose it is, but is never taken twice.
         self._turn = threading.RLock()
+        self._gate = threading.Lock()  # on the way to a turn; shut for whoever goes first
         self._seconds = 0.0  # that the latest pass took
         self._changed = threading.Condition()  # guards the following, which the main thread stays clear of
         self._waiting: deque[Part] = deque()
@@ -50,7 +52,15 @@ class LocalVerifier:
     @property
     def turn(self) -> threading.RLock:
         self._refuse_inside()
-        return self._turn
+        with self._gate:
+            return self._turn
+
+    @contextmanager
+    def first(self) -> Iterator[None]:
+        """The turn, as `turn`, before those who wait for theirs: who is at it ends the pass, and no more."""
+        self._refuse_inside()
+        with self._gate, self._turn:
+            yield
 
     def inside(self) -> bool:
         return bool(self._turn._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks

@@ -243,4 +243,4 @@ class _Clock:
         if self.stats.cycles:
             self.stats.decode_seconds = perf_counter() - self.decode_began
             self.stats.decode_bytes_read = now - self.decode_bytes
-        self.stats.peak_memory = self.host.peak_memory()
+        self.stats.peak_memory, self.stats.dial = self.host.peak_memory(), self.host.dial

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -80,6 +80,15 @@ class Outside(Protocol):
     @property
     def outside(self) -> int:
         """Most bytes that this has taken."""
+
+
+@runtime_checkable
+class Sharing(Protocol):
+    """A drafter that reads what the target has pinned."""
+
+    def share(self, copied: Collection[int]) -> None:
+        """Between two passes: the target's chunks `copied` are pinned no more, or never were; read copies.
+        Raises CorruptFileError and StorageError, and can then only be closed."""
 
 
 class ExitFound(Protocol):

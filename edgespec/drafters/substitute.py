@@ -153,6 +153,11 @@ class Substitute:
     def drafter(self, cache: KVCache, vocabulary: int) -> SubstituteDrafter:
         return SubstituteDrafter(TorchDraft(self.model, cache.overlay(OVERLAY_ROWS)), cache, vocabulary)
 
+    def share(self, copied: Collection[int]) -> None:
+        """See `drafters.resident.Sharing`."""
+        self.weights.share(copied)
+        self.nbytes = self.weights.nbytes
+
     def close(self) -> None:
         self.weights.close()
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from edgespec.config import EngineOptions
 from edgespec.devices.machine import Machine
 from edgespec.drafters.resident import Drafters
-from edgespec.errors import BudgetError, OptionError
-from edgespec.offload.plan.ledger import gigabytes
+from edgespec.errors import BudgetError
+from edgespec.offload.plan.fill import check_dial
 from edgespec.offload.plan.needs import Request
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.formats.describe import ModelFiles
@@ -20,10 +20,7 @@ FREE_SHARE = 0.9  # of the free memory belongs to the dial when the user names n
 def choose_dial(options: EngineOptions, machine: Machine) -> int:
     """Bytes that the process may use: what the user says, else most of what is free. Raises OptionError."""
     dial = options.memory or machine.baseline + int(machine.available * FREE_SHARE)
-    if dial > machine.total + 2**20:  # a cgroup's limit is cut to whole pages
-        raise OptionError(
-            f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(machine.total)}; lower memory="
-        )
+    check_dial(dial, machine.total)
     return dial
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from edgespec.offload.chunks import Chunk, ChunkTable
 from edgespec.offload.plan.costs import Rates
 from edgespec.offload.plan.fill import (
-    HEADROOM_PART,
     MIN_HEADROOM,
     check_request,
     default_context,
+    headroom_of,
     smallest_dial,
 )
 from edgespec.offload.plan.ledger import HEADROOM, Ledger
@@ -47,7 +47,7 @@ def make_device_plan(
     def device(pinned: int, slots: int, positions: int) -> Ledger:
         owners = {
             "driver context": memory.baseline,
-            HEADROOM: max(MIN_HEADROOM, device_dial // HEADROOM_PART),
+            HEADROOM: headroom_of(device_dial),
             "activations": needs.activations,
             f"KV cache and attention ({positions} positions)": needs.kv(positions),
             "norms and biases": needs.small,
@@ -59,7 +59,7 @@ def make_device_plan(
     def host(pinned: int, ring: int) -> Ledger:
         owners = {
             "interpreter and libraries": needs.baseline,
-            HEADROOM: max(MIN_HEADROOM, dial // HEADROOM_PART),
+            HEADROOM: headroom_of(dial),
             "ring": ring,
             "pinned weights": pinned,
         }

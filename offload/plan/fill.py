@@ -13,7 +13,7 @@ from functools import cached_property
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.chunks import Chunk, ChunkTable
 from edgespec.offload.plan.costs import Rates
-from edgespec.offload.plan.ledger import HEADROOM, Ledger
+from edgespec.offload.plan.ledger import HEADROOM, Ledger, gigabytes
 from edgespec.offload.plan.needs import Needs, Request
 from edgespec.offload.plan.pinning import MIN_RING_CHUNKS, choose_pinned, choose_ring, first_layers, pages
 from edgespec.offload.plan.plan import Plan
@@ -84,7 +84,7 @@ class _Books:
         pinned, needs, dial = list(pinned), self.needs, self.request.dial
         owners = {
             "interpreter and libraries": needs.baseline,
-            HEADROOM: max(MIN_HEADROOM, dial // HEADROOM_PART),
+            HEADROOM: headroom_of(dial),
             "activations": needs.activations,
             f"KV cache and attention ({positions} positions)": needs.kv(positions),
             "norms and biases": needs.small,
@@ -216,6 +216,14 @@ def _as_far_as_it_fits(books: _Books, positions: int) -> _Choice:
     return _Choice(pinned, ring, depth, reasons)
 
 
+def check_dial(dial: int, total: int) -> None:
+    """Raises OptionError for a dial above the memory, `total`, that the process could ever have."""
+    if dial > total + 2**20:  # a cgroup's limit is cut to whole pages
+        raise OptionError(
+            f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(total)}; lower memory="
+        )
+
+
 def check_request(table: ChunkTable, needs: Needs, request: Request) -> None:
     """Raises OptionError for more positions or layers than the model has, or fewer layers than must be."""
     context, layers, must = request.context, request.resident_layers, needs.extras.must_pin
@@ -246,6 +254,11 @@ def default_context(
     return positions, [
         f"context {positions} positions, as none was named (the model allows {needs.max_context})"
     ]
+
+
+def headroom_of(dial: int) -> int:
+    """Bytes of a dial that nobody means to use."""
+    return max(MIN_HEADROOM, dial // HEADROOM_PART)
 
 
 def smallest_dial(book: Ledger, drift: int = 0) -> int:

@@ -28,7 +28,7 @@ def open_draft(
     try:
         weights.pin(range(len(files.table.chunks)), progress=progress)
         if not files.table.tied:  # drafting must not wait for flash
-            weights.embedding.pin()
+            weights.embedding.keep(True)
     except BaseException:
         weights.close()
         raise

@@ -24,9 +24,12 @@ class Embedding:
         self.pinned = pinned  # by chunk index; a tied head's chunks are rows of this table
         self.tied: list[Chunk] = [c for c in table.chunks if c.layer == table.layers] if table.tied else []
 
-    def pin(self) -> None:
-        """Keep the whole table in memory."""
-        self.whole = self.file.read(self.source.offset, self.source.nbytes)
+    def keep(self, whole: bool) -> None:
+        """The whole table in memory, or not."""
+        if not whole:
+            self.whole = None
+        elif self.whole is None:
+            self.whole = self.file.read(self.source.offset, self.source.nbytes)
 
     def rows(self, tokens: Sequence[int] | IntArray, dtype: torch.dtype) -> Tensor:
         """[n] -> [n, d] of `dtype`, in host memory."""

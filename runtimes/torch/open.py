@@ -28,7 +28,7 @@ def open_target(
     try:
         weights.pin(plan.pinned, plan.on_device, progress)
         if plan.pin_embedding:
-            weights.embedding.pin()
+            weights.embedding.keep(True)
     except BaseException:
         weights.close()
         raise

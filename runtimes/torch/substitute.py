@@ -54,20 +54,17 @@ class LowBitCopy:
         target: Weights,
         copied: Collection[int],
         progress: Callable[[int], None] | None = None,
-    ) -> dict[str, list[Block]]:
-        """By tensor, its rows in order: low-bit ones for the chunks `copied`, else the target's own.
+    ) -> dict[str, dict[int, Block]]:
+        """Low-bit rows for the target's chunks `copied`, by tensor and first row.
 
         `progress` gets the bytes kept. Raises CorruptFileError and StorageError.
         """
         wanted: dict[int, list[tuple[str, int, Piece, Piece | None, int, int]]] = defaultdict(list)
-        ordered: dict[str, dict[int, Block]] = defaultdict(dict)  # by tensor and first row
         for name, blocks in target.blocks.items():
             for held, part, _ in blocks:
-                if held.index not in copied:
-                    ordered[name][part.row] = target.resident[name, part.row]
-                    continue
-                for chunk, piece, scale, start, stop in self._overlap(part):
-                    wanted[chunk.index].append((name, piece.row + start, piece, scale, start, stop))
+                if held.index in copied:
+                    for chunk, piece, scale, start, stop in self._overlap(part):
+                        wanted[chunk.index].append((name, piece.row + start, piece, scale, start, stop))
 
         def copy(index: int, data: memoryview) -> list[Block]:
             if error := mismatch(self.table.chunks[index], data):
@@ -77,15 +74,16 @@ class LowBitCopy:
                 for _, _, piece, scale, start, stop in wanted[index]
             ]
 
+        loaded: dict[str, dict[int, Block]] = defaultdict(dict)
         chunks = [self.table.chunks[index] for index in wanted]
         ranges = ((Range(c.file, c.offset, c.nbytes), c.index) for c in chunks)
         with closing(read_ahead(ranges, copy, ahead=0)) as source:  # two chunks in memory, beside their rows
             for slices, found in zip(wanted.values(), source, strict=True):
                 for (name, row, piece, scale, start, stop), block in zip(slices, found, strict=True):
-                    ordered[name][row] = block
+                    loaded[name][row] = block
                     if progress is not None:
                         progress(_bytes(piece, scale, stop - start))
-        return {name: [found[row] for row in sorted(found)] for name, found in ordered.items()}
+        return loaded
 
     def _overlap(self, part: Piece) -> Iterable[tuple[Chunk, Piece, Piece | None, int, int]]:
         """Which rows [start, stop) of which low-bit pieces, counted from the piece's first, `part` has."""
@@ -109,7 +107,31 @@ class SubstituteWeights:
         """Loads the low-bit rows; raises as `LowBitCopy.load`."""
         self.target = target
         self.dtype, self.device, self.small = target.dtype, target.device, target.small
-        self.blocks = copy.load(target, copied, progress)
+        self.copy, self.copied = copy, frozenset[int]()
+        self._rows = {  # by tensor and first row
+            name: {
+                part.row: target.resident[name, part.row] for c, part, _ in blocks if c.index not in copied
+            }
+            for name, blocks in target.blocks.items()
+        }
+        self.share(copied, progress)
+
+    def share(self, copied: Collection[int], progress: Callable[[int], None] | None = None) -> None:
+        """The chunks `copied` are not the target's to share any more: let them go, and load low-bit rows in
+        their place. Raises as `LowBitCopy.load`, and can then only be closed."""
+        fresh = frozenset(copied) - self.copied
+        for name, blocks in self.target.blocks.items():
+            for chunk, part, _ in blocks:
+                if chunk.index in fresh:
+                    self._rows[name].pop(part.row, None)
+        self._join()
+        for name, rows in self.copy.load(self.target, fresh, progress).items():
+            self._rows[name] |= rows
+        self.copied |= fresh
+        self._join()
+
+    def _join(self) -> None:
+        self.blocks = {name: [rows[row] for row in sorted(rows)] for name, rows in self._rows.items()}
         self.together = Together({name.removesuffix(".weight"): b for name, b in self.blocks.items()})
 
     @property
@@ -151,6 +173,7 @@ class SubstituteWeights:
 
     def close(self) -> None:
         """Free the low-bit rows."""
+        self._rows.clear()
         self.blocks.clear()
         self.together.clear()
 

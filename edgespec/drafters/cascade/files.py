@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,6 +164,11 @@ class Cascade:
             verify = SubstituteExit(self.substitute, self.depth)
         draft = AdapterExit(self.target, self.draft, cache.capacity)
         return CascadeDrafter(self.target, cache, draft, verify, variant or self.variant, self.calibrations)
+
+    def share(self, copied: Collection[int]) -> None:
+        """See `drafters.resident.Sharing`."""
+        if self.substitute is not None:
+            self.substitute.weights.share(copied)
 
     def close(self) -> None:
         if self.substitute is not None:
