@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,13 @@ def wait_for(true: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
-    """Results or exceptions."""
+def in_threads(
+    calls: list[Callable[[], Any]],
+    held: AbstractContextManager[Any] | None = None,
+    started: Callable[[int], None] = lambda count: None,
+) -> list[Any]:
+    """Results or exceptions. While threads are started `held` is held; after each, `started` gets how many
+    there are."""
     found: list[Any] = [None] * len(calls)
 
     def run(place: int) -> None:
@@ -63,8 +69,10 @@ def in_threads(calls: list[Callable[[], Any]]) -> list[Any]:
             found[place] = error
 
     threads = [threading.Thread(target=run, args=(place,)) for place in range(len(calls))]
-    for thread in threads:
-        thread.start()
+    with held or nullcontext():
+        for count, thread in enumerate(threads, start=1):
+            thread.start()
+            started(count)
     for thread in threads:
         thread.join(WAIT)
         assert not thread.is_alive()

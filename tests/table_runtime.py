@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +17,9 @@ if __name__ == "__main__":
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Fixed
 from edgespec.core.acceptance import Acceptance, Logits, Outcome, make_acceptance
-from edgespec.core.sampling import Noise
+from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import OptionError
@@ -150,35 +152,56 @@ class TableVerifier:
         if observer is not None:
             observer.on_chunk()
 
-    def plain(self, prompt: Sequence[int], count: int) -> list[int]:
-        """The greedy reply to a prompt, one token after the other."""
-        text = list(prompt)
-        for _ in range(count):
-            text.append(int(self.table[text[-2], text[-1]].argmax()))
-        return text[len(prompt) :]
+
+TABLE = TableRuntime().table  # the target
+PROMPT = [3, 1, 4, 1, 5]
+GREEDY, HOT = GenerationOptions(), GenerationOptions(temperature=0.8, seed=3)
 
 
-def converse(noise: float, cycles: int = 30) -> tuple[list[int], list[int], int]:
-    """A greedy reply with drafts, what it should be, and how many drafts were accepted."""
-    target = TableRuntime().table
+def reply(
+    schedule: Serial,
+    verify: Callable[[TokenTree, Logits], float],
+    options: GenerationOptions = GREEDY,
+    acceptance: str | None = None,
+    count: int = 50,
+    prompt: Sequence[int] = PROMPT,
+) -> tuple[list[int], list[Cycle]]:
+    """The target's text behind the prompt, with this schedule's drafts. `verify` is what happens while a tree
+    is verified, whose logits it gets, [n, V]; it says how many seconds that took."""
+    judge, noise = make_acceptance(acceptance, options), Noise(options.seed)
+    text, cycles = list(prompt), list[Cycle]()
+    drawn, keyed = judge.name == "ratio", judge.name == "sample"
+    schedule.begin(Context(prompt, Sampler(options), noise, drawn, keyed), count)
+    text.append(Sampler(options).pick(TABLE[text[-2], text[-1]], noise, len(text)))
+    while len(text) < len(prompt) + count:
+        tree = schedule.next_tree(text[-1])
+        tree.validate(VOCABULARY)
+        before = [text[-2] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
+        logits = TABLE[before, tree.tokens]
+        seconds = verify(tree, logits)
+        outcome = judge.walk(tree, logits, noise, len(text))
+        cycles.append(schedule.settle(replace(outcome, seconds=seconds)))
+        text += outcome.tokens
+    return text[len(prompt) : len(prompt) + count], cycles
+
+
+def plain(options: GenerationOptions = GREEDY, count: int = 50, prompt: Sequence[int] = PROMPT) -> list[int]:
+    """What the target says by itself, one token after the other."""
+    text, sampler, noise = list(prompt), Sampler(options), Noise(options.seed)
+    while len(text) < len(prompt) + count:
+        text.append(sampler.pick(TABLE[text[-2], text[-1]], noise, len(text)))
+    return text[len(prompt) :]
+
+
+def with_drafts(noise: float, cycles: int = 30) -> tuple[bool, int]:
+    """Whether a greedy reply with drafts is the target's own, and how many of its first cycles' were
+    accepted."""
     drafter = ModelDrafter(TableRuntime(noise=noise), VOCABULARY)
     schedule = Serial(drafter, Fixed(TreeBudget(16, 4, 4)), 64)
-    acceptance = make_acceptance("greedy", GenerationOptions())
-    text, accepted = [3, 1, 4, 1], 0
-    schedule.begin(Context(text[:-1]), 1000)
-    for _ in range(cycles):
-        tree = schedule.next_tree(text[-1])
-        before = [text[-2] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
-        outcome = acceptance.walk(tree, target[before, tree.tokens], Noise(0), len(text))
-        schedule.settle(outcome)
-        text += outcome.tokens
-        accepted += outcome.accepted
-    plain = text[:4]
-    while len(plain) < len(text):
-        plain.append(int(target[plain[-2], plain[-1]].argmax()))
-    return text, plain, accepted
+    text, done = reply(schedule, lambda tree, logits: 0.0, count=5 * cycles)
+    return text == plain(count=5 * cycles), sum(cycle.outcome.accepted for cycle in done[:cycles])
 
 
 if __name__ == "__main__":
-    text, plain, accepted = converse(noise=0.5)
-    print(json.dumps({"same": text == plain, "accepted": accepted, "tokens": len(text)}))
+    same, accepted = with_drafts(noise=0.5)
+    print(json.dumps({"same": same, "accepted": accepted}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import pytest
 
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Adaptive, Fixed
-from edgespec.core.acceptance import Outcome, make_acceptance
+from edgespec.core.acceptance import Logits, Outcome
 from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.trace import Cycle
@@ -37,14 +38,12 @@ from edgespec.drafters.process import Question, command
 from edgespec.errors import Cancelled, CorruptFileError, DeviceError
 from edgespec.schedules.serial import Serial
 from edgespec.schedules.ssd import Ssd
-from tests import worker_programs
-from tests.table_runtime import VOCABULARY, TableRuntime
+from tests import table_runtime, worker_programs
+from tests.sessions import WAIT, in_threads, wait_for
+from tests.table_runtime import GREEDY, HOT, PROMPT, TABLE, VOCABULARY, TableRuntime
 
-PROMPT = [3, 1, 4, 1, 5]
-TABLE = TableRuntime().table
 BUDGET = TreeBudget(12, 4, 4)
-GREEDY, HOT = GenerationOptions(), GenerationOptions(temperature=0.8, seed=3)
-WAIT = 60.0  # seconds, beyond which a test has hung
+COUNT = 70  # tokens of a reply
 
 
 def start(program: str = "table", **options: Any) -> Beside:
@@ -87,44 +86,25 @@ def in_process(capacity: int = 400) -> ModelDrafter:
     return ModelDrafter(TableRuntime(noise=worker_programs.NOISE, capacity=capacity), VOCABULARY)
 
 
-def wait_for(true: Callable[[], bool]) -> None:
-    last = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < last
-        time.sleep(0.001)
-
-
 def reply(
     schedule: Serial,
     options: GenerationOptions = GREEDY,
-    acceptance: str | None = None,
-    count: int = 70,
+    count: int = COUNT,
     verify: Callable[[int], None] = lambda cycle: None,
 ) -> tuple[list[int], list[Cycle]]:
-    """Text behind the prompt; `verify` gets the cycle's number while a tree is verified."""
-    judge, noise = make_acceptance(acceptance, options), Noise(options.seed)
-    text, cycles = list(PROMPT), list[Cycle]()
-    drawn, keyed = judge.name == "ratio", judge.name == "sample"
-    schedule.begin(Context(PROMPT, Sampler(options), noise, drawn, keyed), count)
-    text.append(Sampler(options).pick(TABLE[text[-2], text[-1]], noise, len(text)))
-    while len(text) < len(PROMPT) + count:
-        tree = schedule.next_tree(text[-1])
-        tree.validate(VOCABULARY)
+    """`verify` gets the cycle's number while a tree is verified."""
+    numbers = itertools.count()
+
+    def timed(tree: TokenTree, logits: Logits) -> float:
         began = time.perf_counter()
-        verify(len(cycles))
-        before = [text[-2] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
-        outcome = judge.walk(tree, TABLE[before, tree.tokens], noise, len(text))
-        seconds = time.perf_counter() - began
-        cycles.append(schedule.settle(replace(outcome, seconds=seconds)))
-        text += outcome.tokens
-    return text[len(PROMPT) : len(PROMPT) + count], cycles
+        verify(next(numbers))
+        return time.perf_counter() - began
+
+    return table_runtime.reply(schedule, timed, options, count=count)
 
 
-def plain(options: GenerationOptions = GREEDY, count: int = 70) -> list[int]:
-    text, noise, sampler = list(PROMPT), Noise(options.seed), Sampler(options)
-    while len(text) < len(PROMPT) + count:
-        text.append(sampler.pick(TABLE[text[-2], text[-1]], noise, len(text)))
-    return text[len(PROMPT) :]
+def plain(options: GenerationOptions = GREEDY, count: int = COUNT) -> list[int]:
+    return table_runtime.plain(options, count)
 
 
 def same(a: TokenTree, b: TokenTree) -> bool:
@@ -437,21 +417,14 @@ def test_a_start_ends_when_it_takes_too_long_or_is_interrupted(monkeypatch: pyte
 
 def test_two_conversations_share_a_worker(worker: Beside) -> None:
     """One reply by turns with another, and in threads of their own; closing one frees its place."""
-    found: dict[int, list[int]] = {}
 
-    def talk(number: int) -> None:
-        options = GenerationOptions(temperature=0.5, seed=number)
+    def talk(options: GenerationOptions) -> list[int]:
         schedule = Ssd(drafter_of(worker), Fixed(BUDGET), 64)
-        found[number] = reply(schedule, options, verify=lambda cycle: time.sleep(0.001))[0]
+        return reply(schedule, options, verify=lambda cycle: time.sleep(0.001))[0]
 
-    threads = [threading.Thread(target=talk, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(WAIT)
-    assert found == {n: plain(GenerationOptions(temperature=0.5, seed=n)) for n in range(4)}
+    several = [GenerationOptions(temperature=0.5, seed=number) for number in range(4)]
+    assert in_threads([partial(talk, options) for options in several]) == list(map(plain, several))
     assert worker.worker.lost is None
-    del threads
     gc.collect()
     assert not worker.worker.nodes, "all have left"
 

@@ -15,7 +15,8 @@ from edgespec.drafters.base import Root
 from edgespec.drafters.continuations import foreseen, likeliest
 from edgespec.schedules.serial import Serial
 from edgespec.schedules.ssd import Ssd
-from tests.test_ssd import PROMPT, model_of, plain, reply
+from tests.table_runtime import PROMPT, plain
+from tests.test_ssd import model_of, reply
 
 SAMPLED = GenerationOptions(temperature=0.9)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from edgespec.runtimes.formats.describe import describe_model
 from edgespec.schedules.ssd import Ssd
 from edgespec.text.tokenizer import load_tokenizer
 from tests.machine import GIVEN
+from tests.sessions import in_threads, tokens_of
 from tests.test_session import prompt_of, write_model
 
 PROMPT = prompt_of(40)
@@ -86,7 +87,7 @@ def test_the_text_is_plain_decodings(engine: Engine, expected: dict[float, list[
             with engine.new_session(200, controller) as session:
                 assert isinstance(session.schedule, Ssd), "auto: something is free to draft"
                 responses = list(session.generate(PROMPT, options))
-                assert [r.token for r in responses if r.token is not None] == expected[options.temperature]
+                assert tokens_of(responses) == expected[options.temperature]
             stats = responses[-1].stats
             assert stats.undrafted is None or isinstance(controller, Adaptive)
             if isinstance(controller, Fixed):
@@ -125,20 +126,13 @@ def test_trees_are_those_of_the_model_in_this_process(model: Path) -> None:
 
 
 def test_two_conversations_at_a_time(engine: Engine, expected: dict[float, list[int]]) -> None:
-    found: dict[float, list[int]] = {}
 
-    def talk(options: GenerationOptions) -> None:
+    def talk(options: GenerationOptions) -> list[list[int]]:
         with engine.new_session(200, Fixed(BUDGET)) as session:
-            for _ in range(3):
-                responses = list(session.generate(PROMPT, options))
-                found[options.temperature] = [r.token for r in responses if r.token is not None]
+            return [tokens_of(list(session.generate(PROMPT, options))) for _ in range(3)]
 
-    threads = [threading.Thread(target=talk, args=(options,)) for options in (GREEDY, SAMPLED)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert found == expected
+    found = in_threads([partial(talk, options) for options in (GREEDY, SAMPLED)])
+    assert found == [3 * [expected[options.temperature]] for options in (GREEDY, SAMPLED)]
 
 
 def test_cancelling_a_reply_leaves_the_worker(engine: Engine, expected: dict[float, list[int]]) -> None:
@@ -158,7 +152,7 @@ def test_cancelling_a_reply_leaves_the_worker(engine: Engine, expected: dict[flo
             with pytest.raises(KeyboardInterrupt):
                 list(session.generate(PROMPT, GREEDY, interrupt))
             responses = list(session.generate(PROMPT, GREEDY))
-            assert [r.token for r in responses if r.token is not None] == expected[0.0]
+            assert tokens_of(responses) == expected[0.0]
             assert responses[-1].stats.accepted > 5
     assert worker_of(engine).worker.lost is None
 
@@ -199,7 +193,7 @@ def test_it_goes_while_it_drafts(model: Path, expected: dict[float, list[int]], 
             os.kill(process.pid, signal.SIGKILL)
         elif len(responses) == 9:
             engine.close()
-    tokens = [r.token for r in responses if r.token is not None]
+    tokens = tokens_of(responses)
     last = responses[-1]
     if how == "kill":
         assert tokens == expected[0.0]

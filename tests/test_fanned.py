@@ -22,7 +22,8 @@ from edgespec.drafters.ngram import NGram
 from edgespec.errors import OptionError
 from edgespec.schedules.fan_out import POLICIES, CacheShape
 from edgespec.schedules.ssd import Ssd, make
-from tests.test_ssd import GREEDY, HOT, PROMPT, Watched, model_of, plain, reply
+from tests.table_runtime import GREEDY, HOT, PROMPT, plain
+from tests.test_ssd import Watched, model_of, reply
 
 BUDGET = TreeBudget(12, 4, 4)
 NO_PLACE: Any = None  # ssd asks nothing of it

@@ -19,7 +19,7 @@ from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, Root
 from edgespec.drafters.continuations import likeliest
 from edgespec.drafters.model import ModelDrafter
-from tests.table_runtime import VOCABULARY, TableRuntime, converse
+from tests.table_runtime import VOCABULARY, TableRuntime, with_drafts
 
 PROMPT = [3, 1, 4, 1, 5]
 WHOLE = TreeBudget(12, 3, 16)  # more passes than the best tree of that size takes
@@ -59,9 +59,8 @@ def test_a_runtime_without_torch_drafts() -> None:
     said = json.loads(run.stdout)
     assert said["same"]
     assert said["accepted"] > 15
-    assert said["tokens"] > 45
-    text, plain, accepted = converse(noise=0.0)
-    assert text == plain
+    same, accepted = with_drafts(noise=0.0)
+    assert same
     assert accepted > 90  # of 120; the target's own table
 
 

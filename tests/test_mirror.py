@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,15 +13,16 @@ from numpy.typing import NDArray
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.controller import Adaptive, Fixed
 from edgespec.control.early_exit import OverlapBudget, Trust
-from edgespec.core.acceptance import Logits, make_acceptance
-from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.acceptance import Logits
 from edgespec.core.schedule import Context, Controller
 from edgespec.core.trace import Cycle, Exited
+from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter
 from edgespec.errors import Cancelled, ModelError, OptionError
 from edgespec.schedules.mirror import ROWS, Mirror
-from tests.table_runtime import VOCABULARY
-from tests.test_ssd import BUDGET, GREEDY, HOT, PROMPT, TABLE, drafter_of, model_of, plain
+from tests import table_runtime
+from tests.table_runtime import GREEDY, HOT, PROMPT, TABLE, VOCABULARY, plain
+from tests.test_ssd import BUDGET, drafter_of, model_of
 
 LAYERS, COUNT = 6, 60
 
@@ -82,29 +82,21 @@ def reply(
     acceptance: str | None = None,
     count: int = COUNT,
 ) -> tuple[list[int], list[Cycle]]:
-    """Text behind the prompt; so many waits a layer, or fewer when nothing is to do."""
-    judge, noise = make_acceptance(acceptance, options), Noise(options.seed)
-    text, cycles = list(PROMPT), list[Cycle]()
-    drawn, keyed = judge.name == "ratio", judge.name == "sample"
-    schedule.begin(Context(text, Sampler(options), noise, drawn, keyed), count)
-    text.append(Sampler(options).pick(TABLE[text[-2], text[-1]], noise, len(text)))
+    """So many waits a layer, or fewer when nothing is to do."""
     exit = schedule.exit
     assert isinstance(exit, TableExit)
-    while len(text) < len(PROMPT) + count:
-        tree = schedule.next_tree(text[-1])
-        tree.validate(VOCABULARY)
-        before = [text[-2] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
-        exit.coming = TABLE[before, tree.tokens]
+
+    def verify(tree: TokenTree, logits: Logits) -> float:
+        exit.coming = logits
         for layer in range(LAYERS):
             for _ in range(waits()):
                 if not schedule.on_wait():
                     break
             rows: Any = SimpleNamespace(prefill=False, n=len(tree))
             schedule.on_layer(layer, layer, rows)  # type: ignore[arg-type]
-        outcome = judge.walk(tree, exit.coming, noise, len(text))
-        text += outcome.tokens
-        cycles.append(schedule.settle(replace(outcome, seconds=1.0)))
-    return text[len(PROMPT) : len(PROMPT) + count], cycles
+        return 1.0
+
+    return table_runtime.reply(schedule, verify, options, acceptance, count)
 
 
 def said_in(cycles: Sequence[Cycle]) -> list[Exited]:

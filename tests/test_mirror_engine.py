@@ -25,8 +25,9 @@ from edgespec.models.packing import pack_model
 from edgespec.runtimes.base import Rows
 from edgespec.schedules.kinds import choose_schedule
 from edgespec.schedules.mirror import Mirror
+from tests.sessions import tokens_of
 from tests.test_session import prompt_of, write_model
-from tests.test_ssd_engine import tokens_of, waiting
+from tests.test_ssd_engine import waiting
 from tests.tiny import write_checkpoint
 
 DEMO = Path(edgespec.__file__).parent / "demo_model"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
@@ -26,11 +25,11 @@ from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.schedules.serial import Plain
+from tests.sessions import WAIT, in_threads, wait_for
 from tests.test_decode import AllLogits, random_tree
 from tests.tiny import fill, open_tiny, prefill, verify, write_checkpoint
 
 LAYERS = 3
-WAIT = 60.0  # seconds, beyond which a test has hung
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -85,23 +84,12 @@ def seats(target: TorchTarget[Any], lengths: list[int]) -> list[TorchKVCache]:
 
 
 def in_one_turn(verifier: LocalVerifier, calls: list[Callable[[], Any]]) -> list[Any]:
-    """Results or exceptions of calls, made in threads of their own that all wait for the same turn."""
-    found: list[Any] = [None] * len(calls)
+    """As `in_threads`, where all wait for the same turn."""
 
-    def run(place: int) -> None:
-        try:
-            found[place] = calls[place]()
-        except BaseException as error:
-            found[place] = error
+    def started(count: int) -> None:
+        wait_for(lambda: len(verifier._waiting) == count)
 
-    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(calls))]
-    with verifier.turn:
-        for count, thread in enumerate(threads, start=1):
-            thread.start()
-            wait_for(lambda count=count: len(verifier._waiting) == count)  # type: ignore[misc]
-    for thread in threads:
-        thread.join(WAIT)
-        assert not thread.is_alive()
+    found = in_threads(calls, verifier.turn, started)
     assert not verifier._waiting
     assert free(verifier)
     return found
@@ -113,13 +101,6 @@ def free(verifier: LocalVerifier) -> bool:
     if taken:
         verifier._turn.release()
     return taken
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    last = time.monotonic() + WAIT
-    while not true():
-        assert time.monotonic() < last
-        time.sleep(0.001)
 
 
 def same(a: TorchKVCache, b: TorchKVCache) -> bool:

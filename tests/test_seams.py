@@ -49,7 +49,7 @@ from tests.sessions import (
     tokens_of,
     wait_for,
 )
-from tests.table_runtime import TableVerifier
+from tests.table_runtime import TableVerifier, plain
 
 
 def replies(session: Session, prompt: list[int], progress: Any = None) -> list[Response]:
@@ -290,14 +290,14 @@ def test_a_session_needs_no_target_of_its_own(engine: Engine) -> None:
     verifier, seen = TableVerifier(), list[Cycle]()
     seat, schedule = verifier.new_seat(200), Serial(NGram(), Fixed(TreeBudget(16, 4, 0)), 64)
     session = Session(host_of(engine, verifier), seat, schedule, trace=Trace(seen.append))
-    expected = verifier.plain([3, 1, 4], 90)
+    expected = plain(count=90, prompt=[3, 1, 4])
     options = GenerationOptions(max_tokens=90, ignore_eos=True)
     assert tokens_of(list(session.generate([3, 1, 4], options))) == expected
     assert sum(cycle.outcome.accepted for cycle in seen) > 0
     assert seat.text == session.tokens == [3, 1, 4, *expected[:-1]]
     edited = [3, 1, 4, *expected[:5], 7, 2]
     last = list(session.generate(edited, REPLY))
-    assert tokens_of(last) == verifier.plain(edited, 30)
+    assert tokens_of(last) == plain(count=30, prompt=edited)
     assert last[-1].stats.reused_tokens == 8
     stopped = session.generate(edited, REPLY)
     next(stopped)
@@ -312,7 +312,7 @@ def test_training_data_needs_a_verifier_and_nothing_else() -> None:
     assert max(verifier.seats) == 3
     lengths = set()
     for index, prompt in prompts:
-        reply = verifier.plain(prompt, 20 - len(prompt))
+        reply = plain(count=20 - len(prompt), prompt=prompt)
         reply = reply[: reply.index(0) + 1] if 0 in reply else reply
         assert found[index] == Sample.behind(prompt + reply, len(prompt))
         lengths.add(len(reply))

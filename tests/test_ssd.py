@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Adaptive, Fixed
-from edgespec.core.acceptance import Outcome, make_acceptance
-from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.acceptance import Logits, Outcome, make_acceptance
+from edgespec.core.sampling import Noise
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree, merge
@@ -23,13 +23,10 @@ from edgespec.drafters.ngram import NGram
 from edgespec.errors import Cancelled, ModelError
 from edgespec.schedules.serial import Serial
 from edgespec.schedules.ssd import Ssd
-from tests.table_runtime import VOCABULARY, TablePass, TableRuntime
+from tests import table_runtime
+from tests.table_runtime import GREEDY, HOT, PROMPT, TABLE, VOCABULARY, TablePass, TableRuntime, plain
 
-PROMPT = [3, 1, 4, 1, 5]
-TABLE = TableRuntime().table
 BUDGET = TreeBudget(12, 4, 4)
-GREEDY, HOT = GenerationOptions(), GenerationOptions(temperature=0.8, seed=3)
-COUNT = 50
 
 
 class Watched(TableRuntime):
@@ -67,37 +64,17 @@ class WatchedPass(TablePass):
 
 
 def reply(
-    schedule: Serial,
-    waits: Callable[[], int],
-    options: GenerationOptions = GREEDY,
-    acceptance: str | None = None,
-    count: int = COUNT,
-    prompt: Sequence[int] = PROMPT,
+    schedule: Serial, waits: Callable[[], int], *how: Any, **options: Any
 ) -> tuple[list[int], list[Cycle]]:
-    """Text behind the prompt. Each pass of the target has so many waits, or fewer when nothing is to do."""
-    judge, noise = make_acceptance(acceptance, options), Noise(options.seed)
-    text, cycles = list(prompt), list[Cycle]()
-    drawn, keyed = judge.name == "ratio", judge.name == "sample"
-    schedule.begin(Context(text, Sampler(options), noise, drawn, keyed), count)
-    text.append(Sampler(options).pick(TABLE[text[-2], text[-1]], noise, len(text)))
-    while len(text) < len(prompt) + count:
-        tree = schedule.next_tree(text[-1])
-        tree.validate(VOCABULARY)
+    """Each pass of the target has so many waits, or fewer when nothing is to do."""
+
+    def verify(tree: TokenTree, logits: Logits) -> float:
         for _ in range(waits()):
             if not schedule.on_wait():
                 break
-        before = [text[-2] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
-        outcome = judge.walk(tree, TABLE[before, tree.tokens], noise, len(text))
-        text += outcome.tokens
-        cycles.append(schedule.settle(replace(outcome, seconds=1.0)))
-    return text[len(prompt) : len(prompt) + count], cycles
+        return 1.0
 
-
-def plain(options: GenerationOptions, count: int = COUNT, prompt: Sequence[int] = PROMPT) -> list[int]:
-    text, sampler, noise = list(prompt), Sampler(options), Noise(options.seed)
-    while len(text) < len(prompt) + count:
-        text.append(sampler.pick(TABLE[text[-2], text[-1]], noise, len(text)))
-    return text[len(prompt) :]
+    return table_runtime.reply(schedule, verify, *how, **options)
 
 
 def model_of(noise: float = 0.5, **options: int) -> tuple[ModelDrafter, Watched]:

@@ -27,7 +27,7 @@ from edgespec.offload.streamer import Streamer
 from edgespec.response import Response
 from edgespec.schedules.kinds import choose_schedule
 from edgespec.schedules.ssd import Ssd
-from tests.test_seams import in_threads, tokens_of
+from tests.sessions import in_threads, tokens_of
 from tests.test_session import prompt_of, write_model
 
 PROMPT = prompt_of(70)  # the first slots share a block of keys with the prefix
