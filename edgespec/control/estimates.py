@@ -190,6 +190,7 @@ class Chances:
         self._claimed = np.zeros((DEPTHS + 1, RANKS))  # the drafter's probabilities for these children
         self._accepted = np.zeros((DEPTHS + 1, RANKS))  # and how many were accepted
         self.by_depth = np.full(DEPTHS + 1, HOPE)
+        self._corrections: FloatArray | None = None  # as of `_factors`, until something is learned
 
     def fade(self, cycles: int = 1) -> None:
         for sums in (self._reached, self._went_on, self._claimed, self._accepted):
@@ -213,6 +214,7 @@ class Chances:
         self._update()
 
     def _update(self) -> None:
+        self._corrections = None
         chance = HOPE  # each depth leans on the one before
         for depth, (reached, went_on) in enumerate(
             zip(self._reached.tolist(), self._went_on.tolist(), strict=True)
@@ -220,14 +222,20 @@ class Chances:
             chance = (went_on + LEAN * chance) / (reached + LEAN)
             self.by_depth[depth] = chance
 
+    def _factors(self) -> FloatArray:
+        """[depths, ranks] log of accepted / claimed."""
+        if self._corrections is None:
+            factor = np.ones_like(self._claimed)
+            for depth in range(1, DEPTHS + 1):  # each depth leans on the one before
+                factor[depth] = self._accepted[depth] + LEAN * factor[depth - 1]
+                factor[depth] /= self._claimed[depth] + LEAN
+            self._corrections = np.log(factor)
+        return self._corrections
+
     def scores(self, tree: TokenTree) -> FloatArray:
         """[n] log of each node's chance to be on the accepted path."""
-        factor = np.ones_like(self._claimed)
-        for depth in range(1, DEPTHS + 1):  # each depth leans on the one before
-            factor[depth] = self._accepted[depth] + LEAN * factor[depth - 1]
-            factor[depth] /= self._claimed[depth] + LEAN
         cells = np.minimum(tree.depths, DEPTHS), np.minimum(ranks(tree), RANKS - 1)
-        corrected = np.minimum(tree.logprobs + np.log(factor[cells]), np.log(0.99))
+        corrected = np.minimum(tree.logprobs + self._factors()[cells], np.log(0.99))
         corrected[0] = 0.0
         return replace(tree, logprobs=corrected).scores
 

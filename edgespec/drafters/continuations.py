@@ -59,22 +59,23 @@ def foreseen(
     """
     count = min(count, logits.shape[1])
     tokens = np.tile(np.arange(count), (len(logits), 1))
-    logprobs = np.full(tokens.shape, -np.inf)
+    chances = np.zeros(tokens.shape)
     for i, row in enumerate(logits):
         if not np.isfinite(row.max()):
             continue
         found = sampler.distribution(row)
         running = np.cumsum(found.probs)
         likely = np.flatnonzero(found.probs >= min(FAINT, float(found.probs.max()) / 10))
-        edges = np.stack([running[likely] - found.probs[likely], running[likely]]) / running[-1]  # [2, k]
-        below, above = _laplace((edges - uniforms[i]) / BLUR)
-        least, most = _laplace((np.array([0.0, 1.0]) - uniforms[i]) / BLUR)
-        chances = np.maximum(above - below, 0.0) / (most - least)
-        best = np.argsort(-chances, kind="stable")[:count]
+        above = running[likely]
+        edges = np.concatenate([above - found.probs[likely], above, [0.0, running[-1]]]) / running[-1]
+        reached = _laplace((edges - uniforms[i]) / BLUR)  # [k + k + 2]
+        k = len(likely)
+        inside = np.maximum(reached[k : 2 * k] - reached[:k], 0.0) / (reached[-1] - reached[-2])
+        best = np.argsort(-inside, kind="stable")[:count]
         tokens[i, : len(best)] = found.ids[likely[best]]
-        with np.errstate(divide="ignore"):
-            logprobs[i, : len(best)] = np.log(chances[best])
-    return tokens, logprobs
+        chances[i, : len(best)] = inside[best]
+    with np.errstate(divide="ignore"):
+        return tokens, np.log(chances)
 
 
 def _laplace(x: FloatArray) -> FloatArray:
