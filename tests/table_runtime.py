@@ -32,7 +32,7 @@ VOCABULARY = 12
 class TableRuntime:
     """See `runtimes.base.DraftRuntime`. What follows depends on the last two tokens."""
 
-    def __init__(self, rows: int = 128, capacity: int = 400, parts: int = 3, noise: float = 0.0) -> None:
+    def __init__(self, rows: int = 96, capacity: int = 400, parts: int = 3, noise: float = 0.0) -> None:
         rng = np.random.default_rng(0)
         table = rng.standard_normal((VOCABULARY, VOCABULARY, VOCABULARY)) * 2
         self.table = (table + noise * rng.standard_normal(table.shape)).astype(np.float32)

@@ -99,18 +99,12 @@ def test_the_text_is_plain_decodings(engine: Engine, expected: dict[float, list[
 
 
 def test_a_resident_target_too(model: Path, expected: dict[float, list[int]]) -> None:
-    with load(model, drafter="model") as engine:
-        assert not engine.plan.streamed_bytes
-        for options in (GREEDY, SAMPLED):
-            assert edgespec.generate(engine, PROMPT, options).tokens == expected[options.temperature]
-
-
-def test_trees_are_those_of_the_model_in_this_process(model: Path) -> None:
-    """The same threads, the same weights: the same bits."""
+    """Its trees are those of the model in this process: the same threads, the same weights, the same bits."""
     draft = model.parent / "draft"
     trees = []
     for worker in (None, 1):
         with load(model, drafter="model", draft_model=draft, draft_worker=worker, threads=1) as engine:
+            assert not engine.plan.streamed_bytes
             session = engine.new_session(200)
             drafter: Drafter = session.schedule.drafter  # type: ignore[attr-defined]
             drafter.prefill(Context(PROMPT))
@@ -120,6 +114,8 @@ def test_trees_are_those_of_the_model_in_this_process(model: Path) -> None:
                     pass
                 trees.append(drafting.tree())
             session.close()
+            for options in (GREEDY, SAMPLED):
+                assert edgespec.generate(engine, PROMPT, options).tokens == expected[options.temperature]
     for here, there in zip(trees[:2], trees[2:], strict=True):
         for name in ("tokens", "parents", "logprobs"):
             assert np.array_equal(getattr(here, name), getattr(there, name))

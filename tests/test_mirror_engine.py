@@ -14,7 +14,7 @@ import torch
 import edgespec
 from edgespec.apps.stats import stats_object
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.controller import Fixed
 from edgespec.control.overlap import overlap_mass
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Trace
@@ -35,16 +35,12 @@ COUNT = 24
 GREEDY = GenerationOptions(max_tokens=COUNT, ignore_eos=True)
 SAMPLED = GenerationOptions(max_tokens=COUNT, ignore_eos=True, temperature=0.9, top_p=0.95, seed=7)
 BUDGET = TreeBudget(12, 4, 3)
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 32},
-}
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp(request.param)
-    write_model(folder / "m", num_hidden_layers=4, **ARCHITECTURES[request.param])
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mirror")
+    write_model(folder / "m", num_hidden_layers=4)
     pack_model(str(folder / "m"), folder / "packed", substitute="int4")
     return folder / "packed"
 
@@ -61,23 +57,21 @@ def load(path: Path, drafter: str, head: bool = True, **options: Any) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "model", "substitute", "ngram+model", "ngram+substitute"])
-def test_the_text_is_plain_decodings(packed: Path, monkeypatch: pytest.MonkeyPatch, drafter: str) -> None:
-    """However often the target waits, and wherever; whoever says how much is drafted."""
-    prompt = prompt_of(70)
+@pytest.mark.parametrize("drafter", ["ngram", "model", "ngram+substitute"])
+def test_the_exit_speaks_where_there_are_waits(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, drafter: str
+) -> None:
+    """To those who prepare outcomes. (Texts under all waits: `test_schedule_identity`.)"""
+    prompt, spoke = prompt_of(70), 0
     with load(packed, "none") as engine:
         expected = {o: edgespec.generate(engine, prompt, o).tokens for o in (GREEDY, SAMPLED)}
-    rng, spoke = np.random.default_rng(0), 0
-    amounts = {"none": lambda: 0, "some": lambda: int(rng.integers(0, 5)), "many": lambda: 6}
-    with load(packed, drafter) as engine:
-        for name, waits in amounts.items():
-            for options in (GREEDY, SAMPLED):
-                controller = Adaptive() if name == "some" else Fixed(BUDGET)
-                with waiting(monkeypatch, waits), engine.new_session(200, controller) as session:
-                    assert isinstance(session.schedule, Mirror)
-                    said = list(session.generate(prompt, options))
-                assert tokens_of(said) == expected[options]
-                spoke += said[-1].stats.early_exit.cycles
+    with load(packed, drafter) as engine, waiting(monkeypatch, lambda: 6):
+        for options in (GREEDY, SAMPLED):
+            with engine.new_session(200, Fixed(BUDGET)) as session:
+                assert isinstance(session.schedule, Mirror)
+                said = list(session.generate(prompt, options))
+            assert tokens_of(said) == expected[options]
+            spoke += said[-1].stats.early_exit.cycles
     assert (spoke > 10) == (drafter != "ngram")
 
 
@@ -191,11 +185,12 @@ def test_fallbacks_do_not_rise_with_kappa(demo: Path, monkeypatch: pytest.Monkey
     assert found[-1] < found[0]
 
 
-@pytest.mark.parametrize("waits", [0, 3, 12])
-def test_a_trained_adapter_is_the_exit_and_follows(
-    demo: Path, monkeypatch: pytest.MonkeyPatch, waits: int
-) -> None:
-    """Through replies that share beginnings, one that is cancelled, and passes in which nobody asks it."""
+Asked = list[tuple[list[int], GenerationOptions, list[int]]]
+
+
+@pytest.fixture(scope="module")
+def asked(demo: Path) -> tuple[list[int], Asked]:
+    """A prompt that is asked before each of the others, and cancelled; and these with their replies."""
     options = GenerationOptions(max_tokens=16, ignore_eos=True)
     hot = GenerationOptions(max_tokens=16, ignore_eos=True, temperature=0.8, seed=3)
     with load(demo, "none", schedule="auto") as engine:
@@ -204,10 +199,19 @@ def test_a_trained_adapter_is_the_exit_and_follows(
         prompts = [(first, options), (longer, hot), (first[:3], options), (longer, options)]
         other = [*longer[:9], longer[9] + 1]  # so many tokens of it are kept for a prompt, whatever was said
         with engine.new_session(200) as session:  # a prompt in other blocks may have other last bits
-            expected = []
+            found: Asked = []
             for prompt, o in prompts:
                 next(session.generate(other, o))
-                expected.append(tokens_of(list(session.generate(prompt, o))))
+                found.append((prompt, o, tokens_of(list(session.generate(prompt, o)))))
+    return other, found
+
+
+@pytest.mark.parametrize("waits", [0, 3, 12])
+def test_a_trained_adapter_is_the_exit_and_follows(
+    demo: Path, asked: tuple[list[int], Asked], monkeypatch: pytest.MonkeyPatch, waits: int
+) -> None:
+    """Through replies that share beginnings, one that is cancelled, and passes in which nobody asks it."""
+    other, wanted = asked
     turns = iter(range(10**9))
     with (
         load(demo, "model", adapters=DEMO / "cascade") as engine,
@@ -218,7 +222,7 @@ def test_a_trained_adapter_is_the_exit_and_follows(
         exit = session.schedule.exit  # type: ignore[attr-defined]
         assert exit.layers == 5, "half of 10"
         spoke = 0
-        for (prompt, o), tokens in zip(prompts, expected, strict=True):
+        for prompt, o, tokens in wanted:
             replying = session.generate(other, o)
             next(replying)
             next(replying)

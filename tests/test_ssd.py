@@ -84,7 +84,7 @@ def model_of(noise: float = 0.5, **options: int) -> tuple[ModelDrafter, Watched]
 
 def drafter_of(name: str, noise: float = 0.5) -> Drafter:
     members: list[Drafter] = [NGram()] if "ngram" in name else []
-    members += [model_of(noise)[0]] if "model" in name else []
+    members += [ModelDrafter(TableRuntime(noise=noise), VOCABULARY)] if "model" in name else []
     return members[0] if len(members) == 1 else Combined(members)
 
 
@@ -124,7 +124,7 @@ def test_nothing_is_drafted_twice(name: str, waits: int) -> None:
 def test_a_hit_goes_on_where_the_waits_ended() -> None:
     """Its tree is there without a pass; deeper than what was prepared only what is missing is run."""
     shallow = TreeBudget(12, 2, 2)
-    drafter, runtime = model_of(noise=0.0)  # it knows what comes
+    drafter, runtime = model_of(noise=0.0, rows=256)  # it knows what comes
     schedule = Ssd(drafter, Fixed(shallow), 64)
     schedule.begin(Context(PROMPT), 100)
     tree, ran = schedule.next_tree(2), runtime.ran

@@ -74,10 +74,12 @@ class Curve:
             return self.shape(wanted)
         with self._lock:
             line = self._line = self._line or self._fit()
-        last = float(line.counts[-1])
-        beyond = self.shape(np.maximum(wanted, last)) - self.shape(np.full_like(wanted, last))
-        beyond = np.minimum(np.maximum(line.scale * beyond, 0.0), line.slope * np.maximum(wanted - last, 0.0))
-        return np.interp(wanted, line.counts, line.seconds) + beyond
+        last = np.asarray(line.counts[-1])
+        there = np.maximum(wanted, last)
+        beyond = np.maximum(line.scale * (self.shape(there) - self.shape(last)), 0.0)
+        beyond = np.minimum(beyond, line.slope * (there - last))
+        seconds: FloatArray = np.interp(wanted, line.counts, line.seconds) + beyond
+        return seconds
 
     def _fit(self) -> _Line:
         points = [self._points[bucket] for bucket in sorted(self._points)]

@@ -1,0 +1,209 @@
+"""Every drafter under every schedule that it can follow says what plain decoding says, whenever it drafts.
+
+The models are those of `test_identity`: near ties at every token, so that a pass of other bits would go
+another way, and a draft model that is often right and not always. Their layers stream, and each chunk is
+waited for as often as said.
+
+`pytest -m slow -s tests/test_schedule_identity.py` prints what was compared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import cycle, islice, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgespec
+from edgespec.config import GenerationOptions
+from edgespec.control.controller import Adaptive, Fixed
+from edgespec.core.schedule import Controller, TreeBudget
+from edgespec.drafters.kinds import drafter_names
+from edgespec.engine import Engine
+from edgespec.errors import OptionError
+from edgespec.models.packing import pack_model
+from edgespec.offload.plan import pinning
+from edgespec.response import Stats
+from edgespec.schedules.kinds import SCHEDULES, check_schedule
+from tests.sessions import tokens_of
+from tests.test_cascade import train
+from tests.test_identity import loosely_other, write_pair
+from tests.test_lossless import next_difference
+from tests.test_session import prompt_of
+from tests.test_ssd_engine import waiting
+
+CHOSEN = {"llama3.1": "float32", "mistral": "bfloat16", "qwen3": "float32"}
+GREEDY = GenerationOptions(ignore_eos=True)
+SAMPLED = GenerationOptions(ignore_eos=True, temperature=0.9, top_p=0.95, seed=7)
+BUDGET = TreeBudget(16, 5, 4)
+WAITS = {"none": lambda rng: 0, "one a chunk": lambda rng: 1, "many": lambda rng: 6}
+WAITS["at random"] = lambda rng: int(rng.integers(0, 8) * rng.integers(0, 2))
+
+
+def legal() -> Iterator[tuple[str, str]]:
+    """Drafters, alone and joined, and the schedules that they can follow."""
+    drafters = [name for name in drafter_names() if name not in ("none", "auto")]
+    for drafter, schedule in product([*drafters, "ngram+cascade+substitute"], SCHEDULES):
+        with suppress(OptionError):
+            check_schedule(schedule.name, drafter.split("+"))
+            yield drafter, schedule.name
+
+
+PAIRS = list(legal())
+
+
+def test_every_legal_pair_is_among_them() -> None:
+    by_schedule = Counter(schedule for _, schedule in PAIRS)
+    assert by_schedule == {"serial": 9, "ssd": 5, "mirror": 5}
+    assert {d for d, schedule in PAIRS if schedule == "mirror"} == {
+        "ngram",
+        "model",
+        "substitute",
+        "ngram+model",
+        "ngram+substitute",
+    }
+
+
+@dataclass
+class Family:
+    """A target with what drafts for it, and what it says by itself."""
+
+    folder: Path
+    kind: str
+    loose: int = 0  # of its greedy tokens, those that an ordinary pass would have chosen otherwise
+    said: dict[tuple[GenerationOptions, int], list[int]] = field(default_factory=dict)
+
+    def load(self, drafter: str, schedule: str = "auto") -> Engine:
+        given: dict[str, Path] = {"draft_model": self.folder / "draft"} if "model" in drafter else {}
+        if "cascade" in drafter:
+            given["adapters"] = self.folder / "model" / "exits"
+            if "substitute" in drafter:
+                given["draft_model"] = self.folder / "copy"
+        path = self.folder / ("packed" if "cascade" not in drafter else "model")
+        layers = 2 if "cascade" in drafter else 1  # those that it drafts in are pinned
+        settings = {"memory": "4GB", "context": 600, "resident_layers": layers, "schedule": schedule}
+        engine = edgespec.load(path, drafter=drafter, **settings, **given)  # type: ignore[arg-type]
+        chunks = engine.plan.table.chunks
+        assert engine.plan.bytes_per_pass > 0
+        if schedule == "mirror":  # so that the early exit speaks
+            engine.target.weights.pin([c.index for c in chunks if c.layer == engine.plan.table.layers])
+        return engine
+
+    def plain(self, options: GenerationOptions, seed: int) -> list[int]:
+        """The reply to a prompt, made once."""
+        if (options, seed) not in self.said:
+            with self.load("none") as engine:
+                said = edgespec.generate(engine, prompt_of(70, seed), options).tokens
+                if options.temperature == 0:
+                    self.loose += loosely_other(engine, prompt_of(70, seed), said)
+            self.said[options, seed] = said
+        return self.said[options, seed]
+
+
+@pytest.fixture(autouse=True)
+def smallest_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pinning, "RING_CHUNKS", pinning.MIN_RING_CHUNKS)
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
+    found = {}
+    for kind, dtype in CHOSEN.items():
+        folder = tmp_path_factory.mktemp("family")
+        model, _ = write_pair(folder, kind, dtype)
+        pack_model(str(model), folder / "packed", substitute="int4")
+        pack_model(str(model), folder / "copy", precision="int4")
+        train(model, "exits", depths=(1, 2))
+        found[kind] = Family(folder, kind)
+    return found
+
+
+@dataclass
+class Tally:
+    """What was compared."""
+
+    tokens: int = 0
+    cycles: int = 0
+    accepted: int = 0
+    ahead: int = 0
+    hits: int = 0
+    misses: int = 0
+    exits: int = 0  # cycles in which the early exit spoke
+
+    def add(self, tokens: int, stats: Stats) -> None:
+        self.tokens += tokens
+        self.cycles += stats.cycles
+        self.accepted += stats.accepted
+        self.ahead += stats.drafted_while_verifying
+        self.hits += stats.cache_hits
+        self.misses += stats.cache_misses
+        self.exits += stats.early_exit.cycles
+
+
+Job = tuple[GenerationOptions, str, int, Controller]
+"""Options of a reply, the name of its waits, its prompt's number, and who decides what is drafted."""
+
+
+def compare(family: Family, pair: tuple[str, str], jobs: Sequence[Job], tally: Tally) -> None:
+    expected = [family.plain(options, seed) for options, _, seed, _ in jobs]
+    with pytest.MonkeyPatch.context() as patch, family.load(*pair) as engine:
+        for (options, waits, seed, controller), plain in zip(jobs, expected, strict=True):
+            wait = partial(WAITS[waits], np.random.default_rng(seed))
+            with waiting(patch, wait), engine.new_session(500, controller) as session:
+                responses = list(session.generate(prompt_of(70, seed), options))
+            said, stats = tokens_of(responses), responses[-1].stats
+            assert stats.schedule == pair[1]
+            where = f"{family.kind}, {pair}, waits {waits}, temperature {options.temperature}"
+            assert said == plain, f"{where}: differs from token {next_difference(said, plain)} on"
+            tally.add(len(said), stats)
+
+
+def check(pair: tuple[str, str], tally: Tally) -> None:
+    """It drafted, and while the target verified, if it was to."""
+    drafter, schedule = pair
+    assert tally.accepted > 0
+    hides = schedule != "serial" and drafter != "ngram"
+    assert (tally.ahead > 0) == (tally.hits + tally.misses > 0) == hides
+    assert (tally.exits > 0) == (hides and schedule == "mirror")
+
+
+@pytest.mark.parametrize(("number", "pair"), list(enumerate(PAIRS)))
+def test_hundreds_of_tokens(families: dict[str, Family], number: int, pair: tuple[str, str]) -> None:
+    """Each pair on each architecture, with every number of waits; all of them in the slow test."""
+    tally, greedy, sampled = Tally(), replace(GREEDY, max_tokens=24), replace(SAMPLED, max_tokens=24)
+    waits = islice(cycle(WAITS), number, None)
+    for place, family in enumerate(families.values()):
+        jobs: list[Job] = [
+            (sampled, next(waits), 1, Fixed(BUDGET)),
+            (greedy, next(waits), 1, Fixed(BUDGET) if place else Adaptive()),
+        ]
+        compare(family, pair, jobs, tally)
+    check(pair, tally)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS)
+def test_thousands_of_tokens(families: dict[str, Family], pair: tuple[str, str]) -> None:
+    tally = Tally()
+    for place, family in enumerate(families.values()):
+        jobs: list[Job] = [
+            (
+                replace(options, max_tokens=210),
+                waits,
+                100 + seed,
+                Adaptive() if seed % 4 == place else Fixed(BUDGET),
+            )
+            for seed, (options, waits) in enumerate(product((GREEDY, SAMPLED), WAITS))
+        ]
+        compare(family, pair, jobs, tally)
+    print(f"\n{' '.join(pair)}: {tally}")
+    assert tally.tokens >= 5000
+    check(pair, tally)
+    assert (tally.hits > 0) == (tally.ahead > 0)
+    assert sum(family.loose for family in families.values()) > 0, "no near ties: equality proves nothing"
