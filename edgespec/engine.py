@@ -124,7 +124,9 @@ class Engine:
         tokenizer = load_tokenizer(files, path)
         given = drafters_files(options, progress)
         members = choose_drafters(options)
-        search = Search(options.drafter, members, files, tokenizer, given, worker=options.draft_worker)
+        prepares = choose_schedule(options.schedule, members, free=True) != "serial"
+        worker = options.draft_worker
+        search = Search(options.drafter, members, files, tokenizer, given, worker=worker, prepares=prepares)
         from edgespec.models.loading import load_model  # torch: seconds, after what is refused without it
 
         plan, target, resident, exits = load_model(search, options, progress, machine)

@@ -308,7 +308,7 @@ def test_the_exit_moves_to_where_drafting_is_just_hidden() -> None:
     assert all(1 <= e.layers < LAYERS for e in said_in(cycles))
 
 
-def test_drawn_chains_are_left_to_the_serial_schedule() -> None:
+def test_the_exit_has_no_say_in_drawn_chains() -> None:
     exit = TableExit()
     _, cycles = reply(mirror(model_of()[0], exit), lambda: 30, HOT, "ratio")
     assert not exit.asked

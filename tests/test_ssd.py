@@ -272,15 +272,12 @@ def test_cancelling_passes_through() -> None:
     assert reply(schedule, lambda: 9)[0] == said
 
 
-def test_drawn_chains_are_those_of_the_serial_schedule() -> None:
-    """Under `ratio` nothing is prepared; its text is what serial drafting says."""
-    texts = []
+def test_drawn_chains_without_waits_are_as_long_as_those_of_the_serial_schedule() -> None:
+    """What is prepared for `ratio`: tests/test_drawn.py."""
     for kind in (Serial, Ssd):
-        said, cycles = reply(kind(model_of()[0], Fixed(BUDGET), 64), lambda: 1000, HOT, "ratio")
-        texts.append(said)
+        _, cycles = reply(kind(model_of()[0], Fixed(BUDGET), 64), lambda: 0, HOT, "ratio")
         assert sum(cycle.outcome.accepted for cycle in cycles) > 0
-        assert not any(cycle.overlap and cycle.overlap.steps for cycle in cycles)
-    assert texts[0] == texts[1]
+        assert {len(cycle.tree) for cycle in cycles[:-4]} == {5}
 
 
 def test_typical_acceptance_is_drafted_for_ahead() -> None:

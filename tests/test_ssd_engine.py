@@ -210,3 +210,25 @@ def test_a_model_that_is_damaged_meanwhile_drafts_no_more(
         assert tokens_of(last) == expected[0.0]
         assert last[-1].stats.drafter_damaged
         assert not session.schedule.drafter.resident  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("drafter", ["model", "substitute"])
+def test_chains_are_drawn_ahead_for_ratio(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, drafter: str
+) -> None:
+    """What they are drawn from is in the ledger, where it may be kept; the next reply is as plain again."""
+    drawn = GenerationOptions(max_tokens=COUNT, ignore_eos=True, temperature=0.8, acceptance="ratio")
+    with load(packed, drafter, schedule="serial") as engine:
+        assert "drawn drafts" not in engine.plan.owners
+    with load(packed, "none") as engine:
+        plain = edgespec.generate(engine, PROMPT, GREEDY).tokens
+    with load(packed, drafter) as engine, waiting(monkeypatch, lambda: 12):
+        rows = {"model": 256, "substitute": 128}[drafter]
+        assert engine.plan.owners["drawn drafts"] == rows * engine.config.vocab_size * 16
+        with engine.new_session(200, Fixed(BUDGET)) as session:
+            last = list(session.generate(PROMPT, drawn))[-1]
+            assert (last.stats.acceptance, last.stats.lossless) == ("ratio", True)
+            assert last.stats.reply_tokens == COUNT
+            assert last.stats.drafted_while_verifying > 20
+            assert last.stats.cache_hits > 0 or drafter == "substitute"
+            assert tokens_of(session.generate(PROMPT, GREEDY)) == plain

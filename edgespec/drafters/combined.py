@@ -62,7 +62,8 @@ class Combined:
 
     def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
         foreseeing = [member for member in self.members if isinstance(member, Foreseeing)]
-        return CombinedAhead([member.ahead(tree, budget, fan_out) for member in foreseeing])
+        started = [member.ahead(tree, budget, fan_out) for member in foreseeing]
+        return started[0] if len(started) == 1 else CombinedAhead(started)
 
     @property
     def lost(self) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.channel import Load
+from edgespec.drafters.drawn import kept_bytes
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.drafters.resident import Found, Resident, Search
 from edgespec.drafters.substitute import is_copy
@@ -39,7 +40,7 @@ def find(search: Search, found: dict[str, Found]) -> DraftFiles | None:
             f"{named} is a low-bit copy of {search.files.path}, and no model beside it; use "
             "drafter=substitute, or name a small model"
         )
-    return DraftFiles(named, search.tokenizer, search.worker)
+    return DraftFiles(named, search.tokenizer, search.worker, search.prepares)
 
 
 class DraftFiles:
@@ -48,9 +49,11 @@ class DraftFiles:
     Raises ModelError for damaged files, TokenizerError when its tokens are not the target's.
     """
 
-    def __init__(self, path: Path, tokenizer: Tokenizer, worker: int | None = None) -> None:
-        """`tokenizer` is the target's; `worker`: see `drafters.resident.Search`."""
-        self.path, self.worker = path, worker
+    def __init__(
+        self, path: Path, tokenizer: Tokenizer, worker: int | None = None, prepares: bool = False
+    ) -> None:
+        """`tokenizer` is the target's; `worker`, `prepares`: see `drafters.resident.Search`."""
+        self.path, self.worker, self.prepares = path, worker, prepares
         self.files: ModelFiles = describe_model(path)
         own = load_tokenizer(self.files, path)
         check_vocabulary(
@@ -63,7 +66,10 @@ class DraftFiles:
     def extras(self) -> Extras:
         """See `drafters.resident.Found`."""
         if self.worker is None:
-            return Extras({"drafter": self.nbytes})
+            if not self.prepares:
+                return Extras({"drafter": self.nbytes})
+            kept = kept_bytes(DRAFT_ROWS, self.files.config.vocab_size)
+            return Extras({"drafter": self.nbytes, "drawn drafts": lambda context: kept})
         return Extras({"drafter": self.nbytes}, processes=("draft worker",))
 
     def unused(self, plan: Plan) -> str | None:

@@ -17,11 +17,6 @@ from edgespec.drafters.forest import Node
 from edgespec.drafters.growth import Preparer
 
 
-def go_ahead(drafter: Preparer, verified: TokenTree, budget: TreeBudget, fan_out: Sequence[int]) -> Ahead:
-    """As `drafters.base.Foreseeing.ahead`."""
-    return Fanned(drafter, verified, budget, fan_out) if fan_out else Ahead(drafter, verified, budget)
-
-
 class Fanned(Ahead):
     """See `drafters.base.DraftingAhead`. First the verified tree is run; then each outcome has a chain of the
     drafter's first choices, and all chains grow level by level.

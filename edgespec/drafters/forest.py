@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.core.sampling import FloatArray, IntArray
+from edgespec.core.sampling import Distribution, FloatArray, IntArray
 from edgespec.runtimes.base import DraftRuntime, slot_depths
 
 Node = tuple[int, int]  # slot of the parent, or -1 = the last committed token; token
@@ -27,6 +27,9 @@ class Forest:
         self.runtime, self.vocabulary = runtime, vocabulary
         self.slots: dict[Node, int] = {}
         self.said: dict[int, tuple[IntArray, FloatArray]] = {}  # by slot: likeliest tokens, log-probabilities
+        self.drawn: dict[
+            int, tuple[Distribution, int]
+        ] = {}  # by slot, in chains: what its child is drawn from
         self.work: Generator[None, None, None] | None = None  # of the latest round
         self.keeps = False  # that round was stopped: the next one, or what lies below its outcome, goes on
         self.kept = False  # the last commit did
@@ -81,6 +84,7 @@ class Forest:
             if slot in number
         }
         self.said = {number[slot]: said for slot, said in self.said.items() if slot in number}
+        self.drawn = {number[slot]: drawn for slot, drawn in self.drawn.items() if slot in number}
         self.keeps, self.kept = False, bool(keep)
         return len(path)
 
@@ -114,6 +118,6 @@ class Forest:
     def drop(self, length: int) -> None:
         """Drop all nodes, and committed tokens from `length` on."""
         self._end()
-        self.slots, self.said = {}, {}
+        self.slots, self.said, self.drawn = {}, {}, {}
         self.keeps = self.kept = False
         self.runtime.truncate(length)

@@ -1,4 +1,4 @@
-"""How a model grows trees: best first for likely continuations, or chains drawn from its distribution.
+"""How a model grows trees: best first, for likely continuations.
 
 Needs no torch. A round of growth is a generator that yields after each part of a pass, so that it can be
 resumed, stopped and cancelled anywhere.
@@ -11,12 +11,10 @@ from collections.abc import Generator, Sequence
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgespec.core.sampling import DRAFT_DRAW, Distribution, Noise, Sampler
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree, TreeBuilder
-from edgespec.drafters.base import Drafting, Root
+from edgespec.drafters.base import Root
 from edgespec.drafters.continuations import following
 from edgespec.drafters.forest import Forest, Node
 
@@ -44,14 +42,6 @@ class Preparer(Grower, Protocol):
     """One that can go on while the target verifies."""
 
     ahead_width: int  # nodes of one pass then: in the target's waits a longer one costs nothing
-
-
-def grow(drafter: Grower, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
-    """A round of drafting, as the reply's acceptance needs it."""
-    context = drafter.context
-    if context.drawn:
-        return DrawnChain(drafter, roots, budget, context.sampler, context.noise)
-    return BestFirst(drafter, roots, budget)
 
 
 class Growing(ABC):
@@ -179,51 +169,3 @@ class BestFirst(Growing):
                 known.update(mine)
                 tokens, logprobs = zip(*(self.forest.said[slot] for _, slot in mine), strict=True)
                 builder.expand(np.array([node for node, _ in mine]), np.stack(tokens), np.stack(logprobs))
-
-
-class DrawnChain(Growing):
-    """One branch a root, *drawn* from the draft model's distribution, which `ratio` acceptance needs.
-
-    Nothing of it is kept below an outcome: what is drawn for a position depends on the depth in the tree.
-    """
-
-    def __init__(
-        self, drafter: Grower, roots: Sequence[Root], budget: TreeBudget, sampler: Sampler, noise: Noise
-    ) -> None:
-        super().__init__(drafter, roots)
-        self.sampler, self.noise = sampler, noise
-        self.most = min(budget.passes, budget.depth, budget.nodes - 1)
-        self.position = drafter.position
-        self.chains = [[root.token] for root in roots]
-        self.drafts: list[list[Distribution]] = [[] for _ in roots]
-
-    def tree(self, root: int = 0) -> TokenTree:
-        chain, drafts = self.chains[root], self.drafts[root]
-        drawn = [np.log(draft.of(token)) for draft, token in zip(drafts, chain[1:], strict=True)]
-        return TokenTree.chain(chain, [0.0, *drawn], drafts)
-
-    def _grow(self) -> Generator[None, None, None]:
-        if self.most <= 0:
-            return
-        nodes, ends = yield from self._plant()
-        last = {i: slot for i, slot in enumerate(ends) if slot is not None}  # slot of each chain's last node
-        for _ in range(self.most):
-            if not 0 < len(nodes) <= self.forest.free_rows:
-                return
-            first = len(self.forest.slots)
-            logits = yield from self.forest.run(nodes)
-            for i, slot in last.items():
-                self._draw(i, logits[slot - first])
-            nodes = list(dict.fromkeys((slot, self.chains[i][-1]) for i, slot in last.items()))
-            first = len(self.forest.slots)
-            last = {i: first + nodes.index((slot, self.chains[i][-1])) for i, slot in last.items()}
-            yield
-
-    def _draw(self, root: int, logits: NDArray[np.float32]) -> None:
-        chain, drafts = self.chains[root], self.drafts[root]
-        drafts.append(self.sampler.distribution(logits))
-        # The depth makes it another draw than the one for the same position a cycle ago: what was seen of
-        # that had a say in how much is drafted now.
-        depth = len(chain) - 1
-        position = self.position + len(self.roots[root].path) + depth
-        chain.append(drafts[-1].pick(self.noise.uniform(position, DRAFT_DRAW + depth)))

@@ -16,9 +16,9 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, DraftingAhead, Root, committed, shared_prefix
-from edgespec.drafters.fanned import go_ahead
 from edgespec.drafters.forest import Forest
-from edgespec.drafters.growth import MAX_PASSES, grow
+from edgespec.drafters.growth import MAX_PASSES
+from edgespec.drafters.rounds import go_ahead, grow
 from edgespec.runtimes.base import DraftRuntime
 
 LONG_TAIL = 16  # a tail beyond this is followed by prefill passes, not beside the root

@@ -28,6 +28,9 @@ class Search:
     given: Mapping[str, Path] = field(default_factory=dict)  # by option: what those of the kinds name
     device: str = "cpu"
     worker: int | None = None  # threads of a process beside the target that drafts; None = there is none
+    prepares: bool = (
+        False  # they may draft while the target verifies: what chains are drawn from is kept then
+    )
 
     @property
     def auto(self) -> bool:

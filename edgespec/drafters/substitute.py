@@ -16,10 +16,11 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, DraftingAhead, Root, committed
-from edgespec.drafters.fanned import go_ahead
+from edgespec.drafters.drawn import kept_bytes
 from edgespec.drafters.forest import Forest
-from edgespec.drafters.growth import MAX_PASSES, grow
+from edgespec.drafters.growth import MAX_PASSES
 from edgespec.drafters.resident import Found, Search
+from edgespec.drafters.rounds import go_ahead, grow
 from edgespec.errors import Call, OptionError
 from edgespec.offload.chunk_store import is_store
 from edgespec.offload.plan.needs import Extras, StandIn
@@ -52,7 +53,7 @@ def find(search: Search, found: dict[str, Found]) -> CopyFiles | None:
         copy = find_copy(files)
     if copy is None:
         raise _without(f"{files.path} has no low-bit copy to draft with", files)
-    return CopyFiles(files, copy)
+    return CopyFiles(files, copy, search.prepares)
 
 
 def is_copy(path: Path, files: ModelFiles) -> bool:
@@ -95,6 +96,7 @@ class CopyFiles:
 
     files: ModelFiles  # the target's
     copy: LowBitCopy
+    prepares: bool = False  # see `drafters.resident.Search`
 
     @property
     def stand_in(self) -> StandIn:
@@ -107,8 +109,11 @@ class CopyFiles:
 
     @property
     def extras(self) -> Extras:
-        overlay = overlay_bytes(self.files.config, OVERLAY_ROWS, self.files.element)
-        return Extras(stand_in=replace(self.stand_in, beside={"draft overlay": overlay}))
+        config = self.files.config
+        beside = {"draft overlay": overlay_bytes(config, OVERLAY_ROWS, self.files.element)}
+        if self.prepares:
+            beside["drawn drafts"] = kept_bytes(OVERLAY_ROWS, config.vocab_size)
+        return Extras(stand_in=replace(self.stand_in, beside=beside))
 
     def unused(self, plan: Plan) -> str | None:
         return None if self.reads(plan) else "nothing streams, so the low-bit copy is not used"

@@ -10,8 +10,8 @@ drafting (a layer of the draft model), below all outcomes the tree may have, lik
 the fallback says. On a target that never waits nothing is prepared, and this is the serial schedule. What is
 prepared cannot change what the target says.
 
-Under `ratio` acceptance nothing is prepared either: each node would have to keep the whole distribution that
-its children are drawn from (16 bytes a token of the vocabulary; 2 MB of 128k), which no ledger counts.
+Under `ratio` acceptance chains are drawn below the outcomes (`drafters.drawn_ahead`). What was drawn for the
+one that came is verified, whatever the controller thinks of its tokens: leaving it out by these would bias.
 """
 
 from __future__ import annotations
@@ -72,8 +72,6 @@ class Ssd(Serial):
         super().begin(context, limit)
 
     def next_tree(self, root: int) -> TokenTree:
-        if self._drawn:
-            return super().next_tree(root)
         began = self.clock()
         self.root, self.tree, self.passes = root, TokenTree.root(root), None
         # On the way here the drafter has committed the outcome: the lookup.
@@ -85,6 +83,8 @@ class Ssd(Serial):
             limit = replace(limit, depth=min(limit.depth, self.outcomes - 1))
         prepared = self._draft(root, limit, goes_on=True) if ready else self.tree
         budget = self.controller.overlapped(limit, self.drafter.passes, prepared)
+        if budget is None and self._drawn and len(prepared) > 1:
+            budget = replace(limit, found=len(prepared) - 1)
         if budget is not None and self.drafter.passes:
             tree, self.passes = prepared, budget.passes
             if not ready:

@@ -86,7 +86,7 @@ class CascadeDrafter:
         self.forget()
         self.forest = forest = InsideForest(self.target, self.cache, Cancelling(self.context.check))
         if self.context.drawn:
-            return DrawnInside(self, forest, roots[0], budget, self.context.sampler, self.context.noise)
+            return DrawnInside(self, forest, roots[0], budget)
         return CascadeDrafting(self, forest, roots[0].token, budget)
 
     def commit(self, root: int, outcome: Outcome) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgespec.core.sampling import FloatArray, IntArray, Noise, Sampler
+from edgespec.core.sampling import FloatArray, IntArray
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
@@ -19,8 +19,8 @@ from edgespec.drafters.cascade.exits import Exit
 from edgespec.drafters.cascade.inside import InsideForest
 from edgespec.drafters.cascade.tree import Calibration, RankedTree
 from edgespec.drafters.cascade.variant import Variant
+from edgespec.drafters.drawn import DrawnChain
 from edgespec.drafters.forest import Forest
-from edgespec.drafters.growth import DrawnChain
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
 
@@ -164,10 +164,8 @@ class DrawnInside(DrawnChain):
         forest: InsideForest,
         root: Root,
         budget: TreeBudget,
-        sampler: Sampler,
-        noise: Noise,
     ) -> None:
-        super().__init__(_Draws(drafter, forest), [root], budget, sampler, noise)
+        super().__init__(_Draws(drafter, forest), [root], budget)
         self.inside = forest
 
     def tree(self, root: int = 0) -> TokenTree:
