@@ -155,6 +155,7 @@ class Conversations:
             if cycle is not None:
                 row |= {"steps": cycle.passes or 0, "nodes": len(cycle.tree)}
                 row |= {"draft": cycle.draft_seconds, "verify": cycle.verify_seconds}
+                row |= {"hit": cycle.overlap and cycle.overlap.hit}
             ends.append({**row, "tokens": 0})
 
         asked = {key: job[key] for key in ("temperature", "seed", "ignore_eos")}

@@ -4,8 +4,14 @@
         --draft models/0.5b-inflated --dials 8GB,4GB --arms "serial 4,serial 8,serial 12,serial,ssd"
 
 An arm is a schedule with the product's own controller, or with so many steps of drafting in every cycle. Each
-round has prompts of its own: the shortest held-out replies of at least `--least` tokens first. Plain decoding
-is timed by its first cycles; its text is the small model's, which is the same.
+round has prompts of its own: the shortest held-out replies of at least `--least` tokens first, by what the
+small model says. Plain decoding is timed by its first cycles. All arms' replies are compared with one another
+and, as far as plain decoding was run, with its own, token for token.
+
+Beside the measured speed stands what it should be, both from the same replies:
+
+    Theorem 7   of SSD, with the measured hit rate, tokens after hits and misses, and seconds of drafting
+    promised    tokens a cycle / the median pass of plain decoding: as if drafting and larger trees were free
 """
 
 from __future__ import annotations
@@ -17,6 +23,8 @@ from benchmarks.arms import OWN, SMALL_MEMORY, low_bit, middle, open_worker, who
 from benchmarks.common import Row, arguments, compile_checkout, in_turn, names, sizes
 from benchmarks.held_out import prompts, stories
 from benchmarks.tables import RESULTS, Report, Store, ratio, spread
+from edgespec.control.overlap import NOTHING, Drafted, serial_speedup, speedup
+from edgespec.drafters.base import shared_prefix
 from edgespec.values import format_bytes
 
 LONGEST = 160  # tokens of a reply
@@ -66,7 +74,7 @@ class Replies:
     def plain(self, dial: int, known: Row) -> Row:
         with open_worker(self.args.target, dial, "none") as worker:
             row = worker.run(known["prompt"], LONGEST, OWN, cycles=PLAIN + 2, ignore_eos=True)
-        return {"cycles": whole(row), "peak_memory": row["peak_memory"]}
+        return {"cycles": whole(row), "peak_memory": row["peak_memory"], "tokens": row["tokens"]}
 
     def replies(self, dial: int, drafter: str, arm: str, asked: list[Row]) -> Row:
         schedule, _, steps = arm.partition(" ")
@@ -75,8 +83,7 @@ class Replies:
         found = []
         with open_worker(self.args.target, dial, drafter, schedule=schedule, **options) as worker:
             for known in asked:
-                row = worker.run(known["prompt"], LONGEST, mode)
-                found.append({**row, "same": row["tokens"] == known["reply"]})
+                found.append(worker.run(known["prompt"], LONGEST, mode))
         return {"replies": found, "plan": worker.loaded["plan"]}
 
     def table(self, dial: int, drafter: str) -> Report:
@@ -86,13 +93,50 @@ class Replies:
         report = Report(
             f"{drafter}, {format_bytes(dial)}: whole replies, {middle(plain):.2f} s a plain cycle"
         )
-        for arm in args.arms:
-            found = [self.store.rows.get(f"{stem}/{arm}/{turn}", {}) for turn in rounds]
+        asked = {
+            arm: [self.store.rows.get(f"{stem}/{arm}/{turn}", {}) for turn in rounds] for arm in args.arms
+        }
+        done = {arm: found for arm, found in asked.items() if all("replies" in row for row in found)}
+        first = next(iter(done.values()), [])
+        for arm, found in asked.items():
             if errors := [row["error"] for row in found if "error" in row]:
                 report.failed(arm, errors[0])
-            elif all(found):
-                report.add({"schedule": arm, **figures(found, plain)})
+            elif arm in done:
+                report.add(
+                    {"schedule": arm, **figures(found, plain), "same text": same_text(found, first, plain)}
+                )
+        said, own = sum(len(r["tokens"]) for row in first for r in row["replies"]), sum(map(told, plain))
+        report.notes.append(
+            f"Same text: token for token that of the first arm ({said} tokens), and of plain decoding as far "
+            f"as it was run ({own} tokens). Theorem 7 and `promised`: tokens/s."
+        )
         return report
+
+
+def told(plain: Row) -> int:
+    """Tokens of plain decoding's that were kept."""
+    return len(plain.get("tokens", []))
+
+
+def same_text(rounds: list[Row], first: list[Row], plain: list[Row]) -> str:
+    """ "yes", or where an arm's replies first differ from the first arm's, or from plain decoding's, which a
+    round was asked the first prompt of, and which goes on behind the end."""
+    for turn, (row, other, alone) in enumerate(zip(rounds, first, plain, strict=True)):
+        replies = [reply["tokens"] for reply in row["replies"]]
+        others = [reply["tokens"] for reply in other["replies"]]
+        for number, (ours, theirs) in enumerate(zip(replies, others, strict=True)):
+            if ours != theirs:
+                return f"round {turn + 1}, reply {number + 1}: other from token {parting(ours, theirs)} on"
+        least = min(told(alone), len(replies[0]))
+        if replies[0][:least] != alone.get("tokens", [])[:least]:
+            place = parting(replies[0], alone["tokens"])
+            return f"round {turn + 1}, reply 1: other than plain from token {place} on"
+    return "yes"
+
+
+def parting(one: list[int], other: list[int]) -> int:
+    """The first place where they differ, from 1."""
+    return shared_prefix(one, other) + 1
 
 
 def figures(rounds: list[Row], plain: list[Row]) -> Row:
@@ -100,11 +144,17 @@ def figures(rounds: list[Row], plain: list[Row]) -> Row:
     cycles = [cycle for reply in each for cycle in reply["cycles"]]
     rates = [rate(row["replies"]) for row in rounds]
     once = [1 / middle([row]) for row in plain]  # type: ignore[operator]
+    laws = [theorem_7(*pair) for pair in zip(rounds, plain, strict=True)]
+    ideal = [promised(*pair) for pair in zip(rounds, plain, strict=True)]
     overlap = [reply["overlap"] for reply in each]
     hits, misses = (sum(row[key] for row in overlap) for key in ("cache_hits", "cache_misses"))
     return {
         "tokens/s": spread(rates, 3),
         "× plain": ratio(rates, once),
+        "Theorem 7": spread(laws, 3),
+        "measured / Theorem 7": ratio(rates, laws),
+        "promised": spread(ideal, 3),
+        "measured / promised": ratio(rates, ideal),
         "tokens a cycle": f"{sum(made(r) for r in each) / len(cycles):.2f}",
         "cycle, s": f"{statistics.median(c['seconds'] for c in cycles):.2f}",
         "draft, s": f"{statistics.median(c['draft'] for c in cycles):.2f}",
@@ -113,9 +163,40 @@ def figures(rounds: list[Row], plain: list[Row]) -> Row:
         "hits": f"{hits / (hits + misses):.0%}" if hits + misses else "",
         "prepared nodes": f"{sum(r['drafted_while_verifying'] for r in overlap) / len(cycles):.0f}",
         "tokens": sum(len(r["tokens"]) for r in each),
-        "same text": "all" if all(r["same"] for r in each) else "differs",
         "peak": format_bytes(max(r["peak_memory"] for r in each)),
     }
+
+
+def theorem_7(row: Row, plain: Row) -> float:
+    """Tokens/s that a round should make, if a pass took what plain decoding's takes: SSD's Theorem 7 by the
+    measured hits, or E / (1 + T) (its Corollary 9) where nothing was looked up."""
+    cycles = [cycle for reply in row["replies"] for cycle in reply["cycles"]]
+    once = pass_seconds(plain)
+    asked = [cycle for cycle in cycles if cycle.get("hit") is not None]
+    hits, misses = ([cycle for cycle in asked if cycle["hit"] is hit] for hit in (True, False))
+    if not asked:
+        return serial_speedup(drafted(cycles, once)) / once
+    primary = Drafted(drafted(hits, once).tokens, 0.0)  # drafted within a pass
+    return speedup(len(hits) / len(asked), primary, drafted(misses, once)) / once
+
+
+def drafted(cycles: list[Row], once: float) -> Drafted:
+    """Tokens and drafting of a mean cycle, in passes of so many seconds."""
+    if not cycles:
+        return NOTHING
+    tokens, seconds = (statistics.fmean(cycle[key] for cycle in cycles) for key in ("tokens", "draft"))
+    return Drafted(max(tokens, 1.0), seconds / once)
+
+
+def promised(row: Row, plain: Row) -> float:
+    """Tokens/s of a round whose cycles were plain passes: T x plain / cycle."""
+    cycles = sum(len(reply["cycles"]) for reply in row["replies"])
+    return sum(map(made, row["replies"])) / cycles / pass_seconds(plain)
+
+
+def pass_seconds(plain: Row) -> float:
+    """The median of plain decoding's."""
+    return float(statistics.median(cycle["verify"] for cycle in plain["cycles"]))
 
 
 def made(reply: Row) -> int:

@@ -7,6 +7,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -378,6 +379,75 @@ def test_rates_of_a_resident_model(
     assert (row["streamed"], row["planned"], row["blocks"][0]["cycles"]) == (0, 0, 1)
     assert row["blocks"][0]["read_rate"] > 0
     assert "| 2 GB | 0 B |" in capsys.readouterr().out
+
+
+class Canned:
+    """In place of `benchmarks.worker.Worker`: cycles of three tokens and 2 s, and but for hits 1 s of
+    drafting; plain decoding's have one, in 1.6 s."""
+
+    loaded: ClassVar[common.Row] = {"plan": {}}
+    wrong: ClassVar[dict[str, int]] = {}  # by schedule: the place of another token
+
+    def __init__(self, model: Path, dial: int, drafter: str, schedule: str = "", **options: Any) -> None:
+        self.drafter, self.schedule = drafter, schedule
+
+    def __enter__(self) -> Canned:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def run(self, prompt: list[int], tokens: int, mode: common.Row, **more: Any) -> common.Row:
+        plain = self.drafter == "none"
+        said = [(prompt[-1] + i) % 50 for i in range(min(more.get("cycles", 30), 30) + 1)]
+        if (place := self.wrong.get(self.schedule)) is not None and len(said) > place:
+            said[place] += 1
+        hits = [[None, True, True, False][i % 4] if self.schedule == "ssd" else None for i in range(10)]
+        cycles = [
+            {"seconds": 1.7, "draft": 0.0, "verify": 1.6, "tokens": 1, "nodes": 1, "hit": None}
+            if plain
+            else {"seconds": 2 + late, "draft": late, "verify": 2, "tokens": 3, "nodes": 9, "hit": hit}
+            for hit, late in [(hit, 0.0 if hit else 1.0) for hit in hits]
+        ]
+        overlap = {"cache_hits": hits.count(True), "cache_misses": hits.count(False)}
+        overlap["drafted_while_verifying"] = 40
+        return {"tokens": said, "cycles": cycles, "peak_memory": 10**9, "overlap": overlap}
+
+
+def test_schedules_stand_beside_what_they_should_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo = BENCHMARKS.parent / "edgespec" / "demo_model"
+    monkeypatch.setattr("benchmarks.schedules.open_worker", Canned)
+    monkeypatch.setattr("benchmarks.schedules.compile_checkout", lambda: None)
+
+    def table(file: str, **wrong: int) -> dict[str, dict[str, str]]:
+        monkeypatch.setattr(Canned, "wrong", wrong)
+        sizes = "--dials", "8GB", "--rounds", 2, "--prompts", 2, "--json", tmp_path / file
+        models = "--small", demo, "--target", demo, "--draft", demo
+        start(monkeypatch, "schedules", *models, *sizes, "--arms", "serial 4,serial,ssd")
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+        columns, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        return {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
+
+    right = table("right")
+    assert {row["same text"] for row in right.values()} == {"yes"}
+    serial, ssd = right["serial"], right["ssd"]
+    # 3 tokens in 3 s; of plain passes it would be 3 / 1.6, with 1 s of drafting 3 / 2.6.
+    assert [serial[n][:5] for n in ("tokens/s", "Theorem 7", "promised")] == ["1.000", "1.154", "1.875"]
+    assert serial["measured / Theorem 7"][:4] == "0.87"
+    # Of ten cycles five were hits, and two misses, which waited for 1 s.
+    law = 3 / (5 / 7 + 2 / 7 * (1 + 1 / 1.6)) / 1.6
+    assert ssd["hits"] == "71%"
+    assert float(ssd["Theorem 7"].split()[0]) == pytest.approx(law, abs=1e-3)
+    assert ssd["promised"] == serial["promised"]
+    assert ssd["measured / promised"][:4] == f"{30 / 25 / 1.875:.2f}"
+    wrong = table("other", ssd=20)
+    assert wrong["serial"]["same text"] == "yes"
+    assert wrong["ssd"]["same text"] == "round 1, reply 1: other from token 21 on"
+    plain = table("plain", serial=4, ssd=4)  # plain decoding is none of these schedules' words
+    expected = "round 1, reply 1: other than plain from token 5 on"
+    assert {row["same text"] for row in plain.values()} == {expected}
 
 
 def import_graph() -> dict[str, set[str]]:
