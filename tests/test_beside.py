@@ -335,10 +335,25 @@ def test_nonsense_ends_the_worker_and_not_the_reply(lie: str, monkeypatch: pytes
 
 
 def test_an_error_in_the_worker_is_told() -> None:
-    opened = start("damaged")
+    opened = start("failing")
     schedule = Ssd(drafter_of(opened), Fixed(BUDGET), 64)
     assert reply(schedule)[0] == plain()
     assert schedule.undrafted == "the draft worker is lost: MemoryError: of the accelerator"
+    assert not schedule.damaged
+    opened.close()
+
+
+@pytest.mark.parametrize("names", ["model", "ngram+model"])
+def test_a_model_that_computes_nan_there_is_damaged_as_one_here(names: str) -> None:
+    opened = start("damaged")
+    for kind in (Serial, Ssd):  # another conversation of the same engine
+        members: list[Drafter] = [NGram()] if "ngram" in names else []
+        schedule = kind(Combined([*members, drafter_of(opened)]), Fixed(BUDGET), 64)
+        said, cycles = reply(schedule)
+        assert said == plain()
+        assert schedule.damaged
+        assert schedule.undrafted is None
+        assert (sum(cycle.outcome.drafted for cycle in cycles[-5:]) > 0) == ("ngram" in names)
     opened.close()
 
 

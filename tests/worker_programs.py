@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgespec.drafters import channel, worker
 from edgespec.drafters.channel import Load, Sent, Tree
-from edgespec.errors import CorruptFileError
+from edgespec.errors import CorruptFileError, ModelError
 from edgespec.runtimes.base import DraftRuntime
 from tests.table_runtime import TablePass, TableRuntime
 
@@ -71,15 +71,22 @@ def slow_prompt() -> None:
     worker.run(lambda load, progress: lambda capacity: SlowPrompt(noise=NOISE, capacity=capacity))
 
 
-class Damaged(TableRuntime):
+class Failing(TableRuntime):
+    error: Exception = MemoryError("of the accelerator")
+
     def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> TablePass:
         if len(self.text) > 12:
-            raise MemoryError("of the accelerator")
+            raise self.error
         return super().begin(tokens, parents)
 
 
+def failing() -> None:
+    worker.run(lambda load, progress: lambda capacity: Failing(noise=NOISE, capacity=capacity))
+
+
 def damaged() -> None:
-    worker.run(lambda load, progress: lambda capacity: Damaged(noise=NOISE, capacity=capacity))
+    Failing.error = ModelError("the model's logits are not numbers")
+    failing()
 
 
 def _raises(error: BaseException) -> Callable[[Load, Callable[[int], None]], Callable[[int], DraftRuntime]]:

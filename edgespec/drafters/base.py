@@ -141,6 +141,10 @@ class Elsewhere(Protocol):
     def lost(self) -> str | None:
         """Why it will never draft again, for the user; None = it is there."""
 
+    @property
+    def damaged(self) -> bool:
+        """It is lost because its model computed NaN."""
+
 
 @runtime_checkable
 class Watching(Protocol):

@@ -71,6 +71,11 @@ class Beside:
         """See `drafters.resident.Outside`."""
         return self.worker.peak
 
+    @property
+    def gone(self) -> bool:
+        """See `drafters.resident.Outside`."""
+        return self.worker.lost is not None
+
     def drafter(self, cache: KVCache, vocabulary: int) -> BesideDrafter:
         return BesideDrafter(self.worker, cache.capacity, vocabulary)
 
@@ -99,6 +104,11 @@ class BesideDrafter:
     def lost(self) -> str | None:
         """See `drafters.base.Elsewhere`."""
         return None if self.worker.lost is None else f"the draft worker is lost: {self.worker.lost}"
+
+    @property
+    def damaged(self) -> bool:
+        """See `drafters.base.Elsewhere`."""
+        return self.worker.lost is not None and self.worker.damaged
 
     @property
     def passes(self) -> range:

@@ -69,6 +69,10 @@ class Combined:
     def lost(self) -> str | None:
         return next((m.lost for m in self.members if isinstance(m, Elsewhere) and m.lost), None)
 
+    @property
+    def damaged(self) -> bool:
+        return any(m.damaged for m in self.members if isinstance(m, Elsewhere))
+
     def commit(self, root: int, outcome: Outcome) -> None:
         for member in self.members:
             member.commit(root, outcome)

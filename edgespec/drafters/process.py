@@ -217,6 +217,12 @@ class Worker:
         for question in list(self._questions.values()):
             question.wake()
 
+    @property
+    def damaged(self) -> bool:
+        """It has ended by a ModelError: its model computes NaN, once it is open."""
+        kind = getattr(errors, self._failed.kind, None) if self._failed is not None else None
+        return self._ready and isinstance(kind, type) and issubclass(kind, ModelError)
+
     def _end(self) -> str:
         """Why it ended by itself."""
         if self._failed is not None:

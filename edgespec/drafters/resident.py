@@ -84,6 +84,10 @@ class Outside(Protocol):
     def outside(self) -> int:
         """Most bytes that this has taken."""
 
+    @property
+    def gone(self) -> bool:
+        """The process has ended, or is to: it drafts no more, and its memory is free."""
+
 
 @runtime_checkable
 class Sharing(Protocol):

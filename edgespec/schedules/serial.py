@@ -135,7 +135,11 @@ class Serial:
         self.drafter, self._given_back = without_models(self.drafter), reason
 
     def _leave_lost(self) -> None:
-        if isinstance(self.drafter, Elsewhere) and (why := self.drafter.lost) is not None:
+        if not isinstance(self.drafter, Elsewhere) or (why := self.drafter.lost) is None:
+            return
+        if self.drafter.damaged:
+            self._drop_models()
+        else:
             self.give_back(why)
 
     def _drop_models(self) -> None:
