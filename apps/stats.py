@@ -53,7 +53,7 @@ def stats_table(stats: Stats, plan: Plan) -> str:
         f"in {format_seconds(stats.prefill_seconds)}",
         "reply": f"{stats.reply_tokens} tokens in {format_seconds(stats.decode_seconds)}, "
         f"{stats.tokens_per_second:.3g} tokens/s",
-        "cycles": f"{stats.cycles}, {stats.tokens_per_cycle:.3g} tokens each",
+        "cycles": f"{stats.cycles}, {stats.tokens_per_cycle:.3g} tokens each{_speedup(stats)}",
         "drafts": f"{stats.drafted} tokens verified, {stats.accepted} accepted ({_acceptance(stats)})"
         + (f"; paused: {stats.undrafted}" if stats.undrafted else ""),
         "read": f"{format_bytes(stats.bytes_read)}, {format_bytes(stats.bytes_per_token)}/token, "
@@ -68,6 +68,8 @@ def stats_object(stats: Stats, plan: dict[str, Any]) -> dict[str, Any]:
     return {
         "tokens_per_second": stats.tokens_per_second,
         "tokens_per_cycle": stats.tokens_per_cycle,
+        "predicted_speedup": stats.predicted_speedup,
+        "measured_speedup": stats.measured_speedup,
         "bytes_per_token": stats.bytes_per_token,
         "read_gbps": stats.read_gbps,
         "peak_memory": stats.peak_memory,
@@ -94,6 +96,12 @@ def stats_object(stats: Stats, plan: dict[str, Any]) -> dict[str, Any]:
         "bytes_read": stats.bytes_read,
         "plan": plan,
     }
+
+
+def _speedup(stats: Stats) -> str:
+    if stats.predicted_speedup is None or stats.measured_speedup is None:
+        return ""
+    return f"; {stats.measured_speedup:.3g} × plain decoding, predicted {stats.predicted_speedup:.3g}"
 
 
 def _acceptance(stats: Stats) -> str:

@@ -60,7 +60,7 @@ class Engine:
         self.options = options
         self.target = target
         self.resident = list(resident)  # drafters
-        self._outside = 0  # bytes, as of `peak_memory`
+        self._outside = self._before = 0  # bytes, as of `peak_memory`; the latter until a worker was closed
         self.exits = exits
         members = choose_drafters(options)
         opened = [kind.name for kind in kinds_of(members) if kind.make]
@@ -196,21 +196,26 @@ class Engine:
             self.close()
 
     def after_cycle(self, schedule: Schedule, cycle: Cycle, check: Callable[[], None]) -> None:
-        """When drafting with what takes memory loses for good, and no other session needs it, give that
-        memory to pinned layers. `check` raises Cancelled; the next cycle then goes on with it."""
+        """When drafting with what takes memory loses for good or is gone, and no other session needs it, give
+        that memory to pinned layers. `check` raises Cancelled; the next cycle then goes on with it."""
         self._holes.look()
         after = self._without_drafter
-        if after is None or cycle.took is None:
+        gone = all(isinstance(resident, Outside) and resident.gone for resident in self.resident)
+        if after is None or (cycle.took is None and not gone):
             return
         with self.verifier.turn:
             check()
-            losing = self._handover.record(len(cycle.outcome.tokens), cycle.took)
+            took, tokens = cycle.took, len(cycle.outcome.tokens)
+            losing = gone or (took is not None and self._handover.record(tokens, took))
             if losing and sum(not session.closed for session in self._open_sessions()) == 1:
-                self._hand_over(schedule, after, check)
+                if not gone:  # else it is known why
+                    schedule.give_back(after.reasons[-1])
+                self._hand_over(after, check)
 
-    def _hand_over(self, schedule: Schedule, after: Plan, check: Callable[[], None]) -> None:
-        schedule.give_back(after.reasons[-1])
+    def _hand_over(self, after: Plan, check: Callable[[], None]) -> None:
+        self._before = self.peak_memory()
         self._close_resident()
+        self._outside = 0
         return_freed_memory()
         self.target.weights.pin(after.pinned, progress=lambda nbytes: check())
         self.plan, self._without_drafter = after, None
@@ -252,6 +257,7 @@ class Engine:
         finally:
             return_freed_memory()
         forget_peak()
+        self._before = 0
         self._adopt(plan)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -273,7 +279,7 @@ class Engine:
         worker's are among them."""
         now = sum(resident.outside for resident in self.resident if isinstance(resident, Outside))
         self._outside = max(self._outside, now)
-        return peak_memory(self._outside)
+        return max(self._before, peak_memory(self._outside))
 
     def close(self) -> None:
         """End all replies as cancelled, stop reading and free the weights. Sessions of this engine cannot be

@@ -41,6 +41,8 @@ class Stats:
     drafted_while_verifying: int = 0  # nodes, of all outcomes that were drafted for
     fallbacks: int = 0  # trees that were drafted after the pass, as the outcome had not been prepared for
     early_exit: EarlyExitStats = field(default_factory=EarlyExitStats)
+    plain_cycles: float = 0.0  # in which its cycles' time is counted, as far as what plain ones take is known
+    predicted_tokens: float = 0.0  # that the controller expected of them
     acceptance: str = "greedy"
     lossless: bool = True  # the acceptance keeps the target's own text or distribution
     drafter_damaged: bool = False  # its model computed NaN, and drafts no more
@@ -56,6 +58,18 @@ class Stats:
     def tokens_per_second(self) -> float:
         """Reply tokens after the first, per second of decoding."""
         return (self.reply_tokens - 1) / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    @property
+    def predicted_speedup(self) -> float | None:
+        """Over plain decoding, as the controller believed it cycle by cycle: under schedules that draft while
+        verifying, SSD's Theorem 7 with the measured hit rate. None where nobody measures."""
+        return self.predicted_tokens / self.plain_cycles if self.plain_cycles else None
+
+    @property
+    def measured_speedup(self) -> float | None:
+        """The same, of the tokens that came."""
+        tokens = self.accepted + self.cycles - 1
+        return tokens / self.plain_cycles if self.plain_cycles else None
 
     @property
     def fallback_frequency(self) -> float | None:

@@ -30,6 +30,8 @@ from edgespec.engine import Engine
 from edgespec.errors import CorruptFileError, OptionError
 from edgespec.models.asked import check_options
 from edgespec.models.planning import plan_engine
+from edgespec.offload.plan import fill, pinning
+from edgespec.offload.plan.plan import Plan
 from edgespec.progress import Progress
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.schedules.ssd import Ssd
@@ -160,23 +162,35 @@ def test_its_memory_is_in_the_plan_and_in_the_peak(engine: Engine, model: Path) 
     process = psutil.Process(worker_of(engine).worker._process.pid)
     assert worker_of(engine).outside > 0.7 * process.memory_info().rss
     assert engine.peak_memory() >= probe.process_memory().current + 0.7 * process.memory_info().rss
-    members = choose_drafters(EngineOptions(drafter="model", draft_model="m", draft_worker=1))
-    files = describe_model(model)
-    search = Search("model", members, files, load_tokenizer(files, model), {"draft_model": model})
     options = EngineOptions(memory=4 * 10**9, context=200)
-    without = plan_engine(files, options, GIVEN, find_drafters(search))
-    beside = plan_engine(files, options, GIVEN, find_drafters(replace(search, worker=1)))
+    without, beside = (plan(model, options, worker) for worker in (None, 1))
     assert beside.ledger.used - without.ledger.used == beside.owners["interpreter and libraries"]
     assert set(beside.extras.names) == {"drafter", "draft worker"}, "what a hand-over would free"
 
 
+def plan(model: Path, options: EngineOptions, worker: int | None) -> Plan:
+    """With the target itself for a draft model."""
+    members = choose_drafters(EngineOptions(drafter="model", draft_model="m", draft_worker=1))
+    files = describe_model(model)
+    search = Search("model", members, files, load_tokenizer(files, model), {"draft_model": model})
+    return plan_engine(files, options, GIVEN, find_drafters(replace(search, worker=worker)))
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
 @pytest.mark.parametrize("how", ["kill", "close"])
-def test_it_goes_while_it_drafts(model: Path, expected: dict[float, list[int]], how: str) -> None:
-    """Killed in the middle of a reply, which goes on; or its engine is closed, which ends both."""
+def test_it_goes_while_it_drafts(
+    model: Path, expected: dict[float, list[int]], how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the middle of a reply, which goes on with layers pinned in its place; or its engine is
+    closed, which ends both."""
+    monkeypatch.setattr(pinning, "RING_CHUNKS", pinning.MIN_RING_CHUNKS)
     seen: list[Progress] = []
     options = with_options(model)
-    engine = Engine.load(str(model), options, seen.append)
+    bare = plan(model, replace(options, resident_layers=0), 1)
+    dial = bare.ledger.planned + fill.MIN_HEADROOM + bare.table.nbytes // 3
+    engine = Engine.load(str(model), replace(options, memory=dial), seen.append)
+    before, peak = engine.plan, engine.peak_memory()
+    assert before.streamed_bytes > 0
     loading = [progress for progress in seen if progress.stage == "load"]
     assert loading[-1].done == loading[-1].total
     assert len({progress.done for progress in loading}) > 2
@@ -194,6 +208,10 @@ def test_it_goes_while_it_drafts(model: Path, expected: dict[float, list[int]], 
     if how == "kill":
         assert tokens == expected[0.0]
         assert last.stats.undrafted == "the draft worker is lost: it was killed by signal 9"
+        assert engine.plan.streamed_bytes < before.streamed_bytes
+        assert not engine.resident
+        assert engine.peak_memory() >= peak
+        assert engine.peak_memory() < peak + before.owners["draft worker"], "that is none of this process's"
         assert edgespec.generate(engine, PROMPT, SAMPLED).tokens == expected[0.9]
         engine.close()
     else:

@@ -280,6 +280,20 @@ def test_drawn_chains_without_waits_are_as_long_as_those_of_the_serial_schedule(
         assert {len(cycle.tree) for cycle in cycles[:-4]} == {5}
 
 
+@pytest.mark.parametrize(("kind", "waits"), [(Serial, 0), (Ssd, 0), (Ssd, 40)])
+def test_what_a_cycle_should_give_is_told_beside_what_it_gave(kind: type[Serial], waits: int) -> None:
+    """By a clock of its own: 0.05 plain cycles a step of drafting before a pass."""
+    drafter, runtime = model_of(capacity=1000)
+    clock: Callable[[], float] = lambda: runtime.ran * 0.05 / drafter.width  # noqa: E731
+    _, cycles = reply(kind(drafter, Adaptive(), 64, clock=clock), lambda: waits, count=500)
+    late = cycles[-len(cycles) // 2 :]
+    took = np.array([cycle.took for cycle in late], dtype=float)
+    predicted = np.array([cycle.predicted for cycle in late], dtype=float)
+    gave = sum(len(cycle.outcome.tokens) for cycle in late)
+    assert (predicted * took).sum() == pytest.approx(gave, rel=0.15)
+    assert gave > 1.2 * took.sum()
+
+
 def test_typical_acceptance_is_drafted_for_ahead() -> None:
     _, cycles = reply(Ssd(model_of()[0], Fixed(BUDGET), 64), lambda: 30, HOT, "typical")
     assert sum(cycle.overlap.hit is True for cycle in cycles if cycle.overlap) > 5

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import edgespec
-from apps.stats import stats_object
+from apps.stats import stats_object, stats_table
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.controller import Fixed
 from edgespec.core import passes
@@ -135,10 +135,16 @@ def test_what_is_told(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert stats.drafted_while_verifying == sum(overlap.nodes for overlap in overlaps) > 0
         assert stats.fallbacks == sum(overlap.fallback for overlap in overlaps) <= stats.cache_misses
         said = json.loads(json.dumps(stats_object(stats, {})))
+        assert said["predicted_speedup"] is said["measured_speedup"] is None, "this controller knows no costs"
         names = ("schedule", "cache_hits", "cache_misses", "drafted_while_verifying", "fallbacks")
         assert [said[name] for name in names] == [getattr(stats, name) for name in names]
     with load(packed, "model", schedule="serial") as engine:
         stats = edgespec.generate(engine, PROMPT, GREEDY).stats
+        said = json.loads(json.dumps(stats_object(stats, {})))
+        assert said["predicted_speedup"] >= 1
+        assert said["measured_speedup"] == (stats.accepted + stats.cycles - 1) / stats.plain_cycles > 0
+        row = f"{stats.measured_speedup:.3g} × plain decoding, predicted {stats.predicted_speedup:.3g}"
+        assert row in stats_table(stats, engine.plan)
         assert (stats.schedule, stats.cache_hits, stats.cache_misses, stats.fallbacks) == ("serial", 0, 0, 0)
     with load(packed, "none") as engine:
         assert edgespec.generate(engine, PROMPT, GREEDY).stats.schedule == "plain"

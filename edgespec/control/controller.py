@@ -47,6 +47,7 @@ class Fixed:
     """Always the same budget, whatever it costs: for benchmarks and tests. See `core.schedule.Controller`."""
 
     took: float | None = None
+    speedup: float | None = None
     refusal: str | None = None
 
     def __init__(self, budget: TreeBudget) -> None:
@@ -86,6 +87,7 @@ class Adaptive:
         self._rate = 0.0  # the highest expected tokens per second, as of the last budget
         self._passes = self.costs.verify  # what the next pass costs, likewise
         self.took: float | None = 1.0  # the latest cycle, in plain cycles
+        self.speedup: float | None = 1.0
         self.refusal: str | None = None
 
     def successor(self) -> Adaptive:
@@ -111,7 +113,7 @@ class Adaptive:
         rates = np.where(sensible, tokens / seconds, 0.0)
         best = int(np.argmax(rates))
         self._passes = self.costs.verify
-        self._rate = max(self.plain_rate, float(rates[best]))
+        self._believe(float(rates[best]))
         self.refusal = self._refusal(float(rates[best]))
         return replace(limit, passes=int(STEPS[best])) if self.refusal is None else None
 
@@ -132,7 +134,7 @@ class Adaptive:
         ahead = np.where(sensible, self.hits.tokens_per_second(tokens, beside, drafts), 0.0)
         goes_on = bool(ahead.max() >= serial.max())
         best = max(float(ahead.max()), float(serial.max()))
-        self._rate = max(self.plain_rate, best)
+        self._believe(best)
         self._passes = self.costs.passes(goes_on)
         self.refusal = self._refusal(best)
         if self.refusal is not None:
@@ -152,8 +154,14 @@ class Adaptive:
         passed = int(STEPS[found])
         return replace(limit, passes=int(STEPS[chosen]) - passed, found=passed, ahead=goes_on)
 
+    def _believe(self, rate: float) -> None:
+        """The best draft would give so many tokens a second."""
+        self._rate = max(self.plain_rate, rate)
+        self.speedup = self._rate / self.plain_rate
+
     def _rests(self, limit: TreeBudget) -> bool:
         """There is no room for drafts, or a plain cycle is to show what one costs."""
+        self.speedup = 1.0
         return limit.depth < 1 or limit.nodes < 2 or self.costs.verify.weight(1) < STALE
 
     def _most(self, limit: TreeBudget, passes: range) -> float:

@@ -224,6 +224,9 @@ class _Clock:
         self.stats.cycles += 1
         self.stats.drafted += cycle.outcome.drafted
         self.stats.accepted += cycle.outcome.accepted
+        if cycle.took is not None and cycle.predicted is not None:
+            self.stats.plain_cycles += cycle.took
+            self.stats.predicted_tokens += cycle.took * cycle.predicted
         if (overlap := cycle.overlap) is not None:
             self.stats.cache_hits += overlap.hit is True
             self.stats.cache_misses += overlap.hit is False

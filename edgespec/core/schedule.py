@@ -66,6 +66,10 @@ class Controller(Protocol):
         """The latest cycle, in plain cycles; None when nobody measures."""
 
     @property
+    def speedup(self) -> float | None:
+        """What cycles as of the latest budget should give, over plain decoding; None when nobody measures."""
+
+    @property
     def refusal(self) -> str | None:
         """Why the latest budget was None although the reply had room for drafts; None otherwise."""
 

@@ -64,6 +64,7 @@ class Cycle:
     verify_seconds: float  # of the target's pass, without waiting for its turn
     took: float | None = None  # in plain cycles, as the controller knows them; None = nobody measures
     overlap: Overlap | None = None  # None = the drafter rests while the target verifies
+    predicted: float | None = None  # tokens that a plain cycle's time should give, as the controller believes
 
 
 @dataclass(frozen=True)

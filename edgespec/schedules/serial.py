@@ -121,7 +121,8 @@ class Serial:
 
     def settle(self, outcome: Outcome) -> Cycle:
         times = self.draft_seconds, outcome.seconds
-        cycle = Cycle(self.passes, self.tree, outcome, *times, overlap=self.overlap)
+        predicted = self.controller.speedup
+        cycle = Cycle(self.passes, self.tree, outcome, *times, predicted=predicted, overlap=self.overlap)
         self.controller.record(cycle)
         self.drafter.commit(self.root, outcome)
         self._leave_lost()
