@@ -83,7 +83,7 @@ def drafter_of(opened: Beside, capacity: int = 400) -> BesideDrafter:
 
 
 def in_process(capacity: int = 400) -> ModelDrafter:
-    return ModelDrafter(TableRuntime(noise=worker_programs.NOISE, capacity=capacity), VOCABULARY)
+    return ModelDrafter(TableRuntime(worker_programs.ROWS, capacity, noise=worker_programs.NOISE), VOCABULARY)
 
 
 def reply(

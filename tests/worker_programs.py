@@ -18,12 +18,13 @@ from edgespec.runtimes.base import DraftRuntime
 from tests.table_runtime import TablePass, TableRuntime
 
 NOISE = 0.5  # between the drafter's table and the target's
+ROWS = 256
 
 
 def table() -> None:
     """No torch, no file: it drafts with a table."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # whoever imports it fails
-    worker.run(lambda load, progress: lambda capacity: TableRuntime(noise=NOISE, capacity=capacity))
+    worker.run(lambda load, progress: lambda capacity: TableRuntime(ROWS, capacity, noise=NOISE))
 
 
 class SlowPass:
@@ -54,7 +55,7 @@ class SlowRuntime(TableRuntime):
 
 def device() -> None:
     """A stand-in for an accelerator: passes take as long whatever else is computed."""
-    worker.run(lambda load, progress: lambda capacity: SlowRuntime(noise=NOISE, capacity=capacity))
+    worker.run(lambda load, progress: lambda capacity: SlowRuntime(ROWS, capacity, noise=NOISE))
 
 
 class SlowPrompt(TableRuntime):
@@ -68,7 +69,7 @@ class SlowPrompt(TableRuntime):
 
 
 def slow_prompt() -> None:
-    worker.run(lambda load, progress: lambda capacity: SlowPrompt(noise=NOISE, capacity=capacity))
+    worker.run(lambda load, progress: lambda capacity: SlowPrompt(ROWS, capacity, noise=NOISE))
 
 
 class Failing(TableRuntime):
@@ -81,7 +82,7 @@ class Failing(TableRuntime):
 
 
 def failing() -> None:
-    worker.run(lambda load, progress: lambda capacity: Failing(noise=NOISE, capacity=capacity))
+    worker.run(lambda load, progress: lambda capacity: Failing(ROWS, capacity, noise=NOISE))
 
 
 def damaged() -> None:
