@@ -48,7 +48,7 @@ COUNT = 70  # tokens of a reply
 
 def start(program: str = "table", **options: Any) -> Beside:
     where = command(f"{worker_programs.__name__}:{program}")
-    return Beside(Load("none", 1), 1000, program=where, **options)
+    return Beside(Load("none", 1), 1000, 192, program=where, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -405,7 +405,7 @@ def test_a_worker_that_cannot_start(program: str, error: type[Exception], words:
         start(program, progress=seen.append)
     assert seen == ([7] if program in ("corrupt", "out_of_memory") else [])
     with pytest.raises(DeviceError, match=r"the draft worker did not start: .*No such file"):
-        Beside(Load("none", 1), 1, program=["/nowhere/python"])
+        Beside(Load("none", 1), 1, 192, program=["/nowhere/python"])
 
 
 def test_a_start_ends_when_it_takes_too_long_or_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

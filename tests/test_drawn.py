@@ -50,7 +50,7 @@ class Picky(Fixed):
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[[], ModelDrafter]:
     """Drafters with few rows at a time, which foresee few outcomes: so many are missed."""
-    monkeypatch.setattr(drawn, "BRANCH", 2)
+    monkeypatch.setattr(drawn, "KNOWN", 2)
 
     def drafter() -> ModelDrafter:
         made = ModelDrafter(TableRuntime(noise=1.0, capacity=10**5, parts=1), VOCABULARY)
@@ -206,7 +206,8 @@ def test_what_is_drawn_has_no_say_in_what_is_drawn_next(fan_out: list[int], step
         assert [by_accepted[k] for k in range(3)] == [2, 3, 2 - 1]
 
 
-def test_outcomes_are_the_likeliest_tokens_but_the_refused_one() -> None:
+def test_outcomes_are_the_likeliest_tokens_but_the_refused_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawn, "KNOWN", 8)  # of 12 tokens
     ahead, runtime = going_ahead(1, [], [2, 5, 3])
     while ahead.step():
         pass

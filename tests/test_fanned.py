@@ -15,6 +15,7 @@ from edgespec.control.controller import Fixed
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
+from edgespec.drafters import growth
 from edgespec.drafters.base import Root
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.fanned import Fanned
@@ -95,7 +96,8 @@ def test_each_number_of_accepted_tokens_has_its_outcomes(fan_out: list[int]) -> 
     assert len(texts) == 2 + sum(count * (8 - k - 1) for k, count in enumerate(fan_out))
 
 
-def test_the_rank_of_an_outcome() -> None:
+def test_the_rank_of_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "KNOWN", 8)  # of 12 tokens
     verified = TokenTree.chain([2, 5, 3], [0.0, -1.0, -1.0])
     ahead, runtime, _ = prepared([2, 2, 2], verified)
     order = np.argsort(-runtime.table[2, 5], kind="stable").tolist()

@@ -172,12 +172,18 @@ def test_hit_rates() -> None:
     assert hits.rate == pytest.approx(0.7)
     for i in range(400):
         hits.fade()
-        hits.add(i % 4 == 0, 3.0, 1.0)
+        hits.add(i % 4 == 0, 2.0)
     assert hits.rate == pytest.approx(0.25, abs=0.03)
-    one, drafts = np.ones(2), np.arange(2.0)
-    measured = (0.25 * 3 + 0.75) / (0.25 + 0.75 * (1 + drafts))
-    assert hits.tokens_per_second(one, one, drafts) == pytest.approx(measured, rel=0.06)
-    slow = hits.tokens_per_second(one, one, 9 + drafts)  # not even what is free fits into half a pass
-    assert np.isfinite(slow).all()
+    tokens, passes, drafts = np.array([1.0, 3.0, 5.0]), np.array([1.0, 1.0, 1.5]), np.array([0.0, 2.0, 4.0])
+    # After a hit two seconds of drafting are there; after a miss it is best to draft as long (or not at all).
+    choices = [(3.0, 1.0, t, p + d) for t, p, d in zip(tokens, passes, drafts, strict=True)]
+    choices += [(5.0, 3.5, t, p + d) for t, p, d in zip(tokens, passes, drafts, strict=True)]
+    best = max((0.25 * a + 0.75 * c) / (0.25 * b + 0.75 * d) for a, b, c, d in choices)
+    assert hits.tokens_per_second(tokens, passes, drafts) == pytest.approx(best, rel=0.06)
+    new = Hits()  # half a pass is hoped to be saved, and never more than there is
+    assert new.tokens_per_second(tokens[:2], passes[:2], drafts[:2]) == pytest.approx(
+        (0.7 * 3 + 0.3) / (0.7 * 2.5 + 0.3)
+    )
+    assert new.tokens_per_second(tokens[:1], passes[:1], drafts[:1]) == 1.0
     hits.fade(2000)
     assert hits.rate == pytest.approx(0.7)

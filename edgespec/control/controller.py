@@ -30,6 +30,7 @@ import numpy as np
 
 from edgespec.control.estimates import PAUSE, STEPS, Chances, Costs, Yield
 from edgespec.control.hits import Hits
+from edgespec.core.sampling import FloatArray
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
@@ -40,6 +41,7 @@ GRACE = 2.0  # plain cycles' worth of credit to begin with,
 GROWTH = 3  # times as long as those of late may a draft be, and one step more
 SAVED = 6.0  # and at most: old gains do not pay for new losses
 APART = 15  # cycles lie between two conversations, as far as acceptance is concerned
+WIDTH = 8  # leaves that a pass of drafting goes on from (as `drafters.model` has it)
 STALE = 0.1  # weight of evidence on plain cycles below which one is measured again
 
 
@@ -85,7 +87,7 @@ class Adaptive:
         self.hits = Hits()
         self.credit = GRACE  # plain cycles that drafting may still lose
         self._rate = 0.0  # the highest expected tokens per second, as of the last budget
-        self._passes = self.costs.verify  # what the next pass costs, likewise
+        self._overlaps = False  # the drafter is to go on in the next pass, likewise
         self.took: float | None = 1.0  # the latest cycle, in plain cycles
         self.speedup: float | None = 1.0
         self.refusal: str | None = None
@@ -94,7 +96,7 @@ class Adaptive:
         """For the next conversation of the engine. Costs are learned by all of them together; how well drafts
         do may be another matter there, so it counts as if it had been a while ago."""
         successor = Adaptive()
-        successor.costs, successor._passes = self.costs, self.costs.verify
+        successor.costs = self.costs
         successor.chances, successor.gives = deepcopy(self.chances), deepcopy(self.gives)
         successor.chances.fade(APART)
         successor.gives.fade(APART)
@@ -112,47 +114,66 @@ class Adaptive:
         sensible = (passes.start <= STEPS) & (most >= STEPS) & (seconds * self.plain_rate - 1 <= self.credit)
         rates = np.where(sensible, tokens / seconds, 0.0)
         best = int(np.argmax(rates))
-        self._passes = self.costs.verify
+        self._overlaps = False
         self._believe(float(rates[best]))
         self.refusal = self._refusal(float(rates[best]))
         return replace(limit, passes=int(STEPS[best])) if self.refusal is None else None
 
     def overlapped(self, limit: TreeBudget, passes: range, prepared: TokenTree) -> TreeBudget | None:
-        """What is prepared counts as so many passes of drafting as give as much. Then, as everything has a
-        price in time, and time is worth the best rate in the long run, what gains most at that price."""
+        """Everything has a price in time, and time is worth the best rate in the long run: what gains most at
+        that price, beside what is prepared."""
         if self._rests(limit):
             return None
         tokens, nodes = self.gives.expect(self.chances.by_depth)
+        tokens = np.maximum.accumulate(tokens)
         if passes.start:
             tokens[0] = nodes[0] = 1.0  # without a pass nothing is drafted
-        drafts = self.costs.draft.at(STEPS)
         most = self._most(limit, passes)
-        sensible = most >= STEPS
-        tokens = np.maximum.accumulate(tokens)
-        alone, beside = (np.maximum(self.costs.passes(on).at(nodes), 1e-9) for on in (False, True))
-        serial = np.where(sensible & (passes.start <= STEPS), tokens / (alone + drafts), 0.0)
-        ahead = np.where(sensible, self.hits.tokens_per_second(tokens, beside, drafts), 0.0)
-        goes_on = bool(ahead.max() >= serial.max())
-        best = max(float(ahead.max()), float(serial.max()))
+        best = self._in_the_long_run(tokens, nodes, most, passes.start)
         self._believe(best)
-        self._passes = self.costs.passes(goes_on)
         self.refusal = self._refusal(best)
         if self.refusal is not None:
             return None
-        found = 0
-        if len(prepared) > 1:
-            given = 1 + self.gives.kept * float(np.exp(self.chances.scores(prepared)[1:]).sum())
-            found = max(int(np.searchsorted(tokens, given, side="right")) - 1, 0)
-            tokens[found], nodes[found] = given, len(prepared)
-        seconds = self._passes.at(nodes) + self.costs.draft.at(np.maximum(STEPS - STEPS[found], 0))
-        possible = (STEPS[found] <= STEPS) & (sensible | (STEPS[found] == STEPS))
-        possible &= seconds * self.plain_rate - 1 <= self.credit
+        given, found, even = self._worth(prepared, tokens)
+        more = STEPS - STEPS[even]
+        seconds = self.costs.passes(np.maximum(nodes, len(prepared)), self._overlaps)
+        seconds[even] = self.costs.passes(len(prepared), self._overlaps)
+        seconds += self.costs.draft.at(np.maximum(more, 0))
+        possible = (more >= 0) & (more <= most) & (seconds * self.plain_rate - 1 <= self.credit)
         if not possible.any():
             self.refusal = self._refusal(0.0)
             return None
-        chosen = int(np.argmax(np.where(possible, tokens - self._rate * seconds, -np.inf)))
-        passed = int(STEPS[found])
-        return replace(limit, passes=int(STEPS[chosen]) - passed, found=passed, ahead=goes_on)
+        gains = given + tokens - tokens[even] - self._rate * seconds
+        chosen = int(np.argmax(np.where(possible, gains, -np.inf)))
+        return replace(limit, passes=int(more[chosen]), found=found, ahead=self._overlaps)
+
+    def _in_the_long_run(self, tokens: FloatArray, nodes: FloatArray, most: float, least: int) -> float:
+        """The best rate of `least` to `most` passes that give so many tokens of so many nodes, [len(STEPS)]
+        each; and whether that is with drafting in the waits."""
+        drafts, sensible = self.costs.draft.at(STEPS), most >= STEPS
+        alone, beside = (np.maximum(self.costs.passes(nodes, on), 1e-9) for on in (False, True))
+        serial = np.where(sensible & (least <= STEPS), tokens / (alone + drafts), 0.0)
+        ahead = 0.0
+        if sensible.any():  # else nobody drafts any more
+            ahead = self.hits.tokens_per_second(tokens[sensible], beside[sensible], drafts[sensible])
+        self._overlaps = ahead >= float(serial.max())
+        return max(ahead, float(serial.max()))
+
+    def _worth(self, prepared: TokenTree, tokens: FloatArray) -> tuple[float, int, int]:
+        """What a prepared tree is expected to give, the bonus token included; the passes that give as much by
+        `tokens` [len(STEPS)]; and which of STEPS gets as far, so that another pass would gain as much."""
+        if len(prepared) == 1:
+            return float(tokens[0]), 0, 0
+        chances = np.exp(self.chances.scores(prepared))
+        given = 1 + self.gives.kept * float(chances[1:].sum())
+        found = max(int(np.searchsorted(tokens, given, side="right")) - 1, 0)
+        leaf = np.ones(len(prepared), dtype=bool)
+        leaf[prepared.parents[1:]] = False
+        ends = np.sort(np.where(leaf, chances * self.chances.after(prepared.depths), 0.0))
+        gain = self.gives.kept * float(ends[-WIDTH:].sum())
+        slopes = np.diff(tokens) / np.diff(STEPS)
+        even = int(np.argmax(np.append(slopes, 0.0) <= gain))
+        return given, int(STEPS[found]), even
 
     def _believe(self, rate: float) -> None:
         """The best draft would give so many tokens a second."""
@@ -186,7 +207,7 @@ class Adaptive:
         scores = self.chances.scores(tree)
         likeliest = np.argsort(-scores, kind="stable")
         tokens = np.cumsum(np.exp(scores[likeliest]))
-        worth = tokens - self._rate * self._passes.at(np.arange(1, len(tree) + 1))
+        worth = tokens - self._rate * self.costs.passes(np.arange(1, len(tree) + 1), self._overlaps)
         return tree.select(np.sort(likeliest[: int(np.argmax(worth)) + 1]))
 
     def record(self, cycle: Cycle) -> None:
@@ -198,20 +219,22 @@ class Adaptive:
         self.hits.fade()
         # A pause of the machine is nobody's fault.
         ahead = overlap.steps > 0 or overlap.nodes > 0  # steps are of this process
-        usual = float(self.costs.passes(ahead).at(nodes) + self.costs.draft.at(cycle.passes or 0))
+        usual = float(self.costs.passes(nodes, ahead) + self.costs.draft.at(cycle.passes or 0))
         seconds = cycle.draft_seconds + cycle.verify_seconds
         seconds = min(seconds, PAUSE * usual) if usual else seconds
         self.costs.add(nodes, cycle.verify_seconds, cycle.passes, cycle.draft_seconds, ahead)
+        if overlap.passes:
+            self.costs.add_draft(overlap.passes, overlap.seconds)
         # A plain cycle would have shared the pass with the same others.
         self.took = took = seconds / max(float(self.costs.verify.at(1 + beside)), 1e-9)
         self.credit += ALLOWANCE * took
         if cycle.passes is not None:
             self.chances.add(cycle.tree, cycle.outcome.path)
             scores = self.chances.scores(cycle.tree)
-            steps = cycle.passes + overlap.found
+            steps = min(cycle.passes + overlap.found, int(STEPS[-1]))
             expected = self.gives.add(steps, cycle.tree, scores, cycle.outcome.accepted)
             if overlap.hit is not None:
-                self.hits.add(overlap.hit, (tokens + 1 + expected) / 2, seconds)
+                self.hits.add(overlap.hit, float(self.costs.draft.at(overlap.found)))
             # Half of luck counts: bad luck alone should not end what pays, nor hope alone pay for it.
             self.credit += (tokens + 1 + expected) / 2 - took
         self.credit = min(self.credit, SAVED)

@@ -125,9 +125,12 @@ class Costs:
         """Seconds of cycles that draft so many steps and verify so many nodes; counts as arrays or not."""
         return self.verify.at(nodes) + self.draft.at(steps)
 
-    def passes(self, overlapped: bool) -> Curve:
-        """What passes cost, with drafting in their waits or without: believed the same until it is known."""
-        return self.overlapped if overlapped and self.overlapped.known else self.verify
+    def passes(self, nodes: FloatArray | IntArray | int, overlapped: bool) -> FloatArray:
+        """Seconds of passes, with drafting in their waits or without: as long until more is known, as nothing
+        gets quicker by it."""
+        alone = self.verify.at(nodes)
+        known = overlapped and self.overlapped.known
+        return np.maximum(alone, self.overlapped.at(nodes)) if known else alone
 
     def add(
         self,
@@ -144,8 +147,12 @@ class Costs:
         self.longest *= MEMORY
         (self.overlapped if overlapped else self.verify).add(nodes, verify_seconds)
         if steps is not None:
-            self.draft.add(steps, draft_seconds)
-            self.longest = max(self.longest, steps)
+            self.add_draft(steps, draft_seconds)
+
+    def add_draft(self, steps: int, seconds: float) -> None:
+        """Drafting; that in the waits of a pass is as good a measurement."""
+        self.draft.add(steps, seconds)
+        self.longest = max(self.longest, steps)
 
 
 @dataclass(frozen=True)
@@ -233,6 +240,10 @@ class Chances:
                 factor[depth] /= self._claimed[depth] + LEAN
             self._corrections = np.log(factor)
         return self._corrections
+
+    def after(self, depths: IntArray) -> FloatArray:
+        """[n] the chance that a child of an accepted node at these depths is accepted, if there are any."""
+        return self.by_depth[np.minimum(depths + 1, DEPTHS)]
 
     def scores(self, tree: TokenTree) -> FloatArray:
         """[n] log of each node's chance to be on the accepted path."""

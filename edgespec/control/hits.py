@@ -9,45 +9,41 @@ from edgespec.core.sampling import FloatArray
 
 
 class Hits:
-    """How often an outcome had been prepared for, and what the cycles after such hits gave and took. A
-    conversation's own; fading by cycle."""
+    """How often an outcome had been prepared for, and how much drafting that saved. A conversation's own;
+    fading by cycle."""
 
     def __init__(self) -> None:
-        self._lookups = self._hits = 0.0
-        self._tokens = self._seconds = 0.0  # of cycles after hits
+        self._lookups = self._hits = self._saved = 0.0
 
     def fade(self, cycles: int = 1) -> None:
         keep = MEMORY**cycles
-        self._lookups, self._hits = self._lookups * keep, self._hits * keep
-        self._tokens, self._seconds = self._tokens * keep, self._seconds * keep
+        self._lookups, self._hits, self._saved = (
+            self._lookups * keep,
+            self._hits * keep,
+            self._saved * keep,
+        )
 
-    def add(self, hit: bool, tokens: float, seconds: float) -> None:
-        """A cycle whose tree was looked up: the tokens it was expected to give, and its time."""
+    def add(self, hit: bool, saved: float) -> None:
+        """An outcome was looked up; what was there would have taken `saved` seconds to draft."""
         self._lookups += 1
-        if hit:
-            self._hits += 1
-            self._tokens += tokens
-            self._seconds += seconds
+        self._hits += hit
+        self._saved += saved if hit else 0.0
 
     @property
     def rate(self) -> float:
         """How often an outcome has been prepared for."""
         return (self._hits + LEAN * HOPE) / (self._lookups + LEAN)
 
-    def tokens_per_second(self, tokens: FloatArray, passes: FloatArray, drafts: FloatArray) -> FloatArray:
-        """[choices] of cycles on the whole, where misses are drafted for (SSD, Theorem 7, in seconds).
+    def tokens_per_second(self, tokens: FloatArray, passes: FloatArray, drafts: FloatArray) -> float:
+        """The best of cycles on the whole (SSD, Theorem 7, in seconds), where after a hit what was prepared
+        is there for nothing, and may be drafted on, and a miss is drafted for from its beginning.
 
-        tokens, passes, drafts: [choices] what such a draft gives, and the seconds of its pass and of itself.
-        A hit gives and takes what was measured. Before that, what the best draft gives, or the longest that
-        fits into half a pass (the other half goes to other outcomes), in its pass's time.
+        tokens, passes, drafts: [choices > 0] what such a draft gives, and seconds of its pass and of itself.
+        Before anything is known, half a pass is hoped to be saved: the other half goes to other outcomes.
         """
-        best = int(np.argmax(tokens / (passes + drafts)))
-        best = max([best, *np.flatnonzero(drafts <= passes[0] / 2).tolist()])
-        hits = self._hits + LEAN
-        given = (self._tokens + LEAN * tokens[best]) / hits
-        taken = (self._seconds + LEAN * passes[best]) / hits
-        miss = 1 - self.rate
-        rates: FloatArray = (self.rate * given + miss * tokens) / (
-            self.rate * taken + miss * (passes + drafts)
-        )
-        return rates
+        hope = min(float(passes[0]) / 2, float(drafts.max()))
+        saved = (self._saved + LEAN * hope) / (self._hits + LEAN)
+        hit, miss = passes + np.maximum(drafts - saved, 0.0), passes + drafts
+        given = self.rate * tokens[:, None] + (1 - self.rate) * tokens  # [after a hit, after a miss]
+        taken = self.rate * hit[:, None] + (1 - self.rate) * miss
+        return float((given / taken).max())

@@ -41,7 +41,9 @@ class Overlap:
     hit: the outcome before had been prepared for; None = nothing had been drafted ahead of it.
     found: passes of drafting that what was prepared is worth.
     fallback: what was prepared was of no use, and something else drafted the tree.
-    steps, nodes: of drafting while the tree was verified; they cost no time of their own.
+    steps, passes, nodes: of drafting while the tree was verified; they cost no time of their own. A step is a
+        part of a pass, as far as this process makes them.
+    seconds: that the steps took.
     exited: what the target's early exit said; None = there is none, or it did not come to speak.
     """
 
@@ -49,7 +51,9 @@ class Overlap:
     found: int = 0
     fallback: bool = False
     steps: int = 0
+    passes: int = 0
     nodes: int = 0
+    seconds: float = 0.0
     exited: Exited | None = None
 
 

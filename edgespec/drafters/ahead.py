@@ -32,7 +32,7 @@ from edgespec.drafters.continuations import possible
 from edgespec.drafters.forest import Node
 from edgespec.drafters.growth import Growing, Preparer
 
-LEAST = -6.0  # log-probability; what is less likely would only take memory's time from the target
+LEAST = -8.0  # log-probability; what is less likely would only take memory's time from the target
 BEYOND = -1  # the number of a node that is not in the verified tree
 
 
@@ -43,7 +43,8 @@ class Ahead(Growing):
         """`budget.depth`: of the deepest node, from the verified tree's root on; nothing else is limited."""
         super().__init__(drafter, [Root((int(verified.tokens[0]),))])
         self.verified, self.depth = verified, budget.depth
-        self.nodes, self.width = 0, drafter.ahead_width
+        self.passes = self.nodes = 0
+        self.width = drafter.ahead_width
         # Nodes whose parent has a slot: (-log-probability, age, parent's slot, token, node, depth).
         self._open: list[tuple[float, int, int, int, int, int]] = []
         self._age = count()
@@ -118,6 +119,7 @@ class Ahead(Growing):
     def _count(self, nodes: list[Node]) -> Generator[None, None, None]:
         yield from self._ask(nodes)
         self.nodes += len(nodes)
+        self.passes += 1
 
     def _likeliest(self) -> dict[Node, tuple[float, int, int]]:
         """What the next pass runs: the likeliest nodes that have no slot, and for each its log-probability,

@@ -86,6 +86,10 @@ class DraftingAhead(Protocol):
     """Drafting under way while a tree is verified; `step`, `stop` and `cancel` as of `Drafting`."""
 
     @property
+    def passes(self) -> int:
+        """Of its model that this process has made so far."""
+
+    @property
     def nodes(self) -> int:
         """That were drafted so far."""
 

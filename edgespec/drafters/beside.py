@@ -38,7 +38,6 @@ from edgespec.drafters.channel import (
     trees_for,
 )
 from edgespec.drafters.growth import MAX_PASSES
-from edgespec.drafters.model import DRAFT_ROWS
 from edgespec.drafters.process import TICK, Question, Worker, command
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 
@@ -51,17 +50,18 @@ class Beside:
     """An open draft model in a process of its own; see `drafters.resident.Resident`."""
 
     name = "model"
-    rows = DRAFT_ROWS - TREE_ROWS
 
     def __init__(
         self,
         load: Load,
         nbytes: int,
+        rows: int,
         progress: Callable[[int], None] | None = None,
         program: Sequence[str] | None = None,
     ) -> None:
-        """nbytes: that a step of drafting reads. program: see `process.Worker`. Raises as `Worker.load`."""
-        self.nbytes = nbytes
+        """nbytes, rows: see `drafters.resident.Resident`. program: see `process.Worker`, and what it
+        raises."""
+        self.nbytes, self.rows = nbytes, rows
         self.worker = Worker(program or command())
         self._close = weakref.finalize(self, self.worker.close)
         self.worker.load(load, progress or (lambda nbytes: None))
@@ -236,6 +236,8 @@ class _Round:
 
 class _Ahead:
     """See `drafters.base.DraftingAhead`: in this process there is nothing to do."""
+
+    passes = 0
 
     def __init__(self, drafter: BesideDrafter, tree: TokenTree, budget: TreeBudget) -> None:
         self.drafter = drafter

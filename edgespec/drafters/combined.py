@@ -122,6 +122,10 @@ class CombinedAhead(_Together):
         self.members = members
 
     @property
+    def passes(self) -> int:
+        return sum(member.passes for member in self.members)
+
+    @property
     def nodes(self) -> int:
         return sum(member.nodes for member in self.members)
 

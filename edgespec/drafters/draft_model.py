@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import ceil
 from pathlib import Path
 
 from edgespec.drafters.beside import Beside
@@ -16,6 +17,7 @@ from edgespec.kernels.cpu import matmul_dtype
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
+from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.needs import resident_bytes
 from edgespec.runtimes.torch.draft import TorchDraft, open_draft
@@ -82,9 +84,17 @@ class DraftFiles:
 
     def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Resident:
         """See `drafters.resident.Found`; raises as `DraftFiles.open`, and as `process.Worker`."""
+        rows = self.further_rows(target.config)
         if self.worker is None:
-            return DraftModel(self, progress)
-        return Beside(Load(str(self.path.resolve()), self.worker), self.files.table.nbytes, progress)
+            return DraftModel(self, rows, progress)
+        load = Load(str(self.path.resolve()), self.worker)
+        return Beside(load, self.files.table.nbytes, rows, progress)
+
+    def further_rows(self, target: ModelConfig) -> int:
+        """See `drafters.resident.Resident.rows`. A position takes keys and values of both models, those of
+        the target of two bytes a number at least; a slot more takes this model's only."""
+        own = self.files.config.kv_bytes(1, self.files.dtype.itemsize)
+        return ceil((DRAFT_ROWS - TREE_ROWS) * own / (own + target.kv_bytes(1, 2)))
 
     def nbytes(self, context: int) -> int:
         """Bytes of the open model with one conversation of `context` positions."""
@@ -100,10 +110,10 @@ class DraftModel:
     """An open draft model; see `drafters.resident.Resident`."""
 
     name = "model"
-    rows = DRAFT_ROWS - TREE_ROWS
 
-    def __init__(self, files: DraftFiles, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(self, files: DraftFiles, rows: int, progress: Callable[[int], None] | None = None) -> None:
         """Reads all its weights; raises as `DraftFiles.open`."""
+        self.rows = rows
         self.model = files.open(progress)
         self.nbytes = files.files.table.nbytes
 

@@ -21,7 +21,7 @@ from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
 from edgespec.drafters.forest import Forest, Node
-from edgespec.drafters.growth import BRANCH, Grower, Growing
+from edgespec.drafters.growth import KNOWN, Grower, Growing
 
 KEPT = 1024  # tokens; of a vocabulary of 1536, at temperature 1, 512 have all but 0.0002 of the probability
 FAN_OUT = 4  # bonus tokens that are prepared for behind a place of a chain, about
@@ -60,8 +60,8 @@ def draw(
 
 
 def say(forest: Forest, slot: int, q: Distribution) -> None:
-    """Let the forest say what is likely to follow a slot: at most `BRANCH` tokens."""
-    best = np.argsort(-q.probs, kind="stable")[:BRANCH]
+    """Let the forest say what is likely to follow a slot: at most `KNOWN` tokens."""
+    best = np.argsort(-q.probs, kind="stable")[:KNOWN]
     with np.errstate(divide="ignore"):
         forest.said[slot] = q.ids[best], np.log(q.probs[best])
 

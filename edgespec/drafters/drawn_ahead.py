@@ -46,7 +46,8 @@ class DrawnAhead(Growing):
         chains of which grow level by level; (): by their chance."""
         super().__init__(drafter, [Root((int(verified.tokens[0]),))])
         self.verified, self.depth, self.fan_out = verified, budget.depth, fan_out
-        self.nodes, self.width = 0, drafter.ahead_width
+        self.passes = self.nodes = 0
+        self.width = drafter.ahead_width
         self._trunk: list[int] = []  # slots of the verified nodes that have been run
         # Nodes to be run next, one a chain: (-score, age, node, depth in the chain, and from the root on).
         self._open: list[tuple[float, int, Node, int, int]] = []
@@ -96,6 +97,7 @@ class DrawnAhead(Growing):
     def _run(self, nodes: list[Node]) -> Generator[None, None, NDArray[np.float32]]:
         logits = yield from self.forest.run(nodes)
         self.nodes += len(nodes)
+        self.passes += 1
         return logits
 
     def _follow(self) -> Generator[None, None, bool]:

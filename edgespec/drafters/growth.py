@@ -19,6 +19,7 @@ from edgespec.drafters.continuations import following
 from edgespec.drafters.forest import Forest, Node
 
 BRANCH = 8  # children proposed for a node
+KNOWN = 16  # continuations kept of one: of 100 outcomes 24 were none of the likeliest 8, and 9 none of 16
 MAX_PASSES = 16
 
 
@@ -77,7 +78,7 @@ class Growing(ABC):
         """A pass over new nodes, for their likeliest continuations."""
         logits = yield from self.forest.run(nodes)
         positions = self.forest.positions(nodes)
-        tokens, logprobs = following(logits, BRANCH, self.drafter.context, positions)
+        tokens, logprobs = following(logits, KNOWN, self.drafter.context, positions)
         for i, node in enumerate(nodes):
             self.forest.said[self.forest.slots[node]] = tokens[i], logprobs[i]
 
@@ -167,5 +168,6 @@ class BestFirst(Growing):
             mine = [(node, slot) for root, node, slot in chosen if root == i]
             if mine:
                 known.update(mine)
-                tokens, logprobs = zip(*(self.forest.said[slot] for _, slot in mine), strict=True)
-                builder.expand(np.array([node for node, _ in mine]), np.stack(tokens), np.stack(logprobs))
+                said = [self.forest.said[slot] for _, slot in mine]
+                tokens, logprobs = (np.stack(column)[:, :BRANCH] for column in zip(*said, strict=True))
+                builder.expand(np.array([node for node, _ in mine]), tokens, logprobs)

@@ -22,7 +22,9 @@ from edgespec.drafters.rounds import go_ahead, grow
 from edgespec.runtimes.base import DraftRuntime
 
 LONG_TAIL = 16  # a tail beyond this is followed by prefill passes, not beside the root
-DRAFT_ROWS = 256  # slots beside the context: a tail, the roots, and what is drafted ahead of a pass
+# Slots beside the context: a tail, the roots, and what is drafted ahead of a pass. 256 are full after 8
+# passes, and the waits of a streamed 7B last for 20: 57 of 100 outcomes were prepared for, with 768 slots 79.
+DRAFT_ROWS = 768
 
 
 class ModelDrafter:

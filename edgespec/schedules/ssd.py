@@ -27,7 +27,7 @@ from edgespec.core.schedule import Context, Controller, Place, TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, DraftingAhead, Foreseeing
-from edgespec.drafters.growth import BRANCH
+from edgespec.drafters.growth import KNOWN
 from edgespec.errors import Cancelled, ModelError
 from edgespec.schedules.fan_out import CacheShape
 from edgespec.schedules.serial import Serial
@@ -39,7 +39,7 @@ def make(drafter: Drafter, controller: Controller, options: EngineOptions, place
     """See `schedules.kinds.Make`."""
     shape = None
     if options.fan_out != "best-first":
-        shape = CacheShape(options.fan_out, depth=DEPTH, ranks=BRANCH)
+        shape = CacheShape(options.fan_out, depth=DEPTH, ranks=KNOWN)
     return Ssd(drafter, controller, options.tree_nodes, options.fallback, shape, options.fan_out_budget)
 
 
@@ -115,7 +115,7 @@ class Ssd(Serial):
     def settle(self, outcome: Outcome) -> Cycle:
         if self._ahead is not None:
             self._ahead.stop()
-            self.overlap = replace(self.overlap, nodes=self._ahead.nodes)
+            self.overlap = replace(self.overlap, passes=self._ahead.passes, nodes=self._ahead.nodes)
             if self.shape is not None and (rank := self._ahead.rank(outcome)) is not None:
                 depth, hit = int(self.tree.depths.max()), self.overlap.hit is True
                 self.shape.add(min(outcome.accepted, depth), depth, rank, hit)
@@ -125,8 +125,10 @@ class Ssd(Serial):
         """A step of drafting."""
         if self._ahead is None:
             return False
+        began, done = self.clock(), self.overlap
         worked = self._safely(self._ahead.step)
-        self.overlap = replace(self.overlap, steps=self.overlap.steps + worked)
+        seconds = done.seconds + self.clock() - began
+        self.overlap = replace(done, steps=done.steps + worked, seconds=seconds)
         return worked
 
     def _safely(self, work: Callable[[], bool]) -> bool:
