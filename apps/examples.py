@@ -40,6 +40,11 @@ DEVICES = _lines(
     "edgespec devices /models",
     "edgespec devices --preset raspberry-pi-5",
 )
+TUNE = _lines(
+    "edgespec tune Qwen/Qwen2.5-7B-Instruct --memory 4GB,6GB,8GB",
+    "edgespec tune MODEL --preset raspberry-pi-5",
+    "edgespec tune MODEL -o fast.toml && edgespec chat MODEL --profile fast.toml",
+)
 TRAIN = _lines("edgespec train cascade MODEL --data texts/ --out adapters", "edgespec train cascade --help")
 CASCADE = _lines(
     "edgespec train cascade MODEL --data text/ --out dir --memory 8GB",

@@ -13,12 +13,13 @@ from edgespec.apps import options
 from edgespec.apps.bench import bench
 from edgespec.apps.chat import chat
 from edgespec.apps.devices import devices
-from edgespec.apps.examples import BENCH, CHAT, DEVICES, EDGESPEC, GENERATE, PACK
+from edgespec.apps.examples import BENCH, CHAT, DEVICES, EDGESPEC, GENERATE, PACK, TUNE
 from edgespec.apps.generate import generate
 from edgespec.apps.help import Command, Group
 from edgespec.apps.pack import pack
 from edgespec.apps.terminal import Terminal
 from edgespec.apps.train import train
+from edgespec.apps.tune import tune
 from edgespec.errors import EdgeSpecError, OptionError
 
 # The base of typer's usage errors: click's class, or, from typer 0.26 on, typer's own copy of it.
@@ -32,8 +33,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     cls=Group,
 )
-COMMANDS = ((chat, CHAT), (generate, GENERATE), (devices, DEVICES), (pack, PACK), (bench, BENCH))
-for command, examples in COMMANDS:
+COMMANDS = (
+    (chat, CHAT),
+    (generate, GENERATE),
+    (tune, TUNE),
+    (devices, DEVICES),
+    (pack, PACK),
+    (bench, BENCH),
+)
+for command, examples in (*COMMANDS, (bench, BENCH)):
     app.command(epilog=examples, cls=Command)(command)
 app.add_typer(train)
 

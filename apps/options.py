@@ -8,13 +8,15 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 
 from edgespec.config import PANELS, STANDING, EngineOptions, GenerationOptions, refuse_idle, resolve
 from edgespec.errors import Call, EdgeSpecError, OptionError
-from edgespec.values import Field, Options, did_you_mean, options_of
+from edgespec.values import Field, Option, Options, did_you_mean, options_of
 
 MODEL_HELP = "Hugging Face directory or hub id, GGUF file, or packed directory."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
@@ -26,6 +28,15 @@ FLAGS = {name: field.flag for name, field in ALL.items()}  # and, by `takes`, th
 _OTHER_VARIABLES = {"EDGESPEC_CACHE", "EDGESPEC_TORCH", "EDGESPEC_VENV", "EDGESPEC_BENCH_DIR"}
 
 T = TypeVar("T", bound=Options)
+
+
+@dataclass(frozen=True)
+class ProfileOptions(Options):
+    """What every command that loads a model to use it takes."""
+
+    profile: Annotated[
+        Path | None, Option("Settings that `tune` has written.", metavar="FILE", panel=PANELS[0])
+    ] = None
 
 
 def takes(**only: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -49,6 +60,9 @@ def takes(**only: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[.
             for flag in (shown.default, *(shown.param_decls or ())):
                 if str(flag).startswith("--"):
                     FLAGS.setdefault(name, flag)
+        profiled = "engine" in kinds and "engine" not in only and "model" in signature.parameters
+        if profiled:
+            fields += options_of(ProfileOptions).values()
         for field in fields:
             FLAGS.setdefault(field.name, field.flag)
         fields.sort(key=lambda f: PANELS.index(f.option.panel) if f.option.panel in PANELS else -1)
@@ -56,8 +70,9 @@ def takes(**only: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[.
         @functools.wraps(command)
         def run(**arguments: Any) -> None:
             flags = {field.name: arguments.pop(field.name) for field in fields}
+            profile = _profile(flags.pop("profile"), arguments["model"]) if profiled else {}
             for name, kind in kinds.items():
-                arguments[name] = from_flags(kind, flags)
+                arguments[name] = from_flags(kind, flags, profile if kind is EngineOptions else {})
             if "generation" in kinds:
                 refuse_idle(arguments["generation"], flags)
             command(**arguments)
@@ -95,10 +110,25 @@ def _parameter(field: Field) -> inspect.Parameter:
     )
 
 
-def from_flags(kind: type[T], flags: Mapping[str, Any]) -> T:
+def from_flags(kind: type[T], flags: Mapping[str, Any], profile: Mapping[str, Any] | None = None) -> T:
     """From flags (None or [] = not given), and where else `resolve` looks. Raises OptionError."""
     _check_environment()
-    return resolve(kind, {name: None if value == [] else value for name, value in flags.items()})
+    given = {name: None if value == [] else value for name, value in flags.items()}
+    return resolve(kind, given, profile=profile)
+
+
+def _profile(file: str | None, model: str | None) -> Mapping[str, Any]:
+    """The settings of a profile that hold here; those that do not are said."""
+    if file is None:
+        return {}
+    from edgespec.apps.common import demo_model
+    from edgespec.apps.terminal import Terminal
+    from edgespec.tuning.profile import read_profile
+
+    found = read_profile(Path(file), model or str(demo_model()))
+    for note in found.notes:
+        Terminal().note(in_flags(note))
+    return found.options
 
 
 def check_together(engine: EngineOptions, generation: GenerationOptions) -> None:

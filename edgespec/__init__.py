@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from edgespec.api import agenerate, astream_generate, generate, load, stream_generate
+    from edgespec.api import agenerate, astream_generate, generate, load, stream_generate, tune
     from edgespec.chat import Chat
     from edgespec.config import EngineOptions, GenerationOptions
     from edgespec.engine import Engine
@@ -73,10 +73,13 @@ __all__ = [
     "generate",
     "load",
     "stream_generate",
+    "tune",
 ]
 
 _HOME = {
-    **dict.fromkeys(["agenerate", "astream_generate", "generate", "load", "stream_generate"], "edgespec.api"),
+    **dict.fromkeys(
+        ["agenerate", "astream_generate", "generate", "load", "stream_generate", "tune"], "edgespec.api"
+    ),
     **dict.fromkeys(["EngineOptions", "GenerationOptions"], "edgespec.config"),
     **dict.fromkeys(["Response", "Stats"], "edgespec.response"),
     "Chat": "edgespec.chat",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -13,6 +14,9 @@ from edgespec.progress import ProgressCallback
 from edgespec.response import InThread, Response, whole
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt
+from edgespec.tuning.profile import read_profile
+from edgespec.tuning.result import Tuning
+from edgespec.tuning.tune import tune_model
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,12 +61,18 @@ class GenerationKeywords(TypedDict, total=False):
 
 
 def load(
-    model: str | Path, *, progress: ProgressCallback | None = None, **options: Unpack[EngineKeywords]
+    model: str | Path,
+    *,
+    progress: ProgressCallback | None = None,
+    profile: str | Path | None = None,
+    **options: Unpack[EngineKeywords],
 ) -> Engine:
     """Open a model: a Hugging Face directory or hub id, a GGUF file, or a packed directory.
 
     options: the fields of EngineOptions; sizes as "8GB" or bytes. The environment and edgespec.toml are not
         read: they are the command line's.
+    profile: settings that `tune` has written, for what `options` leaves open. What does not hold for this
+        model or machine is left out, which the plan's reasons say.
 
     Settings of the whole process change, and stay changed: threads hand over the interpreter every 0.5 ms
     (`sys.setswitchinterval`) once weights are streamed, or busy Python would hold up the readers; glibc
@@ -73,7 +83,32 @@ def load(
     Raises OptionError for options that are unknown, malformed or do not go together, and what `Engine.load`
     raises.
     """
-    return Engine.load(model, with_keywords(EngineOptions(), options), progress)
+    if profile is None:
+        return Engine.load(model, with_keywords(EngineOptions(), options), progress)
+    found = read_profile(Path(profile), str(model))
+    chosen = with_keywords(with_keywords(EngineOptions(), options), {**found.options, **options})
+    engine = Engine.load(model, chosen, progress)
+    engine.plan = replace(engine.plan, reasons=[*engine.plan.reasons, *found.notes])
+    return engine
+
+
+def tune(
+    model: str | Path,
+    *,
+    dials: Sequence[str | float] = (),
+    preset: str | None = None,
+    progress: ProgressCallback | None = None,
+    **options: Unpack[EngineKeywords],
+) -> Tuning:
+    """Predict how fast a model would be, and recommend settings; nothing is loaded or downloaded.
+
+    dials: sizes of memory to compare; () = the one that `memory` names, or usual ones that are free.
+    preset: for another machine (`devices.presets`).
+    options: fields of EngineOptions, which stay as they are.
+
+    Raises as `edgespec.tuning.tune.tune_model`.
+    """
+    return tune_model(str(model), with_keywords(EngineOptions(), options), dials, preset, progress)
 
 
 def stream_generate(

@@ -297,8 +297,10 @@ def resolve(
     flags: Mapping[str, Any],
     environment: Mapping[str, str] | None = None,
     file: Path | None = None,
+    profile: Mapping[str, Any] | None = None,
 ) -> T:
-    """Options from flags (None = not given); `STANDING` ones then from EDGESPEC_* variables, edgespec.toml.
+    """Options from flags (None = not given); `STANDING` ones then from EDGESPEC_* variables, a profile's
+    settings, edgespec.toml.
 
     Raises OptionError for a malformed value, by the name under which it was given, and for unknown keys in
     the file.
@@ -315,6 +317,8 @@ def resolve(
             values[name], names[name] = flags[name], field.flag
         elif field.variable in environment:
             values[name], names[name] = environment[field.variable], field.variable
+        elif name in (profile or {}):
+            values[name], names[name] = (profile or {})[name], f"profile: {name}"
         elif name in settings:
             values[name], names[name] = settings[name], f"{file}: {name}"
     try:

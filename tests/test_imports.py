@@ -80,7 +80,12 @@ TORCH_FREE = [
     "edgespec.schedules.ssd",
     "edgespec.drafters.kinds",
     "edgespec.text.tokenizer",
+    "edgespec.apps.tune",
+    "edgespec.models.headers",
+    "edgespec.runtimes.formats.needs",
     "edgespec.tuning.machines",
+    "edgespec.tuning.profile",
+    "edgespec.tuning.tune",
 ]
 
 

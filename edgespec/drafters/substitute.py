@@ -8,7 +8,7 @@ lie in an overlay, so that it may draft while the target verifies.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,9 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, DraftingAhead, Root, committed
-from edgespec.drafters.drawn import kept_bytes
 from edgespec.drafters.forest import Forest
 from edgespec.drafters.growth import MAX_PASSES
+from edgespec.drafters.low_bit import OVERLAY_ROWS, copy_extras, stand_in
 from edgespec.drafters.resident import Found, Search
 from edgespec.drafters.rounds import go_ahead, grow
 from edgespec.errors import Call, OptionError
@@ -27,15 +27,12 @@ from edgespec.offload.plan.needs import Extras, StandIn
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, DraftRuntime, KVCache, Target
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
-from edgespec.runtimes.formats.needs import overlay_bytes, overlay_positions
+from edgespec.runtimes.formats.needs import overlay_positions
 from edgespec.runtimes.formats.packed import SUBSTITUTE
 from edgespec.runtimes.torch.draft import TorchDraft
 from edgespec.runtimes.torch.substitute import LowBitCopy, SubstituteWeights
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
-
-USUAL_STEPS = 8  # of drafting, in a cycle
-OVERLAY_ROWS = 2 * TREE_ROWS  # slots for a tree, and for what is drafted while it is verified
 
 
 def find(search: Search, found: dict[str, Found]) -> CopyFiles | None:
@@ -100,20 +97,11 @@ class CopyFiles:
 
     @property
     def stand_in(self) -> StandIn:
-        return StandIn(
-            "substitute",
-            self.copy.nbytes,
-            USUAL_STEPS,
-            "drafts read the low-bit copy alone: quicker than the pinned layers as they are",
-        )
+        return stand_in(self.copy.nbytes)
 
     @property
     def extras(self) -> Extras:
-        config = self.files.config
-        beside = {"draft overlay": overlay_bytes(config, OVERLAY_ROWS, self.files.element)}
-        if self.prepares:
-            beside["drawn drafts"] = kept_bytes(OVERLAY_ROWS, config.vocab_size)
-        return Extras(stand_in=replace(self.stand_in, beside=beside))
+        return copy_extras(self.copy.nbytes, self.files.config, self.files.element, self.prepares)
 
     def unused(self, plan: Plan) -> str | None:
         return None if self.reads(plan) else "nothing streams, so the low-bit copy is not used"

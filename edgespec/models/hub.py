@@ -71,7 +71,7 @@ def resolve_model(name: str, progress: ProgressCallback | None = None, offline: 
     found = find_here(name)
     if isinstance(found, Path):
         return found
-    with _explained(found):
+    with explained(found):
         return _resolve_hub(found, progress, offline)
 
 
@@ -128,7 +128,7 @@ def _resolve_hub(model: HubModel, progress: ProgressCallback | None, offline: bo
             model, f"{constants.ENDPOINT} cannot be reached ({_line(error)}): check the connection"
         )
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-    wanted = _wanted(model, sizes, info.sha)
+    wanted = wanted_files(model, sizes, info.sha)
     found = {name: hub.try_to_load_from_cache(model.repo, name, revision=info.sha) for name in wanted}
     total = sum(sizes[name] for name in wanted)
     missing = sum(sizes[name] for name in wanted if not isinstance(found[name], str))
@@ -150,7 +150,7 @@ def _parts(model: HubModel, files: dict[str, int]) -> list[str]:
     return parts
 
 
-def _wanted(model: HubModel, files: dict[str, int], commit: str | None) -> list[str]:
+def wanted_files(model: HubModel, files: dict[str, int], commit: str | None) -> list[str]:
     """The files of the repository to download."""
     import huggingface_hub as hub
 
@@ -185,6 +185,14 @@ def _shards(index: Path) -> set[str]:
         return {str(shard) for shard in json.loads(index.read_bytes())["weight_map"].values()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ModelError(f"{index} is not an index of shards (no weight_map)") from None
+
+
+def find_in_cache(model: HubModel) -> Path | None:
+    """Where the cache has the model, complete; None = nowhere. Asks nobody."""
+    try:
+        return _cached(model, "")
+    except ModelError:
+        return None
 
 
 def _cached(model: HubModel, otherwise: str) -> Path:
@@ -287,7 +295,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _explained(model: HubModel) -> Iterator[None]:
+def explained(model: HubModel) -> Iterator[None]:
     """One clear message for whatever the hub, the network or the disk does."""
     from huggingface_hub import constants, errors
 

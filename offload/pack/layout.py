@@ -146,7 +146,7 @@ def lay_out(order: StreamOrder, precision: str, name: str = TARGET, file_bytes: 
     shared = order.tied and precision not in LOW_BIT
     embedding = order.embedding.encoding if precision == "source" else "BF16"
     tensor = order.head if shared else order.embedding  # the same bytes; chunks carry the head's name
-    table = [[part] for part in _parts(tensor, embedding)]
+    table = [[part] for part in parts_of(tensor, embedding)]
     # Wide elements first: every vector then begins at a multiple of its element's size.
     vectors = sorted(order.small, key=lambda t: -ELEMENT_BYTES.get(t.encoding, 1))
 
@@ -157,7 +157,7 @@ def lay_out(order: StreamOrder, precision: str, name: str = TARGET, file_bytes: 
     if not shared:
         blocks = builder.span(table, whole=order.embedding.name)
     for layer, tensors in enumerate(order.layers if shared else (*order.layers, (order.head,))):
-        for parts in _chunks([p for t in tensors for p in _parts(t, matrices or t.encoding)]):
+        for parts in chunked([p for t in tensors for p in parts_of(t, matrices or t.encoding)]):
             builder.span([parts], layer)
     if shared:
         blocks = builder.span(table, len(order.layers), whole=order.embedding.name)
@@ -180,7 +180,7 @@ def lay_out(order: StreamOrder, precision: str, name: str = TARGET, file_bytes: 
     )
 
 
-def _parts(tensor: TensorSource, encoding: str) -> list[Part]:
+def parts_of(tensor: TensorSource, encoding: str) -> list[Part]:
     """A matrix cut into blocks of rows that fit a chunk with their scales."""
     whole = Part(tensor, 0, tensor.shape[0], encoding)
     row_bytes, limit = replace(whole, rows=1).nbytes, CHUNK_BYTES
@@ -190,7 +190,7 @@ def _parts(tensor: TensorSource, encoding: str) -> list[Part]:
     return [Part(tensor, row, rows, encoding) for row, rows in row_blocks(whole.rows, row_bytes, limit)]
 
 
-def _chunks(parts: Sequence[Part]) -> Iterator[list[Part]]:
+def chunked(parts: Sequence[Part]) -> Iterator[list[Part]]:
     """Neighbours that fit one chunk together, each at its offset."""
     chunk: list[Part] = []
     for part in parts:

@@ -43,7 +43,8 @@ def choose_pinned(table: ChunkTable, budget: int, saved: Mapping[int, int] | Non
     if sum(cost[c.index] for c in head) <= budget:
         chosen += head
         budget -= sum(cost[c.index] for c in head)
-    candidates = [c for c in table.chunks if c not in chosen]
+    held = {c.index for c in chosen}
+    candidates = [c for c in table.chunks if c.index not in held]
     total = sum(cost[c.index] for c in candidates)
     if not total:
         return chosen

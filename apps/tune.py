@@ -1,0 +1,250 @@
+"""`edgespec tune`: what a machine can run, how fast, at which dial, with which settings."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from edgespec.apps import options
+from edgespec.apps.progress import format_seconds
+from edgespec.apps.terminal import Terminal
+from edgespec.config import EngineOptions
+from edgespec.values import Option, Options, format_bytes
+
+if TYPE_CHECKING:
+    from edgespec.tuning.predict import Interval, Setting
+    from edgespec.tuning.result import Row, Tuning
+
+MARGIN = "    "
+
+
+@dataclass(frozen=True)
+class TuneFlags(Options):
+    """What is compared, and where the answer goes."""
+
+    memory_: Annotated[  # not EngineOptions' own, of one dial
+        str | None,
+        Option(
+            "Dials to compare, such as 2GB,4GB,8GB.", metavar="SIZE,...", default="what the machine has free"
+        ),
+    ] = None
+    preset: Annotated[
+        str | None,
+        Option(
+            "Tune for another machine; `devices --preset list` has them.", metavar="NAME", default="this one"
+        ),
+    ] = None
+    profile_out: Annotated[
+        Path | None,
+        Option(
+            "Write the recommended settings there, for --profile.", metavar="FILE", short="-o", default="none"
+        ),
+    ] = None
+    json: Annotated[bool, Option("Print one JSON object.")] = False
+
+
+# What stays as it is where it is given.
+FIXED = (
+    *("context", "precision", "resident_layers", "drafter", "draft_model", "draft_worker", "adapters"),
+    *("tree_nodes", "offline", "schedule"),
+)
+
+
+@options.takes(engine=FIXED)
+def tune(model: options.Model, *, wanted: TuneFlags, engine: EngineOptions) -> None:
+    """Predict speed and memory at several dials, and recommend settings; nothing is loaded or downloaded.
+
+    What is known of MODEL are its headers. Settings that are given as flags stay as they are.
+    """
+    with Terminal() as terminal:
+        terminal.busy("planning")
+        from edgespec.tuning.profile import write_profile
+        from edgespec.tuning.tune import tune_model
+
+        dials = [] if wanted.memory_ is None else wanted.memory_.split(",")
+        found = tune_model(model, engine, dials, wanted.preset, terminal.progress)
+        if wanted.profile_out is not None:
+            write_profile(found, engine, wanted.profile_out)
+        if wanted.json:
+            terminal.result(json.dumps(_object(found, engine)))
+            return
+        width = min(120, shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100)
+        terminal.result(_described(found, engine, width))
+        for note in found.notes:
+            terminal.note(note.replace("measure_machine_facts()", "`edgespec devices`"))
+        if wanted.profile_out is not None:
+            terminal.note(
+                f"written to {wanted.profile_out}: edgespec chat {shlex.quote(model)} --profile ..."
+            )
+
+
+def _described(found: Tuning, engine: EngineOptions, width: int) -> str:
+    machine = "this machine" if found.preset is None else found.preset.label
+    read = found.machine.read_gbps
+    rates = f"flash {read:.3g} GB/s, memory {found.machine.memory_gbps:.3g} GB/s" if read else "flash unknown"
+    lines = [
+        f"{found.model}: {format_bytes(found.nbytes)} of weights ({found.precision}), {found.layers} layers",
+        f"{machine}: {format_bytes(found.machine.total)}, {rates}",
+        "",
+        *_table(found.rows, width),
+        "",
+    ]
+    best = found.recommended
+    lines += [f"Recommended, {_speed(best.speed)} tokens/s:", f"  {command(found, best, engine)}"]
+    for reason in found.reasons:
+        lines += textwrap.wrap(reason, width - 1, initial_indent="  - ", subsequent_indent=MARGIN)
+    lines += ["", "Where its memory goes", *best.plan.ledger.rows()]
+    if found.later is not None:
+        said = f"Faster still, {_speed(found.later.speed)} tokens/s, once a low-bit copy is packed:"
+        lines += ["", said]
+        lines += [f"  {options.command_of(call)}" for call in found.later.before]
+        lines.append(f"  {command(found, found.later, engine)}")
+    if len(found.front) > 1:
+        lines += ["", "Nothing is faster with as little memory"]
+        lines += [f"  {format_bytes(s.dial):>8}  {_speed(s.speed):<20}{_how(s)}" for s in found.front]
+    lossy = _best_lossy(found)
+    if lossy is not None:
+        said = (
+            f"Packed as {lossy.precision}, which does not say quite the same, it would make "
+            f"{_speed(lossy.speed)} tokens/s in {format_bytes(lossy.dial)}, with {_how(lossy)}."
+        )
+        lines += ["", *textwrap.wrap(said, width - 1)]
+    return "\n".join(lines)
+
+
+def _best_lossy(found: Tuning) -> Setting | None:
+    """The fastest of those that are not exact, at the recommended dial."""
+    dial = found.recommended.dial
+    lossy = [s for row in found.rows if row.dial == dial for s in row.settings if not s.exact]
+    return max(lossy, key=lambda s: s.speed.middle, default=None)
+
+
+def _table(rows: tuple[Row, ...], width: int) -> list[str]:
+    """One line a dial; columns that do not fit are left out, the least telling first."""
+    heads = [
+        "memory",
+        "pinned",
+        "a pass reads",
+        "plain, tokens/s",
+        "best, tokens/s",
+        "with",
+        "500 tokens",
+        "+1 GB",
+    ]
+    told = [0, 5, 4, 1, 0, 0, 2, 3]  # what matters more has the lower number
+    cells = [heads, *(_cells(row) for row in rows)]
+    shown = list(range(len(heads)))
+    while True:
+        wide = [max(len(line[i]) for line in cells if len(line) > i) for i in range(len(heads))]
+        if sum(wide[i] + 2 for i in shown) <= width or len(shown) < 4:
+            break
+        shown.remove(max(shown, key=lambda i: told[i]))
+    left = {5}
+    lines = []
+    for line in cells:
+        if len(line) < len(heads):
+            lines.append(f"{line[0]:>{wide[0]}}  {line[1]}")
+            continue
+        lines.append(
+            "  ".join(line[i].ljust(wide[i]) if i in left else line[i].rjust(wide[i]) for i in shown)
+        )
+    return [line.rstrip() for line in lines]
+
+
+def _cells(row: Row) -> list[str]:
+    if row.best is None or row.plain is None:
+        return [format_bytes(row.dial), row.refusal or ""]
+    plan = row.best.plan
+    return [
+        format_bytes(row.dial),
+        f"{plan.pinned_bytes / plan.table.nbytes:.0%}",
+        format_bytes(plan.bytes_per_pass) if plan.bytes_per_pass else "nothing",
+        _speed(row.plain.speed),
+        _speed(row.best.speed),
+        _how(row.best),
+        format_seconds(row.best.first_token.middle),
+        "" if row.more is None else f"{row.more - 1:+.0%}",
+    ]
+
+
+def _speed(speed: Interval) -> str:
+    """0.31 (0.2-0.5): the middle, and 80 %."""
+    return f"{speed.middle:.2g} ({speed.low:.2g}-{speed.high:.2g})"
+
+
+def _how(setting: Setting) -> str:
+    return "plain decoding" if setting.drafter == "none" else f"{setting.drafter}, {setting.schedule}"
+
+
+def command(found: Tuning, setting: Setting, engine: EngineOptions) -> str:
+    """The command that runs with a setting."""
+    from edgespec.tuning.profile import settings_of
+
+    words = ["edgespec chat", shlex.quote(found.model)]
+    for name, value in settings_of(setting, engine).items():
+        shown = f"{value // 10**6}MB" if name == "memory" else str(value)
+        if name == "memory" and value % 10**9 == 0:
+            shown = f"{value // 10**9}GB"
+        words.append(f"{options.FLAGS[name]} {shlex.quote(shown)}")
+    return " ".join(words)
+
+
+def _object(found: Tuning, engine: EngineOptions) -> dict[str, Any]:
+    return {
+        "model": found.model,
+        "digest": found.digest,
+        "weight_bytes": found.nbytes,
+        "precision": found.precision,
+        "preset": found.preset.name if found.preset else None,
+        "machine": {
+            "memory": found.machine.total,
+            "available": found.machine.available,
+            "read_gbps": found.machine.read_gbps,
+            "memory_gbps": found.machine.memory_gbps,
+        },
+        "rows": [
+            {
+                "memory": row.dial,
+                "refusal": row.refusal,
+                "one_gb_more": row.more,
+                "settings": [_setting(found, setting, engine) for setting in row.settings],
+            }
+            for row in found.rows
+        ],
+        "recommended": _setting(found, found.recommended, engine)
+        | {"plan": found.recommended.plan.to_dict()},
+        "front": [_setting(found, setting, engine) for setting in found.front],
+        "after_packing": _setting(found, found.later, engine) if found.later else None,
+        "reasons": found.reasons,
+        "notes": found.notes,
+    }
+
+
+def _setting(found: Tuning, setting: Setting, engine: EngineOptions) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "memory": setting.dial,
+        "precision": setting.precision,
+        "drafter": setting.drafter,
+        "schedule": setting.schedule,
+        "tree_nodes": setting.tree_nodes,
+        "steps": setting.steps,
+        "verifier_layers": setting.depth,
+        "tokens_per_second": asdict(setting.speed),
+        "first_token_seconds": asdict(setting.first_token),
+        "tokens_per_cycle": setting.tokens_per_cycle,
+        "cycle_seconds": setting.cycle_seconds,
+        "bytes_per_token": setting.bytes_per_token,
+        "bound": setting.bound,
+        "exact": setting.exact,
+        "owners": setting.plan.owners,
+        "first": [options.command_of(call) for call in setting.before],
+        "command": command(found, setting, engine),
+    }

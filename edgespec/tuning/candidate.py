@@ -1,0 +1,42 @@
+"""A way of drafting, as predictions see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from edgespec.errors import Call
+from edgespec.offload.plan.needs import Extras
+from edgespec.offload.plan.plan import Plan
+from edgespec.tuning.acceptance import PRIORS, Prior
+
+Stored = Mapping[str, int]  # bytes by encoding
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way of drafting.
+
+    drafter: the option's value. members: its kinds. extras: what it keeps in memory. reads: what one of its
+    steps reads. layers: that a step passes. prior: believed of its drafts. files: the options that name its
+    files. before: what must be made first.
+    """
+
+    drafter: str
+    members: tuple[str, ...] = ()
+    extras: Extras = field(default_factory=Extras)
+    reads: Callable[[Plan], Stored] = lambda plan: {}
+    layers: int = 0
+    prior: Callable[[Plan], Prior] = lambda plan: PRIORS["ngram"]
+    files: Mapping[str, str] = field(default_factory=dict)
+    before: tuple[Call, ...] = ()
+
+    def used(self, plan: Plan) -> bool:
+        """The plan has room for it."""
+        if self.extras.must_pin is not None and not plan.depth:
+            return False
+        return self.extras.stand_in is None or bool(plan.copied)
+
+
+PLAIN = Candidate("none")
+NGRAM = Candidate("ngram", ("ngram",))

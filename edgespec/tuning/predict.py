@@ -1,0 +1,226 @@
+"""How fast a setting should be, by its plan and what is believed of drafts: the laws of docs/tuning.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, hypot, log
+
+import numpy as np
+
+from edgespec.control.controller import ALLOWANCE
+from edgespec.control.estimates import STEPS
+from edgespec.control.overlap import Drafted, Mirrored, speedup
+from edgespec.errors import Call, OptionError
+from edgespec.offload.plan.costs import LAYER_SECONDS, CostModel
+from edgespec.offload.plan.plan import Plan
+from edgespec.schedules.kinds import SCHEDULES, check_schedule
+from edgespec.tuning.acceptance import hit_rate, tree_tokens
+from edgespec.tuning.candidate import Candidate
+
+PROMPT = 500  # tokens, to whose reply's first token the time is told: one block of a prompt
+TREES = (2, 4, 8, 16, 32, 64)  # sizes that are tried, the root included
+NEARLY = 0.99  # of the best: a smaller tree that gives so much is preferred
+AHEAD = 12  # passes of drafting that are ever made in the waits of a pass
+FREE_DEPTH = 8  # levels of drafts that cost no passes
+NORMAL_80 = 1.2816  # standard deviations on either side that hold 80 %
+MODEL_ERROR = (
+    0.08  # standard deviation of what passes take against this model, rates being right (benchmarks)
+)
+
+
+Guess = Callable[[int, int], float]
+"""Tokens of a cycle, by levels and nodes of its tree."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """80 % lies between `low` and `high`."""
+
+    low: float
+    middle: float
+    high: float
+
+    @staticmethod
+    def around(middle: float, below: float, above: float) -> Interval:
+        """`below`, `above`: how far the ends are, as logarithms."""
+        return Interval(middle * exp(-below), middle, middle * exp(above))
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Standard deviations of a machine's rates, as shares."""
+
+    flash: float
+    compute: float
+
+
+MEASURED = Doubt(flash=0.15, compute=0.15)  # a shared virtual disk's own, within an hour
+UNMEASURED = Doubt(flash=0.15, compute=0.3)  # memory's rate alone is known
+PRESET = Doubt(flash=0.25, compute=0.3)  # data sheets
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What can be set, and what it should give. Seconds and bytes.
+
+    depth: L_SV, first layers that are pinned for the cascade. steps: of drafting, at which the speed is
+    highest; the controller finds them. exact: the output is that of the model's own weights. bound: what a
+    pass waits for, "flash" or "compute". files: options that name files. before: what must be made first.
+    """
+
+    dial: int
+    precision: str
+    drafter: str
+    schedule: str
+    tree_nodes: int
+    steps: int
+    depth: int
+    speed: Interval  # tokens a second
+    first_token: Interval
+    tokens_per_cycle: float
+    cycle_seconds: float
+    bytes_per_token: float  # read from flash (CATS' BPT)
+    bound: str
+    exact: bool
+    files: Mapping[str, str]
+    before: tuple[Call, ...]
+    plan: Plan = field(repr=False)
+
+    @property
+    def streams(self) -> bool:
+        return self.plan.bytes_per_pass > 0
+
+
+def legal_schedules(candidate: Candidate, wanted: str = "auto") -> list[str]:
+    """The schedules that these drafters can follow, of those that are wanted. Raises OptionError when it is a
+    named one that they cannot follow."""
+    if not candidate.members:
+        return ["serial"]
+    if wanted != "auto":
+        check_schedule(wanted, candidate.members)
+        return [wanted]
+    found = []
+    for row in SCHEDULES:
+        try:
+            check_schedule(row.name, candidate.members)
+        except OptionError:
+            continue
+        found.append(row.name)
+    return found
+
+
+def costs_of(plan: Plan, candidate: Candidate) -> CostModel:
+    """What passes of this plan and steps of this drafter should cost."""
+    step = plan.rates.multiply(candidate.reads(plan))[0] + candidate.layers * LAYER_SECONDS
+    return replace(plan.costs(), step=step, ahead=plan.rates.flash(plan.ring_bytes))
+
+
+def predict(
+    plan: Plan, candidate: Candidate, schedules: Sequence[str], most: int, doubt: Doubt, exact: bool
+) -> Iterator[Setting]:
+    """A setting for each schedule, with the tree and the steps that give the highest speed."""
+    costs = costs_of(plan, candidate)
+    prior = candidate.prior(plan)
+
+    def guess(chance: float) -> Guess:
+        return lambda depth, nodes: tree_tokens(chance, depth, nodes, prior.branches)
+
+    for schedule in schedules:
+        options = []
+        if candidate.members:
+            trees = sorted({n for n in TREES if n < most} | {most})
+            depths = [FREE_DEPTH] if not candidate.layers else [int(s) for s in STEPS if s]
+            options = [(nodes, steps) for nodes in trees for steps in depths]
+        rates = {way: _rate(schedule, costs, guess(prior.middle), *way) for way in options} or {
+            (1, 0): _plain(costs)
+        }
+        best = max(rate.speed for rate in rates.values())
+        nodes, steps = min(way for way, rate in rates.items() if rate.speed >= NEARLY * best)
+        rate, below, above = rates[nodes, steps], 0.0, 0.0
+        computing = float(costs.computing(np.array(nodes))) + costs.overhead
+        flash = costs.io >= computing
+        sd = hypot(doubt.flash if flash else doubt.compute, MODEL_ERROR) * NORMAL_80
+        if candidate.members:
+            below = log(rate.speed / _rate(schedule, costs, guess(prior.low), nodes, steps).speed)
+            above = log(_rate(schedule, costs, guess(prior.high), nodes, steps).speed / rate.speed)
+        speed = Interval.around(rate.speed, hypot(sd, below), hypot(sd, above))
+        plain = _plain(costs).speed * (1 - ALLOWANCE)  # the controller keeps to that, whatever the text
+        speed = Interval(max(speed.low, min(plain * exp(-sd), speed.middle)), speed.middle, speed.high)
+        first = costs.cycle(nodes=PROMPT)
+        wide = hypot(doubt.flash if costs.io >= first else doubt.compute, MODEL_ERROR) * NORMAL_80
+        yield Setting(
+            dial=plan.dial,
+            precision=plan.table.precision,
+            drafter=candidate.drafter,
+            schedule=schedule,
+            tree_nodes=nodes,
+            steps=steps,
+            depth=plan.depth,
+            speed=speed,
+            first_token=Interval.around(first, wide, wide),
+            tokens_per_cycle=rate.tokens,
+            cycle_seconds=rate.seconds,
+            bytes_per_token=plan.bytes_per_pass / rate.tokens,
+            bound="flash" if flash else "compute",
+            exact=exact,
+            files=candidate.files,
+            before=candidate.before,
+            plan=plan,
+        )
+
+
+@dataclass(frozen=True)
+class _Rate:
+    tokens: float  # a cycle
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+def _plain(costs: CostModel) -> _Rate:
+    return _Rate(1.0, costs.cycle())
+
+
+def _rate(schedule: str, costs: CostModel, tokens: Guess, nodes: int, steps: int) -> _Rate:
+    """By the law of the schedule; where one that goes on drafting does not pay, it drafts in time only."""
+    serial = _Rate(tokens(steps, nodes), costs.cycle(steps if costs.step else 0, nodes))
+    if schedule == "serial":
+        return serial
+    law = {"ssd": _ssd, "mirror": _mirror}[schedule]
+    return max(serial, law(costs, tokens, nodes, steps), key=lambda rate: rate.speed)
+
+
+def _waits(costs: CostModel, nodes: int) -> tuple[float, float]:
+    """Seconds of a pass, and those of it in which it waits for flash."""
+    computing = float(costs.computing(np.array(nodes))) + costs.overhead
+    return max(costs.io, computing), max(0.0, costs.io - computing)
+
+
+def _ahead(costs: CostModel, wait: float) -> int:
+    """Passes of drafting that fit so long a wait."""
+    return min(AHEAD, int(wait / costs.step)) if costs.step else AHEAD
+
+
+def _ssd(costs: CostModel, tokens: Guess, nodes: int, steps: int) -> _Rate:
+    """SSD, Theorem 7: the cache is filled in the waits of a pass; after a miss the drafter drafts then. Half
+    of what is drafted ahead is for outcomes that do not come."""
+    seconds, wait = _waits(costs, nodes)
+    passes = _ahead(costs, wait)
+    hits = hit_rate(passes)
+    primary = Drafted(tokens(passes // 2, nodes), 1.0)
+    fallback = Drafted(tokens(steps, nodes), costs.step * steps / seconds)
+    given = hits * primary.tokens + (1 - hits) * fallback.tokens
+    return _Rate(given, given * seconds / speedup(hits, primary, fallback))
+
+
+def _mirror(costs: CostModel, tokens: Guess, nodes: int, steps: int) -> _Rate:
+    """Mirror-SD, Equation 10, with an exit half-way: what comes behind it hides the drafting."""
+    seconds, wait = _waits(costs, nodes)
+    passes = _ahead(costs, wait / 2)
+    hits = hit_rate(passes)
+    step = Mirrored(seconds / 2, seconds / 2, draft=costs.step * passes, early=LAYER_SECONDS).step
+    given = hits * tokens(passes // 2, nodes) + (1 - hits) * tokens(steps, nodes)
+    return _Rate(given, step + (1 - hits) * costs.step * steps)

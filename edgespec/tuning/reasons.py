@@ -1,0 +1,60 @@
+"""Why a setting is recommended, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgespec.tuning.predict import Setting
+from edgespec.tuning.result import Row
+from edgespec.values import format_bytes
+
+WORTH = 1.02  # times as fast: less is not worth a word
+
+
+def reasons_for(setting: Setting, rows: Sequence[Row]) -> tuple[str, ...]:
+    """The dial, what a pass waits for, the drafter, the tree, the schedule, what one more GB would buy."""
+    row = next(row for row in rows if row.dial == setting.dial)
+    assert row.plain is not None
+    found = [*_bound(setting), *_drafting(setting, row.plain)]
+    larger = [other for other in rows if other.dial > setting.dial and other.best is not None]
+    if larger:
+        best = max(other.best.speed.middle for other in larger if other.best is not None)
+        found.append(f"larger dials give at most {best / setting.speed.middle - 1:.0%} more")
+    elif row.more is not None and setting.streams:
+        found.append(f"1 GB more would give {max(0.0, row.more - 1):.0%} more")
+    return tuple(found)
+
+
+def _bound(setting: Setting) -> list[str]:
+    plan = setting.plan
+    costs = plan.costs()
+    if not setting.streams:
+        return ["the whole model fits: nothing is read from flash, and memory's rate is the limit"]
+    computing = float(costs.computing(np.array(1.0))) + costs.overhead
+    said = (
+        f"a pass reads {format_bytes(plan.bytes_per_pass)} in {costs.io:.2g} s and computes {computing:.2g} s"
+    )
+    if setting.bound == "flash":
+        return [f"flash-bound: {said}; every pinned byte saves time, and more rows a pass cost none"]
+    return [f"compute-bound: {said}; a larger dial would hardly help"]
+
+
+def _drafting(setting: Setting, plain: Setting) -> list[str]:
+    if setting.drafter == "none":
+        return ["drafts would cost more than they give"]
+    times = setting.speed.middle / plain.speed.middle
+    found = [
+        f"{setting.drafter} should make {setting.tokens_per_cycle:.2g} tokens a cycle: {times:.2g} times as "
+        "fast as plain decoding"
+    ]
+    if setting.bound == "flash":
+        found.append(f"trees of {setting.tree_nodes} nodes are verified while the pass reads")
+    else:
+        found.append(f"trees of {setting.tree_nodes} nodes: more would compute longer than they give")
+    if setting.depth:
+        found.append(f"the cascade's verifier lies behind layer {setting.depth}, the deepest with room")
+    if setting.schedule == "ssd" and times > WORTH:
+        found.append("ssd drafts in the waits of a pass what else would follow it")
+    return found
