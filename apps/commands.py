@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.apps import saved
-from edgespec.apps.options import check_together, in_flags
+from edgespec.apps.options import LIVE, check_together, in_flags
 from edgespec.apps.stats import stats_table
 from edgespec.config import EngineOptions, GenerationOptions, with_keywords
 from edgespec.errors import OptionError
@@ -54,16 +54,20 @@ def _set(talk: Talk, argument: str) -> None:
         return
     known = options_of(GenerationOptions)
     key = name.replace("-", "_")
-    if key in options_of(EngineOptions):
+    if key in options_of(EngineOptions) and key not in LIVE:
         flag = key.replace("_", "-")
         raise OptionError(
             f"{name} is for the start: leave the chat and say `edgespec chat --{flag} VALUE -c`"
         )
-    if key not in known:
-        flags = [n.replace("_", "-") for n in known]
+    if key not in known and key not in LIVE:
+        flags = [n.replace("_", "-") for n in (*known, *LIVE)]
         raise OptionError(f"there is no option {name}; {did_you_mean(name, flags)}")
     if not value.strip():
         raise OptionError(f"/set {name} needs a value, or `default`")
+    if key in LIVE:
+        talk.engine.set_memory(value.strip())
+        talk.terminal.note(talk.describe())
+        return
     given = known[key].default if value.strip() == "default" else value.strip()
     wanted = with_keywords(talk.chat.options, {key: given})
     check_together(talk.engine.options, wanted)
@@ -179,7 +183,9 @@ def _path(name: str, argument: str) -> Path:
 ALIASES = {"?": "help", "quit": "exit", "bye": "exit", "h": "help", "q": "exit"}
 COMMANDS = {
     "help": ChatCommand(_help, "/help", "this list"),
-    "set": ChatCommand(_set, "/set [NAME VALUE]", "change an option, such as temperature 0.7; show them all"),
+    "set": ChatCommand(
+        _set, "/set [NAME VALUE]", "change an option, such as temperature 0.7 or memory 6GB; show them all"
+    ),
     "system": ChatCommand(_system, "/system [TEXT]", "set the system prompt; `none` removes it; show it"),
     "show": ChatCommand(
         _show, "/show [plan|chat]", "the model and options, the memory plan, or what was said"

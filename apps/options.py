@@ -24,6 +24,8 @@ Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_def
 ALL = {name: field for kind in STANDING for name, field in options_of(kind).items()}
 FLAGS = {name: field.flag for name, field in ALL.items()}  # and, by `takes`, those of the commands alone
 
+LIVE = ("memory",)  # options of an engine that can be set while it runs
+
 # Variables that are not options of a run: where things are remembered, install.sh's, the benchmark scripts'.
 _OTHER_VARIABLES = {"EDGESPEC_CACHE", "EDGESPEC_TORCH", "EDGESPEC_VENV", "EDGESPEC_BENCH_DIR"}
 
@@ -151,7 +153,7 @@ def in_flags(message: str, in_chat: bool = False) -> str:
 
     def flag(match: re.Match[str]) -> str:
         name, value = match[1], match[2]
-        settable = in_chat and name in options_of(GenerationOptions)
+        settable = in_chat and (name in options_of(GenerationOptions) or name in LIVE)
         shown = f"/set {FLAGS[name][2:]}" if settable else FLAGS[name]
         return shown + (f" {value}" if value else "")
 

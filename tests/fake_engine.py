@@ -16,10 +16,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.errors import ContextError, StorageError
+from edgespec.errors import BudgetError, ContextError, StorageError
 from edgespec.offload.plan.ledger import HEADROOM, Ledger
 from edgespec.progress import Progress
 from edgespec.response import Response, Stats
+from edgespec.values import options_of
 
 EOS = 0
 SECONDS = {"glacial": 0.2, "slow": 0.05, "calm": 0.005}  # a layer, by a word of the message
@@ -149,6 +150,12 @@ class FakeEngine:
     def new_session(self, context: int | None = None) -> FakeSession:
         self.sessions.append(FakeSession(self))
         return self.sessions[-1]
+
+    def set_memory(self, memory: str) -> None:
+        dial = options_of(EngineOptions)["memory"].typed(memory)
+        if dial < 10**9:
+            raise BudgetError("the dial is too small; raise memory=", {}, dial, 10**9)
+        self.plan.dial = dial
 
     def peak_memory(self) -> int:
         return 7_900_000_000

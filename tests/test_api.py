@@ -403,9 +403,13 @@ def test_async_replies_are_the_same(engine: Engine) -> None:
 )
 def test_the_examples_run(code: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code = code.replace('"model-dir"', repr(str(model))).replace('memory="8GB"', "context=500")
+    code = (
+        code.replace('"model-dir"', repr(str(model)))
+        .replace('memory="8GB"', "context=500")
+        .replace('"6GB"', '"4GB"')
+    )
     exec(compile(code, str(PAGE), "exec"), {"__name__": "example"})
 
 
 def test_there_are_examples() -> None:
-    assert len(re.findall("```python", PAGE.read_text(encoding="utf-8"))) == 6
+    assert len(re.findall("```python", PAGE.read_text(encoding="utf-8"))) == 7

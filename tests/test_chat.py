@@ -279,7 +279,7 @@ def test_ctrl_c_between_replies_keeps_the_chat(
 
 def test_unknown_commands_and_arguments_are_refused(chat: Chat, engine: FakeEngine) -> None:
     code, _, err = chat(
-        "/hlep\n/xyzzy\n/set temprature 1\n/set temperature hot\n/set memory 1GB\n/set acceptance ratio\n"
+        "/hlep\n/xyzzy\n/set temprature 1\n/set temperature hot\n/set context 100\n/set acceptance ratio\n"
         "/set temperature\n/set top-p 2\n"
         "/clear all\n/show me\n/stats maybe\n/save\n/load\n/regen\n/exit now\n /not a command\n"
     )
@@ -287,7 +287,7 @@ def test_unknown_commands_and_arguments_are_refused(chat: Chat, engine: FakeEngi
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     parts = [
         "did you mean /help?", "/help lists them", "no option temprature", "it must be a number",
-        "leave the chat and say `edgespec chat --memory VALUE -c`", "ratio acceptance",
+        "leave the chat and say `edgespec chat --context VALUE -c`", "ratio acceptance",
         "needs a value", "top-p is 2.0", "'all'", "/show me", "/stats maybe", "/save needs a file name",
         "/load needs a file name", "temperature 0", "'now'",
     ]  # fmt: skip
@@ -314,6 +314,17 @@ def test_set_changes_the_next_reply(chat: Chat, engine: FakeEngine) -> None:
     first, second = engine.sessions[0].options
     assert (first.temperature, first.top_k, first.stop) == (0.7, 5, ("END",))
     assert (second.temperature, second.top_k, second.stop) == (0.0, 5, ())
+
+
+def test_set_memory_says_what_it_is_now(chat: Chat, engine: FakeEngine) -> None:
+    code, out, err = chat("hi\n/set memory 6GB\n/set memory 1MB\n/set memory\n/set memory lots\nhi\n")
+    assert code == 1
+    assert out.count("reply") == 2
+    assert engine.plan.dial == 6 * 10**9
+    assert "memory 6 GB" in err
+    assert "raise /set memory" in err
+    assert "/set memory needs a value" in err
+    assert "memory: 'lots' is not a size" in err
 
 
 def test_system_prompt(chat: Chat, engine: FakeEngine) -> None:

@@ -279,8 +279,8 @@ def test_library_messages_name_options_as_flags_on_the_command_line() -> None:
     error = OptionError("max_tokens is 0; it must be at least 1", "max_tokens")
     assert options.message_of(error) == "--max-tokens is 0; it must be at least 1"
     assert options.message_of(error, in_chat=True) == "max-tokens is 0; it must be at least 1"
-    assert options.in_flags("try temperature=0.7 or memory=8GB", in_chat=True) == (
-        "try /set temperature 0.7 or --memory 8GB"
+    assert options.in_flags("try temperature=0.7, memory=8GB or context=512", in_chat=True) == (
+        "try /set temperature 0.7, /set memory 8GB or --context 512"
     )
 
 

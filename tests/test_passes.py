@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
@@ -20,7 +21,7 @@ from edgespec.core.passes import LocalVerifier
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import TokenTree
 from edgespec.core.verify import Cancellation
-from edgespec.errors import Cancelled, ContextError, ModelError, StorageError
+from edgespec.errors import BusyError, Cancelled, ContextError, ModelError, StorageError
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
@@ -93,6 +94,34 @@ def in_one_turn(verifier: LocalVerifier, calls: list[Callable[[], Any]]) -> list
     assert not verifier._waiting
     assert free(verifier)
     return found
+
+
+def test_who_goes_first_waits_for_the_turn_under_way_alone(target: TorchTarget[Any]) -> None:
+    """Whoever asks for a turn after it has begun to wait gets one after it."""
+    verifier, order = LocalVerifier(target), list[str]()
+
+    def first() -> None:
+        with verifier.first():
+            order.append("first")
+
+    def later() -> None:
+        with verifier.turn:
+            order.append("later")
+
+    threads = [threading.Thread(target=work) for work in (first, *[later] * 5)]
+    with verifier.turn:
+        threads[0].start()
+        wait_for(lambda: verifier._gate.locked())
+        for thread in threads[1:]:
+            thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join(WAIT)
+        assert not thread.is_alive()
+    assert order == ["first"] + ["later"] * 5
+    with verifier.turn, pytest.raises(BusyError), verifier.first():
+        pass
+    assert free(verifier)
 
 
 def free(verifier: LocalVerifier) -> bool:

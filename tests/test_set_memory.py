@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +15,9 @@ from typing import Any
 import pytest
 
 import edgespec.engine
+from benchmarks import cgroup, measure
 from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.control.handover import HandOver
 from edgespec.core.trace import Cycle, Trace
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, BusyError, ClosedError, CorruptFileError, DeviceError, OptionError
@@ -26,9 +31,10 @@ from edgespec.session import Session
 from tests.machine import GIVEN
 from tests.sessions import WAIT, in_threads
 from tests.test_cascade import quiet_model, train
-from tests.test_session import prompt_of
+from tests.test_session import prompt_of, write_model
 
 LAYERS = 24
+ROOT = Path(__file__).parent.parent
 PROMPT = prompt_of(20)
 REPLY = GenerationOptions(max_tokens=24, ignore_eos=True)
 DRAFTERS = ["none", "ngram", "model", "ngram+substitute", "cascade", "cascade+substitute"]
@@ -374,7 +380,10 @@ def test_memory_refused_while_growing_streams_on(
         settled(engine)
 
 
-def test_the_copy_stands_for_what_is_let_go(packed: Path, expected: list[int]) -> None:
+def test_the_copy_stands_for_what_is_let_go(
+    packed: Path, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HandOver, "record", lambda *args: False)
     with load(packed, "substitute", 0.1) as engine:
         (substitute,) = engine.resident
         before = engine.plan
@@ -415,13 +424,15 @@ def test_a_copy_that_cannot_be_read_is_given_up(
                 with pytest.raises(CorruptFileError) as error:
                     engine.set_memory(smallest(engine))
                 caught.append(error)
+                assert engine.plan is before
+                assert not engine.resident
 
         session, said = replying(engine, change)
         assert said == expected
         assert caught
-        assert engine.plan is before
-        assert not engine.resident
-        assert engine.target.weights.pinned.keys() == before.pinned
+        assert engine.dial == before.dial
+        assert engine.plan.pinned > before.pinned  # what the copy had is theirs
+        settled(engine)
         assert "follow the dial" in str(session.schedule.undrafted)
         session.close()
         assert replying(engine)[1] == expected
@@ -448,3 +459,67 @@ def test_stats_have_the_dial_of_now(packed: Path) -> None:
         assert stats is not None
         assert stats.dial == engine.dial == engine.plan.dial == low
         assert "memory set to" in engine.plan.describe()
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """250 MB of weights: more than what comes and goes with libraries."""
+    folder = tmp_path_factory.mktemp("large")
+    model = write_model(folder / "m", hidden_size=512, intermediate_size=2048, num_hidden_layers=16)
+    pack_model(str(model), folder / "packed", substitute="int4")
+    return folder / "packed"
+
+
+def in_a_process(model: Path, drafter: str, what: dict[str, Any], memory: int | None = None) -> Any:
+    """What `benchmarks.dial_process` tells; in a cgroup that begins with this limit, if any."""
+    command = [sys.executable, "-m", "benchmarks.dial_process", str(model)]
+    command += [json.dumps({"context": 200, "drafter": drafter}), json.dumps(what)]
+    if memory is None:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+    try:
+        usage = measure.run(command, memory=memory)
+    except cgroup.CgroupUnavailable as error:
+        pytest.skip(str(error))
+    assert usage.exit_code == 0, usage.stderr
+    return json.loads(usage.stdout.splitlines()[-1]) | {"hits": usage.limit_hits, "kills": usage.oom_kills}
+
+
+def check(told: Any) -> None:
+    """The same text, memory below each dial when the call returns, and none of it lost."""
+    assert told["same"]
+    for made in told["changes"]:
+        assert made["rss"] < made["dial"], made
+        assert made["cycles"] <= 2
+    first, last = told["rss"]
+    assert abs(last - first) < 30 * 10**6, (first, last)
+
+
+def test_memory_goes_back_before_the_call_returns(large: Path) -> None:
+    check(in_a_process(large, "none", {"random": 10, "tokens": 24}))
+
+
+def test_in_a_cgroup_that_follows(large: Path) -> None:
+    told = in_a_process(large, "ngram+substitute", {"random": 10, "tokens": 24}, memory=4 * 10**9)
+    check(told)
+    assert told["drafters"] == ["ngram", "substitute"]
+    assert not told["hits"]
+    assert not told["kills"]
+
+
+@pytest.mark.slow
+def test_a_leak_shows(large: Path) -> None:
+    told = in_a_process(large, "none", {"random": 4, "tokens": 8, "leak": 12 * 10**6})
+    with pytest.raises(AssertionError):
+        check(told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drafter", ["none", "ngram+substitute"])
+def test_a_thousand_changes(large: Path, drafter: str) -> None:
+    told = in_a_process(large, drafter, {"random": 1000, "tokens": 64}, memory=4 * 10**9)
+    check(told)
+    assert len(told["changes"]) == 1001
+    assert not told["hits"]
+    assert not told["kills"]
