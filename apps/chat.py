@@ -18,6 +18,7 @@ from edgespec.apps.prompts import read_text
 from edgespec.apps.reader import Interrupted, PipeReader, Reader, TerminalReader, history_file
 from edgespec.apps.talk import Talk
 from edgespec.apps.terminal import Terminal
+from edgespec.apps.yielding import Yielding
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import ContextError, EdgeSpecError, OptionError
 from edgespec.text.conversation import Message
@@ -49,6 +50,9 @@ class ChatFlags(Options):
         bool, Option("Show planned and measured memory after each reply, too.", short="-v")
     ] = False
     show_drafts: Annotated[bool, Option("Colour the tokens that were drafted.")] = False
+    yield_: Annotated[
+        bool, Option("Lower --memory while the machine, or the container, is short of memory (Linux).")
+    ] = False
 
 
 @options.takes()
@@ -75,6 +79,10 @@ def chat(
     with Terminal() as terminal, typing_ahead(), open_engine(source, engine, terminal) as opened:
         remembers = wanted.history and (wanted.continue_ or (terminal.interactive and prompt is None))
         talk = Talk(opened, source, terminal, generation, wanted.stats, wanted.verbose, remembers)
+        if wanted.yield_:
+            talk.yielding = Yielding(opened)
+            if not talk.yielding.able:
+                terminal.note("--yield does nothing: this system does not tell how short of memory it is")
         if wanted.show_drafts and not terminal.show_drafts():
             terminal.note("drafts are not shown: there are no colours here")
         if earlier is not None:

@@ -17,9 +17,14 @@ if TYPE_CHECKING:
 
 
 def follow(
-    steps: Generator[Response, None, None], cancel: Callable[[], None], terminal: Terminal, show: bool = True
+    steps: Generator[Response, None, None],
+    cancel: Callable[[], None],
+    terminal: Terminal,
+    show: bool = True,
+    between: Callable[[], object] = lambda: None,
 ) -> Response:
-    """The whole reply, written as it comes if `show`. Ctrl-C calls `cancel` and so ends it."""
+    """The whole reply, written as it comes if `show`. Ctrl-C calls `cancel` and so ends it. `between` is
+    called behind each step."""
     reply = Response("", finish_reason="cancelled")
     with closing(steps), stop_on_interrupt(cancel):
         try:
@@ -27,6 +32,7 @@ def follow(
                 if show:
                     terminal.reply(step.text, step.from_draft)
                 reply.add(step)
+                between()
         except KeyboardInterrupt:
             reply.finish_reason = "cancelled"
     return reply

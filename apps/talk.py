@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from edgespec.apps.terminal import Terminal
+    from edgespec.apps.yielding import Yielding
     from edgespec.engine import Engine
     from edgespec.text.conversation import Message
 
@@ -34,6 +35,7 @@ class Talk:
         interrupted: whether the last reply was stopped with Ctrl-C.
         leaving: set by /exit.
         files: that this chat was saved in or loaded from.
+        yielding: gives memory back in the middle of replies; None = nobody does.
     """
 
     def __init__(
@@ -57,6 +59,8 @@ class Talk:
         self.interrupted = False
         self.leaving = False
         self.files: set[Path] = set()
+        self.yielding: Yielding | None = None
+        self._given: list[str] = []  # what is to be said of memory, when the reply has ended
         self._said_undrafted = False  # once a chat; /stats always has it
         terminal.count_reads(lambda: engine.bytes_read)
 
@@ -87,7 +91,7 @@ class Talk:
             steps = begin()
             assert self.chat.last is not None
             self.terminal.busy(f"prompt {count_of(self.chat.last.stats.prompt_tokens, 'token')}")
-            reply = follow(steps, self.chat.cancel, self.terminal)
+            reply = follow(steps, self.chat.cancel, self.terminal, between=self._give_way)
         except BaseException:
             broken = self.chat.last if self.chat.last is not earlier else None
             if broken is not None and broken.tokens:
@@ -97,6 +101,8 @@ class Talk:
             raise
         if reply.tokens:
             self.terminal.end_reply()
+        while self._given:
+            self.terminal.note(self._given.pop(0))
         self.interrupted = reply.finish_reason == "cancelled"
         if self.interrupted:
             self.terminal.note(f"[stopped; {_kept(reply, again)}]")
@@ -106,6 +112,10 @@ class Talk:
             self.last_stats = reply.stats
             self._report(reply.stats)
             self._remember()
+
+    def _give_way(self) -> None:
+        if self.yielding is not None and (said := self.yielding.look()) is not None:
+            self._given.append(said)
 
     def _report(self, stats: Stats) -> None:
         if self.show_stats:

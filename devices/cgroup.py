@@ -38,6 +38,12 @@ def memory_cgroups(proc: Path = Path("/proc/self")) -> list[MemoryCgroup]:
     return [group for group in groups if group is not None]
 
 
+def unified_cgroups(proc: Path = Path("/proc/self")) -> list[Path]:
+    """This process's version 2 cgroups, from the inside out, whatever version 1 has beside them."""
+    version, folders = _cgroups("pressure", proc)  # that is in no version 1
+    return folders if version == 2 else []
+
+
 def cpu_quota(proc: Path = Path("/proc/self")) -> float | None:
     """How many processors' time the cgroups around this process allow it; None = as many as there are."""
     version, folders = _cgroups("cpu", proc)

@@ -151,7 +151,11 @@ class FakeEngine:
         self.sessions.append(FakeSession(self))
         return self.sessions[-1]
 
-    def set_memory(self, memory: str) -> None:
+    @property
+    def dial(self) -> int:
+        return self.plan.dial
+
+    def set_memory(self, memory: str | float) -> None:
         dial = options_of(EngineOptions)["memory"].typed(memory)
         if dial < 10**9:
             raise BudgetError("the dial is too small; raise memory=", {}, dial, 10**9)

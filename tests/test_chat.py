@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.apps import common, main
+from edgespec.apps import common, main, yielding
 from edgespec.apps.saved import MAX_FILE_BYTES, load
+from edgespec.devices.pressure import Pressure
 from edgespec.errors import EdgeSpecError, StorageError
 from edgespec.response import Response
 from tests.fake_engine import FakeEngine, FakeSession, FakeTokenizer, long_story
@@ -325,6 +326,19 @@ def test_set_memory_says_what_it_is_now(chat: Chat, engine: FakeEngine) -> None:
     assert "raise /set memory" in err
     assert "/set memory needs a value" in err
     assert "memory: 'lots' is not a size" in err
+
+
+def test_yield_gives_memory_back_within_a_reply(
+    chat: Chat, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = [Pressure(0.0, None), Pressure(0.0, 3 * 10**9)]
+    monkeypatch.setattr(yielding, "memory_pressure", lambda: told[0] if len(told) == 1 else told.pop(0))
+    _, out, err = chat("hi\n", "--yield")
+    assert out == "reply 1\n"
+    assert engine.plan.dial == 3 * 10**9
+    assert err.count("[memory is now 3 GB: memory.high is 3 GB]") == 1
+    monkeypatch.setattr(yielding, "memory_pressure", lambda: None)
+    assert "--yield does nothing" in chat("hi\n", "--yield")[2]
 
 
 def test_system_prompt(chat: Chat, engine: FakeEngine) -> None:
