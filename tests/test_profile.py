@@ -78,6 +78,18 @@ def test_what_is_fixed_is_in_the_profile_and_what_is_of_no_use_is_not(tmp_path: 
     assert settings_of(best, plain) == {"memory": 4 * GB, "drafter": "none", "context": 512}
 
 
+def test_files_are_named_so_that_other_folders_find_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config_only(tmp_path / "m", SEVEN)
+    config_only(tmp_path / "d", SEVEN | {"num_hidden_layers": 2, "hidden_size": 512})
+    options = EngineOptions(draft_model="d", drafter="model")
+    found = tune_model("m", options, ["8GB"])
+    write_profile(found, options, tmp_path / "p.toml")
+    assert read_profile(tmp_path / "p.toml", "m").options["draft_model"] == str(tmp_path / "d")
+
+
 def test_another_model_takes_what_holds_for_it(written: Path, tmp_path: Path) -> None:
     other = write_model(tmp_path / "other", seed=5)
     found = read_profile(written, str(other))

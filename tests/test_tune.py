@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from edgespec.errors import BudgetError, CorruptFileError, ModelError, OptionErr
 from edgespec.models.packing import pack_model
 from edgespec.offload.chunk_store import open_store
 from edgespec.offload.plan.costs import CostModel
+from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.formats.packed import SUBSTITUTE
 from edgespec.tuning import predict as predicting
 from edgespec.tuning import tune as tuning
@@ -34,6 +37,7 @@ from edgespec.tuning.subject import low_bit_bytes, open_subject
 from edgespec.tuning.tune import tune_model
 from tests.machine import DISK, GIVEN
 from tests.models import make_checkpoint, write_gguf
+from tests.test_hub import REPOS, FakeHub
 
 GB = 10**9
 MACHINE = replace(GIVEN, disk=DISK, available=12 * GB, total=16 * GB)
@@ -110,7 +114,6 @@ def test_a_variant_is_what_packing_writes(tmp_path: Path, precision: str, tied: 
 
 
 def test_a_copy_that_would_be_has_the_bytes_of_one_that_is(checkpoint: Path, tmp_path: Path) -> None:
-    from edgespec.runtimes.formats.describe import describe_model
     from edgespec.runtimes.torch.substitute import LowBitCopy
 
     pack_model(str(checkpoint), tmp_path / "p", substitute="int4")
@@ -362,6 +365,33 @@ def test_a_named_copy_of_the_model_drafts(checkpoint: Path, tmp_path: Path) -> N
         assert found[0] is PLAIN
 
 
+def test_a_cascade_is_known_by_its_adapters() -> None:
+    demo = Path(edgespec.__file__).parent / "demo_model"
+    options = EngineOptions(
+        memory=GB, drafter="cascade", adapters=str(demo / "cascade"), resident_layers=8, context=128
+    )
+    with edgespec.Engine.load(demo, options, machine=MACHINE) as engine:
+        (row,) = tune_model(str(demo), options).rows
+        (found,) = [s for s in row.settings if s.drafter == "cascade"]
+        assert found.plan.owners == engine.plan.owners
+        assert found.depth == engine.plan.depth > 0
+        assert found.schedule == engine.schedule == "serial"
+        candidate = find_cascade_candidate_of(demo, options)
+        # One step reads what an open one says it reads, give or take what the verifier's adapter has.
+        (cascade,) = engine.resident
+        assert sum(candidate.reads(found.plan).values()) == pytest.approx(cascade.nbytes, rel=0.02)
+        assert PRIORS["cascade"].source != candidate.prior(found.plan).source
+    with pytest.raises(OptionError, match="cascade\\+substitute"):
+        tune_model(str(demo), replace(options, drafter="cascade+substitute"))
+    with pytest.raises(ModelError):
+        tune_model(str(demo), replace(options, adapters=str(demo)))
+
+
+def find_cascade_candidate_of(demo: Path, options: EngineOptions) -> Any:
+    with open_subject(str(demo)) as subject, ExitStack() as stack:
+        return find_candidates(subject, options, frozenset(), stack)[-1]
+
+
 def test_dials_that_cannot_be(seven: str) -> None:
     with pytest.raises(OptionError, match=r"the dial is 20\.00 GB, but this machine has 16\.00 GB"):
         tune_model(seven, memory=["4GB", "20GB"])
@@ -534,6 +564,39 @@ def test_headers_on_the_hub_that_lie(hub: Path, header: int) -> None:
     assert "org/m" in str(caught.value)
     assert "edgespec-headers" not in str(caught.value)
     assert Remote.read_bytes < 2 * 10**6
+
+
+def test_the_hub_s_own_library_asks_for_ranges(checkpoint: Path, tmp_path: Path) -> None:
+    """Against a hub on 127.0.0.1, in a process of its own: the library reads its environment at import."""
+    enlarge = make_checkpoint(tmp_path / "m", dtype="bfloat16", hidden_size=512, vocab_size=4000)
+    write_gguf(enlarge, tmp_path / "m.gguf", "Q8_0")
+    REPOS["org/m"] = {path.name: path.read_bytes() for path in enlarge.iterdir()}
+    REPOS["org/g"] = {"m.gguf": (tmp_path / "m.gguf").read_bytes()}
+    hub = FakeHub()
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    script = (
+        "from edgespec.tuning.subject import open_subject\n"
+        "for name in ('org/m', 'org/g/m.gguf'):\n"
+        "    with open_subject(name) as subject:\n"
+        "        print(subject.files.table.nbytes, subject.here)\n"
+    )
+    environment = os.environ | {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_OFFLINE": "0",
+    }
+    try:
+        run = [sys.executable, "-c", script]
+        done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
+    finally:
+        hub.shutdown()
+        hub.server_close()
+        del REPOS["org/m"], REPOS["org/g"]
+    sizes = [describe_model(path).table.nbytes for path in (enlarge, tmp_path / "m.gguf")]
+    assert done.stdout.split() == [str(sizes[0]), "False", str(sizes[1]), "False"]
+    ends = [int(asked.rpartition("-")[2]) for asked in hub.ranges]
+    assert len(ends) == len(hub.fetched), "everything by ranges"
+    assert max(ends) < sizes[0] / 2
 
 
 def test_sizes_that_lie_are_refused(hub: Path) -> None:

@@ -56,7 +56,7 @@ def write_profile(found: Tuning, engine: EngineOptions, path: Path) -> None:
     tables: dict[str, Mapping[str, Any]] = {
         "model": {"name": found.model, "digest": found.digest, "layers": found.layers},
         "machine": {"name": machine, "memory": found.machine.total},
-        "options": settings_of(best, engine),
+        "options": {name: _lasting(name, value) for name, value in settings_of(best, engine).items()},
         "predicted": {
             "tokens_per_second": best.speed.middle,
             "low": best.speed.low,
@@ -77,6 +77,12 @@ def write_profile(found: Tuning, engine: EngineOptions, path: Path) -> None:
             temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _lasting(name: str, value: Any) -> Any:
+    """A path that means the same from every folder."""
+    here = name in ("draft_model", "adapters") and Path(value).exists()
+    return str(Path(value).absolute()) if here else value
 
 
 def _toml(value: Any) -> str:
