@@ -38,13 +38,13 @@ class Talk:
         self.engine, self.options = engine, GenerationOptions(max_tokens=tokens, ignore_eos=True)
         self.cycles: list[float] = []  # when each has ended
         self.replies: list[list[int]] = []
-        self.over = False
+        self.over = threading.Event()
         self._changed = threading.Condition()
         self.thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         with self.engine.new_session(trace=Trace(cycle=self._cycle)) as session:
-            while not self.over:
+            while not self.over.is_set():
                 said = session.generate(PROMPT, self.options)
                 self.replies.append([r.token for r in said if r.token is not None])
 
@@ -120,7 +120,7 @@ def run(
         # The same dial as at the beginning, and everything pinned again: the same memory, if none is lost.
         changes.append(change(engine, talk, most, every))
     finally:
-        talk.over = True
+        talk.over.set()
         talk.thread.join()
     return {
         "changes": changes,

@@ -330,7 +330,11 @@ def mains() -> list[str]:
     """The scripts that people start; other programs start the others."""
     found = (file for file in scripts() if "def main" in file.read_text(encoding="utf-8"))
     names = [".".join(file.relative_to(BENCHMARKS).with_suffix("").parts) for file in found]
-    return [name for name in names if name not in ("engine_process", "soak_process", "paced_worker")]
+    return [
+        name
+        for name in names
+        if name not in ("engine_process", "soak_process", "dial_process", "paced_worker")
+    ]
 
 
 @pytest.mark.parametrize("script", mains())
