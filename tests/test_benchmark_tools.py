@@ -15,7 +15,7 @@ import pytest
 if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
     pytest.skip("benchmarks/ is not part of an installed package", allow_module_level=True)
 
-from benchmarks import cgroup, common, measure, tables
+from benchmarks import cgroup, common, hits, measure, tables
 from benchmarks.drafters import SetAcceptance, Wrong
 from benchmarks.held_out import repetition
 from benchmarks.models import checkpoint, make_model, repeat_layers, tokenizer
@@ -462,6 +462,21 @@ def import_graph() -> dict[str, set[str]]:
         names = [part for name in imported_modules(file) for part in (name, name.rpartition(".")[0])]
         graph[module] = files.keys() & names
     return graph
+
+
+def test_hits_by_fan_out() -> None:
+    """Shares, their power law, and two policies over the same prompts."""
+    law = [1 - 0.9 * f**-0.5 for f in hits.FAN_OUTS]
+    assert hits.power(law) == pytest.approx((0.5, 0.9))
+    ranks = [(True, 0), (False, 2), (True, 16), (False, 7)]
+    assert hits.hit_rates(ranks) == [0.25, 0.25, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75]
+    reply = {"tokens": 60, "cycles": 10, "passes": 40, "lookups": 9, "hits": 3, "ranks": ranks}
+    better = {"replies": [{**reply, "hits": 6, "passes": 20}] * 4}
+    found = hits.compared(better, {"replies": [reply] * 4}, price=0.05)
+    assert found == {"hits": "+0.333 (+0.333–+0.333)", "speed": "1.091 (1.091–1.091)"}
+    report, curves = hits.curves({"T=0": {"replies": [{**reply, "ranks": [*ranks, *ranks]}]}})
+    assert [row["outcomes"] for row in report.rows] == ["after hits (4)", "after misses (4)", "all (8)"]
+    assert curves["T=0, all"] == hits.hit_rates(ranks)
 
 
 def test_no_scripts_import_one_another_in_a_circle() -> None:

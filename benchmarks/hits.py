@@ -1,0 +1,243 @@
+"""How often has an outcome been prepared for, by fan-out and by policy? On small models, at given waits.
+
+    python -m benchmarks.hits --small edgespec/demo_model --draft models/demo-draft-run/model --plot hits.png
+
+A pass's waits are a number of nodes here (`--nodes`), drafted when its outcome is known already but not told:
+so every policy has exactly as many, and nothing is timed. The first table is SSD's Figure 3: the chance that
+the bonus token is among the F that the drafter finds likeliest behind the accepted ones. The second compares
+the policies at the same number of nodes; `speed` is in tokens a target's pass, where a pass of drafting that
+had to be waited for takes `--price` of one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import edgespec
+from benchmarks.common import Row, arguments, names, numbers
+from benchmarks.held_out import prompts, stories
+from benchmarks.tables import RESULTS, Report, Store, interval
+from edgespec.config import GenerationOptions
+from edgespec.control.controller import Fixed
+from edgespec.core.acceptance import Outcome, make_acceptance
+from edgespec.core.decode import decode
+from edgespec.core.sampling import FloatArray, IntArray, Noise, Sampler
+from edgespec.core.schedule import Context, Controller, TreeBudget
+from edgespec.core.trace import Cycle
+from edgespec.drafters.base import Drafter
+from edgespec.drafters.growth import KNOWN
+from edgespec.engine import Engine
+from edgespec.schedules.fan_out import CacheShape
+from edgespec.schedules.ssd import DEPTH, Ssd
+
+LONGEST = 160  # tokens of a reply
+NODES = 64  # of a verified tree, at most
+FAN_OUTS = (1, 2, 3, 4, 6, 8, 12, 16)
+HOW = {  # acceptance, temperature
+    "T=0": ("greedy", 0.0),
+    "T=1": ("sample", 1.0),
+    "T=1 ratio": ("ratio", 1.0),
+}
+
+
+class Waiting(Ssd):
+    """The schedule, on a target whose passes wait for as long as `waits` nodes take to draft."""
+
+    def __init__(self, waits: int, drafter: Drafter, controller: Controller, **named: Any) -> None:
+        super().__init__(drafter, controller, NODES, **named)
+        self.waits = waits
+        self.ranks: list[tuple[bool, int]] = []  # the tree had been prepared; place of the outcome
+
+    def settle(self, outcome: Outcome) -> Cycle:
+        while self._ahead is not None and self._ahead.nodes < self.waits and self.on_wait():
+            pass
+        if self._ahead is not None and (rank := self._ahead.rank(outcome)) is not None:
+            self.ranks.append((self.overlap.hit is True, rank))
+        return super().settle(outcome)
+
+
+@dataclass(frozen=True)
+class Bench:
+    engine: Engine
+    asked: Sequence[Sequence[int]]
+    outcomes: int
+    passes: int
+
+    def replies(self, how: str, policy: str, waits: int) -> Row:
+        return {"replies": [self.reply(tokens, how, policy, waits) for tokens in self.asked]}
+
+    def reply(self, tokens: Sequence[int], how: str, policy: str, waits: int) -> Row:
+        engine, (accepting, temperature) = self.engine, HOW[how]
+        options = GenerationOptions(temperature=temperature, seed=0)
+        acceptance, sampler = make_acceptance(accepting, options), Sampler(options)
+        seat = engine.verifier.new_seat(len(tokens) + LONGEST)
+        drafter = engine.resident[0].drafter(seat, engine.config.vocab_size)
+        shape = None if policy == "best-first" else CacheShape(policy, DEPTH, KNOWN)
+        fixed = Fixed(TreeBudget(NODES, NODES, self.passes))
+        schedule = Waiting(waits, drafter, fixed, shape=shape, outcomes=self.outcomes)
+        (logits,) = engine.verifier.prefill([(seat, tokens)])
+        noise = Noise(0)
+        schedule.begin(Context(tokens, sampler, noise, accepting == "ratio", accepting == "sample"), LONGEST)
+        root = sampler.pick(logits, noise, len(tokens))
+        row = {"tokens": 0, "cycles": 0, "passes": 0, "hits": 0, "lookups": 0}
+        for cycle in decode(engine.verifier, seat, root, acceptance, noise, schedule):
+            said = cycle.outcome.tokens
+            row["tokens"] += len(said)
+            row["cycles"] += 1
+            row["passes"] += cycle.passes or 0
+            if cycle.overlap is not None and cycle.overlap.hit is not None:
+                row["hits"] += cycle.overlap.hit
+                row["lookups"] += 1
+            if row["tokens"] >= LONGEST - 1 or engine.eos.intersection(said):
+                break
+        return {**row, "ranks": schedule.ranks}
+
+
+def hit_rates(ranks: Sequence[tuple[bool, int]]) -> list[float]:
+    """[FAN_OUTS] the share of outcomes whose bonus token was among the likeliest F."""
+    return [
+        float(np.mean([rank < fan_out for _, rank in ranks])) if ranks else math.nan for fan_out in FAN_OUTS
+    ]
+
+
+def power(hits: Sequence[float]) -> tuple[float, float]:
+    """Exponent r and factor c of misses = c F^-r: the line of least squares through both logarithms."""
+    found = [(math.log(f), math.log(1 - hit)) for f, hit in zip(FAN_OUTS, hits, strict=True) if hit < 1]
+    slope, start = np.polyfit(*zip(*found, strict=True), 1).tolist()
+    return -slope, math.exp(start)
+
+
+def curves(rows: dict[str, Row]) -> tuple[Report, dict[str, list[float]]]:
+    """`rows` by temperature, of a policy that asks about every node."""
+    report = Report(f"Chance of a hit by fan-out (ranks of {KNOWN} continuations are known)")
+    kept: dict[str, list[float]] = {}
+    for how, row in rows.items():
+        ranks = [(bool(hit), rank) for reply in row["replies"] for hit, rank in reply["ranks"]]
+        parts = {
+            "after hits": [r for r in ranks if r[0]],
+            "after misses": [r for r in ranks if not r[0]],
+            "all": ranks,
+        }
+        for name, part in parts.items():
+            hits = hit_rates(part)
+            r, factor = power(hits)
+            cells = {f"F={f}": f"{hit:.3f}" for f, hit in zip(FAN_OUTS, hits, strict=True)}
+            law = f"{factor:.2f} F^-{r:.2f}"
+            report.add({"": how, "outcomes": f"{name} ({len(part)})", **cells, "misses": law})
+            kept[f"{how}, {name}"] = hits
+    return report, kept
+
+
+def plot(found: dict[str, list[float]], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for label, hits in found.items():
+        if label.endswith(", all"):
+            (line,) = left.loglog(FAN_OUTS, [1 - hit for hit in hits], "o", label=label[:-5])
+            r, factor = power(hits)
+            law = [factor * f**-r for f in FAN_OUTS]
+            left.loglog(FAN_OUTS, law, color=line.get_color(), linewidth=1, label=f"{factor:.2f} F^-{r:.2f}")
+            right.plot(FAN_OUTS, hits, "o-", label=label[:-5])
+    for panel, name in ((left, "misses"), (right, "hits")):
+        panel.set_xlabel("fan-out F")
+        panel.set_ylabel(name)
+        panel.grid(True, which="both", alpha=0.2)
+        panel.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def each(row: Row) -> IntArray:
+    """[5, prompts] hits, lookups, tokens, cycles, passes of drafting that were waited for."""
+    keys = ("hits", "lookups", "tokens", "cycles", "passes")
+    return np.array([[reply[key] for reply in row["replies"]] for key in keys])
+
+
+def compared(ours: Row, base: Row, price: float) -> dict[str, str]:
+    """Hits and speed of `ours` over `base`, with 95 % intervals over prompts."""
+    pair = np.stack([each(ours), each(base)])  # [2, 5, prompts]
+
+    def figures(drawn: IntArray) -> FloatArray:
+        hits, lookups, tokens, cycles, passes = np.moveaxis(
+            pair[:, :, drawn].sum(-1), 1, 0
+        )  # [2, draws] each
+        share, speed = hits / lookups, tokens / (cycles + price * passes)
+        return np.stack([share[0] - share[1], speed[0] / speed[1]])
+
+    whole = figures(np.arange(pair.shape[2])[None])[:, 0]
+    cells = {}
+    for i, (name, form) in enumerate((("hits", "{:+.3f}"), ("speed", "{:.3f}"))):
+        ends = interval(pair.shape[2], lambda drawn, i=i: figures(drawn)[i])  # type: ignore[misc]
+        cells[name] = f"{form.format(whole[i])} ({'–'.join(map(form.format, ends))})"
+    return cells
+
+
+def main() -> None:
+    parser = arguments(__doc__, rounds=1)
+    parser.add_argument("--small", type=Path, required=True, help="the target")
+    parser.add_argument("--draft", type=Path, required=True, help="the draft model")
+    parser.add_argument("--policies", type=names, default=names("uniform,geometric,measured,best-first"))
+    parser.add_argument("--how", type=names, default=list(HOW), help=f"of {', '.join(HOW)}")
+    parser.add_argument("--nodes", type=numbers, default=[64, 128, 256, 512], help="of a pass's waits")
+    parser.add_argument("--outcomes", type=int, default=24, help="that the fixed fan-outs prepare for")
+    parser.add_argument("--passes", type=int, default=8, help="of drafting in a cycle, prepared or not")
+    parser.add_argument(
+        "--price", type=float, default=0.025, help="of a pass of drafting, in target's passes"
+    )
+    parser.add_argument("--prompts", type=int, default=48)
+    parser.add_argument(
+        "--stories", action="store_true", help="long replies, instead of the domain's mixture"
+    )
+    parser.add_argument("--plot", type=Path, help="PNG of the first table")
+    args = parser.parse_args()
+    store = Store(args.json or RESULTS / "hits.json")
+    asked = (stories if args.stories else prompts)(args.small, args.prompts)
+    named = {"drafter": "model", "draft_model": str(args.draft), "schedule": "ssd"}
+    with edgespec.load(str(args.small), memory="2GB", **named) as engine:
+        bench = Bench(engine, asked, args.outcomes, args.passes)
+        for how in args.how:
+            for nodes in args.nodes:
+                for policy in args.policies:
+                    store.get(f"{how}/{policy}/{nodes}", bench.replies, how, policy, nodes)
+    rows = store.rows
+    fixed = next((policy for policy in args.policies if policy != "best-first"), None)
+    if fixed is not None:
+        report, found = curves({how: rows[f"{how}/{fixed}/{max(args.nodes)}"] for how in args.how})
+        print(report.markdown())
+        if args.plot is not None:
+            plot(found, args.plot)
+    report = Report(
+        f"Policies at the same nodes a pass; {len(asked)} prompts, {args.outcomes} outcomes of fixed ones"
+    )
+    for how in args.how:
+        for nodes in args.nodes:
+            base = rows[f"{how}/{args.policies[0]}/{nodes}"]
+            for policy in args.policies:
+                row = rows[f"{how}/{policy}/{nodes}"]
+                hits, lookups, tokens, cycles, passes = each(row).sum(1).tolist()
+                over = compared(row, base, args.price)
+                report.add(
+                    {
+                        "": how,
+                        "nodes": nodes,
+                        "policy": policy,
+                        "hits": f"{hits / lookups:.3f}",
+                        "tokens a cycle": f"{tokens / cycles:.2f}",
+                        "waited for": f"{passes / cycles:.1f}",
+                        "speed": f"{tokens / (cycles + args.price * passes):.2f}",
+                        f"hits over {args.policies[0]}": over["hits"],
+                        f"speed over {args.policies[0]}": over["speed"],
+                    }
+                )
+    print(report.markdown())
+
+
+if __name__ == "__main__":
+    main()
