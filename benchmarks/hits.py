@@ -109,6 +109,8 @@ def hit_rates(ranks: Sequence[tuple[bool, int]]) -> list[float]:
 def power(hits: Sequence[float]) -> tuple[float, float]:
     """Exponent r and factor c of misses = c F^-r: the line of least squares through both logarithms."""
     found = [(math.log(f), math.log(1 - hit)) for f, hit in zip(FAN_OUTS, hits, strict=True) if hit < 1]
+    if len(found) < 2:
+        return math.nan, math.nan
     slope, start = np.polyfit(*zip(*found, strict=True), 1).tolist()
     return -slope, math.exp(start)
 

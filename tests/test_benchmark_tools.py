@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -468,6 +469,7 @@ def test_hits_by_fan_out() -> None:
     """Shares, their power law, and two policies over the same prompts."""
     law = [1 - 0.9 * f**-0.5 for f in hits.FAN_OUTS]
     assert hits.power(law) == pytest.approx((0.5, 0.9))
+    assert all(map(math.isnan, hits.power([1.0] * len(law))))  # nothing was missed
     ranks = [(True, 0), (False, 2), (True, 16), (False, 7)]
     assert hits.hit_rates(ranks) == [0.25, 0.25, 0.5, 0.5, 0.5, 0.75, 0.75, 0.75]
     reply = {"tokens": 60, "cycles": 10, "passes": 40, "lookups": 9, "hits": 3, "ranks": ranks}
