@@ -12,13 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from edgespec.apps import options
-from edgespec.apps.progress import format_seconds
 from edgespec.apps.terminal import Terminal
+from edgespec.apps.tune_words import (
+    HEADS,
+    cells_of,
+    command,
+    how,
+    lossy_line,
+    machine_line,
+    model_line,
+    speed_of,
+)
 from edgespec.config import EngineOptions
 from edgespec.values import Option, Options, format_bytes
 
 if TYPE_CHECKING:
-    from edgespec.tuning.predict import Interval, Setting
+    from edgespec.tuning.predict import Setting
     from edgespec.tuning.result import Row, Tuning
 
 MARGIN = "    "
@@ -46,6 +55,11 @@ class TuneFlags(Options):
             "Write the recommended settings there, for --profile.", metavar="FILE", short="-o", default="none"
         ),
     ] = None
+    html: Annotated[
+        Path | None,
+        Option("Write a page with charts there, which opens offline.", metavar="FILE", default="none"),
+    ] = None
+    png: Annotated[Path | None, Option("Write the charts there.", metavar="FILE", default="none")] = None
     json: Annotated[bool, Option("Print one JSON object.")] = False
 
 
@@ -64,13 +78,25 @@ def tune(model: options.Model, *, wanted: TuneFlags, engine: EngineOptions) -> N
     """
     with Terminal() as terminal:
         terminal.busy("planning")
+        from edgespec.apps.tune_files import check_files, written
+        from edgespec.apps.tune_page import write_page
+        from edgespec.apps.tune_picture import draw, require_plots
         from edgespec.tuning.profile import write_profile
         from edgespec.tuning.tune import tune_model
 
+        outputs = {"profile_out": wanted.profile_out, "html": wanted.html, "png": wanted.png}
+        check_files(outputs, model, engine)
+        if wanted.png is not None:
+            require_plots()
         dials = [] if wanted.memory_ is None else wanted.memory_.split(",")
         found = tune_model(model, engine, dials, wanted.preset, terminal.progress)
         if wanted.profile_out is not None:
             write_profile(found, engine, wanted.profile_out)
+        if wanted.html is not None:
+            write_page(found, engine, wanted.html)
+        if wanted.png is not None:
+            with written(wanted.png) as temporary:
+                draw(found, temporary)
         if wanted.json:
             terminal.result(json.dumps(_object(found, engine)))
             return
@@ -82,117 +108,57 @@ def tune(model: options.Model, *, wanted: TuneFlags, engine: EngineOptions) -> N
             terminal.note(
                 f"written to {wanted.profile_out}: edgespec chat {shlex.quote(model)} --profile ..."
             )
+        for path in filter(None, (wanted.html, wanted.png)):
+            terminal.note(f"written to {path}")
 
 
 def _described(found: Tuning, engine: EngineOptions, width: int) -> str:
-    machine = "this machine" if found.preset is None else found.preset.label
-    read = found.machine.read_gbps
-    rates = f"flash {read:.3g} GB/s, memory {found.machine.memory_gbps:.3g} GB/s" if read else "flash unknown"
     lines = [
-        f"{found.model}: {format_bytes(found.nbytes)} of weights ({found.precision}), {found.layers} layers",
-        f"{machine}: {format_bytes(found.machine.total)}, {rates}",
+        f"{found.model}: {model_line(found)}",
+        machine_line(found),
         "",
         *_table(found.rows, width),
         "",
     ]
     best = found.recommended
-    lines += [f"Recommended, {_speed(best.speed)} tokens/s:", f"  {command(found, best, engine)}"]
+    lines += [f"Recommended, {speed_of(best.speed)} tokens/s:", f"  {command(found, best, engine)}"]
     for reason in found.reasons:
         lines += textwrap.wrap(reason, width - 1, initial_indent="  - ", subsequent_indent=MARGIN)
     lines += ["", "Where its memory goes", *best.plan.ledger.rows()]
     if found.later is not None:
-        said = f"Faster still, {_speed(found.later.speed)} tokens/s, once a low-bit copy is packed:"
+        said = f"Faster still, {speed_of(found.later.speed)} tokens/s, once a low-bit copy is packed:"
         lines += ["", said]
         lines += [f"  {options.command_of(call)}" for call in found.later.before]
         lines.append(f"  {command(found, found.later, engine)}")
     if len(found.front) > 1:
         lines += ["", "Nothing is faster with as little memory"]
-        lines += [f"  {format_bytes(s.dial):>8}  {_speed(s.speed):<20}{_how(s)}" for s in found.front]
-    lossy = _best_lossy(found)
+        lines += [f"  {format_bytes(s.dial):>8}  {speed_of(s.speed):<20}{how(s)}" for s in found.front]
+    lossy = lossy_line(found)
     if lossy is not None:
-        said = (
-            f"Packed as {lossy.precision}, which does not say quite the same, it would make "
-            f"{_speed(lossy.speed)} tokens/s in {format_bytes(lossy.dial)}, with {_how(lossy)}."
-        )
-        lines += ["", *textwrap.wrap(said, width - 1)]
+        lines += ["", *textwrap.wrap(lossy, width - 1)]
     return "\n".join(lines)
-
-
-def _best_lossy(found: Tuning) -> Setting | None:
-    """The fastest of those that are not exact, at the recommended dial."""
-    dial = found.recommended.dial
-    lossy = [s for row in found.rows if row.dial == dial for s in row.settings if not s.exact]
-    return max(lossy, key=lambda s: s.speed.middle, default=None)
 
 
 def _table(rows: tuple[Row, ...], width: int) -> list[str]:
     """One line a dial; columns that do not fit are left out, the least telling first."""
-    heads = [
-        "memory",
-        "pinned",
-        "a pass reads",
-        "plain, tokens/s",
-        "best, tokens/s",
-        "with",
-        "500 tokens",
-        "+1 GB",
-    ]
     told = [0, 5, 4, 1, 0, 0, 2, 3]  # what matters more has the lower number
-    cells = [heads, *(_cells(row) for row in rows)]
-    shown = list(range(len(heads)))
+    cells = [list(HEADS), *(cells_of(row) for row in rows)]
+    shown = list(range(len(HEADS)))
     while True:
-        wide = [max(len(line[i]) for line in cells if len(line) > i) for i in range(len(heads))]
+        wide = [max(len(line[i]) for line in cells if len(line) > i) for i in range(len(HEADS))]
         if sum(wide[i] + 2 for i in shown) <= width or len(shown) < 4:
             break
         shown.remove(max(shown, key=lambda i: told[i]))
     left = {5}
     lines = []
     for line in cells:
-        if len(line) < len(heads):
+        if len(line) < len(HEADS):
             lines.append(f"{line[0]:>{wide[0]}}  {line[1]}")
             continue
         lines.append(
             "  ".join(line[i].ljust(wide[i]) if i in left else line[i].rjust(wide[i]) for i in shown)
         )
     return [line.rstrip() for line in lines]
-
-
-def _cells(row: Row) -> list[str]:
-    if row.best is None or row.plain is None:
-        return [format_bytes(row.dial), row.refusal or ""]
-    plan = row.best.plan
-    return [
-        format_bytes(row.dial),
-        f"{plan.pinned_bytes / plan.table.nbytes:.0%}",
-        format_bytes(plan.bytes_per_pass) if plan.bytes_per_pass else "nothing",
-        _speed(row.plain.speed),
-        _speed(row.best.speed),
-        _how(row.best),
-        format_seconds(row.best.first_token.middle),
-        "" if row.more is None else f"{row.more - 1:+.0%}",
-    ]
-
-
-def _speed(speed: Interval) -> str:
-    """0.31 (0.2-0.5): the middle, and 80 %."""
-    return f"{speed.middle:.2g} ({speed.low:.2g}-{speed.high:.2g})"
-
-
-def _how(setting: Setting) -> str:
-    return "plain decoding" if setting.drafter == "none" else f"{setting.drafter}, {setting.schedule}"
-
-
-def command(found: Tuning, setting: Setting, engine: EngineOptions) -> str:
-    """The command that runs with a setting."""
-    from edgespec.tuning.profile import settings_of
-
-    words = ["edgespec chat", shlex.quote(found.model)]
-    for name, value in settings_of(setting, engine).items():
-        shown = f"{value // 10**6}MB" if name == "memory" else str(value)
-        if name == "memory" and value % 10**9 == 0:
-            shown = f"{value // 10**9}GB"
-        words.append(f"{options.FLAGS[name]} {shlex.quote(shown)}")
-    return " ".join(words)
 
 
 def _object(found: Tuning, engine: EngineOptions) -> dict[str, Any]:

@@ -81,6 +81,8 @@ TORCH_FREE = [
     "edgespec.drafters.kinds",
     "edgespec.text.tokenizer",
     "edgespec.apps.tune",
+    "edgespec.apps.tune_page",
+    "edgespec.apps.tune_picture",
     "edgespec.models.headers",
     "edgespec.runtimes.formats.needs",
     "edgespec.tuning.machines",

@@ -1,0 +1,200 @@
+"""One HTML page of what tuning has found: nothing is loaded with it, and no script runs in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.apps import options
+from edgespec.apps.progress import format_seconds
+from edgespec.apps.tune_charts import colour_of, owners_of, owners_svg, speeds_svg
+from edgespec.apps.tune_files import written
+from edgespec.apps.tune_style import STYLE
+from edgespec.apps.tune_words import (
+    HEADS,
+    cells_of,
+    command,
+    how,
+    lossy_line,
+    machine_line,
+    model_line,
+    number,
+    speed_of,
+)
+from edgespec.config import EngineOptions
+from edgespec.values import count_of, format_bytes
+
+if TYPE_CHECKING:
+    from edgespec.tuning.result import Row, Tuning
+
+# Even what is not escaped could neither run nor load anything.
+POLICY = (
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+)
+
+
+def write_page(found: Tuning, engine: EngineOptions, path: Path) -> None:
+    """Raises StorageError."""
+    page = page_of(found, engine).encode("utf-8", "replace")  # names that are no text have lone surrogates
+    with written(path) as temporary:
+        temporary.write_bytes(page)
+
+
+def page_of(found: Tuning, engine: EngineOptions) -> str:
+    """The page. What comes from elsewhere (names, paths, headers) is escaped where it is put in."""
+    name = escape(found.model)
+    sections = [
+        _recommended(found, engine),
+        f'<div class="pair">{_speeds(found)}{_owners(found.rows)}</div>',
+        _dials(found),
+        *_more_ways(found, engine),
+        _section("The machine", _machine(found)),
+    ]
+    return "\n".join(
+        [
+            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            POLICY,
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{name} – edgespec tune</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>",
+            f'<header><p class="dim">edgespec tune</p><h1>{name}</h1>',
+            f'<p class="dim">{escape(model_line(found))}; {escape(machine_line(found))}</p></header>',
+            *sections,
+            '<p class="dim">Predicted from headers and the machine\'s rates; nothing was run. In brackets is '
+            "where a speed should lie in four of five cases.</p>",
+            "</main>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>\n{body}\n</section>"
+
+
+def _machine(found: Tuning) -> str:
+    """What it was predicted for, a preset's figures with their sources."""
+    if found.preset is None:
+        from edgespec.devices.probe import cpu_name
+
+        texts = [machine_line(found), f"{cpu_name()}, {count_of(found.machine.cores, 'core')}"]
+        return _paragraphs([*texts, *_notes(found)])
+    preset = found.preset
+    figures = {
+        "memory": (format_bytes(preset.memory.value), preset.memory.source),
+        "its peak rate": (f"{preset.bandwidth.value:.3g} GB/s", preset.bandwidth.source),
+        "flash": (f"{preset.flash.value:.3g} GB/s", preset.flash.source),
+        "cores": (f"{preset.cores.value:g}", preset.cores.source),
+        "their peak": (f"{preset.gflops.value:.0f} GFLOPS", preset.gflops.source),
+    }
+    lines = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td class="text">{escape(value)}</td>'
+        f'<td class="text dim">{escape(source)}</td></tr>'
+        for name, (value, source) in figures.items()
+    )
+    return f"{_paragraphs([preset.label, *_notes(found)])}<table><tbody>{lines}</tbody></table>"
+
+
+def _paragraphs(texts: Iterable[str]) -> str:
+    return "\n".join(f"<p>{escape(text)}</p>" for text in texts)
+
+
+def _notes(found: Tuning) -> list[str]:
+    return [note.replace("measure_machine_facts()", "`edgespec devices`") for note in found.notes]
+
+
+def _recommended(found: Tuning, engine: EngineOptions) -> str:
+    best = found.recommended
+    reasons = "".join(f"<li>{escape(reason)}</li>" for reason in found.reasons)
+    first = format_seconds(best.first_token.middle)
+    return _section(
+        "Recommended",
+        f'<p class="speed">{number(best.speed.middle)} <small>tokens/s</small></p>'
+        f'<p class="dim">in four of five cases between {number(best.speed.low)} and '
+        f"{number(best.speed.high)}; {escape(how(best))}, in {escape(format_bytes(best.dial))}; first token "
+        f"after a prompt of 500: {escape(first)}</p>"
+        f"<code>{escape(command(found, best, engine))}</code><ul>{reasons}</ul>",
+    )
+
+
+def _speeds(found: Tuning) -> str:
+    keys = [("best", "●", "best, with its 80 %"), ("plain", "●", "plain decoding")]
+    if any(row.best is None for row in found.rows):
+        keys.append(("never", "×", "does not run"))
+    caption = "".join(
+        f'<span class="key"><b class="{kind}">{sign}</b> {said}</span> ' for kind, sign, said in keys
+    )
+    return _section(
+        "Tokens a second by memory",
+        f"<figure>{speeds_svg(found.rows)}<figcaption>{caption}</figcaption></figure>",
+    )
+
+
+def _owners(rows: Sequence[Row]) -> str:
+    dials = [format_bytes(row.dial) for row in rows if row.best is not None]
+    lines = []
+    for n, (owner, sizes) in enumerate(owners_of(rows).items()):
+        cells = "".join(f"<td>{escape(format_bytes(size)) if size else '-'}</td>" for size in sizes)
+        swatch = f'<span class="swatch {colour_of(n, owner)}"></span>'
+        lines.append(f'<tr><th scope="row">{swatch}{escape(owner)}</th>{cells}</tr>')
+    heads = "".join(f'<th scope="col">{escape(dial)}</th>' for dial in dials)
+    return _section(
+        "Where the memory goes",
+        f"<figure>{owners_svg(rows)}</figure>"
+        f'<div class="wide"><table class="owners"><thead><tr><th class="text">owner</th>{heads}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>",
+    )
+
+
+def _dials(found: Tuning) -> str:
+    """Every dial, and what one more gigabyte buys."""
+    heads = "".join(f'<th scope="col"{_text(i)}>{escape(head)}</th>' for i, head in enumerate(HEADS))
+    lines = []
+    for row in found.rows:
+        dial, *rest = cells_of(row)
+        if row.best is None:
+            cells = [f'<td class="text" colspan="{len(HEADS) - 1}">{escape(row.refusal or "")}</td>']
+        else:
+            cells = [
+                f'<td{_text(i)} data-head="{HEADS[i]}">{escape(cell)}</td>' for i, cell in enumerate(rest, 1)
+            ]
+        chosen = ' class="chosen"' if row.best is found.recommended else ""
+        first = f'<th scope="row" data-head="{HEADS[0]}">{escape(dial)}</th>'
+        lines.append(f"<tr{chosen}>{first}{''.join(cells)}</tr>")
+    said = (
+        "<b>+1 GB</b>: what one more gigabyte would buy. <b>500 tokens</b>: time to the first token after "
+        "such a prompt."
+    )
+    return _section(
+        "The dials",
+        f'<div class="wide"><table class="dials"><thead><tr>{heads}</tr></thead>'
+        f'<tbody>{"".join(lines)}</tbody></table></div><p class="dim">{said}</p>',
+    )
+
+
+def _text(column: int) -> str:
+    return ' class="text"' if HEADS[column] in ("memory", "with") else ""
+
+
+def _more_ways(found: Tuning, engine: EngineOptions) -> list[str]:
+    """The front, and what would be faster once something is packed."""
+    sections = []
+    if len(found.front) > 1:
+        lines = "".join(
+            f'<tr><th scope="row">{escape(format_bytes(s.dial))}</th><td>{escape(speed_of(s.speed))}</td>'
+            f'<td class="text">{escape(how(s))}</td></tr>'
+            for s in found.front
+        )
+        heads = '<tr><th class="text">memory</th><th>tokens/s</th><th class="text">with</th></tr>'
+        table = f'<table class="front"><thead>{heads}</thead><tbody>{lines}</tbody></table>'
+        sections.append(_section("The front: nothing is faster with as little memory", table))
+    lossy = lossy_line(found)
+    if found.later is not None:
+        calls = [options.command_of(call) for call in found.later.before]
+        commands = [*calls, command(found, found.later, engine)]
+        body = f"<p>{escape(speed_of(found.later.speed))} tokens/s, with the same output.</p>"
+        body += "".join(f"<code>{escape(text)}</code>" for text in commands)
+        sections.append(_section("Faster still, once a low-bit copy is packed", body))
+    if lossy is not None:
+        sections.append(_section("At another precision", _paragraphs([lossy])))
+    return sections

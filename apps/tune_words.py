@@ -1,0 +1,95 @@
+"""What tuning has found, in words: for the terminal's table and for the page alike."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from edgespec.apps import options
+from edgespec.apps.progress import format_seconds
+from edgespec.config import EngineOptions
+from edgespec.values import format_bytes
+
+if TYPE_CHECKING:
+    from edgespec.tuning.predict import Interval, Setting
+    from edgespec.tuning.result import Row, Tuning
+
+HEADS = (
+    "memory",
+    "pinned",
+    "a pass reads",
+    "plain, tokens/s",
+    "best, tokens/s",
+    "with",
+    "500 tokens",
+    "+1 GB",
+)
+
+
+def machine_line(found: Tuning) -> str:
+    """What it was predicted for."""
+    machine = "this machine" if found.preset is None else found.preset.label
+    read = found.machine.read_gbps
+    rates = f"flash {read:.3g} GB/s, memory {found.machine.memory_gbps:.3g} GB/s" if read else "flash unknown"
+    return f"{machine}: {format_bytes(found.machine.total)}, {rates}"
+
+
+def speed_of(speed: Interval) -> str:
+    """0.31 (0.2-0.5): the middle, and 80 %."""
+    return f"{number(speed.middle)} ({number(speed.low)}-{number(speed.high)})"
+
+
+def number(value: float) -> str:
+    """Two digits: 0.31, 4.2, 160."""
+    return f"{value:.2g}" if value < 99.5 else f"{float(f'{value:.2g}'):,.0f}"
+
+
+def how(setting: Setting) -> str:
+    return "plain decoding" if setting.drafter == "none" else f"{setting.drafter}, {setting.schedule}"
+
+
+def cells_of(row: Row) -> list[str]:
+    """A dial's line of the table under HEADS; the dial and the refusal where nothing runs in it."""
+    if row.best is None or row.plain is None:
+        return [format_bytes(row.dial), row.refusal or ""]
+    plan = row.best.plan
+    return [
+        format_bytes(row.dial),
+        f"{plan.pinned_bytes / plan.table.nbytes:.0%}",
+        format_bytes(plan.bytes_per_pass) if plan.bytes_per_pass else "nothing",
+        speed_of(row.plain.speed),
+        speed_of(row.best.speed),
+        how(row.best),
+        format_seconds(row.best.first_token.middle),
+        "" if row.more is None else f"{row.more - 1:+.0%}",
+    ]
+
+
+def model_line(found: Tuning) -> str:
+    return f"{format_bytes(found.nbytes)} of weights ({found.precision}), {found.layers} layers"
+
+
+def lossy_line(found: Tuning) -> str | None:
+    """What another precision would give at the recommended dial, whose output is not quite the model's."""
+    dial = found.recommended.dial
+    lossy = [s for row in found.rows if row.dial == dial for s in row.settings if not s.exact]
+    if not lossy:
+        return None
+    best = max(lossy, key=lambda s: s.speed.middle)
+    return (
+        f"Packed as {best.precision}, which does not say quite the same, it would make "
+        f"{speed_of(best.speed)} tokens/s in {format_bytes(best.dial)}, with {how(best)}."
+    )
+
+
+def command(found: Tuning, setting: Setting, engine: EngineOptions) -> str:
+    """The command that runs with a setting."""
+    from edgespec.tuning.profile import settings_of
+
+    words = ["edgespec chat", shlex.quote(found.model)]
+    for name, value in settings_of(setting, engine).items():
+        shown = f"{value // 10**6}MB" if name == "memory" else str(value)
+        if name == "memory" and value % 10**9 == 0:
+            shown = f"{value // 10**9}GB"
+        words.append(f"{options.FLAGS[name]} {shlex.quote(shown)}")
+    return " ".join(words)
