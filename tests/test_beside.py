@@ -245,6 +245,20 @@ def test_a_killed_worker_costs_no_token(kind: type[Serial], names: str, waited: 
         assert opened.worker._process.poll() is not None
 
 
+@pytest.mark.parametrize("kind", [Serial, Ssd])
+def test_one_that_is_at_work_for_ever_is_waited_for_once(
+    kind: type[Serial], monkeypatch: pytest.MonkeyPatch, waited: list[float]
+) -> None:
+    opened = start("busy")
+    monkeypatch.setattr(beside, "SILENCE", 0.2)
+    schedule = kind(drafter_of(opened), Fixed(BUDGET), 64)
+    said, cycles = reply(schedule)
+    assert said == plain()
+    assert not any(cycle.outcome.drafted for cycle in cycles)
+    assert 0.4 < sum(waited) < 0.8, "three times as long as for silence, in one cycle"
+    opened.close()
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
 @pytest.mark.parametrize("kind", [Serial, Ssd])
 def test_a_stalled_worker_is_waited_for_once_and_caught_up_with(

@@ -159,6 +159,21 @@ def test_plain_cycles_stay_what_they_are() -> None:
     assert controller.plain_rate < rate
 
 
+def test_what_is_drafted_in_waits_is_no_measure_of_a_draft() -> None:
+    """Its passes have more rows, and are made between other work."""
+    controller, tree = Adaptive(CostModel(1.0, 0.1, 0.1)), TokenTree.chain([1, 2])
+    outcome, ahead = Outcome(np.array([0]), (5,)), Overlap(True, steps=99, passes=16, nodes=300)
+    controller.record(Cycle(1, tree, outcome, 0.1, 1.0))
+    cost = float(controller.costs.draft.at(8))
+    for _ in range(9):
+        controller.record(Cycle(1, tree, outcome, 0.1, 1.0, None, ahead))
+    assert float(controller.costs.draft.at(8)) == pytest.approx(cost, rel=0.01)
+    assert controller.costs.longest == 16
+    new = Adaptive(CostModel(1.0, 0.1, 0.1))
+    new.record(Cycle(None, tree, outcome, 0.0, 1.0, None, ahead))
+    assert new.costs.longest == 0  # nobody knows what one of them costs
+
+
 def test_fixed_counts_levels() -> None:
     tree = TokenTree.chain([1, 2, 3])
     found = Fixed(TreeBudget(9, 5, 4)).overlapped(LIMIT, range(1, 9), tree)

@@ -229,7 +229,7 @@ def test_chains_are_drawn_ahead_for_ratio(
     with load(packed, "none") as engine:
         plain = edgespec.generate(engine, PROMPT, GREEDY).tokens
     with load(packed, drafter) as engine, waiting(monkeypatch, lambda: 12):
-        rows = {"model": 768, "substitute": 128}[drafter]
+        rows = {"model": 512, "substitute": 128}[drafter]
         assert engine.plan.owners["drawn drafts"] == rows * engine.config.vocab_size * 16
         with engine.new_session(200, Fixed(BUDGET)) as session:
             last = list(session.generate(PROMPT, drawn))[-1]
@@ -238,3 +238,35 @@ def test_chains_are_drawn_ahead_for_ratio(
             assert last.stats.drafted_while_verifying > 20
             assert last.stats.cache_hits > 0 or drafter == "substitute"
             assert tokens_of(session.generate(PROMPT, GREEDY)) == plain
+
+
+@pytest.mark.parametrize("drafter", ["model", "substitute"])
+@pytest.mark.parametrize("step", [1, 3, 5])
+def test_a_reply_cancelled_in_a_wait_leaves_nothing_in_the_way(
+    packed: Path, monkeypatch: pytest.MonkeyPatch, drafter: str, step: int
+) -> None:
+    """Also of one whose text was longer than the next one's: a pass of drafting was under way in it."""
+    prompt, greedy = prompt_of(30, seed=4), GenerationOptions(max_tokens=20, ignore_eos=True)
+    with load(packed, "none") as engine:
+        expected = edgespec.generate(engine, prompt, greedy).tokens
+    on_wait, left = Ssd.on_wait, [10**9]
+    with (
+        load(packed, drafter) as engine,
+        waiting(monkeypatch, lambda: 4),
+        engine.new_session(200, Fixed(TreeBudget(12, 4, 3))) as session,
+    ):
+
+        def counting(self: Ssd) -> bool:
+            worked = on_wait(self)
+            left[0] -= 1
+            if left[0] == 0:
+                session.cancel()
+            return worked
+
+        monkeypatch.setattr(Ssd, "on_wait", counting)
+        replying = session.generate(prompt_of(70), greedy)
+        next(replying)
+        next(replying)
+        left[0] = step
+        assert list(replying)[-1].finish_reason == "cancelled"
+        assert tokens_of(list(session.generate(prompt, greedy))) == expected

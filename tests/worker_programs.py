@@ -53,6 +53,18 @@ class SlowRuntime(TableRuntime):
         return SlowPass(super().begin(tokens, parents), self.seconds)
 
 
+def busy() -> None:
+    """It says that it is at work, for ever."""
+
+    def at_work(self: worker.Desk, seat: object, message: channel.Draft) -> None:
+        while True:
+            time.sleep(0.02)
+            self.say(channel.Beat(message.seat, message.question, 0))
+
+    worker.Desk._draft = at_work  # type: ignore[assignment, method-assign]
+    table()
+
+
 def device() -> None:
     """A stand-in for an accelerator: passes take as long whatever else is computed."""
     worker.run(lambda load, progress: lambda capacity: SlowRuntime(ROWS, capacity, noise=NOISE))

@@ -223,8 +223,7 @@ class Adaptive:
         seconds = cycle.draft_seconds + cycle.verify_seconds
         seconds = min(seconds, PAUSE * usual) if usual else seconds
         self.costs.add(nodes, cycle.verify_seconds, cycle.passes, cycle.draft_seconds, ahead)
-        if overlap.passes:
-            self.costs.add_draft(overlap.passes, overlap.seconds)
+        self.costs.tried(overlap.passes)
         # A plain cycle would have shared the pass with the same others.
         self.took = took = seconds / max(float(self.costs.verify.at(1 + beside)), 1e-9)
         self.credit += ALLOWANCE * took

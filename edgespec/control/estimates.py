@@ -147,12 +147,14 @@ class Costs:
         self.longest *= MEMORY
         (self.overlapped if overlapped else self.verify).add(nodes, verify_seconds)
         if steps is not None:
-            self.add_draft(steps, draft_seconds)
+            self.draft.add(steps, draft_seconds)
+            self.longest = max(self.longest, steps)
 
-    def add_draft(self, steps: int, seconds: float) -> None:
-        """Drafting; that in the waits of a pass is as good a measurement."""
-        self.draft.add(steps, seconds)
-        self.longest = max(self.longest, steps)
+    def tried(self, steps: int) -> None:
+        """So many were made in a pass's waits, of more rows and between other work: no measure of what a
+        draft costs, but as many steps are no adventure any more, once some were timed."""
+        if self.draft.known:
+            self.longest = max(self.longest, steps)
 
 
 @dataclass(frozen=True)

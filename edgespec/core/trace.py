@@ -43,7 +43,6 @@ class Overlap:
     fallback: what was prepared was of no use, and something else drafted the tree.
     steps, passes, nodes: of drafting while the tree was verified; they cost no time of their own. A step is a
         part of a pass, as far as this process makes them.
-    seconds: that the steps took.
     exited: what the target's early exit said; None = there is none, or it did not come to speak.
     """
 
@@ -53,7 +52,6 @@ class Overlap:
     steps: int = 0
     passes: int = 0
     nodes: int = 0
-    seconds: float = 0.0
     exited: Exited | None = None
 
 

@@ -5,8 +5,9 @@
 
 See `worker`. Here is what stands in its place: a drafter that passes everything on. Nobody waits long: the
 target goes on alone, with a tree of its root, when the worker says nothing for `SILENCE` or as long as a pass
-of the target takes; what it has missed by then it is told when it has caught up. When it is dead, silent for
-`LOST`, or says what it may not say, it drafts no more. Whatever comes is only what the target verifies.
+of the target takes (`AT_WORK` times that, if it says that it is at work); what it has missed by then it is
+told when it has caught up. When it is dead, silent for `LOST`, or says what it may not say, it drafts no
+more. Whatever comes is only what the target verifies.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from edgespec.drafters.process import TICK, Question, Worker, command
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 
 SILENCE = 0.5  # seconds; the machine may be busy
+AT_WORK = 3  # times as long as for one that says nothing, one that says it is at work is waited for
 LOST = 20.0  # seconds, and
 LOST_ROUNDS = 8  # rounds without a word, beyond which it never comes (both may have slept between two)
 
@@ -168,15 +170,20 @@ class BesideDrafter:
         if question is None or question.answer is not None:
             self._refused = 0
             return False
-        patience = max(question.asked + max(SILENCE, self._pass), question.beat + SILENCE) - now
+        patient = max(SILENCE, self._pass)
+        until = max(question.asked + patient, question.beat + SILENCE)
+        patience = min(until, question.asked + AT_WORK * patient) - now
         if self.worker.lost is None and patience > 0:
             question.wait(min(TICK, patience))
             return True
+        return False
+
+    def missed(self) -> None:
+        """A round has had no answer."""
         self._refused += 1
-        silent = now - max(question.asked, self.worker.heard)
+        silent = monotonic() - max(self._question.asked if self._question else 0.0, self.worker.heard)
         if self._refused > LOST_ROUNDS and silent > LOST:
             self.worker.lose(f"it has said nothing for {silent:.0f} s")
-        return False
 
 
 class _Round:
@@ -199,6 +206,8 @@ class _Round:
         while drafter.waits():
             yield
         # What is drawn for `ratio` needs whole distributions, which are not sent.
+        if not drafter.caught_up:
+            drafter.missed()
         if not drafter.caught_up or drafter.context.drawn:
             return
         self._asked = True
@@ -213,6 +222,8 @@ class _Round:
                 self.trees = trees_for(tokens, question.answer.trees, nodes, depth, drafter.vocabulary)
             except Nonsense as error:
                 drafter.worker.lose(f"it answered nonsense ({error})")
+        elif question.answer is None:
+            drafter.missed()
 
     def step(self) -> bool:
         self.drafter.context.check()

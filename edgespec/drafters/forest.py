@@ -33,6 +33,7 @@ class Forest:
         self.work: Generator[None, None, None] | None = None  # of the latest round
         self.keeps = False  # that round was stopped: the next one, or what lies below its outcome, goes on
         self.kept = False  # the last commit did
+        self._dropping = False
 
     @property
     def free_rows(self) -> int:
@@ -63,7 +64,8 @@ class Forest:
             while not under_way.advance():
                 yield
         except BaseException:
-            self.runtime.commit([], range(before))
+            if not self._dropping:
+                self.runtime.commit([], range(before))
             raise
         self.slots.update(zip(nodes, range(before, before + len(nodes)), strict=True))
         return under_way.logits[:, : self.vocabulary]
@@ -117,7 +119,11 @@ class Forest:
 
     def drop(self, length: int) -> None:
         """Drop all nodes, and committed tokens from `length` on."""
-        self._end()
+        self._dropping = True  # the target's cache may be shorter by now than what a pass in it began with
+        try:
+            self._end()
+        finally:
+            self._dropping = False
         self.slots, self.said, self.drawn = {}, {}, {}
         self.keeps = self.kept = False
         self.runtime.truncate(length)

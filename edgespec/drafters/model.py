@@ -23,8 +23,9 @@ from edgespec.runtimes.base import DraftRuntime
 
 LONG_TAIL = 16  # a tail beyond this is followed by prefill passes, not beside the root
 # Slots beside the context: a tail, the roots, and what is drafted ahead of a pass. 256 are full after 8
-# passes, and the waits of a streamed 7B last for 20: 57 of 100 outcomes were prepared for, with 768 slots 79.
-DRAFT_ROWS = 768
+# passes, and the waits of a streamed 7B last for 16: 57 of 100 outcomes were prepared for, with 512 slots 76
+# (and with 768, which as many sessions would have to hold, 79).
+DRAFT_ROWS = 512
 
 
 class ModelDrafter:

@@ -125,10 +125,8 @@ class Ssd(Serial):
         """A step of drafting."""
         if self._ahead is None:
             return False
-        began, done = self.clock(), self.overlap
         worked = self._safely(self._ahead.step)
-        seconds = done.seconds + self.clock() - began
-        self.overlap = replace(done, steps=done.steps + worked, seconds=seconds)
+        self.overlap = replace(self.overlap, steps=self.overlap.steps + worked)
         return worked
 
     def _safely(self, work: Callable[[], bool]) -> bool:
