@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import os
 import random
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,3 +74,16 @@ def _given_machine() -> Iterator[None]:
 
     with given():
         yield
+
+
+@pytest.fixture
+def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the extra `plot` is not installed."""
+    plain: Callable[..., Any] = builtins.__import__
+
+    def missing(name: str, *more: Any, **others: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return plain(name, *more, **others)
+
+    monkeypatch.setattr(builtins, "__import__", missing)

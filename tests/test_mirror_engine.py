@@ -26,7 +26,7 @@ from edgespec.runtimes.base import Rows
 from edgespec.schedules.kinds import choose_schedule
 from edgespec.schedules.mirror import Mirror
 from tests.sessions import tokens_of
-from tests.test_session import prompt_of, write_model
+from tests.test_session import packed_with_copy, prompt_of, write_model
 from tests.test_ssd_engine import waiting
 from tests.tiny import write_checkpoint
 
@@ -39,10 +39,7 @@ BUDGET = TreeBudget(12, 4, 3)
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mirror")
-    write_model(folder / "m", num_hidden_layers=4)
-    pack_model(str(folder / "m"), folder / "packed", substitute="int4")
-    return folder / "packed"
+    return packed_with_copy(tmp_path_factory.mktemp("mirror"), num_hidden_layers=4)
 
 
 def load(path: Path, drafter: str, head: bool = True, **options: Any) -> Engine:

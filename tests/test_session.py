@@ -23,6 +23,7 @@ from edgespec.core.tree import TokenTree
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, Cancelled, ContextError, DeviceError, ModelError, OptionError
 from edgespec.kernels.matmul import Block, linear
+from edgespec.models.packing import pack_model
 from edgespec.progress import Progress
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch import weights
@@ -42,6 +43,13 @@ def write_model(path: Path, **changes: object) -> Path:
     backend.decoder = decoders.ByteLevel()
     backend.save(str(path / "tokenizer.json"))
     return path
+
+
+def packed_with_copy(folder: Path, **changes: object) -> Path:
+    """A model `folder`/m, packed with its int4 copy."""
+    model = write_model(folder / "m", **changes)
+    pack_model(str(model), folder / "packed", substitute="int4")
+    return folder / "packed"
 
 
 @pytest.fixture(scope="module")

@@ -20,14 +20,13 @@ from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Trace
 from edgespec.drafters.kinds import KINDS, choose_drafters
 from edgespec.engine import Engine
-from edgespec.models.packing import pack_model
 from edgespec.offload.chunks import Chunk
 from edgespec.offload.streamer import Streamer
 from edgespec.response import Response
 from edgespec.schedules.kinds import choose_schedule
 from edgespec.schedules.ssd import Ssd
 from tests.sessions import in_threads, tokens_of
-from tests.test_session import prompt_of, write_model
+from tests.test_session import packed_with_copy, prompt_of
 
 PROMPT = prompt_of(70)  # the first slots share a block of keys with the prefix
 COUNT = 26
@@ -39,10 +38,7 @@ DRAFTERS = ["ngram", "model", "substitute", "ngram+model", "ngram+substitute"]
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ssd")
-    write_model(folder / "m", max_position_embeddings=2048)
-    pack_model(str(folder / "m"), folder / "packed", substitute="int4")
-    return folder / "packed"
+    return packed_with_copy(tmp_path_factory.mktemp("ssd"), max_position_embeddings=2048)
 
 
 def load(packed: Path, drafter: str, **options: Any) -> Engine:

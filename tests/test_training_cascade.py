@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
 import random
@@ -510,16 +509,8 @@ def test_without_matplotlib_the_command_says_so_and_succeeds(
     text: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    without_matplotlib: None,
 ) -> None:
-    plain: Callable[..., Any] = builtins.__import__
-
-    def missing(name: str, *more: Any, **others: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return plain(name, *more, **others)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
     assert command(model, text, tmp_path) == 0
     assert "pip install 'edgespec[plot]'" in capsys.readouterr().err
     assert not (tmp_path / CURVES).exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
 import re
@@ -302,16 +301,8 @@ def test_what_fails_leaves_the_old_page(
 
 
 def test_without_matplotlib_the_picture_is_refused_before_any_work(
-    run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, without_matplotlib: None
 ) -> None:
-    plain: Callable[..., Any] = builtins.__import__
-
-    def missing(name: str, *more: Any, **others: Any) -> Any:
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return plain(name, *more, **others)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
     code, out, err = run("m", "--memory", "4GB", "--html", "x.html", "--png", "x.png")
     assert code == 1
     assert not out

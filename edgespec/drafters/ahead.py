@@ -58,10 +58,6 @@ class Ahead(Growing):
         """The verified tree: what is ahead of it shows in the next round."""
         return self.verified
 
-    def stop(self) -> None:
-        super().stop()
-        self.forest.keeps = True
-
     def rank(self, outcome: Outcome) -> int | None:
         """Nobody asks: it makes no difference."""
         return None

@@ -90,10 +90,6 @@ class DrawnChain(Growing):
         drawn = [np.log(draft.of(token)) for draft, token in zip(drafts, chain[1:], strict=True)]
         return TokenTree.chain(chain, [0.0, *drawn], drafts)
 
-    def stop(self) -> None:
-        super().stop()
-        self.forest.keeps = True
-
     def _grow(self) -> Generator[None, None, None]:
         if self.most <= 0 or not (self.passes or self.forest.slots):
             return

@@ -57,10 +57,6 @@ class DrawnAhead(Growing):
         """The verified chain: what is ahead of it shows in the next round."""
         return self.verified
 
-    def stop(self) -> None:
-        super().stop()
-        self.forest.keeps = True
-
     def guesses(self, accepted: int) -> list[tuple[float, int]]:
         """Log-probability and token of the bonus tokens after so many accepted ones, likeliest first: as the
         drafter has it, but for the one that was refused. Of tokens whose successor has been asked for."""

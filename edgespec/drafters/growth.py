@@ -70,6 +70,7 @@ class Growing(ABC):
 
     def stop(self) -> None:
         self.work.close()
+        self.forest.keeps = True
 
     def cancel(self) -> None:
         self.forest.forget()
@@ -116,10 +117,6 @@ class BestFirst(Growing):
 
     def tree(self, root: int = 0) -> TokenTree:
         return self.builders[root].tree()
-
-    def stop(self) -> None:
-        super().stop()
-        self.forest.keeps = True
 
     def _grow(self) -> Generator[None, None, None]:
         if not self.useful or not (self.passes or self.forest.slots):
