@@ -31,7 +31,7 @@ from edgespec.text.conversation import Message
 
 LETTERS = "etaoinshrdlucmfwyp" * 8 + "0123456789,.-" * 2 + "éàüößабвгджзあいう漢字🙂"
 SETTLED = 50  # replies, after which all that is kept once is there
-LEAK = 30_000  # bytes a reply
+LEAK = 60_000  # bytes a reply
 
 
 def words(rng: random.Random) -> str:
