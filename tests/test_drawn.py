@@ -40,7 +40,9 @@ DRAFTS = TableRuntime(noise=1.0).table
 class Picky(Fixed):
     """Goes by the very tokens that were drawn: more of what is unlikely, and often nothing at all."""
 
-    def overlapped(self, limit: TreeBudget, passes: range, prepared: TokenTree) -> TreeBudget | None:
+    def overlapped(
+        self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int
+    ) -> TreeBudget | None:
         if len(prepared) > 1 and prepared.logprobs[1] < -1.0:
             return None
         more = 2 if prepared.logprobs[-1] < -1.0 else 0

@@ -16,7 +16,7 @@ from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.offload.plan.costs import CostModel
-from tests.test_controller import LIMIT, REGIMES, SUBSTITUTES, Run, World, simulate
+from tests.test_controller import LIMIT, REGIMES, SUBSTITUTES, WIDTH, Run, World, simulate
 
 WORLDS = REGIMES | SUBSTITUTES
 
@@ -39,7 +39,7 @@ def overlapped(
     for _ in range(cycles):
         hit = rng.random() < hits if ahead else None
         found = world.tree(prepared) if hit else TokenTree.root(1)
-        budget = controller.overlapped(LIMIT, world.paid, found)
+        budget = controller.overlapped(LIMIT, world.paid, found, WIDTH)
         tree, draft_seconds, overlap = TokenTree.root(1), 0.0, Overlap(hit)
         if budget is not None:
             late = budget.passes > 0
@@ -131,15 +131,15 @@ def test_what_a_prepared_tree_is_worth() -> None:
     world, prior = WORLDS["right 0.9"]
     controller = Adaptive(prior)
     overlapped(world, prior, 0.7, 6, controller=controller)
-    root = controller.overlapped(LIMIT, world.paid, TokenTree.root(1))
+    root = controller.overlapped(LIMIT, world.paid, TokenTree.root(1), WIDTH)
     assert root is not None
     assert root.found == 0
     for steps in (3, 6, 12):
-        budget = controller.overlapped(LIMIT, world.paid, world.tree(steps))
+        budget = controller.overlapped(LIMIT, world.paid, world.tree(steps), WIDTH)
         assert budget is not None
         assert abs(budget.found - steps) <= max(2, steps // 3)
         assert budget.ahead
-    deep = controller.overlapped(LIMIT, world.paid, world.tree(24))
+    deep = controller.overlapped(LIMIT, world.paid, world.tree(24), WIDTH)
     assert deep is not None
     assert deep.passes <= root.passes
 
@@ -176,9 +176,9 @@ def test_what_is_drafted_in_waits_is_no_measure_of_a_draft() -> None:
 
 def test_fixed_counts_levels() -> None:
     tree = TokenTree.chain([1, 2, 3])
-    found = Fixed(TreeBudget(9, 5, 4)).overlapped(LIMIT, range(1, 9), tree)
+    found = Fixed(TreeBudget(9, 5, 4)).overlapped(LIMIT, range(1, 9), tree, 8)
     assert found == TreeBudget(9, 5, 2, found=2, ahead=True)
-    found = Fixed(TreeBudget(9, 5, 1)).overlapped(LIMIT, range(1, 9), tree)
+    found = Fixed(TreeBudget(9, 5, 1)).overlapped(LIMIT, range(1, 9), tree, 8)
     assert found == TreeBudget(9, 5, 0, found=1, ahead=True)
 
 
@@ -202,3 +202,15 @@ def test_hit_rates() -> None:
     assert new.tokens_per_second(tokens[:1], passes[:1], drafts[:1]) == 1.0
     hits.fade(2000)
     assert hits.rate == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("width", [1, 8])
+def test_another_pass_gains_by_as_many_ends_as_it_goes_on_from(width: int) -> None:
+    """Eight likely ends: whoever expands eight in a pass has much to gain by one more; by one, hardly."""
+    world, prior = WORLDS["right 0.9"]
+    controller = Adaptive(prior)
+    overlapped(world, prior, 0.7, 6, controller=controller)
+    tree = TokenTree(np.arange(9), np.array([-1] + [0] * 8), np.log(np.array([1.0] + [0.12] * 8)))
+    budget = controller.overlapped(LIMIT, world.paid, tree, width)
+    assert budget is not None
+    assert (budget.passes > 0) == (width == 8)

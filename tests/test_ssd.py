@@ -121,6 +121,22 @@ def test_nothing_is_drafted_twice(name: str, waits: int) -> None:
         assert sum(cycle.overlap.nodes for cycle in cycles if cycle.overlap) > 0
 
 
+@pytest.mark.parametrize(("name", "width"), [("ngram", 1), ("model", 8), ("model", 3), ("ngram+model", 3)])
+def test_the_controller_is_told_how_wide_a_pass_is(
+    monkeypatch: pytest.MonkeyPatch, name: str, width: int
+) -> None:
+    heard = set[int]()
+
+    class Told(Fixed):
+        def overlapped(self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int) -> Any:
+            heard.add(width)
+            return super().overlapped(limit, passes, prepared, width)
+
+    monkeypatch.setattr(ModelDrafter, "width", width)
+    reply(Ssd(drafter_of(name), Told(BUDGET), 64), lambda: 9, GREEDY)
+    assert heard == {width}
+
+
 def test_a_hit_goes_on_where_the_waits_ended() -> None:
     """Its tree is there without a pass; deeper than what was prepared only what is missing is run."""
     shallow = TreeBudget(12, 2, 2)

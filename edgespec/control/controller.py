@@ -41,7 +41,6 @@ GRACE = 2.0  # plain cycles' worth of credit to begin with,
 GROWTH = 3  # times as long as those of late may a draft be, and one step more
 SAVED = 6.0  # and at most: old gains do not pay for new losses
 APART = 15  # cycles lie between two conversations, as far as acceptance is concerned
-WIDTH = 8  # leaves that a pass of drafting goes on from (as `drafters.model` has it)
 STALE = 0.1  # weight of evidence on plain cycles below which one is measured again
 
 
@@ -59,7 +58,9 @@ class Fixed:
         own = self._budget
         return TreeBudget(min(own.nodes, limit.nodes), min(own.depth, limit.depth), own.passes)
 
-    def overlapped(self, limit: TreeBudget, passes: range, prepared: TokenTree) -> TreeBudget | None:
+    def overlapped(
+        self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int
+    ) -> TreeBudget | None:
         """The same: a level that was prepared is a pass less."""
         budget = self.budget(limit, passes)
         if budget is None:
@@ -119,7 +120,9 @@ class Adaptive:
         self.refusal = self._refusal(float(rates[best]))
         return replace(limit, passes=int(STEPS[best])) if self.refusal is None else None
 
-    def overlapped(self, limit: TreeBudget, passes: range, prepared: TokenTree) -> TreeBudget | None:
+    def overlapped(
+        self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int
+    ) -> TreeBudget | None:
         """Everything has a price in time, and time is worth the best rate in the long run: what gains most at
         that price, beside what is prepared."""
         if self._rests(limit):
@@ -134,7 +137,7 @@ class Adaptive:
         self.refusal = self._refusal(best)
         if self.refusal is not None:
             return None
-        given, found, even = self._worth(prepared, tokens)
+        given, found, even = self._worth(prepared, tokens, width)
         more = STEPS - STEPS[even]
         seconds = self.costs.passes(np.maximum(nodes, len(prepared)), self._overlaps)
         seconds[even] = self.costs.passes(len(prepared), self._overlaps)
@@ -159,9 +162,10 @@ class Adaptive:
         self._overlaps = ahead >= float(serial.max())
         return max(ahead, float(serial.max()))
 
-    def _worth(self, prepared: TokenTree, tokens: FloatArray) -> tuple[float, int, int]:
+    def _worth(self, prepared: TokenTree, tokens: FloatArray, width: int) -> tuple[float, int, int]:
         """What a prepared tree is expected to give, the bonus token included; the passes that give as much by
-        `tokens` [len(STEPS)]; and which of STEPS gets as far, so that another pass would gain as much."""
+        `tokens` [len(STEPS)]; and which of STEPS gets as far, so that another pass, at `width` ends,
+        would gain as much."""
         if len(prepared) == 1:
             return float(tokens[0]), 0, 0
         chances = np.exp(self.chances.scores(prepared))
@@ -170,7 +174,7 @@ class Adaptive:
         leaf = np.ones(len(prepared), dtype=bool)
         leaf[prepared.parents[1:]] = False
         ends = np.sort(np.where(leaf, chances * self.chances.after(prepared.depths), 0.0))
-        gain = self.gives.kept * float(ends[-WIDTH:].sum())
+        gain = self.gives.kept * float(ends[::-1][:width].sum())
         slopes = np.diff(tokens) / np.diff(STEPS)
         even = int(np.argmax(np.append(slopes, 0.0) <= gain))
         return given, int(STEPS[found]), even

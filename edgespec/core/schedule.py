@@ -76,9 +76,12 @@ class Controller(Protocol):
     def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
         """What to draft, within `limit` and the drafter's sensible numbers of `passes`; None = nothing."""
 
-    def overlapped(self, limit: TreeBudget, passes: range, prepared: TokenTree) -> TreeBudget | None:
+    def overlapped(
+        self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int
+    ) -> TreeBudget | None:
         """As `budget`, for a schedule whose drafter goes on while the target verifies: what to draft beside
-        what is `prepared` (the root alone: nothing) and costs nothing."""
+        what is `prepared` (the root alone: nothing) and costs nothing. A pass goes on from `width` of its
+        ends."""
 
     def prune(self, tree: TokenTree) -> TokenTree:
         """The part of a drafted tree that is worth verifying."""

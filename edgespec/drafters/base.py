@@ -126,6 +126,10 @@ class Foreseeing(Protocol):
     """A drafter that can prepare for the outcomes of a tree while that is verified."""
 
     @property
+    def width(self) -> int:
+        """Nodes that one pass of it goes on from, before the target verifies."""
+
+    @property
     def prepared(self) -> bool:
         """For the outcome that was committed last. A round begun now goes on with what was prepared, and has
         it without a pass."""

@@ -39,6 +39,7 @@ from edgespec.drafters.channel import (
     trees_for,
 )
 from edgespec.drafters.growth import MAX_PASSES
+from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.process import TICK, Question, Worker, command
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 
@@ -89,6 +90,7 @@ class BesideDrafter:
     """See `drafters.base.Drafter`. One conversation; it never has more than one question open."""
 
     resident = True
+    width = ModelDrafter.width
 
     def __init__(self, worker: Worker, capacity: int, vocabulary: int) -> None:
         self.worker, self.vocabulary = worker, vocabulary

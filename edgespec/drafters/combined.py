@@ -57,6 +57,11 @@ class Combined:
         return CombinedDrafting(drawing[:1] or started, budget)
 
     @property
+    def width(self) -> int:
+        """A step is a pass of each."""
+        return sum(member.width for member in self.members if isinstance(member, Foreseeing))
+
+    @property
     def prepared(self) -> bool:
         return any(member.prepared for member in self.members if isinstance(member, Foreseeing))
 

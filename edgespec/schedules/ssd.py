@@ -82,7 +82,8 @@ class Ssd(Serial):
         if self.shape is not None:  # each number of accepted tokens has an outcome
             limit = replace(limit, depth=min(limit.depth, self.outcomes - 1))
         prepared = self._draft(root, limit, goes_on=True) if ready else self.tree
-        budget = self.controller.overlapped(limit, self.drafter.passes, prepared)
+        width = self.drafter.width if isinstance(self.drafter, Foreseeing) else 1
+        budget = self.controller.overlapped(limit, self.drafter.passes, prepared, width)
         if budget is None and self._drawn and len(prepared) > 1:
             budget = replace(limit, found=len(prepared) - 1)
         if budget is not None and self.drafter.passes:
