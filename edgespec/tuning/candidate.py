@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from edgespec.errors import Call
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 from edgespec.tuning.acceptance import PRIORS, Prior
+from edgespec.tuning.runs import MOST_TEXT
 
 Stored = Mapping[str, int]  # bytes by encoding
 
@@ -30,6 +32,13 @@ class Candidate:
     prior: Callable[[Plan], Prior] = lambda plan: PRIORS["ngram"]
     files: Mapping[str, str] = field(default_factory=dict)
     before: tuple[Call, ...] = ()
+
+    @property
+    def named(self) -> str:
+        """Its files in one text, the same from every folder: what is known of a draft model is not of
+        another."""
+        paths = (Path(name) for name in self.files.values())
+        return " ".join(str(path.resolve() if path.exists() else path) for path in paths)[:MOST_TEXT]
 
     def used(self, plan: Plan) -> bool:
         """The plan has room for it."""

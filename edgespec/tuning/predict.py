@@ -15,18 +15,18 @@ from edgespec.errors import Call, OptionError
 from edgespec.offload.plan.costs import LAYER_SECONDS, CostModel
 from edgespec.offload.plan.plan import Plan
 from edgespec.schedules.kinds import SCHEDULES, check_schedule
-from edgespec.tuning.acceptance import hit_rate, tree_tokens
+from edgespec.tuning.acceptance import SPREAD, hit_rate, tree_tokens
 from edgespec.tuning.candidate import Candidate
+from edgespec.tuning.fit import NORMAL_80, UNFITTED, Fit
 
 PROMPT = 500  # tokens, to whose reply's first token the time is told: one block of a prompt
 TREES = (2, 4, 8, 16, 32, 64)  # sizes that are tried, the root included
 NEARLY = 0.99  # of the best: a smaller tree that gives so much is preferred
 AHEAD = 12  # passes of drafting that are ever made in the waits of a pass
 FREE_DEPTH = 8  # levels of drafts that cost no passes
-NORMAL_80 = 1.2816  # standard deviations on either side that hold 80 %
-MODEL_ERROR = (
-    0.08  # standard deviation of what passes take against this model, rates being right (benchmarks)
-)
+# Standard deviation of what passes take against this model, rates being right (benchmarks); and, assumed,
+# after runs on the same machine have set it right.
+MODEL_ERROR, RUN_ERROR = 0.08, 0.04
 
 
 Guess = Callable[[int, int], float]
@@ -53,6 +53,14 @@ class Doubt:
 
     flash: float
     compute: float
+    model: float = MODEL_ERROR
+
+    def after(self, fit: Fit) -> Doubt:
+        """What is left of it, as far as runs have shown what the rates and the model get wrong."""
+        flash = fit.flash.sd if fit.flash.runs else self.flash
+        compute = fit.compute.sd if fit.compute.runs else self.compute
+        shown = fit.flash.runs or fit.compute.runs
+        return replace(self, flash=flash, compute=compute, model=RUN_ERROR if shown else self.model)
 
 
 MEASURED = Doubt(flash=0.15, compute=0.15)  # a shared virtual disk's own, within an hour
@@ -111,17 +119,26 @@ def legal_schedules(candidate: Candidate, wanted: str = "auto") -> list[str]:
 
 
 def costs_of(plan: Plan, candidate: Candidate) -> CostModel:
-    """What passes of this plan and steps of this drafter should cost."""
+    """What passes of this plan and steps of this drafter should cost, before any run."""
     step = plan.rates.multiply(candidate.reads(plan))[0] + candidate.layers * LAYER_SECONDS
     return replace(plan.costs(), step=step, ahead=plan.rates.flash(plan.ring_bytes))
 
 
 def predict(
-    plan: Plan, candidate: Candidate, schedules: Sequence[str], most: int, doubt: Doubt, exact: bool
+    plan: Plan,
+    candidate: Candidate,
+    schedules: Sequence[str],
+    most: int,
+    doubt: Doubt,
+    exact: bool,
+    fit: Fit = UNFITTED,
 ) -> Iterator[Setting]:
-    """A setting for each schedule, with the tree and the steps that give the highest speed."""
-    costs = costs_of(plan, candidate)
-    prior = candidate.prior(plan)
+    """A setting for each schedule, with the tree and the steps that give the highest speed; as runs have set
+    the laws right."""
+    seen = fit.seen(candidate.drafter, candidate.named)
+    unfitted = costs_of(plan, candidate)
+    costs = fit.costs(unfitted, seen)
+    prior, doubt = seen.prior(candidate.prior(plan)), doubt.after(fit)
 
     def guess(chance: float) -> Guess:
         return lambda depth, nodes: tree_tokens(chance, depth, nodes, prior.branches)
@@ -132,7 +149,7 @@ def predict(
             trees = sorted({n for n in TREES if n < most} | {most})
             depths = [FREE_DEPTH] if not candidate.layers else [int(s) for s in STEPS if s]
             options = [(nodes, steps) for nodes in trees for steps in depths]
-        rates = {way: _rate(schedule, costs, guess(prior.middle), *way) for way in options} or {
+        rates = {way: _rate(schedule, costs, guess(prior.middle), *way, seen.spread) for way in options} or {
             (1, 0): _plain(costs)
         }
         best = max(rate.speed for rate in rates.values())
@@ -140,15 +157,17 @@ def predict(
         rate, below, above = rates[nodes, steps], 0.0, 0.0
         computing = float(costs.computing(np.array(nodes))) + costs.overhead
         flash = costs.io >= computing
-        sd = hypot(doubt.flash if flash else doubt.compute, MODEL_ERROR) * NORMAL_80
+        sd = hypot(doubt.flash if flash else doubt.compute, doubt.model) * NORMAL_80
         if candidate.members:
-            below = log(rate.speed / _rate(schedule, costs, guess(prior.low), nodes, steps).speed)
-            above = log(_rate(schedule, costs, guess(prior.high), nodes, steps).speed / rate.speed)
+            how = nodes, steps, seen.spread
+            below = log(rate.speed / _rate(schedule, costs, guess(prior.low), *how).speed)
+            above = log(_rate(schedule, costs, guess(prior.high), *how).speed / rate.speed)
+        rate = _Rate(rate.tokens, rate.seconds / seen.left_over(schedule).value)
         speed = Interval.around(rate.speed, hypot(sd, below), hypot(sd, above))
         plain = _plain(costs).speed * (1 - ALLOWANCE)  # the controller keeps to that, whatever the text
         speed = Interval(max(speed.low, min(plain * exp(-sd), speed.middle)), speed.middle, speed.high)
-        first = costs.cycle(nodes=PROMPT)
-        wide = hypot(doubt.flash if costs.io >= first else doubt.compute, MODEL_ERROR) * NORMAL_80
+        first = (unfitted if fit.prompt.runs else costs).cycle(nodes=PROMPT) * fit.prompt.value
+        wide = hypot(doubt.flash if costs.io >= first else doubt.compute, doubt.model) * NORMAL_80
         yield Setting(
             dial=plan.dial,
             precision=plan.table.precision,
@@ -184,13 +203,16 @@ def _plain(costs: CostModel) -> _Rate:
     return _Rate(1.0, costs.cycle())
 
 
-def _rate(schedule: str, costs: CostModel, tokens: Guess, nodes: int, steps: int) -> _Rate:
-    """By the law of the schedule; where one that goes on drafting does not pay, it drafts in time only."""
+def _rate(
+    schedule: str, costs: CostModel, tokens: Guess, nodes: int, steps: int, spread: float = SPREAD
+) -> _Rate:
+    """By the law of the schedule; where one that goes on drafting does not pay, it drafts in time only.
+    `spread`: see `acceptance.hit_rate`."""
     serial = _Rate(tokens(steps, nodes), costs.cycle(steps if costs.step else 0, nodes))
     if schedule == "serial":
         return serial
     law = {"ssd": _ssd, "mirror": _mirror}[schedule]
-    return max(serial, law(costs, tokens, nodes, steps), key=lambda rate: rate.speed)
+    return max(serial, law(costs, tokens, nodes, steps, spread), key=lambda rate: rate.speed)
 
 
 def _waits(costs: CostModel, nodes: int) -> tuple[float, float]:
@@ -204,23 +226,23 @@ def _ahead(costs: CostModel, wait: float) -> int:
     return min(AHEAD, int(wait / costs.step)) if costs.step else AHEAD
 
 
-def _ssd(costs: CostModel, tokens: Guess, nodes: int, steps: int) -> _Rate:
+def _ssd(costs: CostModel, tokens: Guess, nodes: int, steps: int, spread: float = SPREAD) -> _Rate:
     """SSD, Theorem 7: the cache is filled in the waits of a pass; after a miss the drafter drafts then. Half
     of what is drafted ahead is for outcomes that do not come."""
     seconds, wait = _waits(costs, nodes)
     passes = _ahead(costs, wait)
-    hits = hit_rate(passes)
+    hits = hit_rate(passes, spread)
     primary = Drafted(tokens(passes // 2, nodes), 1.0)
     fallback = Drafted(tokens(steps, nodes), costs.step * steps / seconds)
     given = hits * primary.tokens + (1 - hits) * fallback.tokens
     return _Rate(given, given * seconds / speedup(hits, primary, fallback))
 
 
-def _mirror(costs: CostModel, tokens: Guess, nodes: int, steps: int) -> _Rate:
+def _mirror(costs: CostModel, tokens: Guess, nodes: int, steps: int, spread: float = SPREAD) -> _Rate:
     """Mirror-SD, Equation 10, with an exit half-way: what comes behind it hides the drafting."""
     seconds, wait = _waits(costs, nodes)
     passes = _ahead(costs, wait / 2)
-    hits = hit_rate(passes)
+    hits = hit_rate(passes, spread)
     step = Mirrored(seconds / 2, seconds / 2, draft=costs.step * passes, early=LAYER_SECONDS).step
     given = hits * tokens(passes // 2, nodes) + (1 - hits) * tokens(steps, nodes)
     return _Rate(given, step + (1 - hits) * costs.step * steps)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from edgespec.devices.machine import Machine
 from edgespec.devices.presets import Preset
 from edgespec.tuning.predict import Doubt, Setting
+from edgespec.tuning.runs import Trial
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was found. front: settings that no other beats in both memory and speed, the exact ones alone."""
+    """What was found. runs: what earlier ones of the model have shown here, by which the rest is set right.
+    front: settings that no other beats in both memory and speed, the exact ones alone."""
 
     model: str
     digest: str
@@ -40,3 +42,4 @@ class Tuning:
     later: Setting | None  # faster than the recommended one, when something has been packed
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
+    runs: tuple[Trial, ...] = ()

@@ -25,6 +25,7 @@ from edgespec.runtimes.formats.needs import plan_model
 from edgespec.schedules.kinds import check_model, check_schedule
 from edgespec.tuning.candidate import Candidate
 from edgespec.tuning.candidates import find_candidates
+from edgespec.tuning.fit import Fit, fit_runs
 from edgespec.tuning.machines import find_preset, measure_disk
 from edgespec.tuning.predict import (
     MEASURED,
@@ -38,6 +39,7 @@ from edgespec.tuning.predict import (
 )
 from edgespec.tuning.reasons import reasons_for
 from edgespec.tuning.result import Row, Tuning
+from edgespec.tuning.runs import Trial, recall_runs
 from edgespec.tuning.subject import Subject, open_subject
 from edgespec.values import format_bytes, parse_bytes
 
@@ -71,7 +73,8 @@ def tune_model(
         subject = stack.enter_context(open_subject(model, options.offline))
         check_model(options, subject.files.config)
         machine, doubt, notes = _machine(subject, known, progress)
-        search = _Search(subject, options, machine, doubt, stack)
+        runs, warned = _runs(subject, options) if known is None else ([], [])
+        search = _Search(subject, options, machine, doubt, stack, fit_runs(runs))
         rows = [search.row(dial) for dial in dials] if dials else search.usual_rows()
         fitting = [row for row in rows if row.best is not None]
         if not fitting:
@@ -98,7 +101,8 @@ def tune_model(
             front=_front(s for row in rows for s in row.settings if s.exact and not s.before),
             later=later if _speed(later) > _speed(recommended) / ENOUGH else None,
             reasons=reasons_for(recommended, fitting),
-            notes=(*notes, *search.notes),
+            notes=(*notes, *warned),
+            runs=tuple(runs),
         )
 
 
@@ -130,6 +134,12 @@ def _machine(
     return machine, MEASURED if machine.matmuls else UNMEASURED, notes
 
 
+def _runs(subject: Subject, options: EngineOptions) -> tuple[list[Trial], list[str]]:
+    """What runs of the model have shown here; and what to warn of."""
+    own = subject if options.precision is None else subject.variant(options.precision)
+    return recall_runs(subject.files.digest, own.precision) if subject.files.digest else ([], [])
+
+
 def _place(subject: Subject) -> Path:
     """A file of the model, or a folder on the disk where it would be."""
     if subject.here:
@@ -144,9 +154,15 @@ class _Search:
     """Plans and predicts for one model and machine."""
 
     def __init__(
-        self, subject: Subject, options: EngineOptions, machine: Machine, doubt: Doubt, stack: ExitStack
+        self,
+        subject: Subject,
+        options: EngineOptions,
+        machine: Machine,
+        doubt: Doubt,
+        stack: ExitStack,
+        fit: Fit,
     ) -> None:
-        self.options, self.machine, self.doubt = options, machine, doubt
+        self.options, self.machine, self.doubt, self.fit = options, machine, doubt, fit
         own = subject if options.precision is None else subject.variant(options.precision)
         self.subjects = [(own, find_candidates(own, options, machine.converts, stack))]
         if options.precision is None and subject.order is not None:
@@ -156,7 +172,6 @@ class _Search:
                     free = [c for c in self.subjects[0][1] if not c.extras.owners and not c.layers]
                     self.subjects.append((other, free))
         self.refused: EdgeSpecError | None = None
-        self.notes = list[str]()
 
     def row(self, dial: int) -> Row:
         """Everything at this dial. Raises OptionError for a dial that the machine does not have."""
@@ -214,8 +229,9 @@ class _Search:
             return []
         schedules = legal_schedules(candidate, options.schedule)
         exact = not subject.packed or options.precision is not None
-        settings = predict(plan, candidate, schedules, options.tree_nodes, self.doubt, exact)
-        return list(settings)
+        # What was run was the first subject: of another precision that tells how the disk does, no more.
+        fit = self.fit if subject is self.subjects[0][0] else Fit(flash=self.fit.flash)
+        return list(predict(plan, candidate, schedules, options.tree_nodes, self.doubt, exact, fit))
 
 
 def _speed(setting: Setting) -> float:

@@ -1,0 +1,163 @@
+"""The cost model set right by runs: few numbers, each a factor on one of its terms, or a chance.
+
+Times are medians over runs, because one pause of the machine makes any of them absurd. Chances are means by
+cycles: they have bounds, and a speed is over all texts. What no run has shown stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp, hypot, log, sqrt
+from statistics import median
+
+from edgespec.offload.plan.costs import CostModel
+from edgespec.tuning.acceptance import SPREAD, Prior, tree_tokens
+from edgespec.tuning.runs import Trial, runs_of
+
+LEAN = 4.0  # cycles' worth of trust in what is believed without runs
+LEAST_SD = 0.05  # of a rate's logarithm: a quiet disk's own from reply to reply
+FEW_SD = 0.08  # likewise, while fewer than FEW runs tell how much they differ
+FEW = 3
+TEXTS_SD = 0.1  # of a chance from text to text, where fewer than FEW tell
+LEAST_TEXTS_SD = 0.02
+NORMAL_80 = 1.2816  # standard deviations on either side that hold 80 %
+
+
+@dataclass(frozen=True)
+class Factor:
+    """Measured over expected; sd: of its logarithm. runs: that have shown it; without any it is unknown."""
+
+    value: float = 1.0
+    sd: float = FEW_SD
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What runs have shown of a drafter. cycles: that were judged, `texts` of them runs of their own.
+    spread: of misses (`acceptance.hit_rate`). rest: by schedule, what the laws leave over of its speed."""
+
+    step: Factor = Factor()
+    chance: float = 0.0
+    sd: float = TEXTS_SD
+    cycles: int = 0
+    texts: int = 0
+    spread: float = SPREAD
+    rest: Mapping[str, Factor] = field(default_factory=dict)
+
+    def prior(self, believed: Prior) -> Prior:
+        """What is believed of its drafts now."""
+        if not self.cycles:
+            return believed
+        middle = (self.cycles * self.chance + LEAN * believed.middle) / (self.cycles + LEAN)
+        wide = NORMAL_80 * self.sd * sqrt(1 + 1 / max(1, self.texts))
+        low, high = max(0.01, middle - wide), min(0.99, middle + wide)
+        source = f"measured, {self.cycles} cycles"
+        return Prior(min(low, middle), middle, max(high, middle), source, believed.branches)
+
+    def left_over(self, schedule: str) -> Factor:
+        return self.rest.get(schedule, Factor())
+
+
+UNSEEN = Seen()
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What runs of a model have shown on this machine; by default nothing."""
+
+    flash: Factor = Factor()
+    compute: Factor = Factor()
+    prompt: Factor = Factor()
+    drafters: Mapping[tuple[str, str], Seen] = field(default_factory=dict)  # by name and files
+
+    def seen(self, drafter: str, files: str) -> Seen:
+        return self.drafters.get((drafter, files), UNSEEN)
+
+    def costs(self, costs: CostModel, seen: Seen) -> CostModel:
+        """With these factors; a step that was never timed is off as the passes' computing is."""
+        flash, compute = self.flash.value, self.compute.value
+        return replace(
+            costs,
+            io=costs.io * flash,
+            ahead=costs.ahead * flash,
+            compute=costs.compute * compute,
+            overhead=costs.overhead * compute,
+            by_rows=tuple(seconds * compute for seconds in costs.by_rows),
+            step=costs.step * (seen.step.value if seen.step.runs else compute),
+        )
+
+
+UNFITTED = Fit()
+
+
+def fit_runs(runs: Sequence[Trial]) -> Fit:
+    """`runs` of one model on one machine."""
+    drafters = {}
+    for drafter, files in {(run.drafter, run.files) for run in runs}:
+        own = runs_of(runs, drafter, files)
+        drafters[drafter, files] = _seen(own)
+    return Fit(
+        flash=_factor(run.flash for run in runs),
+        compute=_factor(run.compute for run in runs),
+        prompt=_factor(run.prompt for run in runs),
+        drafters=drafters,
+    )
+
+
+def _seen(runs: Sequence[Trial]) -> Seen:
+    judged = [(run.chance, run.judged) for run in runs if run.chance is not None and run.judged]
+    chance, cycles = _mean(judged)
+    spread, lookups = _mean([(run.spread, run.lookups) for run in runs if run.spread is not None])
+    sd = TEXTS_SD
+    if len(judged) >= FEW:
+        off = sum(n * (one - chance) ** 2 for one, n in judged) / cycles
+        sd = max(LEAST_TEXTS_SD, sqrt(off * len(judged) / (len(judged) - 1)))
+    return Seen(
+        step=_factor(run.step for run in runs),
+        chance=chance,
+        sd=sd,
+        cycles=cycles,
+        texts=len(judged),
+        spread=(lookups * spread + LEAN * SPREAD) / (lookups + LEAN),
+        rest={
+            schedule: _factor(run.rest for run in runs if run.schedule == schedule)
+            for schedule in {run.schedule for run in runs}
+        },
+    )
+
+
+def _mean(values: Sequence[tuple[float, int]]) -> tuple[float, int]:
+    """(the mean, the weights' sum) of values with weights."""
+    total = sum(n for _, n in values)
+    return (sum(value * n for value, n in values) / total if total else 0.0), total
+
+
+def _factor(values: Iterable[float | None]) -> Factor:
+    logs = [log(value) for value in values if value is not None]
+    if not logs:
+        return Factor()
+    middle, sd = median(logs), FEW_SD
+    if len(logs) >= FEW:
+        sd = max(LEAST_SD, 1.4826 * median(abs(one - middle) for one in logs))  # a normal's, by its MAD
+    return Factor(exp(middle), hypot(sd, sd / sqrt(len(logs))), len(logs))
+
+
+def matching_chance(trees: Sequence[tuple[int, int]], tokens: int, branches: bool) -> float:
+    """The chance with which trees of so many (levels, nodes), the root among them, should give so many tokens
+    in all, bonus tokens included."""
+    low, high = 0, 1000  # thousandths: the curve is drawn for these
+    while high - low > 1:
+        middle = (low + high) // 2
+        given = sum(tree_tokens(middle / 1000, depth, nodes, branches) for depth, nodes in trees)
+        low, high = (middle, high) if given <= tokens else (low, middle)
+    return low / 1000
+
+
+def matching_spread(hits: int, lookups: int, passes: float) -> float | None:
+    """The power of misses where so many passes prepared for so many outcomes that came; None = none did."""
+    if not lookups or passes <= 0:
+        return None
+    missed = (lookups - hits + 0.5) / (lookups + 1)  # neither always nor never is to be believed of a few
+    return min(10.0, -log(missed) / log(1 + passes))

@@ -1,0 +1,216 @@
+"""Hears a run's cycles, and tells what they show of the cost model. Needs no torch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from statistics import median
+from time import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgespec.core.trace import Cycle, Overlap, Phase, Trace
+from edgespec.errors import EdgeSpecError
+from edgespec.offload.plan.costs import CostModel
+from edgespec.tuning.candidate import PLAIN, Candidate
+from edgespec.tuning.candidates import find_candidates
+from edgespec.tuning.fit import Fit, fit_runs, matching_chance, matching_spread
+from edgespec.tuning.predict import FREE_DEPTH, MEASURED, UNMEASURED, Setting, costs_of, predict
+from edgespec.tuning.runs import Trial, keep_run, recall_runs
+from edgespec.tuning.subject import Subject
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+    from edgespec.offload.chunks import ChunkEvent
+    from edgespec.offload.plan.plan import Plan
+    from edgespec.response import Stats
+
+LEAST_CYCLES = 4  # of a run: fewer are about how replies begin
+CYCLES = 2000  # that are held; of a longer reply the latest
+WAITED = 0.05  # of a pass: from there on flash is what it waits for
+LEAST_PROMPT = 16  # tokens: of a shorter one hardly more than a pass's fixed costs shows
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A cycle; seconds. waited: of the pass, blocked on flash. levels, nodes: of the tree."""
+
+    plan: Plan
+    passes: int | None
+    levels: int
+    nodes: int
+    tokens: int
+    rows: int
+    drafting: float
+    verifying: float
+    waited: float
+    overlap: Overlap
+
+
+class Watch:
+    """Hears one conversation of an engine, and its flash.
+
+        watch = Watch(engine)
+        session = engine.new_session(trace=watch.trace)
+        engine.target.weights.listen(watch.chunk)
+        ...
+        watch.reply(stats)      # after each reply: a Trial, which is kept for the next `tune`
+
+    What it holds of a cycle is small, and everything else waits for the end of the reply.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.trace = Trace(self.cycle, None, self.phase)
+        self.notes = list[str]()  # what to warn of
+        self._cycles = deque[_Seen](maxlen=CYCLES)
+        self._waited = 0.0
+        self._candidate: Candidate | None = None
+        self._known = False
+
+    # What it hears of.
+
+    def phase(self, event: Phase) -> None:
+        if event.name == "verify" and event.begins:
+            self._waited = 0.0
+
+    def chunk(self, event: ChunkEvent) -> None:
+        if event.kind == "wait":
+            self._waited += event.ended - event.began
+
+    def cycle(self, event: Cycle) -> None:
+        tree, outcome = event.tree, event.outcome
+        self._cycles.append(
+            _Seen(
+                plan=self.engine.plan,
+                passes=event.passes,
+                levels=int(tree.depths.max()),
+                nodes=len(tree),
+                tokens=len(outcome.tokens),
+                rows=len(tree) + outcome.beside,
+                drafting=event.draft_seconds,
+                verifying=event.verify_seconds,
+                waited=self._waited,
+                overlap=event.overlap or Overlap(),
+            )
+        )
+        self._waited = 0.0
+
+    # What it tells.
+
+    def expected(self, fit: Fit | None = None) -> Setting | None:
+        """What the engine's own setting should give, by what runs before have shown, unless another `fit` is
+        given; None where its way of drafting cannot be predicted."""
+        candidate = self.candidate
+        if candidate is None:
+            return None
+        if fit is None:
+            files = self.engine.files
+            runs, notes = recall_runs(files.digest, files.table.precision)
+            self.notes += [note for note in notes if note not in self.notes]
+            fit = fit_runs(runs)
+        engine = self.engine
+        doubt = MEASURED if engine.plan.rates.matmuls is not None else UNMEASURED
+        schedule = engine.schedule if candidate.members else "serial"
+        nodes = engine.options.tree_nodes
+        return next(predict(engine.plan, candidate, [schedule], nodes, doubt, exact=True, fit=fit))
+
+    @property
+    def candidate(self) -> Candidate | None:
+        """The engine's way of drafting, as predictions see it; None = they do not know it."""
+        if not self._known:
+            self._candidate, self._known = _candidate_of(self.engine), True
+        return self._candidate
+
+    def reply(self, stats: Stats) -> Trial | None:
+        """A reply is over: what it showed, which is kept. None where it was too short to show anything."""
+        cycles, self._cycles = [*self._cycles], deque(maxlen=CYCLES)
+        expected, candidate = self.expected(), self.candidate
+        if len(cycles) < LEAST_CYCLES or candidate is None or expected is None:
+            return None
+        run = Trial(
+            dial=expected.dial,
+            drafter=candidate.drafter,
+            files=candidate.named,
+            schedule=expected.schedule,
+            cycles=len(cycles),
+            tokens=sum(one.tokens for one in cycles),
+            seconds=sum(one.drafting + one.verifying for one in cycles),
+            predicted=expected.speed.middle,
+            when=time(),
+            prompt=_prompt(stats, costs_of(self.engine.plan, candidate)),
+        )
+        run = _passes(run, cycles, candidate)
+        if candidate.members:
+            run = _drafts(run, cycles, candidate, self.engine.options.tree_nodes)
+        own = self.expected(fit_runs([run]))
+        assert own is not None
+        run = replace(run, rest=run.speed / own.speed.middle)
+        files = self.engine.files
+        keep_run(files.digest, files.table.precision, run)
+        return run
+
+
+def _candidate_of(engine: Engine) -> Candidate | None:
+    if not engine.drafters:
+        return PLAIN
+    subject = Subject(str(engine.files.path), engine.files, None, here=True)
+    try:
+        with ExitStack() as stack:
+            found = find_candidates(subject, engine.options, frozenset(), stack)
+    except EdgeSpecError:
+        return None
+    same = [c for c in found if set(c.members) == set(engine.drafters) and not c.before]
+    return same[0] if same else None
+
+
+def _passes(run: Trial, cycles: Sequence[_Seen], candidate: Candidate) -> Trial:
+    """With what reading and computing took, over what they should have.
+
+    A pass that was blocked on flash took as long as its reading, but for what was read during the drafting
+    before it; what it computed is the rest of its time, if nothing was drafted in its waits.
+    """
+    reading, computing, steps = list[float](), list[float](), list[float]()
+    for one in cycles:
+        costs = costs_of(one.plan, candidate)
+        if costs.io and one.waited > WAITED * one.verifying:
+            reading.append((one.verifying + min(one.drafting, costs.ahead)) / costs.io)
+        if not one.overlap.steps and not one.overlap.nodes:
+            expected = float(costs.computing(np.array(one.rows))) + costs.overhead
+            computing.append((one.verifying - one.waited) / expected)
+        if one.passes and costs.step:
+            steps.append(one.drafting / one.passes / costs.step)
+    return replace(run, flash=_median(reading), compute=_median(computing), step=_median(steps))
+
+
+def _median(values: Sequence[float]) -> float | None:
+    """Of what can be a factor."""
+    found = [value for value in values if value > 0]
+    return median(found) if found else None
+
+
+def _prompt(stats: Stats, costs: CostModel) -> float | None:
+    fresh = stats.prompt_tokens - stats.reused_tokens
+    return stats.prefill_seconds / costs.cycle(nodes=fresh) if fresh >= LEAST_PROMPT else None
+
+
+def _drafts(run: Trial, cycles: Sequence[_Seen], candidate: Candidate, most: int) -> Trial:
+    """With what its drafts were worth: of cycles in which the drafter was asked."""
+    asked = [one for one in cycles if one.passes is not None]
+    looked = [one for one in asked if one.overlap.hit is not None]
+    if asked:
+        # N-grams often find nothing: that is part of their chance.
+        free = not candidate.layers
+        trees = [(FREE_DEPTH, most) if free else (one.levels, one.nodes) for one in asked]
+        prior = candidate.prior(asked[-1].plan)
+        chance = matching_chance(trees, sum(one.tokens for one in asked), prior.branches)
+        run = replace(run, chance=chance, judged=len(asked))
+    ahead = [one.overlap.passes for one in cycles if one.overlap.passes]
+    if looked and ahead:
+        hits = sum(one.overlap.hit is True for one in looked)
+        spread = matching_spread(hits, len(looked), sum(ahead) / len(ahead))
+        run = replace(run, spread=spread, lookups=len(looked))
+    return run
