@@ -28,7 +28,7 @@ from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
 from edgespec.drafters import beside, process
-from edgespec.drafters.base import Drafter, Root
+from edgespec.drafters.base import Drafter, Elsewhere, Foreseeing, Root
 from edgespec.drafters.beside import Beside, BesideDrafter
 from edgespec.drafters.channel import Load
 from edgespec.drafters.combined import Combined
@@ -145,7 +145,7 @@ def test_trees_are_those_of_the_same_drafter_in_this_process(worker: Beside) -> 
             theirs.prefill(context)
             root = int(rng.integers(VOCABULARY))
             for cycle in range(12):
-                assert theirs.prepared == ours.prepared
+                assert theirs.prepared() == ours.prepared()
                 budget = TreeBudget(*map(int, rng.integers((1, 0, 0), (40, 9, 9))))
                 roots = [Root((root,))]
                 if cycle % 5 == 4:
@@ -181,7 +181,7 @@ def test_what_it_prepares_is_what_this_process_would(worker: Beside) -> None:
     for _ in range(10):
         trees = []
         for drafter in (ours, theirs):
-            drafting = drafter.start([Root((root,))], TreeBudget(8, 3, 0 if drafter.prepared else 3))
+            drafting = drafter.start([Root((root,))], TreeBudget(8, 3, 0 if drafter.prepared() else 3))
             while drafting.step():
                 pass
             drafting.stop()
@@ -203,11 +203,29 @@ def test_what_it_prepares_is_what_this_process_would(worker: Beside) -> None:
         outcome = Outcome(path, (*trees[0].tokens[path[1:]].tolist(), bonus))
         for drafter in (ours, theirs):
             drafter.commit(root, outcome)
-        assert theirs.prepared == ours.prepared
-        hits += ours.prepared
+        assert theirs.prepared() == ours.prepared()
+        hits += ours.prepared()
         text += [root, *outcome.tokens[:-1]]
         root = bonus
     assert hits > 3
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_to_ask_what_it_can_does_not_wait_for_it(
+    worker: Beside, monkeypatch: pytest.MonkeyPatch, waited: list[float], alone: bool
+) -> None:
+    """On Python 3.10 and 3.11 `isinstance` evaluates the properties that a protocol names."""
+    drafter = drafter_of(worker)
+    drafter.prefill(Context(PROMPT))
+    monkeypatch.setattr(beside, "SILENCE", 0.2)
+    monkeypatch.setattr(worker.worker, "tell", lambda message: None)  # it never hears of it
+    drafter.commit(2, Outcome(np.array([0]), (3,)))
+    asked = drafter if alone else Combined([NGram(), drafter])
+    assert isinstance(asked, Foreseeing)
+    assert isinstance(asked, Elsewhere)
+    assert not waited
+    assert not asked.prepared()
+    assert waited
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")

@@ -129,10 +129,9 @@ class Foreseeing(Protocol):
     def width(self) -> int:
         """Nodes that one pass of it goes on from, before the target verifies."""
 
-    @property
     def prepared(self) -> bool:
         """For the outcome that was committed last. A round begun now goes on with what was prepared, and has
-        it without a pass."""
+        it without a pass. May wait for somebody, as far as is sensible; raises Cancelled."""
 
     def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
         """Draft below the outcomes of `tree`, which the latest round has drafted, others may have added to,

@@ -146,9 +146,8 @@ class BesideDrafter:
         self._question = self.worker.ask(kind, message)
         return self._question
 
-    @property
     def prepared(self) -> bool:
-        """See `drafters.base.Foreseeing`. Waits for the worker; raises Cancelled."""
+        """See `drafters.base.Foreseeing`. Waits for the worker."""
         if self._lookup is None or self._lookup is not self._question:
             return False
         while self.waits():

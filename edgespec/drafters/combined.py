@@ -61,9 +61,8 @@ class Combined:
         """A step is a pass of each."""
         return sum(member.width for member in self.members if isinstance(member, Foreseeing))
 
-    @property
     def prepared(self) -> bool:
-        return any(member.prepared for member in self.members if isinstance(member, Foreseeing))
+        return any(member.prepared() for member in self.members if isinstance(member, Foreseeing))
 
     def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
         foreseeing = [member for member in self.members if isinstance(member, Foreseeing)]

@@ -62,7 +62,6 @@ class ModelDrafter:
         self.forest.renew()
         return grow(self, roots, self._fitting(budget, max(len(r.path) for r in roots)))
 
-    @property
     def prepared(self) -> bool:
         return self.forest.kept
 

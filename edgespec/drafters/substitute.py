@@ -177,7 +177,6 @@ class SubstituteDrafter:
         self.forest.renew()
         return grow(self, roots, budget)
 
-    @property
     def prepared(self) -> bool:
         return self.forest.kept
 

@@ -123,7 +123,7 @@ class Desk:
         elif isinstance(message, Commit):
             outcome = Outcome(np.arange(len(message.tokens)), tuple(message.tokens))
             seat.drafter.commit(message.root, outcome)
-            self.say(Committed(message.question, seat.drafter.prepared, peak_memory()))
+            self.say(Committed(message.question, seat.drafter.prepared(), peak_memory()))
         elif seat.drafting is not None:
             if isinstance(message, Stop):
                 seat.drafting.stop()

@@ -75,7 +75,7 @@ class Ssd(Serial):
         began = self.clock()
         self.root, self.tree, self.passes = root, TokenTree.root(root), None
         # On the way here the drafter has committed the outcome: the lookup.
-        ready = isinstance(self.drafter, Foreseeing) and self.drafter.prepared
+        ready = isinstance(self.drafter, Foreseeing) and self.drafter.prepared()
         self.overlap = Overlap(None if self._ahead is None else ready)
         self._ahead = None
         limit = rest = TreeBudget(self.nodes, self.left - 1, passes=0)
