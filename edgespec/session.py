@@ -91,8 +91,9 @@ class Session:
                 self._free()
 
     def _free(self) -> None:
-        for name in ("cache", "schedule"):
-            self.__dict__.pop(name, None)
+        if (schedule := self.__dict__.pop("schedule", None)) is not None:
+            schedule.end()  # in the midst of a reply, perhaps
+        self.__dict__.pop("cache", None)
         self._release()
 
     def __enter__(self) -> Session:
@@ -212,6 +213,7 @@ class Session:
     def _end(self, reply: Reply) -> None:
         try:
             if not self._closed:
+                self.schedule.end()
                 # A tree may have been accepted beyond the reply's end. Plain decoding never computes that,
                 # and the next prompt must find the same prefix either way.
                 self._keep(len(reply.prompt) + max(0, reply.stats.reply_tokens - 1))

@@ -30,11 +30,25 @@ from edgespec.core.tree import TokenTree
 from edgespec.drafters import beside, process
 from edgespec.drafters.base import Drafter, Elsewhere, Foreseeing, Root
 from edgespec.drafters.beside import Beside, BesideDrafter
-from edgespec.drafters.channel import Load
+from edgespec.drafters.channel import (
+    Cancel,
+    Close,
+    Draft,
+    GoAhead,
+    Load,
+    Open,
+    Prefill,
+    RootPath,
+    Sent,
+    Stop,
+    Trees,
+    as_sent,
+)
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.process import Question, command
+from edgespec.drafters.worker import Desk
 from edgespec.errors import Cancelled, CorruptFileError, DeviceError
 from edgespec.schedules.serial import Serial
 from edgespec.schedules.ssd import Ssd
@@ -275,6 +289,32 @@ def test_one_that_is_at_work_for_ever_is_waited_for_once(
     assert not any(cycle.outcome.drafted for cycle in cycles)
     assert 0.4 < sum(waited) < 0.8, "three times as long as for silence, in one cycle"
     opened.close()
+
+
+@pytest.mark.parametrize("end", [Cancel, Stop, Close])
+def test_a_round_that_nobody_waits_for_ends_at_once(end: type[Cancel | Stop | Close]) -> None:
+    """What was asked is answered with what there is, and of a conversation that waits for nothing, nothing is
+    done; others go on."""
+    said = list[Sent]()
+    desk = Desk(said.append, lambda capacity: TableRuntime(worker_programs.ROWS, capacity))
+    for seat in (1, 2):
+        desk.take(Open(seat, 400, VOCABULARY))
+        desk.take(Prefill(seat, list(PROMPT), False, 0, 0.0, 1.0, 0, 0.0))
+    desk.take(GoAhead(2, as_sent(TokenTree.root(2)), 30))
+    desk.take(Draft(1, 7, [RootPath([2], 0.0)], 64, 12, 9))
+    for _ in range(3 + 1):  # parts of a pass, and of the next
+        desk.work()
+    assert not any(isinstance(message, Trees) for message in said)
+    assert desk.seats[2].nodes == 0, "who waits goes first"
+    desk.take(end(1))
+    (answer,) = (message for message in said if isinstance(message, Trees))
+    assert answer.question == 7
+    assert len(answer.trees[0].tokens) == 1 + 8
+    for _ in range(3):
+        desk.work()
+    assert desk.seats[2].nodes == 1
+    desk.take(end(2))
+    assert desk.idle
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")

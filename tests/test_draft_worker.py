@@ -24,6 +24,7 @@ from edgespec.devices import probe
 from edgespec.drafters import beside
 from edgespec.drafters.base import Drafter, Root
 from edgespec.drafters.beside import Beside
+from edgespec.drafters.channel import Cancel, Commit, Draft, GoAhead, Sent, Stop
 from edgespec.drafters.kinds import choose_drafters, find_drafters
 from edgespec.drafters.resident import Search
 from edgespec.engine import Engine
@@ -153,6 +154,42 @@ def test_cancelling_a_reply_leaves_the_worker(engine: Engine, expected: dict[flo
             assert tokens_of(responses) == expected[0.0]
             assert responses[-1].stats.accepted > 5
     assert worker_of(engine).worker.lost is None
+
+
+@pytest.mark.parametrize("how", ["said", "cancelled", "interrupted", "left", "closed"])
+def test_a_reply_that_is_over_leaves_nothing_under_way(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """However it ends, and in the middle of a pass, for whose outcomes the worker drafts."""
+    told, worker = list[Sent](), worker_of(engine).worker
+    tell = worker.tell
+    monkeypatch.setattr(worker, "tell", lambda message: (told.append(message), tell(message)))
+    session = engine.new_session(200, Fixed(BUDGET))
+
+    def in_a_pass(progress: Progress) -> None:
+        if progress.stage == "layers" and isinstance(told[-1], GoAhead):
+            if how == "cancelled":
+                session.cancel()
+            elif how == "interrupted":
+                raise KeyboardInterrupt
+            elif how == "closed":
+                session.close()
+
+    replying = session.generate(PROMPT, GREEDY, in_a_pass)
+    if how == "left":
+        for _ in range(COUNT // 2):
+            next(replying)
+        session.close()  # while somebody holds the iterator
+    elif how == "interrupted":
+        with pytest.raises(KeyboardInterrupt):
+            list(replying)
+    else:
+        list(replying)
+    rounds = [m for m in told if isinstance(m, (GoAhead, Stop, Cancel, Draft, Commit))]
+    assert isinstance(rounds[-1], Cancel)
+    assert any(isinstance(m, GoAhead) for m in rounds)
+    assert isinstance(rounds[-2], GoAhead) == (how in ("cancelled", "interrupted", "closed"))
+    session.close()
 
 
 def test_its_memory_is_in_the_plan_and_in_the_peak(engine: Engine, model: Path) -> None:

@@ -115,6 +115,9 @@ class Schedule(PassObserver, Protocol):
     def settle(self, outcome: Outcome) -> Cycle:
         """What the target made of the last tree; its accepted tokens are committed."""
 
+    def end(self) -> None:
+        """A reply is over, however it ended: nobody asks for its trees any more. Raises nothing."""
+
     def lesson(self) -> Controller | None:
         """What the next conversation may begin with; None when this one has learned nothing."""
 

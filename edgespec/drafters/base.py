@@ -152,6 +152,9 @@ class Elsewhere(Protocol):
     def damaged(self) -> bool:
         """It is lost because its model computed NaN."""
 
+    def rest(self) -> None:
+        """A reply is over, however it ended: what is under way for it has no use any more."""
+
 
 @runtime_checkable
 class Watching(Protocol):

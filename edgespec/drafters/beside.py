@@ -159,6 +159,10 @@ class BesideDrafter:
         """See `drafters.base.Foreseeing`; always best first."""
         return _Ahead(self, tree, budget)
 
+    def rest(self) -> None:
+        """See `drafters.base.Elsewhere`."""
+        self.worker.tell(Cancel(self.seat))
+
     @property
     def caught_up(self) -> bool:
         """It has answered everything."""

@@ -77,6 +77,11 @@ class Combined:
     def damaged(self) -> bool:
         return any(m.damaged for m in self.members if isinstance(m, Elsewhere))
 
+    def rest(self) -> None:
+        for member in self.members:
+            if isinstance(member, Elsewhere):
+                member.rest()
+
     def commit(self, root: int, outcome: Outcome) -> None:
         for member in self.members:
             member.commit(root, outcome)

@@ -69,6 +69,7 @@ class _Seat:
     drafter: ModelDrafter
     vocabulary: int
     drafting: Drafting | DraftingAhead | None = None  # the latest round
+    asked: tuple[Draft, Drafting] | None = None  # that round, while somebody waits for it
     ahead: DraftingAhead | None = None  # that round, while it has something to do
     nodes: int = 0  # of it
 
@@ -84,10 +85,15 @@ class Desk:
     @property
     def idle(self) -> bool:
         """Nothing is to be done until the next message."""
-        return not any(seat.ahead for seat in self.seats.values())
+        return not any(seat.asked or seat.ahead for seat in self.seats.values())
 
     def work(self) -> None:
-        """A step for each that drafts ahead."""
+        """A step for each who waits for an answer; where there is none, for each that drafts ahead."""
+        waited_for = [seat for seat in self.seats.values() if seat.asked is not None]
+        for seat in waited_for:
+            self._draft_on(seat)
+        if waited_for:
+            return
         for number, seat in self.seats.items():
             if seat.ahead is None:
                 continue
@@ -110,6 +116,7 @@ class Desk:
         if seat is None:
             raise Nonsense(f"there is no conversation {message.seat}")
         seat.ahead = None
+        self._answer(seat)  # whatever comes now, nobody waits for more
         if isinstance(message, Close):
             del self.seats[message.seat]
         elif isinstance(message, Prefill):
@@ -148,11 +155,22 @@ class Desk:
     def _draft(self, seat: _Seat, message: Draft) -> None:
         roots = [Root(tuple(root.path), root.logprob) for root in message.roots]
         drafting = seat.drafter.start(roots, TreeBudget(message.nodes, message.depth, message.passes))
-        seat.drafting = drafting
-        while drafting.step():
-            self._beat(message.seat, message.question)
-        trees = [as_sent(drafting.tree(root)) for root in range(len(roots))]
-        self.say(Trees(message.question, trees))
+        seat.drafting, seat.asked = drafting, (message, drafting)
+
+    def _draft_on(self, seat: _Seat) -> None:
+        assert seat.asked is not None
+        asked, drafting = seat.asked
+        if drafting.step():
+            self._beat(asked.seat, asked.question)
+        else:
+            self._answer(seat)
+
+    def _answer(self, seat: _Seat) -> None:
+        """With what there is so far, where something was asked."""
+        if seat.asked is not None:
+            (asked, drafting), seat.asked = seat.asked, None
+            trees = [as_sent(drafting.tree(root)) for root in range(len(asked.roots))]
+            self.say(Trees(asked.question, trees))
 
     def _beat(self, seat: int, question: int) -> None:
         now = monotonic()

@@ -38,6 +38,9 @@ class Plain:
     def settle(self, outcome: Outcome) -> Cycle:
         return Cycle(None, self.tree, outcome, 0.0, outcome.seconds)
 
+    def end(self) -> None:
+        pass
+
     def lesson(self) -> Controller | None:
         return None
 
@@ -128,6 +131,10 @@ class Serial:
         self._leave_lost()
         self.left -= len(outcome.tokens)
         return replace(cycle, took=self.controller.took)
+
+    def end(self) -> None:
+        if isinstance(self.drafter, Elsewhere):
+            self.drafter.rest()
 
     def lesson(self) -> Controller | None:
         return None if self.controller.took is None else self.controller
