@@ -31,8 +31,9 @@ Multiply = Callable[[Tensor, Block], Tensor]
 
 SECONDS = 0.15  # of each measurement
 CACHES = 300e6  # bytes that no cache holds
-NAMES = {"bf16": "BF16", "int8": "I8", "int4": "U8"}  # others are called as GGUF calls them
-ALL = "bf16,int8,int4,Q8_0,Q4_0,Q4_K,Q5_K,Q6_K"
+NAMES = {"bf16": "BF16", "fp16": "F16", "int8": "I8", "int4": "U8"}  # others are called as GGUF calls them
+PLAIN = {"bf16": torch.bfloat16, "fp16": torch.float16}
+ALL = "bf16,fp16,int8,int4,Q8_0,Q4_0,Q4_K,Q5_K,Q6_K"
 
 
 def main() -> None:
@@ -89,8 +90,8 @@ def weights(name: str, m: int, k: int, device: str) -> Block:
     encoding = NAMES.get(name, name)
     if name in NAMES:
         w = (torch.randn(m, k) * 0.02).to(device)
-        if name == "bf16":
-            return Block(encoding, w.bfloat16(), None, m, k)
+        if name in PLAIN:
+            return Block(encoding, w.to(PLAIN[name]), None, m, k)
         return Block(encoding, *(quantize_int8 if name == "int8" else quantize_int4)(w), m, k)
     size = BLOCKS[encoding].nbytes
     raw = torch.randint(0, 256, (m * row_bytes(encoding, k) // size, size), dtype=torch.uint8)

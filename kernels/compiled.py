@@ -1,6 +1,8 @@
-"""Compiled kernels for low-bit weights (kernels/native): bits that no row count, CPU or thread count changes.
+"""Compiled kernels for low-bit and fp16 weights (kernels/native): bits that no row count, CPU or thread count
+changes.
 
-Activations become 15-bit integers, one step for 32 columns; products with the weights' own integers are
+fp16 weights are widened where they are used; sums are fp32's, in a fixed order. Beside low-bit weights
+activations become 15-bit integers, one step for 32 columns; products with the weights' own integers are
 summed exactly, and groups in a fixed order (native.h says which). A group's largest activation is right to
 2^-15, where a bf16 number has 2^-9: this is the weight-only matmul, without the 8-bit activations of other
 runtimes.
@@ -23,9 +25,9 @@ from torch import Tensor
 from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
 from edgespec.kernels.scratch import at_hand, scratch
 
-VERSION = 8  # of native.c's functions
-FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6}
-SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # what is quantised
+VERSION = 9  # of native.c's functions
+FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "F16": 7}
+SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # native/floats.h's
 LEVELS = ("portable C", "AVX2", "AVX-512 VNNI", "AMX")
 MOST_BLOCKS = 16  # of a call: native.c's MOST_PARTS
 _SUPER = 256  # columns decoded together
@@ -79,6 +81,11 @@ def unavailable() -> str:
 def available(encoding: str) -> bool:
     """Whether weights of this encoding are multiplied here."""
     return encoding in FORMATS and _library()[0] is not None
+
+
+def unpacks(encoding: str, dtype: torch.dtype) -> bool:
+    """Whether `dense` makes numbers of `dtype` of weights so stored."""
+    return encoding != "F16" and dtype != torch.float16 and available(encoding)
 
 
 def level(most: int = -1) -> int:
@@ -141,20 +148,19 @@ class Matrices:
         n, columns = x.shape
         assert columns == self.columns
         terms = 2 if x.dtype == torch.float32 else 1  # what 15 bits miss of fp32 is multiplied, too
-        x = (x if x.dtype == torch.bfloat16 else x.float()).contiguous()
-        kind = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
-        outs = [torch.empty((n, rows), dtype=kind) for rows in self.rows]
+        x = x.contiguous()
+        outs = [torch.empty((n, rows), dtype=dtype) for rows in self.rows]
         addresses = [out.data_ptr() for out in outs]
-        starts = (_P * len(self.places))(*[addresses[i] + first * kind.itemsize for i, first in self.places])
+        starts = (_P * len(self.places))(*[addresses[i] + first * dtype.itemsize for i, first in self.places])
         call = (
-            self.described, len(self.places), columns, x.data_ptr(), x.dtype == torch.bfloat16, n, terms,
-            starts, kind == torch.bfloat16, torch.get_num_threads(),
+            self.described, len(self.places), columns, x.data_ptr(), SOURCES[x.dtype], n, terms,
+            starts, SOURCES[dtype], torch.get_num_threads(),
         )  # fmt: skip
         room = at_hand("matmul")
         size = room.numel()  # len() of a tensor takes 9 microseconds
         if (needed := library.es_linear(*call, room.data_ptr(), size)) > size:
             library.es_linear(*call, scratch("matmul", (needed,), torch.uint8).data_ptr(), needed)
-        return outs if kind == dtype else [out.to(dtype) for out in outs]
+        return outs
 
 
 def linear(

@@ -55,7 +55,7 @@ class Block:
     def dense(self, start: int, stop: int, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
         """Rows [start, stop) as a dense [rows, k] matrix of `dtype`; in `out` [rows, padded k] if given."""
         data = self.data[start:stop]
-        if data.device.type == "cpu" and dtype != torch.float16 and compiled.available(self.encoding):
+        if data.device.type == "cpu" and compiled.unpacks(self.encoding, dtype):
             if out is None:
                 out = torch.empty((stop - start, self.inner), dtype=dtype)
             scale = None if self.scale is None else self.scale[start:stop]

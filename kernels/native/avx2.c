@@ -58,7 +58,8 @@ static inline void interleave(const Decoded *d, int32_t (*pairs)[8]) {
   }
 }
 
-#include "rows.inc"
 #define SET 1 /* as es_level counts */
+#include "rows.inc"
 #include "attention.inc"
+#include "half.inc"
 #endif

@@ -52,7 +52,8 @@ static inline void interleave(const Decoded *d, int32_t (*pairs)[16]) {
 }
 
 #define FEW_APART /* avx512_few.c */
-#include "rows.inc"
 #define SET 2 /* as es_level counts */
+#include "rows.inc"
 #include "attention.inc"
+#include "half.inc"
 #endif

@@ -6,7 +6,6 @@
    16) on every CPU. So an element's bits depend neither on what is beside it nor on instructions or threads. */
 #include "floats.h"
 
-#define PLACES 16   /* a divisor of PART */
 #define TASK 8192   /* numbers of a task, about */
 #define ALONE 32768 /* numbers that one thread computes before others are awake */
 

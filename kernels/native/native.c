@@ -1,5 +1,5 @@
 /* What Python calls (kernels/compiled.py): the fastest way that this CPU knows. */
-#include "native.h"
+#include "floats.h"
 
 #define ALONE 16384 /* numbers of x that one thread quantises before others are awake */
 #define TASK_BYTES (256 * 1024) /* of weights a task, about: many enough to share out, long enough to be worth it */
@@ -27,7 +27,7 @@ int es_level(int most) {
 
 /* The functions of an instruction set. */
 typedef struct {
-  Rows *rows;
+  Rows *rows, *half;
   Dense *dense;
   Activations *quantise;
   Finish *finish;
@@ -42,11 +42,11 @@ static Kernels kernels(int64_t n) {
   if (es_level(-1) == AMX) rows = amx_rows;
 #endif
   if (es_level(-1) >= AVX512)
-    return n > FEW ? (Kernels){rows, avx512_dense, avx512_quantise, avx512_finish, NULL}
-                   : (Kernels){avx512_few, avx512_dense, avx512_quantise, avx512_finish, avx512_arrange};
-  if (level == AVX2) return (Kernels){avx2_rows, avx2_dense, avx2_quantise, avx2_finish, NULL};
+    return n > FEW ? (Kernels){rows, avx512_half, avx512_dense, avx512_quantise, avx512_finish, NULL}
+                   : (Kernels){avx512_few, avx512_half, avx512_dense, avx512_quantise, avx512_finish, avx512_arrange};
+  if (level == AVX2) return (Kernels){avx2_rows, avx2_half, avx2_dense, avx2_quantise, avx2_finish, NULL};
 #endif
-  return (Kernels){portable_rows, portable_dense, portable_quantise, portable_finish, NULL};
+  return (Kernels){portable_rows, portable_half, portable_dense, portable_quantise, portable_finish, NULL};
 }
 
 /* A matrix, as Python describes it (kernels/compiled.py): all fields of 64 bits. */
@@ -61,9 +61,10 @@ typedef struct {
 /* One matrix of a call. */
 typedef struct {
   Matmul m;     /* of terms * n rows of x */
+  int terms;
   int64_t rows; /* of weights a task */
   int64_t before; /* tasks of the matrices before it */
-  char *out; /* [n][out_stride], bf16 or fp32 */
+  char *out; /* [n][out_stride] */
   int64_t out_stride;
 } Part;
 
@@ -72,30 +73,27 @@ typedef struct {
 /* One call's work, and where its intermediate results lie: parts of the caller's room. */
 typedef struct {
   Part parts[MOST_PARTS];
-  int count, encodings, first[FORMATS]; /* the first matrix of each encoding: for each x is prepared once */
+  int count, encodings, first[FORMATS + 1]; /* the first matrix of each encoding: for each x is prepared once */
   Kernels kernels;
-  const void *x; /* [n][columns], bf16 or fp32 */
-  int x_bf16, terms;
+  const void *x; /* [n][columns] */
+  int x_type, out_type, terms; /* types: floats.h's */
   int64_t n, columns, rows, tasks; /* rows: of weights a task, at most */
   float *rest; /* [threads][columns] */
   char *sums;  /* [threads][ROOM] */
   float *tile; /* [threads][terms * n][rows] */
-  int out_bf16;
 } Linear;
 
-/* Quantises a row of x for an encoding; its second term is what the first one misses. */
+/* A row of x in fp32 for HALF, or quantised for another encoding; its second term is what the first one misses. */
 static void prepare_row(void *argument, int64_t index, int worker) {
   const Linear *l = argument;
   const Matmul *m = &l->parts[l->first[index / l->n]].m;
   const int64_t r = index % l->n, columns = l->columns, groups = m->supers * GROUPS;
-  float *rest = l->rest + worker * columns;
-  if (l->x_bf16)
-    for (int64_t j = 0; j < columns; j++) {
-      uint32_t bits = (uint32_t)((const uint16_t *)l->x)[r * columns + j] << 16;
-      memcpy(rest + j, &bits, 4);
-    }
-  else
-    memcpy(rest, (const float *)l->x + r * columns, (size_t)columns * 4);
+  float *rest = m->format == HALF ? m->wide + r * wide_columns(columns) : l->rest + worker * columns;
+  load(es_level(-1), l->x_type, l->x, r * columns, columns, rest);
+  if (m->format == HALF) {
+    for (int64_t j = columns; j < wide_columns(columns); j++) rest[j] = 0;
+    return;
+  }
   for (int term = 0; term < l->terms; term++) {
     int64_t at = (term * l->n + r) * groups;
     l->kernels.quantise(m->format, rest, columns, m->supers, m->x + at * GROUP, m->step + at, m->sum + at);
@@ -110,7 +108,7 @@ static void pack_block(void *argument, int64_t index, int worker) {
   (void)worker;
   const int64_t blocks = (l->terms * l->n + X_ROWS - 1) / X_ROWS;
   const Matmul *m = &l->parts[l->first[index / blocks]].m;
-  amx_pack(m, index % blocks, m->packed);
+  if (m->format != HALF) amx_pack(m, index % blocks, m->packed);
 }
 #endif
 
@@ -123,9 +121,10 @@ static void some_rows(void *argument, int64_t index, int worker) {
   Matmul m = p->m;
   m.weights += first * m.row_bytes, m.scale = m.scale ? m.scale + first : NULL;
   m.out = tile, m.out_stride = p->rows;
-  l->kernels.rows(&m, 0, last - first, l->sums + (size_t)worker * ROOM);
-  char *out = p->out + first * (l->out_bf16 ? 2 : 4);
-  l->kernels.finish(tile, l->terms, l->n, p->rows, last - first, out, p->out_stride, l->out_bf16);
+  Rows *rows = m.format == HALF ? l->kernels.half : l->kernels.rows;
+  rows(&m, 0, last - first, l->sums + (size_t)worker * ROOM);
+  char *out = p->out + first * (l->out_type == F32 ? 4 : 2);
+  l->kernels.finish(tile, p->terms, l->n, p->rows, last - first, out, p->out_stride, l->out_type);
 }
 
 static int64_t task_rows(int64_t rows, int64_t row_bytes, int threads) { /* at least four tasks a thread */
@@ -148,6 +147,12 @@ static char *lay_out(Linear *l, char *room, int threads) {
   for (int e = 0; e < l->encodings; e++) {
     Matmul *m = &l->parts[l->first[e]].m;
     const int64_t groups = m->n * m->supers * GROUPS;
+    if (m->format == HALF) {
+      float *wide = part(&room, m->n * wide_columns(l->columns) * 4);
+      for (Part *p = l->parts; p < l->parts + l->count; p++)
+        if (p->m.format == HALF) p->m.wide = wide;
+      continue;
+    }
     m->x = part(&room, groups * GROUP * 2);
     m->step = part(&room, groups * 4);
     m->sum = part(&room, groups * 4);
@@ -162,20 +167,22 @@ static char *lay_out(Linear *l, char *room, int threads) {
   return room;
 }
 
-/* outs[i] [n][out_stride] = x [n][columns] @ matrices[i]^T, for up to MOST_PARTS matrices; x and outs are bf16 or fp32. With
-   two terms fp32 keeps its precision. Returns the bytes of `room` that this needs, and does nothing when `room` (aligned
+/* outs[i] [n][out_stride] = x [n][columns] @ matrices[i]^T, for up to MOST_PARTS matrices; types of x and outs: floats.h's.
+   With two terms fp32 keeps its precision beside low-bit weights. Returns the bytes of `room` that this needs, and does nothing when `room` (aligned
    to 64) has fewer. */
-int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void *x, int x_bf16, int64_t n, int terms,
-                  void *const *outs, int out_bf16, int threads, char *room, int64_t room_bytes) {
-  Linear l = {.count = count, .kernels = kernels(terms * n), .x = x, .x_bf16 = x_bf16, .terms = terms, .n = n,
-              .columns = columns, .out_bf16 = out_bf16};
+int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void *x, int x_type, int64_t n, int terms,
+                  void *const *outs, int out_type, int threads, char *room, int64_t room_bytes) {
+  Linear l = {.count = count, .kernels = kernels(terms * n), .x = x, .x_type = x_type, .out_type = out_type,
+              .terms = terms, .n = n, .columns = columns};
   int64_t all = 0;
   for (int i = 0; i < count; i++) all += matrices[i].rows;
   for (int i = 0; i < count; i++) {
     const Matrix *a = matrices + i;
     int64_t rows = task_rows(all, a->row_bytes, threads);
-    l.parts[i] = (Part){.m = {.format = (int)a->format, .weights = a->weights, .row_bytes = a->row_bytes, .rows = a->rows,
-                              .columns = columns, .scale = a->scale, .n = terms * n, .supers = a->supers},
+    const int of_part = a->format == HALF ? 1 : terms;
+    l.parts[i] = (Part){.terms = of_part, .m = {.format = (int)a->format, .weights = a->weights, .row_bytes = a->row_bytes, .rows = a->rows,
+                              .columns = columns, .scale = a->scale, .n = of_part * n, .supers = a->supers,
+                              .exact = x_type == F16},
                         .rows = rows, .before = l.tasks, .out = outs[i], .out_stride = a->out_stride};
     l.tasks += (a->rows + rows - 1) / rows;
     l.rows = rows > l.rows ? rows : l.rows;
@@ -188,7 +195,7 @@ int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void
   int helpers = n * columns < ALONE ? 1 : threads;
   run_tasks(prepare_row, &l, l.encodings * n, helpers);
 #ifdef HAS_AMX
-  if (l.parts[0].m.packed) run_tasks(pack_block, &l, l.encodings * ((terms * n + X_ROWS - 1) / X_ROWS), helpers);
+  if (es_level(-1) == AMX && terms * n > FEW) run_tasks(pack_block, &l, l.encodings * ((terms * n + X_ROWS - 1) / X_ROWS), helpers);
 #endif
   run_tasks(some_rows, &l, l.tasks, threads);
   return needed;
@@ -218,4 +225,4 @@ void es_dense(const Matrix *a, int64_t columns, void *out, int bf16, int threads
 }
 
 /* Changes with the meaning of any of these functions. */
-int es_version(void) { return 8; }
+int es_version(void) { return 9; }

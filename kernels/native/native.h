@@ -1,4 +1,4 @@
-/* Low-bit matrices times a few rows of activations. What it computes, whatever the CPU and the number of rows:
+/* Stored matrices times a few rows of activations. What it computes for low-bit ones, whatever the CPU and the number of rows:
 
        out[r][w] = sum over groups g of 32 columns of  xs[r][g] * (factor[w][g] * dot - minimum[w][g] * xsum)
 
@@ -29,6 +29,8 @@ typedef struct {
   int16_t *x; /* [n][supers][8][32], see `Activations` and `avx512_arrange` */
   int32_t *offset; /* [n][supers][64], of avx512_arrange */
   float *step, *sum; /* [n][supers][8] */
+  float *wide; /* [n][wide_columns]: x of HALF, zeros behind its columns */
+  int exact;   /* of HALF: products need no rounding in fp32 */
   int64_t n, supers;
   void *packed; /* amx_pack's, or NULL */
   void *out; /* fp32 [n][out_stride]; of dense: [rows][out_stride], bf16 or fp32 */
@@ -56,9 +58,9 @@ Rows portable_rows, avx2_rows, avx512_rows, amx_rows;
 Dense portable_dense, avx2_dense, avx512_dense;
 Activations portable_quantise, avx2_quantise, avx512_quantise;
 
-/* sums [terms][n][stride], of which `rows` are of use -> out [n][out_stride], bf16 or fp32: the terms' sums. */
+/* sums [terms][n][stride], of which `rows` are of use -> out [n][out_stride] of `type` (floats.h): the terms' sums. */
 typedef void Finish(const float *sums, int terms, int64_t n, int64_t stride, int64_t rows, void *out,
-                    int64_t out_stride, int bf16);
+                    int64_t out_stride, int type);
 Finish portable_finish, avx2_finish, avx512_finish;
 
 /* Up to FEW rows of x, arranged for it; `offset` [supers][64]. */
@@ -75,7 +77,20 @@ void amx_pack(const Matmul *m, int64_t block, void *packed); /* X_ROWS rows of x
 #endif
 
 #define BLOCK 64 /* rows of x that one unpacked tile serves before the next is unpacked */
-#define ROOM (BLOCK * GROUPS * TILE_ROWS * sizeof(float))
+
+/* fp16 weights times rows of x, in fp32:
+
+       out[r][w] = sum over columns c of  x[r][c] * weight[w][c]
+
+   in sixteen places (c mod 16), each in ascending order with fused multiply-adds, which are then summed in halves: places j
+   and j + 8, j and j + 4, ... Every number of rows, of threads and every CPU gives the same bits. */
+Rows portable_half, avx2_half, avx512_half;
+#define PLACES 16
+#define HALF_ROWS 8      /* rows of weights that are converted together, */
+#define HALF_COLUMNS 512 /* and their columns: with those of X_GROUP rows of x what the first cache holds */
+INLINE int64_t wide_columns(int64_t columns) { return (columns + PLACES - 1) / PLACES * PLACES; }
+
+#define ROOM (BLOCK * HALF_ROWS * PLACES * 4 + HALF_ROWS * HALF_COLUMNS * 4) /* at least BLOCK * GROUPS * TILE_ROWS floats */
 
 /* Rows of a tree, each with the keys of its own past, whatever the CPU and the rows beside it:
 

@@ -79,6 +79,7 @@ static inline void interleave(const Decoded *d, int32_t (*pairs)[8]) {
     for (int k = 0; k < 128; k++) memcpy(&pairs[k][l], d[l].number + 2 * k, 4);
 }
 
-#include "rows.inc"
 #define SET 0 /* as es_level counts */
+#include "rows.inc"
 #include "attention.inc"
+#include "half.inc"

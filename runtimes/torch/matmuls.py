@@ -35,8 +35,10 @@ def matmuls(fresh: bool = False, progress: Callable[[int, int], None] = lambda d
 
 def kernels_name() -> str:
     """What multiplies here: torch, and the instructions of the compiled kernels, if they are there."""
-    level = "" if compiled.unavailable() else f", compiled kernels with {compiled.LEVELS[compiled.level()]}"
-    return f"torch {torch.__version__} with {torch.backends.cpu.get_cpu_capability()}{level}"
+    by = f"torch {torch.__version__} with {torch.backends.cpu.get_cpu_capability()}"
+    if compiled.unavailable():
+        return by
+    return f"{by}, compiled kernels {compiled.VERSION} with {compiled.LEVELS[compiled.level()]}"
 
 
 @torch.inference_mode()

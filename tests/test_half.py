@@ -1,0 +1,164 @@
+"""fp16 weights by the compiled kernels: fp32 sums in one order, for every row count, CPU and thread count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from edgespec.kernels import compiled, reference
+from edgespec.kernels.matmul import Block, Together, linear, one_class
+
+pytestmark = pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.unavailable())
+
+TYPES = [torch.float16, torch.bfloat16, torch.float32]
+SHAPES = [(1, 1), (3, 15), (16, 16), (37, 512), (9, 1100), (24, 1025), (5, 33)]
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 31, 33, 63, 64, 65, 67, 128, 255)
+
+
+@pytest.fixture(autouse=True)
+def _best_level() -> Iterator[None]:
+    yield
+    compiled.level(len(compiled.LEVELS))
+
+
+def levels() -> Iterator[int]:
+    """Each instruction set that this CPU has, in use."""
+    for level in range(compiled.level() + 1):
+        assert compiled.level(level) == level
+        yield level
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def inputs(n: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """A few columns are a hundred times the rest."""
+    x = normal(n, columns, seed=1)
+    x[:, 3::97] *= 100
+    return x.to(dtype)
+
+
+def block_of(w: Tensor) -> Block:
+    return Block("F16", w.half(), None, *w.shape)
+
+
+def multiply(x: Tensor, block: Block, dtype: torch.dtype = torch.float32) -> Tensor:
+    return compiled.linear(x, "F16", block.data, None, dtype)
+
+
+def exact(x: Tensor, block: Block) -> Tensor:
+    return reference.linear(x, block.data, torch.ones(block.rows))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_are_the_references(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Off by what fp32 sums lose, of any type of activations; rounded once to the output's."""
+    block, x = block_of(normal(*shape)), inputs(9, shape[1], dtype)
+    for n in (1, 9):
+        found = multiply(x[:n], block)
+        size = (x[:n].double().square() @ block.data.double().square().t()).sqrt()
+        assert ((found.double() - exact(x[:n], block)).abs() <= size * 2**-20).all()
+        for out in TYPES:
+            assert torch.equal(multiply(x[:n], block, out), found.to(out))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums_are_in_the_order_that_is_defined(shape: tuple[int, int]) -> None:
+    """Sixteen places, column by column, and then in halves: products of fp16 numbers are exact in fp32."""
+    block, x = block_of(normal(*shape)), inputs(7, shape[1], torch.float16)
+    padded = torch.zeros(7, shape[0], (shape[1] + 15) // 16 * 16)
+    padded[..., : shape[1]] = x.float()[:, None] * block.data.float()
+    places = torch.zeros(7, shape[0], 16)
+    for products in padded.split(16, dim=-1):
+        places = places + products
+    for half in (8, 4, 2, 1):
+        places = places[..., :half] + places[..., half:]
+    for _ in levels():
+        for n in (1, 2, 7):
+            assert torch.equal(multiply(x[:n], block), places[:n, :, 0])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_rows_bits_depend_on_nothing_else(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    block, x = block_of(normal(*shape)), inputs(256, shape[1], dtype)
+    whole = multiply(x, block)
+    assert one_class("F16", shape[1])
+    for n in COUNTS:
+        assert torch.equal(multiply(x[:n], block), whole[:n])
+        assert torch.equal(multiply(x[-n:], block), whole[-n:])
+        assert torch.equal(linear(x[:n], block, True), whole[:n].to(dtype))
+    for _ in levels():
+        for n in (1, 2, 3, 4, 5, 6, 70):
+            assert torch.equal(multiply(x[:n], block), whole[:n])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_do_not_change_it(threads: int) -> None:
+    block, x = block_of(normal(400, 700)), inputs(70, 700, torch.float16)
+    before = torch.get_num_threads()
+    whole = multiply(x, block)
+    try:
+        torch.set_num_threads(threads)
+        for n in (1, 3, 70) * 5:
+            assert torch.equal(multiply(x[:n], block), whole[:n])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("at", [(2, 5), (7, 40), (10, 42)])
+def test_what_is_not_finite_shows_where_it_is(at: tuple[int, int], bad: float) -> None:
+    """A weight's in its own output, an activation's in its row, not beside it or in the next row."""
+    w, x = normal(11, 43), inputs(6, 43, torch.float16)
+    worse = w.clone()
+    worse[at] = bad
+    for _ in levels():
+        for n in (1, 3, 6):
+            clean = multiply(x[:n], block_of(w))
+            found = multiply(x[:n], block_of(worse))
+            column = exact(x[:n], block_of(worse))[:, at[0]].float()
+            assert torch.equal(found[:, at[0]].nan_to_num(7), column.nan_to_num(7))
+            assert not column.isfinite().any()
+            found[:, at[0]] = clean[:, at[0]]
+            assert torch.equal(found, clean)
+        hot = x.clone()
+        hot[2, at[1]] = bad
+        found, clean = multiply(hot, block_of(w)), multiply(x, block_of(w))
+        assert not found[2].isfinite().any()
+        found[2] = clean[2]
+        assert torch.equal(found, clean)
+
+
+def test_numbers_of_any_size() -> None:
+    """Subnormal fp16 numbers, the largest, and a sum that no fp16 number holds."""
+    sizes = torch.tensor([0.0, 2**-24, -(2**-24), 3 * 2**-24, 2**-14, 1.0, 65504.0, -65504.0])
+    w, x = sizes.repeat_interleave(8)[None], sizes.repeat(8)[None].half()
+    products = (x.double() * w.double())[0]
+    for _ in levels():
+        for column in range(64):
+            one = torch.zeros_like(x)
+            one[0, column] = x[0, column]
+            assert multiply(one, block_of(w)).double().item() == products[column]
+        large = multiply(x.abs().expand(3, -1), block_of(w.abs()), torch.float16)
+        assert (large == torch.inf).all()
+
+
+def test_blocks_of_rows_and_strides_do_not_change_it() -> None:
+    """Of a matrix in blocks, of rows that lie apart, and of q, k and v in one call."""
+    block, x = block_of(normal(50, 96)), inputs(5, 96, torch.float16)
+    whole = linear(x, block, True)
+    wide = torch.zeros(50, 100, dtype=torch.float16)
+    wide[:, :96] = block.data
+    parts = [Block("F16", wide[i:j, :96], None, j - i, 96) for i, j in ((0, 17), (17, 18), (18, 50))]
+    assert torch.equal(torch.cat([linear(x, part, True) for part in parts], dim=1), whole)
+    together = Together({"q": parts, "k": parts[:1]}).call(("q", "k"), x, True)
+    assert together is not None
+    q, k = together.times(x, torch.float16)
+    assert torch.equal(q, whole)
+    assert torch.equal(k, whole[:, :17])
