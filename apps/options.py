@@ -137,14 +137,14 @@ def check_together(engine: EngineOptions, generation: GenerationOptions) -> None
     """Raises OptionError for a drafter, schedule, acceptance and sampling that do not go together; needs no
     model."""
     from edgespec.core.acceptance import make_acceptance  # numpy: not for --help
-    from edgespec.drafters.kinds import check_acceptance, choose_drafters
-    from edgespec.schedules.kinds import check_idle, check_schedule
+    from edgespec.drafters.kinds import choose_drafters
+    from edgespec.schedules.kinds import check_acceptance, check_idle, check_schedule
 
     members = choose_drafters(engine)
     check_schedule(engine.schedule, members)
     check_idle(engine)
     acceptance = make_acceptance(generation.acceptance, generation)
-    check_acceptance(acceptance, engine.drafter, members, engine.draft_worker is not None)
+    check_acceptance(acceptance, engine, members)
 
 
 def in_flags(message: str, in_chat: bool = False) -> str:

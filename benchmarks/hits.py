@@ -79,7 +79,7 @@ class Bench:
         seat = engine.verifier.new_seat(len(tokens) + LONGEST)
         drafter = engine.resident[0].drafter(seat, engine.config.vocab_size)
         shape = None if policy == "best-first" else CacheShape(policy, DEPTH, KNOWN)
-        fixed = Fixed(TreeBudget(NODES, NODES, self.passes))
+        fixed = Fixed(TreeBudget(NODES, self.outcomes - 1, self.passes))  # each depth has an outcome
         schedule = Waiting(waits, drafter, fixed, shape=shape, outcomes=self.outcomes)
         (logits,) = engine.verifier.prefill([(seat, tokens)])
         noise = Noise(0)

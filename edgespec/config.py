@@ -158,10 +158,10 @@ class EngineOptions(Options):
     fan_out_budget: Annotated[
         int,
         Option(
-            "Outcomes to prepare for, unless fan_out is best-first; drafts are shorter than that.",
+            "Outcomes to prepare for, unless fan_out is best-first; at least tree_nodes.",
             metavar="N", panel=DRAFTING, least=2, most=128, hidden=True,
         ),
-    ] = 24  # fmt: skip
+    ] = 64  # fmt: skip
     fallback: Annotated[
         str,
         Option(

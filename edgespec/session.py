@@ -17,11 +17,11 @@ from edgespec.core.schedule import Schedule
 from edgespec.core.trace import Cycle, Trace
 from edgespec.core.verify import Cancellation
 from edgespec.drafters.base import committed, shared_prefix
-from edgespec.drafters.kinds import check_acceptance
 from edgespec.errors import Cancelled, ClosedError, ContextError, OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.response import Response
 from edgespec.runtimes.base import Seat
+from edgespec.schedules.kinds import check_acceptance
 from edgespec.text.prompt import Array, token_ids
 
 T = TypeVar("T")
@@ -125,8 +125,7 @@ class Session:
         self._refuse_closed()
         limit = self._check(prompt, options)
         acceptance = make_acceptance(options.acceptance, options)
-        asked = self.host.options
-        check_acceptance(acceptance, asked.drafter, self.host.drafters, asked.draft_worker is not None)
+        check_acceptance(acceptance, self.host.options, self.host.drafters)
         self._refuse_second()
         reply = Reply(self.host, prompt, options, acceptance, limit, progress, self.trace)
         self._cancellation = reply.cancellation

@@ -279,7 +279,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_with_fan_outs_of_the_paper(policy: str, outcomes: int) -> None:
     place: Any = None
     drafter, _ = model_of()
-    options = EngineOptions(fan_out=policy, fan_out_budget=outcomes)
+    options = EngineOptions(fan_out=policy, fan_out_budget=outcomes, tree_nodes=outcomes)
     schedule = make(drafter, Fixed(BUDGET), options, place)
     text, cycles = reply(schedule, lambda: 1000, HOT, "ratio", 80)
     assert len(text) == 80

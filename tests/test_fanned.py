@@ -41,8 +41,9 @@ def test_the_text_is_the_targets_own(policy: str, outcomes: int, options: Genera
     expected = plain(options)
     for waits in (0, 7, 1000):
         drafter, runtime = model_of()
+        asked = EngineOptions(fan_out=policy, fan_out_budget=outcomes, tree_nodes=outcomes)
         both = Combined([NGram(), drafter]) if waits == 7 else drafter
-        schedule = make(both, Fixed(BUDGET), EngineOptions(fan_out=policy, fan_out_budget=outcomes), NO_PLACE)
+        schedule = make(both, Fixed(BUDGET), asked, NO_PLACE)
         said, cycles = reply(schedule, lambda n=waits: n, options)  # type: ignore[misc]
         assert said == expected
         assert not [text for text, times in Counter(runtime.done).items() if times > 1]

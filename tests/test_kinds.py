@@ -16,6 +16,7 @@ import pytest
 import edgespec
 from edgespec.config import DRAFTING, EngineOptions, GenerationOptions, resolve
 from edgespec.control.controller import Fixed
+from edgespec.core.acceptance import make_acceptance
 from edgespec.core.schedule import Controller, Place
 from edgespec.core.tree import TokenTree
 from edgespec.drafters import kinds
@@ -32,7 +33,7 @@ from edgespec.offload.plan.needs import Extras, MustPin
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.schedules import kinds as schedules
-from edgespec.schedules.kinds import SCHEDULES, ScheduleKind, check_schedule
+from edgespec.schedules.kinds import SCHEDULES, ScheduleKind, check_acceptance, check_schedule
 from edgespec.schedules.serial import Plain, Serial
 from edgespec.text.tokenizer import load_tokenizer
 from edgespec.values import Option, options_of
@@ -353,7 +354,7 @@ def test_a_schedule_refuses_drafters_that_cannot_follow_it(monkeypatch: pytest.M
 
 SET: dict[str, Any] = {
     "fan_out": "geometric",
-    "fan_out_budget": 9,
+    "fan_out_budget": 99,
     "fallback": "none",
     "exit_layer": 3,
     "kappa": 4,
@@ -381,6 +382,42 @@ def test_an_option_of_another_schedule_is_refused_by_name(name: str, schedule: s
         f"{name} changes nothing under schedule {schedule}; use schedule={users}, or leave it out"
     )
     check_options(EngineOptions(**{**given, name: options_of(EngineOptions)[name].default}))
+
+
+@pytest.mark.parametrize("schedule", ["auto", "ssd"])
+@pytest.mark.parametrize("fan_out", ["uniform", "geometric", "measured"])
+def test_fewer_outcomes_than_a_draft_may_have_are_refused(schedule: str, fan_out: str) -> None:
+    """K + 1 of them, for the longest chain of K that a tree has room for: drafts are not cut short."""
+    asked = EngineOptions(schedule=schedule, fan_out=fan_out, fan_out_budget=24, tree_nodes=25)
+    with pytest.raises(OptionError) as refused:
+        check_options(asked)
+    assert refused.value.option == "fan_out_budget"
+    assert str(refused.value) == (
+        "fan_out_budget is 24, below the 25 outcomes that a chain of 24 drafted tokens has before its bonus "
+        "token is guessed, and trees of 25 nodes (tree_nodes=) may be such a chain; use fan_out_budget=25 or "
+        "more, or tree_nodes=24"
+    )
+    check_options(replace(asked, fan_out_budget=25))
+    check_options(replace(asked, tree_nodes=24))
+    check_options(EngineOptions(schedule=schedule, fan_out=fan_out))  # as both are by default
+
+
+def test_an_acceptance_that_a_schedule_cannot_honour_is_refused() -> None:
+    hot = GenerationOptions(temperature=1.0)
+    ratio, sample = make_acceptance("ratio", hot), make_acceptance("sample", hot)
+    mirror = EngineOptions(schedule="mirror", drafter="model", draft_model="m")
+    with pytest.raises(OptionError) as refused:
+        check_acceptance(ratio, mirror, ("model",))
+    assert str(refused.value) == (
+        "ratio acceptance needs drafts that are drawn at random, and schedule mirror prepares likely ones, "
+        "that the target's early exit names; use schedule=serial or schedule=ssd, or acceptance=sample"
+    )
+    check_acceptance(ratio, mirror, ())  # plain decoding
+    check_acceptance(sample, mirror, ("model",))
+    for schedule in ("auto", "serial", "ssd"):
+        check_acceptance(ratio, replace(mirror, schedule=schedule), ("model",))
+    with pytest.raises(OptionError, match="are copied"):
+        check_acceptance(ratio, replace(mirror, schedule="ssd"), ("ngram", "model"))
 
 
 def test_every_option_of_a_schedule_is_of_the_engine() -> None:

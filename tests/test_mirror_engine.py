@@ -100,6 +100,15 @@ def test_what_is_told_of_a_reply(packed: Path, monkeypatch: pytest.MonkeyPatch) 
     assert {"layers", "kappa", "cycles", "law_seconds", "measured_seconds"} < said["early_exit"].keys()
 
 
+def test_drafts_drawn_at_random_are_refused_before_any_work(packed: Path) -> None:
+    """They would be ssd's, without a word."""
+    drawn = GenerationOptions(max_tokens=COUNT, temperature=0.9, acceptance="ratio")
+    with load(packed, "model", head=False) as engine, engine.new_session(200) as session:
+        with pytest.raises(OptionError, match=r"schedule mirror prepares likely ones, .*schedule=ssd"):
+            session.generate(prompt_of(70), drawn)
+        assert list(session.generate(prompt_of(9), GREEDY))[-1].finish_reason == "length"
+
+
 def test_a_head_that_streams_says_nothing(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         load(packed, "model", head=False) as engine,

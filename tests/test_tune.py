@@ -29,7 +29,7 @@ from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.formats.packed import SUBSTITUTE
 from edgespec.tuning import predict as predicting
 from edgespec.tuning import tune as tuning
-from edgespec.tuning.acceptance import MOST_NODES, PRIORS, hit_rate, tree_tokens
+from edgespec.tuning.acceptance import MOST_NODES, PRIORS, expected_hits, tree_tokens
 from edgespec.tuning.candidate import PLAIN
 from edgespec.tuning.candidates import find_candidates
 from edgespec.tuning.predict import Interval
@@ -191,8 +191,8 @@ def test_a_tree_takes_the_likeliest_nodes_there_are() -> None:
 
 def test_ten_guesses_hold_what_the_curve_was_drawn_through() -> None:
     assert tree_tokens(0.62, 1, 11) - 1 == pytest.approx(0.9, abs=0.01)
-    assert [hit_rate(n) for n in (0, 1, 12)] == sorted(hit_rate(n) for n in (0, 1, 12))
-    assert hit_rate(0) == 0
+    assert [expected_hits(n) for n in (0, 1, 12)] == sorted(expected_hits(n) for n in (0, 1, 12))
+    assert expected_hits(0) == 0
     assert all(0 < p.low < p.middle < p.high < 1 and p.source for p in PRIORS.values())
 
 
@@ -219,7 +219,7 @@ def test_ssd_is_theorem_7_where_there_are_waits() -> None:
     passes = int((3.0 - 0.3 * (1 + 31 / 32)) / 0.2)
     primary, fallback = Drafted(tokens(passes // 2, 32), 1.0), Drafted(tokens(6, 32), 0.2 * 6 / 3.0)
     law = predicting._ssd(costs, tokens, 32, 6)
-    assert law.speed == pytest.approx(speedup(hit_rate(passes), primary, fallback) / 3.0)
+    assert law.speed == pytest.approx(speedup(expected_hits(passes), primary, fallback) / 3.0)
     late = predicting._ssd(replace(costs, io=0.1), tokens, 32, 6)  # nothing waits: every outcome is missed
     assert late.tokens == pytest.approx(tokens(6, 32))
 

@@ -29,7 +29,7 @@ from edgespec.errors import ModelError
 from edgespec.offload.chunks import ChunkEvent
 from edgespec.response import Stats
 from edgespec.tuning import runs as keeping
-from edgespec.tuning.acceptance import PRIORS, SPREAD, hit_rate, tree_tokens
+from edgespec.tuning.acceptance import PRIORS, SPREAD, expected_hits, tree_tokens
 from edgespec.tuning.candidate import Candidate
 from edgespec.tuning.candidates import find_candidates
 from edgespec.tuning.fit import FEW, UNFITTED, fit_runs, matching_chance, matching_spread
@@ -192,7 +192,7 @@ def test_the_chance_that_matches_is_the_one_that_gave_the_tokens(chance: float, 
 def test_the_spread_that_matches_gives_the_hits() -> None:
     spread = matching_spread(700, 1000, 9.0)
     assert spread is not None
-    assert hit_rate(9, spread) == pytest.approx(0.7, abs=0.002)
+    assert expected_hits(9, spread) == pytest.approx(0.7, abs=0.002)
     assert matching_spread(0, 0, 9.0) is matching_spread(5, 5, 0.0) is None
     always, never = matching_spread(3, 3, 9.0), matching_spread(0, 3, 9.0)
     assert always is not None
@@ -274,7 +274,7 @@ class World:
                 parents = np.append(tree.parents, np.zeros(rest, dtype=np.int64))
                 tree = TokenTree(np.ones(nodes, dtype=np.int64), parents, np.zeros(nodes), None)
             verifying = max(reading, computing(nodes)) * self.dice.lognormvariate(0, 0.03)
-            hit = self.dice.random() < hit_rate(8, self.spread) if setting.schedule == "ssd" else None
+            hit = self.dice.random() < expected_hits(8, self.spread) if setting.schedule == "ssd" else None
             late = drafts and not hit
             overlap = (
                 Overlap(hit, found=0 if late else depth, passes=8, steps=8, nodes=9)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.config import FAN_OUTS, OF_SCHEDULES, EngineOptions
 from edgespec.control.controller import Adaptive
+from edgespec.core.acceptance import Acceptance
 from edgespec.core.schedule import Controller, Place, Schedule
 from edgespec.drafters import kinds
 from edgespec.drafters.base import Drafter
@@ -40,6 +41,7 @@ class ScheduleKind:
     make, check: a `Make`, and a `Check` if there is anything to check: "module:name", imported when it is
         asked for.
     options: that change nothing under a schedule which does not name them.
+    drawn: what it does, it does for drafts that are drawn at random (`ratio`), too.
     """
 
     name: str
@@ -47,6 +49,7 @@ class ScheduleKind:
     make: str
     check: str | None = None
     options: tuple[str, ...] = ()
+    drawn: bool = True
 
     def refusal(self, drafter: Kind) -> str | None:
         """Why this drafter cannot follow it; None = it can."""
@@ -69,6 +72,7 @@ SCHEDULES = (
         make="edgespec.schedules.mirror:make",
         check="edgespec.schedules.mirror:check",
         options=("exit_layer", "kappa", "fallback"),
+        drawn=False,  # nothing may go by what was drawn, and what the exit names would
     ),
 )
 
@@ -97,9 +101,32 @@ def check_schedule(name: str, members: Sequence[str]) -> None:
         raise OptionError(f"schedule {name} {why}; use {' or '.join(ways)}")
 
 
+def check_acceptance(acceptance: Acceptance, options: EngineOptions, members: tuple[str, ...]) -> None:
+    """Raises OptionError when the acceptance cannot judge the trees of these drafters (see `drafters.kinds`),
+    or the schedule would not do for them what it is asked for."""
+    kinds.check_acceptance(acceptance, options.drafter, members, options.draft_worker is not None)
+    if acceptance.name != "ratio" or options.schedule == "auto" or not members:
+        return
+    if not schedule_kind(options.schedule).drawn:
+        able = " or ".join(f"schedule={row.name}" for row in SCHEDULES if row.drawn)
+        raise OptionError(
+            "ratio acceptance needs drafts that are drawn at random, and schedule "
+            f"{options.schedule} prepares likely ones, that the target's early exit names; use {able}, or "
+            "acceptance=sample"
+        )
+
+
 def check_idle(options: EngineOptions) -> None:
-    """Raises OptionError for an option that is set and changes nothing under this schedule. Under `auto`
-    whatever is set waits for a schedule that asks for it."""
+    """Raises OptionError for an option that is set and changes nothing under this schedule, and for a fan-out
+    that leaves outcomes out. Under `auto` whatever is set waits for a schedule that asks for it."""
+    if options.fan_out != "best-first" and options.fan_out_budget < options.tree_nodes:
+        nodes, budget = options.tree_nodes, options.fan_out_budget
+        raise OptionError(
+            f"fan_out_budget is {budget}, below the {nodes} outcomes that a chain of {nodes - 1} drafted "
+            f"tokens has before its bonus token is guessed, and trees of {nodes} nodes (tree_nodes=) may be "
+            f"such a chain; use fan_out_budget={nodes} or more, or tree_nodes={budget}",
+            "fan_out_budget",
+        )
     if options.schedule == "auto":
         return
     schedule, known = schedule_kind(options.schedule), options_of(EngineOptions)

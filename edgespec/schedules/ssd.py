@@ -55,12 +55,12 @@ class Ssd(Serial):
         nodes: int,
         fallback: str = "jit",
         shape: CacheShape | None = None,
-        outcomes: int = 24,
+        outcomes: int = 64,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """fallback: who drafts when nothing was prepared for an outcome: `jit` = the drafter, then;
             `ngram` = only what costs no passes; `none`.
-        shape: which `outcomes`, so many, are prepared for; None = all, best first.
+        shape: which `outcomes`, so many, at least `nodes`, are prepared for; None = all, best first.
         """
         super().__init__(drafter, controller, nodes, clock)
         self.fallback, self.shape, self.outcomes = fallback, shape, outcomes
@@ -78,9 +78,7 @@ class Ssd(Serial):
         ready = isinstance(self.drafter, Foreseeing) and self.drafter.prepared()
         self.overlap = Overlap(None if self._ahead is None else ready)
         self._ahead = None
-        limit = rest = TreeBudget(self.nodes, self.left - 1, passes=0)
-        if self.shape is not None:  # each number of accepted tokens has an outcome
-            limit = replace(limit, depth=min(limit.depth, self.outcomes - 1))
+        limit = TreeBudget(self.nodes, self.left - 1, passes=0)
         prepared = self._draft(root, limit, goes_on=True) if ready else self.tree
         width = self.drafter.width if isinstance(self.drafter, Foreseeing) else 1
         budget = self.controller.overlapped(limit, self.drafter.passes, prepared, width)
@@ -96,7 +94,7 @@ class Ssd(Serial):
             self.overlap = replace(self.overlap, found=budget.found, fallback=late)
             self.tree = self.controller.prune(tree)
             if budget.ahead and self.drafter.resident and isinstance(self.drafter, Foreseeing):
-                self._ahead = self.drafter.ahead(self.tree, rest, self._fan_out(ready))
+                self._ahead = self.drafter.ahead(self.tree, limit, self._fan_out(ready))
         self.draft_seconds = self.clock() - began
         return self.tree
 

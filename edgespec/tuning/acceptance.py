@@ -49,7 +49,7 @@ def tree_tokens(chance: float, depth: int, nodes: int, branches: bool = True) ->
     return _curve(round(chance, 3), depth, branches)[max(0, min(nodes, MOST_NODES) - 1)]
 
 
-def hit_rate(passes: int, spread: float = SPREAD) -> float:
+def expected_hits(passes: int, spread: float = SPREAD) -> float:
     """How often the outcome is among those that so many passes of drafting prepared for: SSD's power law, a
     pass being worth an outcome more at each node."""
     return float(1 - (1 + passes) ** -spread)

@@ -36,7 +36,8 @@ class Factor:
 @dataclass(frozen=True)
 class Seen:
     """What runs have shown of a drafter. cycles: that were judged, `texts` of them runs of their own.
-    spread: of misses (`acceptance.hit_rate`). rest: by schedule, what the laws leave over of its speed."""
+    spread: of misses (`acceptance.expected_hits`). rest: by schedule, what the laws leave over of its speed.
+    """
 
     step: Factor = Factor()
     chance: float = 0.0

@@ -15,7 +15,7 @@ from edgespec.errors import Call, OptionError
 from edgespec.offload.plan.costs import LAYER_SECONDS, CostModel
 from edgespec.offload.plan.plan import Plan
 from edgespec.schedules.kinds import SCHEDULES, check_schedule
-from edgespec.tuning.acceptance import SPREAD, hit_rate, tree_tokens
+from edgespec.tuning.acceptance import SPREAD, expected_hits, tree_tokens
 from edgespec.tuning.candidate import Candidate
 from edgespec.tuning.fit import NORMAL_80, UNFITTED, Fit
 
@@ -207,7 +207,7 @@ def _rate(
     schedule: str, costs: CostModel, tokens: Guess, nodes: int, steps: int, spread: float = SPREAD
 ) -> _Rate:
     """By the law of the schedule; where one that goes on drafting does not pay, it drafts in time only.
-    `spread`: see `acceptance.hit_rate`."""
+    `spread`: see `acceptance.expected_hits`."""
     serial = _Rate(tokens(steps, nodes), costs.cycle(steps if costs.step else 0, nodes))
     if schedule == "serial":
         return serial
@@ -231,7 +231,7 @@ def _ssd(costs: CostModel, tokens: Guess, nodes: int, steps: int, spread: float 
     of what is drafted ahead is for outcomes that do not come."""
     seconds, wait = _waits(costs, nodes)
     passes = _ahead(costs, wait)
-    hits = hit_rate(passes, spread)
+    hits = expected_hits(passes, spread)
     primary = Drafted(tokens(passes // 2, nodes), 1.0)
     fallback = Drafted(tokens(steps, nodes), costs.step * steps / seconds)
     given = hits * primary.tokens + (1 - hits) * fallback.tokens
@@ -242,7 +242,7 @@ def _mirror(costs: CostModel, tokens: Guess, nodes: int, steps: int, spread: flo
     """Mirror-SD, Equation 10, with an exit half-way: what comes behind it hides the drafting."""
     seconds, wait = _waits(costs, nodes)
     passes = _ahead(costs, wait / 2)
-    hits = hit_rate(passes, spread)
+    hits = expected_hits(passes, spread)
     step = Mirrored(seconds / 2, seconds / 2, draft=costs.step * passes, early=LAYER_SECONDS).step
     given = hits * tokens(passes // 2, nodes) + (1 - hits) * tokens(steps, nodes)
     return _Rate(given, step + (1 - hits) * costs.step * steps)

@@ -37,7 +37,7 @@ class Trial:
     flash, compute, step, prompt: seconds of a pass's reading and computing, of a step of drafting and of a
         prompt, over what the cost model says without any fit.
     chance: that the likeliest child is right, by what `judged` cycles accepted.
-    spread: the power by which outcomes were missed, of so many `lookups` (`acceptance.hit_rate`).
+    spread: the power by which outcomes were missed, of so many `lookups` (`acceptance.expected_hits`).
     rest: speed over what the laws say with all of the above.
     A None: the run has not shown that. when: seconds, as of time.time.
     """
