@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import random
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from edgespec import __version__
 from edgespec.apps import options
-from edgespec.apps.common import open_engine
-from edgespec.apps.reply import follow
+from edgespec.apps.bench_apart import measure_apart
+from edgespec.apps.bench_runs import Arm, Test, measure
+from edgespec.apps.bench_tables import as_text
 from edgespec.apps.terminal import Terminal
-from edgespec.apps.timeline import TRACE_HELP, Timeline, new_session, timeline
-from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.errors import OptionError
-from edgespec.values import Option, Options, count_of, format_bytes
+from edgespec.apps.timeline import TRACE_HELP
+from edgespec.config import OF_SCHEDULES, EngineOptions, GenerationOptions, with_keywords
+from edgespec.errors import BudgetError, EdgeSpecError, OptionError
+from edgespec.values import Option, Options, count_of, format_bytes, options_of
 
-if TYPE_CHECKING:
-    from edgespec.engine import Engine
-    from edgespec.session import Session
+SWEPT = ("memory", "threads", "drafter", "schedule")
+OUTPUTS = ("md", "csv", "json", "jsonl")
+MARGIN = 1.05  # a dial so much too small is refused before anything runs
 
 
 @dataclass(frozen=True)
@@ -38,182 +37,191 @@ class BenchFlags(Options):
         tuple[int, ...],
         Option("Lengths of replies; 0 for none.", metavar="N,...", short="-n", least=0, most=10**6),
     ] = (128,)
+    depth: Annotated[
+        tuple[int, ...],
+        Option("Tokens in the context before each test.", metavar="N,...", short="-d", least=0, most=10**6),
+    ] = (0,)
+    steps: Annotated[
+        tuple[int, ...],
+        Option(
+            "Passes of drafting in each cycle.",
+            metavar="N,...", default="the controller decides, cycle by cycle", least=1, most=64,
+        ),
+    ] = ()  # fmt: skip
     repetitions: Annotated[int, Option("Runs of each test.", metavar="N", short="-r", least=1, most=1000)] = 5
-    json: Annotated[bool, Option("Print one JSON object.")] = False
+    cold: Annotated[
+        bool, Option("Make each run the first of a process, with no file of the model in the page cache.")
+    ] = False
+    output: Annotated[
+        str, Option(f"How to print: {', '.join(OUTPUTS)}.", metavar="NAME", short="-o", choices=OUTPUTS)
+    ] = "md"
+    json: Annotated[bool, Option("Print one JSON object, as -o json.")] = False
     trace: Annotated[Path | None, Option(TRACE_HELP, metavar="FILE")] = None
 
 
-@options.takes()
-def bench(model: options.Model, *, wanted: BenchFlags, engine: EngineOptions) -> None:
+@options.takes(swept=SWEPT)
+def bench(model: options.Model, *, wanted: BenchFlags, engine: list[EngineOptions]) -> None:
     """Measure speed: prompt reading (pp), greedy replies (tg), and what they read.
 
     Mean ± standard deviation; of a model that streams also the disk's own rate, measured before each run.
+    Several values with commas (--memory 4GB,8GB --drafter none,ngram) are measured in every combination.
     """
-    tests = [Test("pp", n) for n in wanted.prompt_tokens if n]
-    tests += [Test("tg", n) for n in wanted.new_tokens if n]
+    if wanted.json and wanted.output not in ("md", "json"):
+        raise OptionError(f"--json and -o {wanted.output} are two ways to print; leave one out")
+    lengths = [("pp", n) for n in wanted.prompt_tokens if n] + [("tg", n) for n in wanted.new_tokens if n]
+    tests = [(kind, n, depth) for depth in wanted.depth for kind, n in lengths]
     if not tests:
         raise OptionError("there is nothing to measure: --prompt-tokens and --new-tokens are both 0")
-    needed = max(test.positions for test in tests)
-    options.check_together(engine, GenerationOptions())
-    if engine.context is None:
-        engine = replace(engine, context=needed)
-    elif engine.context < needed:
-        raise OptionError(f"--context is {engine.context}, but the longest test takes {needed} positions")
-    with (
-        timeline(wanted.trace) as traced,
-        Terminal() as terminal,
-        open_engine(model, engine, terminal) as opened,
-    ):
-        _measure(opened, tests, wanted.repetitions, terminal, traced)
-        name = Path(model).name
-        if wanted.json:
-            terminal.result(json.dumps(_report(opened, name, engine, tests)))
+    needed = max(Test(*test).positions for test in tests)
+    with Terminal() as terminal:
+        settings = []
+        for options_, steps in _legal(engine, wanted.steps, terminal):
+            context = needed if options_.context is None else options_.context
+            if context < needed:
+                raise OptionError(f"--context is {context}, but the longest test takes {needed} positions")
+            asked = [Test(*test) for test in tests]
+            settings.append(Arm(replace(options_, context=context), steps, asked))
+        apart = wanted.cold or len(settings) > 1
+        if wanted.trace is not None and apart and len(settings) * len(tests) * wanted.repetitions > 1:
+            raise OptionError("--trace is of one process, and this asks for several; ask for one setting")
+        if not apart:
+            measure(model, settings[0], wanted.repetitions, False, wanted.trace, terminal)
+            failed = stopped = False
         else:
-            terminal.result(_table(opened, name, tests))
+            settings = _affordable(model, settings, terminal)
+            failed, stopped = _each(model, settings, wanted, terminal)
+        measured = [setting for setting in settings if setting.found]
+        if measured:
+            output = "json" if wanted.json else wanted.output
+            terminal.result(as_text(output, Path(model).name, measured, wanted.cold))
+            _note_cgroup(measured, terminal)
+    if failed or stopped:
+        raise typer.Exit(130 if stopped else 1)
 
 
-@dataclass
-class Run:
-    """One repetition of one test."""
+def _each(model: str, settings: list[Arm], wanted: BenchFlags, terminal: Terminal) -> tuple[bool, bool]:
+    """Measure each in processes of their own; whether one failed, and whether Ctrl-C has stopped it all.
 
-    tokens_per_second: float
-    tokens_per_cycle: float | None
-    bytes_per_token: float
-    read_gbps: float
-    direct_gbps: float | None  # the disk's own rate, measured just before
-
-
-@dataclass
-class Test:
-    kind: str  # "pp" or "tg"
-    length: int
-    runs: list[Run] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return f"{self.kind}{self.length}"
-
-    @property
-    def positions(self) -> int:
-        """Prompt and reply: pp makes one token, tg starts from one and times `length` after the first."""
-        return self.length + (1 if self.kind == "pp" else 2)
-
-    def average(self, figure: str) -> float | None:
-        """Mean of one figure of the runs; None when they have none."""
-        values = [getattr(run, figure) for run in self.runs if getattr(run, figure) is not None]
-        return mean(values) if values else None
-
-    @property
-    def deviation(self) -> float:
-        speeds = [run.tokens_per_second for run in self.runs]
-        return stdev(speeds) if len(speeds) > 1 else 0.0
-
-    @property
-    def share_of_direct(self) -> float | None:
-        """The run's read rate over the disk's own, averaged; None when nothing is read."""
-        shares = [run.read_gbps / run.direct_gbps for run in self.runs if run.direct_gbps and run.read_gbps]
-        return mean(shares) if shares else None
-
-
-def _measure(
-    engine: Engine, tests: list[Test], repetitions: int, terminal: Terminal, traced: Timeline | None
-) -> None:
-    terminal.count_reads(lambda: engine.bytes_read)
-    dice = random.Random(0)
-    session = new_session(engine, traced)
-    _run(Test("pp", 1), engine, session, dice, terminal)  # a first pass also pays for buffers and threads
-    for repetition in range(repetitions):
-        for test in tests:
-            terminal.busy(f"{test.name}, run {repetition + 1} of {repetitions}")
-            test.runs.append(_run(test, engine, session, dice, terminal))
-
-
-def _run(test: Test, engine: Engine, session: Session, dice: random.Random, terminal: Terminal) -> Run:
-    direct = _direct_rate(engine) if engine.plan.streamed_bytes else None
-    is_prompt = test.kind == "pp"
-    prompt = [dice.randrange(engine.config.vocab_size) for _ in range(test.length if is_prompt else 1)]
-    # Every reply has the length that is asked for.
-    wanted = GenerationOptions(max_tokens=1 if is_prompt else test.length + 1, ignore_eos=True)
-    terminal.busy(f"prompt {count_of(len(prompt), 'token')}")
-    reply = follow(session.generate(prompt, wanted, terminal.progress), session.cancel, terminal, show=False)
-    if reply.finish_reason == "cancelled":
-        raise typer.Exit(130)
-    stats = reply.stats
-    if not is_prompt:
-        return Run(
-            tokens_per_second=stats.tokens_per_second,
-            tokens_per_cycle=stats.tokens_per_cycle,
-            bytes_per_token=stats.bytes_per_token,
-            read_gbps=stats.read_gbps,
-            direct_gbps=direct,
-        )
-    tokens = stats.prompt_tokens - stats.reused_tokens
-    moved = stats.bytes_read - stats.decode_bytes_read
-    return Run(
-        tokens_per_second=tokens / stats.prefill_seconds,
-        tokens_per_cycle=None,
-        bytes_per_token=moved / tokens,
-        read_gbps=moved / stats.prefill_seconds / 1e9,
-        direct_gbps=direct,
-    )
-
-
-def _direct_rate(engine: Engine) -> float | None:
-    """GB/s of direct reads of the model's largest file, now; None for a file too small to tell."""
-    from edgespec.devices.rates import read_rate
-
-    measured = read_rate(max(engine.plan.table.files(), key=lambda path: path.stat().st_size), fresh=True)
-    return measured.gbps if measured else None
-
-
-def _table(engine: Engine, model: str, tests: list[Test]) -> str:
-    """A Markdown table, one row a test."""
-    table, dial = engine.plan.table, engine.plan.dial
-    peak = f"{format_bytes(engine.peak_memory())} of {format_bytes(dial)}"
-    heads = ["model", "size", "precision", "test", "tokens/s", "tokens/cycle", "read a token", "read rate"]
-    heads += ["of the disk's", "peak memory"]
-    rows = [f"| {' | '.join(heads)} |", "| --- | ---: | --- |" + " ---: |" * (len(heads) - 3)]
-    for test in tests:
-        cycle = test.average("tokens_per_cycle")
-        share = test.share_of_direct
-        cells = [
-            model,
-            format_bytes(table.nbytes),
-            table.precision,
-            test.name,
-            f"{test.average('tokens_per_second'):.4g} ± {test.deviation:.2g}",
-            "–" if cycle is None else f"{cycle:.3g}",
-            format_bytes(test.average("bytes_per_token") or 0),
-            f"{format_bytes((test.average('read_gbps') or 0) * 1e9)}/s",
-            "–" if share is None else f"{share:.0%}",
-            peak,
+    Cold runs take turns, setting by setting, a process each; of others, all of a setting share one.
+    """
+    jobs = [(setting, setting, wanted.repetitions) for setting in settings]
+    if wanted.cold:
+        ones = [
+            (whole, Arm(whole.options, whole.steps, [test])) for whole in settings for test in whole.tests
         ]
-        rows.append(f"| {' | '.join(cells)} |")
-    return "\n".join(rows)
+        jobs = [(whole, one, 1) for _ in range(wanted.repetitions) for whole, one in ones]
+    broken: set[int] = set()
+    for turn, (whole, one, repetitions) in enumerate(jobs):
+        if id(whole) in broken:
+            continue
+        terminal.note(f"{turn + 1} of {len(jobs)}: {_words(one, settings)}")
+        try:
+            measure_apart(model, one, repetitions, wanted.cold, wanted.trace)
+        except KeyboardInterrupt:
+            return bool(broken), True
+        except EdgeSpecError as error:
+            broken.add(id(whole))
+            terminal.error(f"{_words(whole, settings)}: {error}")
+            continue
+        peak = max(one.found["peak_memory"], whole.found.get("peak_memory", 0))
+        whole.found = one.found | {"peak_memory": peak}
+    return bool(broken), False
 
 
-def _report(engine: Engine, model: str, options: EngineOptions, tests: list[Test]) -> dict[str, Any]:
-    return {
-        "edgespec": __version__,
-        "model": model,
-        "weight_bytes": engine.plan.table.nbytes,
-        "precision": engine.plan.table.precision,
-        "device": options.device,
-        "memory": engine.plan.dial,
-        "peak_memory": engine.peak_memory(),
-        "plan": engine.plan.to_dict(),
-        "tests": [
-            {
-                "test": test.name,
-                "tokens_per_second": test.average("tokens_per_second"),
-                "tokens_per_second_sd": test.deviation,
-                "tokens_per_cycle": test.average("tokens_per_cycle"),
-                "bytes_per_token": test.average("bytes_per_token"),
-                "read_gbps": test.average("read_gbps"),
-                "direct_read_gbps": test.average("direct_gbps"),
-                "share_of_direct_read": test.share_of_direct,
-                "samples": [run.tokens_per_second for run in test.runs],
-            }
-            for test in tests
-        ],
-    }
+def _legal(
+    asked: Sequence[EngineOptions], steps: Sequence[int], terminal: Terminal
+) -> list[tuple[EngineOptions, int | None]]:
+    """The combinations that can be, each once; the others are said. Raises OptionError for a name that is
+    none, and when nothing is left."""
+    sweep = len(asked) * max(1, len(steps)) > 1
+    drafters = {one.drafter for one in asked}
+    found: dict[tuple[EngineOptions, int | None], None] = {}
+    refused: list[tuple[str, OptionError]] = []
+    for one, fixed in product(asked, steps or (None,)):
+        if len(drafters) > 1:
+            one, fixed = _its_own(one, fixed)
+        try:
+            options.check_together(one, GenerationOptions())
+            if fixed is not None and not _makes_passes(one):
+                raise OptionError(f"drafter {one.drafter} makes no passes; leave --steps out")
+        except OptionError as error:
+            if not sweep or error.option in ("drafter", "schedule"):
+                raise
+            refused.append((f"--drafter {one.drafter} --schedule {one.schedule}", error))
+            continue
+        found[one, fixed] = None
+    if not found:
+        raise refused[0][1]
+    for name, why in dict(refused).items():
+        terminal.note(f"left out, {name}: {options.message_of(why)}")
+    return list(found)
+
+
+def _its_own(one: EngineOptions, steps: int | None) -> tuple[EngineOptions, int | None]:
+    """Beside other drafters: without what only they would use."""
+    from edgespec.drafters.kinds import KINDS, kinds_of
+
+    if one.drafter == "auto":
+        return one, steps
+    used = kinds_of(one.drafter.split("+"))
+    needed = {kind.option for kind in used} | set(OF_SCHEDULES.get(one.schedule, ()))
+    idle = {kind.option for kind in KINDS if kind.option is not None and kind.option not in needed}
+    if not any(kind.beside for kind in used):
+        idle.add("draft_worker")
+    if one.drafter == "none":
+        idle.add("schedule")  # nobody drafts at any time
+    known = options_of(EngineOptions)
+    one = with_keywords(one, {name: known[name].default for name in idle})
+    return one, steps if _makes_passes(one) else None
+
+
+def _makes_passes(one: EngineOptions) -> bool:
+    from edgespec.drafters.kinds import kinds_of
+
+    return one.drafter == "auto" or any(not kind.make for kind in kinds_of(one.drafter.split("+")))
+
+
+def _affordable(model: str, settings: Sequence[Arm], terminal: Terminal) -> list[Arm]:
+    """Those whose dial holds at least the model without drafters; of the others it is said before anything
+    runs. Raises BudgetError when nothing is left."""
+    from edgespec.devices.machine import Machine
+    from edgespec.models.hub import resolve_model
+    from edgespec.models.planning import plan_engine
+    from edgespec.runtimes.formats.describe import describe_model
+
+    first = settings[0].options
+    files = describe_model(resolve_model(model, terminal.progress, first.offline), first.precision)
+    largest = max(files.table.files(), key=lambda path: path.stat().st_size)
+    machine = Machine.remembered(largest)
+    found, errors = list[Arm](), list[BudgetError]()
+    for setting in settings:
+        try:
+            plan_engine(files, setting.options, machine)
+        except BudgetError as error:
+            if error.smallest > MARGIN * error.dial:  # the process itself may turn out smaller
+                errors.append(error)
+                continue
+        found.append(setting)
+    if not found:
+        raise errors[0]
+    for message in dict.fromkeys(options.message_of(error) for error in errors):
+        terminal.note(f"left out: {message}")
+    return found
+
+
+def _words(setting: Arm, among: Sequence[Arm]) -> str:
+    """What tells a setting from the others, and which tests it has."""
+    words = []
+    for name in SWEPT:
+        value = getattr(setting.options, name)
+        if len({getattr(other.options, name) for other in among}) > 1:
+            words.append(f"{name} {format_bytes(value) if name == 'memory' and value else value}")
+    if len({other.steps for other in among}) > 1:
+        words.append("no fixed steps" if setting.steps is None else count_of(setting.steps, "step"))
+    return ", ".join([*words, *(test.name for test in setting.tests)])
+
+
+def _note_cgroup(settings: Sequence[Arm], terminal: Terminal) -> None:
+    peaks = [setting.found["cgroup_peak"] for setting in settings if setting.found["cgroup_peak"] is not None]
+    if peaks:
+        terminal.note(f"peak of the cgroup around it: {format_bytes(max(peaks))}")

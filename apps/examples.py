@@ -35,6 +35,7 @@ PACK = _lines(
 BENCH = _lines(
     "edgespec bench MODEL --memory 8GB",
     "edgespec bench MODEL -p 512,2048 -n 0 -r 3 --json",
+    "edgespec bench MODEL --memory 4GB,8GB --drafter none,ngram",
 )
 DEVICES = _lines(
     "edgespec devices /models",

@@ -7,10 +7,12 @@ import inspect
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
@@ -41,18 +43,27 @@ class ProfileOptions(Options):
     ] = None
 
 
-def takes(**only: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(
+    *, swept: Sequence[str] = (), **only: tuple[str, ...]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the flags of its options, for each parameter that is a dataclass of them; it is called
     with these resolved.
 
+    swept: options whose flags take several values with commas. A parameter `list[...]` gets every
+        combination, the last of them changing fastest.
     only: by parameter, the options that become flags, where not all of them do.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         own, fields, kinds = [], list[Field](), dict[str, type[Options]]()
+        several = set()
         for name, parameter in signature.parameters.items():
-            if isinstance(kind := parameter.annotation, type) and issubclass(kind, Options):
+            kind = parameter.annotation
+            if get_origin(kind) is list and issubclass(inside := get_args(kind)[0], Options):
+                several.add(name)
+                kind = inside
+            if isinstance(kind, type) and issubclass(kind, Options):
                 known = options_of(kind)
                 kinds[name] = kind
                 fields += [known[option] for option in only.get(name, known)]
@@ -74,12 +85,13 @@ def takes(**only: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[.
             flags = {field.name: arguments.pop(field.name) for field in fields}
             profile = _profile(flags.pop("profile"), arguments["model"]) if profiled else {}
             for name, kind in kinds.items():
-                arguments[name] = from_flags(kind, flags, profile if kind is EngineOptions else {})
+                made = partial(from_flags, kind, profile=profile if kind is EngineOptions else {})
+                arguments[name] = [*map(made, _every(flags, swept))] if name in several else made(flags)
             if "generation" in kinds:
                 refuse_idle(arguments["generation"], flags)
             command(**arguments)
 
-        parameters = own + [_parameter(field) for field in fields]
+        parameters = own + [_parameter(field, field.name in swept) for field in fields]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         del run.__wrapped__  # typer would look there for types
@@ -93,14 +105,23 @@ def switches(field: Field) -> list[str]:
     return [field.flag, f"--no-{field.flag[2:]}"] if field.default is True else [field.flag]
 
 
-def _parameter(field: Field) -> inspect.Parameter:
+def _every(flags: Mapping[str, Any], swept: Sequence[str]) -> list[dict[str, Any]]:
+    """The flags with each combination of the values that some have. Raises OptionError for an empty one."""
+    values = {name: flags[name].split(",") for name in swept if flags.get(name) is not None}
+    for name, parts in values.items():
+        if not all(part.strip() for part in parts):
+            raise OptionError(f"{FLAGS[name]} is {flags[name]!r}; a value is missing beside a comma", name)
+    return [{**flags, **dict(zip(values, chosen, strict=True))} for chosen in product(*values.values())]
+
+
+def _parameter(field: Field, swept: bool) -> inspect.Parameter:
     """The flag of one option. Its value stays text, which `Field.typed` reads for flags as for variables."""
     option = field.option
     silent = not option.default and (field.default is False or field.default_words == "none")
     info = typer.Option(
         "/".join(switches(field)),
         *filter(None, [option.short]),
-        metavar=option.metavar,
+        metavar=option.metavar + ",..." * swept,
         help=option.help + ("" if silent else f" Default: {field.default_words}."),
         rich_help_panel=option.panel or None,
         hidden=option.hidden,

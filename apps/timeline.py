@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +23,7 @@ from edgespec.devices.files import replacing
 from edgespec.errors import OptionError, StorageError
 
 if TYPE_CHECKING:
+    from edgespec.core.schedule import Controller
     from edgespec.core.trace import Cycle, Layer, Phase
     from edgespec.engine import Engine
     from edgespec.offload.chunks import ChunkEvent
@@ -69,15 +70,26 @@ def timeline(path: Path | None) -> Iterator[Timeline | None]:
         raise failed
 
 
-def new_session(engine: Engine, traced: Timeline | None) -> Session:
-    """A conversation that the timeline hears of."""
-    if traced is None:
-        return engine.new_session()
+def new_session(
+    engine: Engine,
+    traced: Timeline | None,
+    controller: Controller | None = None,
+    hear: Callable[[Cycle], None] | None = None,
+) -> Session:
+    """A conversation that the timeline hears of, and `hear` of its cycles."""
     from edgespec.core.trace import Trace  # numpy: not for --help
 
+    if traced is None:
+        return engine.new_session(controller=controller, trace=Trace(hear) if hear else None)
     traced.layers = engine.config.layers
     engine.target.weights.listen(traced.chunk)
-    return engine.new_session(trace=Trace(traced.cycle, traced.layer, traced.phase))
+
+    def cycle(event: Cycle) -> None:
+        traced.cycle(event)
+        if hear is not None:
+            hear(event)
+
+    return engine.new_session(controller=controller, trace=Trace(cycle, traced.layer, traced.phase))
 
 
 class Timeline:

@@ -32,6 +32,7 @@ class FakeTokenizer:
 
     def __init__(self, has_chat_template: bool = True) -> None:
         self.has_chat_template = has_chat_template
+        self.bos = 1
         self.template = SimpleNamespace(stop=() if has_chat_template else ("\nUser:",))
 
     def encode(self, text: str, add_bos: bool = True, continues: bool = False) -> list[int]:
@@ -132,7 +133,7 @@ class FakeSession:
 class FakeEngine:
     """`script` maps the prompt's text to the reply's."""
 
-    drafters = ("ngram",)
+    schedule = "serial"
 
     def __init__(self, script: Callable[[str], str] | None = None, template: bool = True) -> None:
         self.script = script or (lambda text: f"reply {text.count('<user>')}")
@@ -140,6 +141,7 @@ class FakeEngine:
         self.plan = FakePlan()
         self.config = SimpleNamespace(layers=LAYERS, vocab_size=200)
         self.eos = frozenset({EOS})
+        self.drafters: tuple[str, ...] = ("ngram",)
         self.bytes_read = 0
         self.undrafted: str | None = None
         self.sessions: list[FakeSession] = []
@@ -147,7 +149,9 @@ class FakeEngine:
         self.options = EngineOptions()
         self.closed = False
 
-    def new_session(self, context: int | None = None) -> FakeSession:
+    def new_session(
+        self, context: int | None = None, controller: object = None, trace: object = None
+    ) -> FakeSession:
         self.sessions.append(FakeSession(self))
         return self.sessions[-1]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import importlib
 import io
 import json
 import os
@@ -13,17 +15,21 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from edgespec import __version__
-from edgespec.apps import common, main, options
+from edgespec.apps import bench_runs, common, main, options
+from edgespec.apps.bench_runs import Arm, Run
+from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
 from edgespec.errors import BudgetError, CorruptFileError
 from edgespec.progress import Progress
 from tests.fake_engine import FakeEngine, long_story
 from tests.test_progress import Screen
 
+bench = importlib.import_module("edgespec.apps.bench")  # the package names its command so, too
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ["edgespec", "apps", "runtimes", "offload", "devices", "kernels", "benchmarks"]
 Edgespec = Callable[..., "Result"]
@@ -121,6 +127,23 @@ def test_help_and_version(edgespec: Edgespec) -> None:
         (["bench", "m", "-r", "0"], "--repetitions is 0"),
         (["bench", "m", "--temperature", "1"], "--temperature"),
         (["bench", "m", "-p", "100", "--context", "50"], "--context is 50"),
+        (["bench", "m", "-d", "100", "-n", "0", "-p", "9", "--context", "109"], "the longest test takes 110"),
+        (["bench", "m", "-p", ""], "--prompt-tokens is ''"),
+        (["bench", "m", "--memory", "4GB,,8GB"], "--memory is '4GB,,8GB'; a value is missing beside a comma"),
+        (["bench", "m", "--memory", ""], "--memory is ''"),
+        (["bench", "m", "--memory", "4GB,5"], "--memory: '5' has no unit"),
+        (["bench", "m", "--threads", "2,0"], "--threads is 0"),
+        (["bench", "m", "--drafter", "ngram,magic"], "drafter 'magic' is unknown"),
+        (["bench", "m", "--schedule", "serial,magic"], "schedule 'magic' is unknown"),
+        (["bench", "m", "--drafter", "ngram", "--steps", "4"], "drafter ngram makes no passes"),
+        (["bench", "m", "--steps", "0"], "--steps has 0"),
+        (["bench", "m", "-o", "xml"], "output 'xml' is unknown"),
+        (["bench", "m", "-o", "csv", "--json"], "two ways to print"),
+        (["bench", "m", "--trace", "t.json", "--memory", "4GB,8GB"], "--trace is of one process"),
+        (
+            ["bench", "m", "--drafter", "cascade,cascade+substitute", "--schedule", "ssd"],
+            "needs trained adapters",
+        ),
     ],
 )
 def test_wrong_options_end_at_once_with_one_message(
@@ -496,3 +519,118 @@ def test_bench_reads_fresh_prompts(edgespec: Edgespec, engine: FakeEngine) -> No
     edgespec("bench", "m", "-p", "16", "-n", "0", "-r", "3")
     prompts = [tuple(p) for p in engine.sessions[0].prompts if len(p) == 16]
     assert len(set(prompts)) == 3
+
+
+@pytest.fixture
+def apart(edgespec: Edgespec, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
+    """Settings are measured in this process, with the engine that is none; who was asked for."""
+    asked: list[EngineOptions] = []
+
+    def measure(model: str, setting: Arm, repetitions: int, cold: bool, trace: Path | None) -> None:
+        asked.append(setting.options)
+        if setting.options.threads == 3:
+            raise BudgetError("the dial is too small", {}, 1, 2)
+        if setting.options.threads == 4:
+            raise KeyboardInterrupt
+        engine.drafters = tuple(setting.options.drafter.split("+"))
+        bench_runs.measure(model, setting, repetitions, cold, trace, Terminal())
+
+    engine.script = long_story
+    monkeypatch.setattr(bench, "measure_apart", measure)
+    monkeypatch.setattr(bench, "_affordable", lambda model, settings, terminal: settings)
+    return asked
+
+
+def test_bench_sweeps_every_combination(edgespec: Edgespec, apart: list[EngineOptions]) -> None:
+    asked = ["--memory", "4GB,8GB", "--drafter", "none,model,cascade", "--schedule", "ssd,serial"]
+    files = ["--draft-model", "small", "--adapters", "adapters", "--steps", "2,3"]
+    result = edgespec("bench", "m", *asked, *files, "-p", "0", "-n", "4", "-r", "1")
+    assert result.code == 0
+    tried = [(o.memory, o.drafter, o.schedule, o.draft_model, o.adapters) for o in apart]
+    each = [
+        ("none", "auto", None, None),
+        *[("model", "ssd", "small", None)] * 2,
+        *[("model", "serial", "small", None)] * 2,
+        *[("cascade", "serial", None, "adapters")] * 2,
+    ]
+    assert tried == [(dial * 10**9, *rest) for dial in (4, 8) for rest in each]
+    assert result.err.count("left out") == 1, "said once, though it is so at both dials"
+    assert "left out, --drafter cascade --schedule ssd: schedule ssd drafts behind several" in result.err
+    assert result.err.index("left out") < result.err.index("1 of 14: memory 4 GB, drafter none")
+    head, _, *rows = result.out.splitlines()
+    assert all(f"| {column} |" in head for column in ("drafter", "steps", "tokens/s"))
+    assert len(rows) == 14
+    assert all(row.count("|") == head.count("|") for row in rows)
+
+
+def test_bench_cold_runs_take_turns(edgespec: Edgespec, apart: list[EngineOptions]) -> None:
+    result = edgespec("bench", "m", "--threads", "1,2", "--cold", "-p", "8", "-n", "4", "-r", "2", "--json")
+    assert [options.threads for options in apart] == [1, 1, 2, 2] * 2
+    report = json.loads(result.out)
+    assert [(test["test"], test["threads"]) for test in report["tests"]] == [
+        ("pp8", 1), ("tg4", 1), ("pp8", 2), ("tg4", 2),
+    ]  # fmt: skip
+    assert all(len(test["samples"]) == 2 for test in report["tests"])
+    assert "plan" not in report, "there are two"
+
+
+def test_bench_goes_on_after_a_setting_that_fails(edgespec: Edgespec, apart: list[EngineOptions]) -> None:
+    result = edgespec("bench", "m", "--threads", "1,3,2", "-p", "0", "-n", "4", "-r", "1", "-o", "csv")
+    assert result.code == 1
+    assert "error: threads 3, tg4: the dial is too small" in result.err
+    rows = list(csv.DictReader(io.StringIO(result.out)))
+    assert [(row["threads"], row["test"], row["samples"]) for row in rows] == [
+        ("1", "tg4", "0.25"), ("2", "tg4", "0.25"),
+    ]  # fmt: skip
+
+
+def test_bench_stopped_prints_what_there_is(edgespec: Edgespec, apart: list[EngineOptions]) -> None:
+    result = edgespec("bench", "m", "--threads", "1,4,2", "-p", "0", "-n", "4", "-r", "1", "-o", "jsonl")
+    assert result.code == 130
+    assert [json.loads(line)["threads"] for line in result.out.splitlines()] == [1]
+    assert len(apart) == 2
+
+
+def test_bench_refuses_when_nothing_is_left(edgespec: Edgespec, apart: list[EngineOptions]) -> None:
+    asked = ["--drafter", "cascade", "--adapters", "a", "--schedule", "ssd,mirror"]
+    result = edgespec("bench", "m", *asked)
+    assert result.code == 2
+    assert "drafts behind several roots" in result.err
+    assert apart == []
+
+
+def test_bench_fills_the_context_once(edgespec: Edgespec, engine: FakeEngine) -> None:
+    """And times what comes behind it."""
+    engine.script = long_story
+    edgespec("bench", "m", "-p", "16", "-n", "4", "-d", "0,64", "-r", "1")
+    (session,) = engine.sessions
+    lengths = [len(prompt) for prompt in session.prompts]
+    assert lengths == [1, 16, 1, 64, 80, 64, 65], "this session keeps nothing, so it is filled again"
+    filling = session.prompts[3]
+    assert session.prompts[4][:64] == session.prompts[5] == session.prompts[6][:64] == filling
+
+
+def test_bench_dials_that_cannot_be(edgespec: Edgespec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the headers, before anything runs."""
+    monkeypatch.setattr(bench, "measure_apart", pytest.fail)
+    result = edgespec("bench", str(common.demo_model()), "--memory", "40MB,60MB")
+    assert result.code == 1
+    assert "the dial is 40.0 MB, but" in result.err
+
+
+def test_bench_acceptance_by_position() -> None:
+    runs = [
+        Run(1, 1, 1, 1, None, None, 1, tried=[4, 2], kept=[3, 1]),
+        Run(1, 1, 1, 1, None, None, 1, [4], [1]),
+    ]
+    assert bench_runs.Test("tg", 4, runs=runs).acceptance == [0.5, 0.5]
+
+
+def test_bench_share_of_roofline(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what flash or memory needs at least, whichever is more; unknown where what binds is unknown."""
+    runs = bench_runs._Runs(cast(Any, engine), None, Terminal(), None, 1.0, memory_gbps=10.0)
+    assert runs._roofline(8 * 10**9, 10**9, 8.0, direct=2.0) == pytest.approx(0.5)
+    assert runs._roofline(8 * 10**9, 60 * 10**9, 8.0, direct=2.0) == pytest.approx(0.75)
+    assert runs._roofline(0, 60 * 10**9, 8.0, direct=None) == pytest.approx(0.75)
+    assert runs._roofline(8 * 10**9, 10**9, 8.0, direct=None) is None
+    assert runs._roofline(0, 0, 8.0, direct=None) is None

@@ -163,6 +163,28 @@ def test_bench(run: Run, model: Path) -> None:
     assert 0 < pp["bytes_per_token"] < tg["bytes_per_token"], "a prompt's tokens share passes"
 
 
+def test_bench_sweeps_in_processes_of_their_own(run: Run, model: Path) -> None:
+    """Texts of this model repeat themselves, so n-grams have something to draft."""
+    asked = ["--drafter", "none,ngram", "--schedule", "serial,mirror", "-p", "0", "-n", "30", "-d", "16"]
+    code, out, err = run("bench", model, *asked, "-r", "2", "--cold", "--resident-layers", "0", "-o", "jsonl")
+    assert code == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [(row["drafter"], row["schedule"], row["test"]) for row in rows] == [
+        ("none", "serial", "tg30 @ d16"),
+        ("ngram", "serial", "tg30 @ d16"),
+        ("ngram", "mirror", "tg30 @ d16"),
+    ]
+    for row in rows:
+        assert row["cold"]
+        assert len(row["samples"]) == 2
+        assert min(row["load_seconds"], row["bytes_per_token"], *row["samples"]) > 0
+        assert row["bytes_per_token"] * row["tokens_per_cycle"] == pytest.approx(row["weight_bytes"], rel=0.2)
+        positions = row["acceptance_by_position"]
+        assert bool(positions) == (row["drafter"] == "ngram")
+        assert all(0 <= share <= 1 for share in positions)
+    assert "6 of 6: drafter ngram, schedule mirror, tg30 @ d16" in err
+
+
 # Bad input
 
 
