@@ -23,6 +23,7 @@ _VERBS = {
     "download": "downloading",
     "probe": "measuring this machine",
     "load": "loading",
+    "measure": "measuring replies",
     "pack": "packing",
     "verify": "checking",
 }

@@ -7,19 +7,25 @@ import shlex
 import shutil
 import sys
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from edgespec.apps import options
+import typer
+
+from edgespec.apps import options, prompts
 from edgespec.apps.terminal import Terminal
 from edgespec.apps.tune_words import (
     HEADS,
+    MEASURED_HEADS,
     cells_of,
     command,
+    fit_object,
     how,
     lossy_line,
     machine_line,
+    measured_cells,
     model_line,
     speed_of,
 )
@@ -27,6 +33,8 @@ from edgespec.config import EngineOptions
 from edgespec.values import Option, Options, format_bytes
 
 if TYPE_CHECKING:
+    from edgespec.text.prompt import Prompt
+    from edgespec.tuning.compare import Compared
     from edgespec.tuning.predict import Setting
     from edgespec.tuning.result import Row, Tuning
 
@@ -48,6 +56,13 @@ class TuneFlags(Options):
         Option(
             "Tune for another machine; `devices --preset list` has them.", metavar="NAME", default="this one"
         ),
+    ] = None
+    measure: Annotated[
+        bool, Option("Run the model for some minutes, and set the predictions right by what that shows.")
+    ] = False
+    prompts: Annotated[
+        Path | None,
+        Option("Prompts to measure with, one a line.", metavar="FILE", default="some of our own"),
     ] = None
     profile_out: Annotated[
         Path | None,
@@ -74,8 +89,10 @@ FIXED = (
 def tune(model: options.Model, *, wanted: TuneFlags, engine: EngineOptions) -> None:
     """Predict speed and memory at several dials, and recommend settings; nothing is loaded or downloaded.
 
-    What is known of MODEL are its headers. Settings that are given as flags stay as they are.
+    What is known of MODEL are its headers, and what runs of it have shown here, such as those that --measure
+    makes. Settings that are given as flags stay as they are.
     """
+    texts = _prompts(wanted)
     with Terminal() as terminal:
         terminal.busy("planning")
         from edgespec.apps.tune_files import check_files, written
@@ -89,6 +106,7 @@ def tune(model: options.Model, *, wanted: TuneFlags, engine: EngineOptions) -> N
         if wanted.png is not None:
             require_plots()
         dials = [] if wanted.memory_ is None else wanted.memory_.split(",")
+        stopped = wanted.measure and _measure(model, engine, dials, texts, terminal)
         found = tune_model(model, engine, dials, wanted.preset, terminal.progress)
         if wanted.profile_out is not None:
             write_profile(found, engine, wanted.profile_out)
@@ -99,17 +117,53 @@ def tune(model: options.Model, *, wanted: TuneFlags, engine: EngineOptions) -> N
                 draw(found, temporary)
         if wanted.json:
             terminal.result(json.dumps(_object(found, engine)))
-            return
-        width = min(120, shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100)
-        terminal.result(_described(found, engine, width))
-        for note in found.notes:
-            terminal.note(note.replace("measure_machine_facts()", "`edgespec devices`"))
-        if wanted.profile_out is not None:
-            terminal.note(
-                f"written to {wanted.profile_out}: edgespec chat {shlex.quote(model)} --profile ..."
-            )
-        for path in filter(None, (wanted.html, wanted.png)):
-            terminal.note(f"written to {path}")
+        else:
+            _show(found, engine, terminal)
+            _tell_files(model, wanted, terminal)
+        if stopped:
+            raise typer.Exit(130)
+
+
+def _prompts(wanted: TuneFlags) -> list[Prompt]:
+    """To measure with. Raises OptionError."""
+    if wanted.prompts is None and not wanted.measure:
+        return []
+    from edgespec.tuning.measure import check_measuring
+
+    check_measuring(wanted.measure, wanted.preset, None if wanted.prompts is None else [str(wanted.prompts)])
+    if wanted.prompts is None:
+        return []
+    found = prompts.from_file(wanted.prompts, "prompts")
+    return [[{"role": "user", "content": p.turns[0]}] if p.is_chat else p.turns[0] for p in found]
+
+
+def _measure(
+    model: str, engine: EngineOptions, dials: list[str], texts: list[Prompt], terminal: Terminal
+) -> bool:
+    """Whether it was stopped; what had been measured until then is kept."""
+    from edgespec.tuning.measure import measure_model
+
+    try:
+        for note in measure_model(model, engine, dials, texts, terminal.progress):
+            terminal.note(note)
+    except KeyboardInterrupt:
+        terminal.note("[measuring was stopped; what it has shown until then counts]")
+        return True
+    return False
+
+
+def _show(found: Tuning, engine: EngineOptions, terminal: Terminal) -> None:
+    width = min(120, shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100)
+    terminal.result(_described(found, engine, width))
+    for note in found.notes:
+        terminal.note(note.replace("measure_machine_facts()", "`edgespec devices`"))
+
+
+def _tell_files(model: str, wanted: TuneFlags, terminal: Terminal) -> None:
+    if wanted.profile_out is not None:
+        terminal.note(f"written to {wanted.profile_out}: edgespec chat {shlex.quote(model)} --profile ...")
+    for path in filter(None, (wanted.html, wanted.png)):
+        terminal.note(f"written to {path}")
 
 
 def _described(found: Tuning, engine: EngineOptions, width: int) -> str:
@@ -136,6 +190,8 @@ def _described(found: Tuning, engine: EngineOptions, width: int) -> str:
     lossy = lossy_line(found)
     if lossy is not None:
         lines += ["", *textwrap.wrap(lossy, width - 1)]
+    if found.compared:
+        lines += ["", "Predicted beside measured, tokens/s", *_measured(found.compared)]
     return "\n".join(lines)
 
 
@@ -159,6 +215,19 @@ def _table(rows: tuple[Row, ...], width: int) -> list[str]:
             "  ".join(line[i].ljust(wide[i]) if i in left else line[i].rjust(wide[i]) for i in shown)
         )
     return [line.rstrip() for line in lines]
+
+
+def _measured(compared: Sequence[Compared]) -> list[str]:
+    cells = [MEASURED_HEADS, *map(measured_cells, compared)]
+    wide = [max(len(line[i]) for line in cells) for i in range(len(MEASURED_HEADS))]
+    return [
+        "  "
+        + "  ".join(
+            cell.ljust(n) if i == 1 else cell.rjust(n)
+            for i, (cell, n) in enumerate(zip(line, wide, strict=True))
+        )
+        for line in cells
+    ]
 
 
 def _object(found: Tuning, engine: EngineOptions) -> dict[str, Any]:
@@ -187,14 +256,17 @@ def _object(found: Tuning, engine: EngineOptions) -> dict[str, Any]:
         | {"plan": found.recommended.plan.to_dict()},
         "front": [_setting(found, setting, engine) for setting in found.front],
         "after_packing": _setting(found, found.later, engine) if found.later else None,
+        "measured": [
+            asdict(one) | {"tokens_per_cycle": one.tokens_per_cycle, "error": one.error}
+            for one in found.compared
+        ],
+        "fit": fit_object(found.fit),
         "reasons": found.reasons,
         "notes": found.notes,
     }
 
 
 def _setting(found: Tuning, setting: Setting, engine: EngineOptions) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {
         "memory": setting.dial,
         "precision": setting.precision,

@@ -14,11 +14,13 @@ from edgespec.apps.tune_files import written
 from edgespec.apps.tune_style import STYLE
 from edgespec.apps.tune_words import (
     HEADS,
+    MEASURED_HEADS,
     cells_of,
     command,
     how,
     lossy_line,
     machine_line,
+    measured_cells,
     model_line,
     number,
     speed_of,
@@ -50,6 +52,7 @@ def page_of(found: Tuning, engine: EngineOptions) -> str:
         f'<div class="pair">{_speeds(found)}{_owners(found.rows)}</div>',
         _dials(found),
         *_more_ways(found, engine),
+        *_measured(found),
         _section("The machine", _machine(found)),
     ]
     return "\n".join(
@@ -61,11 +64,34 @@ def page_of(found: Tuning, engine: EngineOptions) -> str:
             f'<header><p class="dim">edgespec tune</p><h1>{name}</h1>',
             f'<p class="dim">{escape(model_line(found))}; {escape(machine_line(found))}</p></header>',
             *sections,
-            '<p class="dim">Predicted from headers and the machine\'s rates; nothing was run. In brackets is '
+            f'<p class="dim">Predicted from headers, the machine\'s rates{_and_runs(found)}. In brackets is '
             "where a speed should lie in four of five cases.</p>",
             "</main>\n</body>\n</html>\n",
         ]
     )
+
+
+def _and_runs(found: Tuning) -> str:
+    runs = sum(one.replies for one in found.compared)
+    return f" and what {count_of(runs, 'run')} showed" if runs else "; nothing was run"
+
+
+def _measured(found: Tuning) -> list[str]:
+    """Predicted beside measured, where something was run."""
+    if not found.compared:
+        return []
+    heads = "".join(f"<th{_left(i)}>{escape(head)}</th>" for i, head in enumerate(MEASURED_HEADS))
+    lines = []
+    for one in found.compared:
+        first, *rest = measured_cells(one)
+        cells = "".join(f"<td{_left(i)}>{escape(cell)}</td>" for i, cell in enumerate(rest, 1))
+        lines.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
+    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+    return [_section("Predicted beside measured, tokens/s", f'<div class="wide">{table}</div>')]
+
+
+def _left(column: int) -> str:
+    return ' class="text"' if MEASURED_HEADS[column] in ("memory", "with") else ""
 
 
 def _section(title: str, body: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from edgespec.apps import options
 from edgespec.apps.progress import format_seconds
@@ -11,6 +12,8 @@ from edgespec.config import EngineOptions
 from edgespec.values import format_bytes
 
 if TYPE_CHECKING:
+    from edgespec.tuning.compare import Compared
+    from edgespec.tuning.fit import Fit
     from edgespec.tuning.predict import Interval, Setting
     from edgespec.tuning.result import Row, Tuning
 
@@ -63,6 +66,43 @@ def cells_of(row: Row) -> list[str]:
         format_seconds(row.best.first_token.middle),
         "" if row.more is None else f"{row.more - 1:+.0%}",
     ]
+
+
+MEASURED_HEADS = (
+    "memory",
+    "with",
+    "replies",
+    "tokens/cycle",
+    "expected",
+    "measured",
+    "off by",
+    "expected now",
+)
+
+
+def measured_cells(one: Compared) -> list[str]:
+    """A setting's line under MEASURED_HEADS."""
+    return [
+        format_bytes(one.dial),
+        "plain decoding" if one.drafter == "none" else f"{one.drafter}, {one.schedule}",
+        str(one.replies),
+        f"{one.tokens_per_cycle:.2g}",
+        number(one.expected),
+        number(one.measured),
+        f"{one.error:+.0%}",
+        "" if one.now is None else speed_of(one.now),
+    ]
+
+
+def fit_object(fit: Fit) -> dict[str, Any]:
+    """The `fit` of --json: factors on what was expected, and what drafts were worth."""
+    return {
+        **{name: asdict(getattr(fit, name)) for name in ("flash", "compute", "prompt")},
+        "drafters": [
+            {"drafter": drafter, "files": files, **asdict(seen)}
+            for (drafter, files), seen in sorted(fit.drafters.items())
+        ],
+    }
 
 
 def model_line(found: Tuning) -> str:

@@ -14,6 +14,7 @@ from edgespec.progress import ProgressCallback
 from edgespec.response import InThread, Response, whole
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt
+from edgespec.tuning.measure import check_measuring, measure_model
 from edgespec.tuning.profile import read_profile
 from edgespec.tuning.result import Tuning
 from edgespec.tuning.tune import tune_model
@@ -97,6 +98,8 @@ def tune(
     *,
     dials: Sequence[str | float] = (),
     preset: str | None = None,
+    measure: bool = False,
+    prompts: Sequence[Prompt] = (),
     progress: ProgressCallback | None = None,
     **options: Unpack[EngineKeywords],
 ) -> Tuning:
@@ -104,11 +107,17 @@ def tune(
 
     dials: sizes of memory to compare; () = the one that `memory` names, or usual ones that are free.
     preset: for another machine (`devices.presets`).
+    measure: run the model first, for some minutes, with these `prompts` or some of our own, and set the
+        predictions right by what that shows.
     options: fields of EngineOptions, which stay as they are.
 
-    Raises as `edgespec.tuning.tune.tune_model`.
+    Raises as `edgespec.tuning.tune.tune_model`, and `edgespec.tuning.measure.measure_model`.
     """
-    return tune_model(str(model), with_keywords(EngineOptions(), options), dials, preset, progress)
+    asked = with_keywords(EngineOptions(), options)
+    check_measuring(measure, preset, prompts)
+    notes = measure_model(str(model), asked, dials, prompts, progress) if measure else []
+    found = tune_model(str(model), asked, dials, preset, progress)
+    return replace(found, notes=(*notes, *found.notes))
 
 
 def stream_generate(

@@ -11,7 +11,7 @@ class Progress:
     """`done` of `total` `unit`s of one stage.
 
     Stages: "download" (bytes), "probe" (measuring the machine; 0 of 1), "load" (bytes), "prefill" (tokens),
-    "layers" (of the running pass), "pack" and "verify" (bytes).
+    "layers" (of the running pass), "measure" (settings that are tried), "pack" and "verify" (bytes).
     """
 
     stage: str

@@ -169,11 +169,11 @@ def test_a_damaged_file_is_told_by_tune(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "m")
     with open_subject(str(checkpoint)) as subject:
         keep_run(subject.files.digest, "source", trial())
-    assert tune_model(str(checkpoint), None, ["1GB"]).runs
+    assert tune_model(str(checkpoint), None, ["1GB"]).compared
     only_file().write_bytes(b"{}")
     found = tune_model(str(checkpoint), None, ["1GB"])
     assert any("damaged" in note for note in found.notes)
-    assert not found.runs
+    assert not found.compared
 
 
 # What runs set right.
@@ -400,12 +400,15 @@ def test_a_reply_is_kept_and_tune_goes_by_it(tmp_path: Path, layers: int | None)
         again = watch.expected()
     assert None not in shown
     found = tune_model(str(model), options)
-    assert found.runs == tuple(shown)
-    assert (found.runs[0].drafter, found.runs[0].dial) == ("ngram", GB)
+    (compared,) = found.compared
+    assert (compared.drafter, compared.dial, compared.replies) == ("ngram", GB, 2)
+    assert shown[0] is not None
+    assert compared.measured < 2 * shown[0].speed + 2 * shown[-1].speed
+    assert found.fit == fit_runs([run for run in shown if run is not None])
     after = next(s for s in found.rows[0].settings if same(s, expected))
     assert again is not None
     assert after.speed == again.speed != expected.speed
-    assert found.runs[0].rest is not None
+    assert compared.now == after.speed
 
 
 def same(one: Setting, other: Setting) -> bool:

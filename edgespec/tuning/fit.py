@@ -58,7 +58,10 @@ class Seen:
         return Prior(min(low, middle), middle, max(high, middle), source, believed.branches)
 
     def left_over(self, schedule: str) -> Factor:
-        return self.rest.get(schedule, Factor())
+        """Of a schedule that was not run, what its others leave."""
+        others = [factor for factor in self.rest.values() if factor.runs]
+        found = self.rest.get(schedule, Factor())
+        return found if found.runs or not others else min(others, key=lambda factor: factor.value)
 
 
 UNSEEN = Seen()

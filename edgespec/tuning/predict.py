@@ -8,13 +8,16 @@ from math import exp, hypot, log
 
 import numpy as np
 
+from edgespec.config import EngineOptions
 from edgespec.control.controller import ALLOWANCE
 from edgespec.control.estimates import STEPS
 from edgespec.control.overlap import Drafted, Mirrored, speedup
+from edgespec.drafters.kinds import check_worker, kinds_of
 from edgespec.errors import Call, OptionError
 from edgespec.offload.plan.costs import LAYER_SECONDS, CostModel
 from edgespec.offload.plan.plan import Plan
-from edgespec.schedules.kinds import SCHEDULES, check_schedule
+from edgespec.runtimes.config import ModelConfig
+from edgespec.schedules.kinds import SCHEDULES, check_model, check_schedule
 from edgespec.tuning.acceptance import SPREAD, expected_hits, tree_tokens
 from edgespec.tuning.candidate import Candidate
 from edgespec.tuning.fit import NORMAL_80, UNFITTED, Fit
@@ -100,21 +103,24 @@ class Setting:
         return self.plan.bytes_per_pass > 0
 
 
-def legal_schedules(candidate: Candidate, wanted: str = "auto") -> list[str]:
-    """The schedules that these drafters can follow, of those that are wanted. Raises OptionError when it is a
-    named one that they cannot follow."""
+def legal_schedules(candidate: Candidate, options: EngineOptions, config: ModelConfig) -> list[str]:
+    """The schedules that these drafters and this model can follow, of those that the options leave open, by
+    the engine's own rules. Raises OptionError when a named one is not among them."""
     if not candidate.members:
         return ["serial"]
-    if wanted != "auto":
-        check_schedule(wanted, candidate.members)
-        return [wanted]
     found = []
-    for row in SCHEDULES:
+    for name in [row.name for row in SCHEDULES] if options.schedule == "auto" else [options.schedule]:
         try:
-            check_schedule(row.name, candidate.members)
+            check_schedule(name, candidate.members)
+            asked = replace(options, schedule=name)
+            if "model" in candidate.members:
+                check_worker(asked, kinds_of(candidate.members))
+            check_model(asked, config)
         except OptionError:
+            if options.schedule != "auto":
+                raise
             continue
-        found.append(row.name)
+        found.append(name)
     return found
 
 

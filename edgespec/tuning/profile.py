@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.config import EngineOptions
+from edgespec.config import OF_SCHEDULES, EngineOptions
 from edgespec.devices.files import read_bounded, replacing
 from edgespec.devices.probe import cpu_name, memory_total
 from edgespec.errors import EdgeSpecError, OptionError, StorageError
@@ -39,6 +39,12 @@ def settings_of(setting: Setting, engine: EngineOptions) -> dict[str, Any]:
     known = options_of(EngineOptions)
     fixed = {name: getattr(engine, name) for name in TUNED if getattr(engine, name) != known[name].default}
     chosen: dict[str, Any] = {"memory": setting.dial, "drafter": setting.drafter}
+    # What this drafter has no use for would be refused.
+    heard = {*setting.files, *OF_SCHEDULES.get(setting.schedule, ())}
+    if "model" in setting.drafter.split("+"):
+        heard.add("draft_worker")
+    of_others = {"draft_model", "draft_worker", "adapters"} - heard
+    fixed = {name: value for name, value in fixed.items() if name not in of_others}
     if setting.drafter != "none":
         chosen |= {
             "schedule": setting.schedule,

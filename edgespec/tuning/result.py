@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from edgespec.devices.machine import Machine
 from edgespec.devices.presets import Preset
+from edgespec.tuning.compare import Compared
+from edgespec.tuning.fit import UNFITTED, Fit
 from edgespec.tuning.predict import Doubt, Setting
-from edgespec.tuning.runs import Trial
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was found. runs: what earlier ones of the model have shown here, by which the rest is set right.
+    """What was found. fit: of what runs of the model have shown here, by which predictions are set right.
+    compared: these runs.
     front: settings that no other beats in both memory and speed, the exact ones alone."""
 
     model: str
@@ -42,4 +44,5 @@ class Tuning:
     later: Setting | None  # faster than the recommended one, when something has been packed
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
-    runs: tuple[Trial, ...] = ()
+    fit: Fit = UNFITTED
+    compared: tuple[Compared, ...] = ()

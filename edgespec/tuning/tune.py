@@ -25,6 +25,7 @@ from edgespec.runtimes.formats.needs import plan_model
 from edgespec.schedules.kinds import check_model, check_schedule
 from edgespec.tuning.candidate import Candidate
 from edgespec.tuning.candidates import find_candidates
+from edgespec.tuning.compare import compare
 from edgespec.tuning.fit import Fit, fit_runs
 from edgespec.tuning.machines import find_preset, measure_disk
 from edgespec.tuning.predict import (
@@ -102,7 +103,8 @@ def tune_model(
             later=later if _speed(later) > _speed(recommended) / ENOUGH else None,
             reasons=reasons_for(recommended, fitting),
             notes=(*notes, *warned),
-            runs=tuple(runs),
+            fit=search.fit,
+            compared=compare(runs, [s for row in rows for s in row.settings]),
         )
 
 
@@ -227,7 +229,7 @@ class _Search:
         plan = plan_model(subject.files, self.machine, request, candidate.extras)
         if not candidate.used(plan):
             return []
-        schedules = legal_schedules(candidate, options.schedule)
+        schedules = legal_schedules(candidate, options, subject.files.config)
         exact = not subject.packed or options.precision is not None
         # What was run was the first subject: of another precision that tells how the disk does, no more.
         fit = self.fit if subject is self.subjects[0][0] else Fit(flash=self.fit.flash)

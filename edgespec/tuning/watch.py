@@ -147,8 +147,8 @@ class Watch:
         if candidate.members:
             run = _drafts(run, cycles, candidate, self.engine.options.tree_nodes)
         own = self.expected(fit_runs([run]))
-        assert own is not None
-        run = replace(run, rest=run.speed / own.speed.middle)
+        if own is not None and (not candidate.members or run.judged >= max(LEAST_CYCLES, len(cycles) / 2)):
+            run = replace(run, rest=run.speed / own.speed.middle)  # else most of it was plain decoding
         files = self.engine.files
         keep_run(files.digest, files.table.precision, run)
         return run

@@ -1,0 +1,195 @@
+"""Short runs of a model here, from which its predictions are set right.
+
+The machine's rates are taken anew; then plain decoding and the fastest schedule of each way of drafting
+reply to a few prompts, to as many as the time allows. After each reply its `Trial` is kept (`tuning.watch`):
+whatever comes in between, what was measured stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Sized
+from contextlib import closing
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.control.controller import Fixed
+from edgespec.core.schedule import TreeBudget
+from edgespec.devices.rates import memory_rate, read_rate
+from edgespec.errors import BudgetError, ModelError, OptionError
+from edgespec.progress import Progress, ProgressCallback
+from edgespec.text.prompt import Prompt
+from edgespec.tuning.predict import Setting
+from edgespec.tuning.profile import settings_of
+from edgespec.tuning.result import Tuning
+from edgespec.tuning.subject import open_subject
+from edgespec.tuning.tune import tune_model
+from edgespec.tuning.watch import LEAST_CYCLES, Watch
+from edgespec.values import format_bytes
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+
+SECONDS = 200.0  # of all runs; what is under way when they are over ends LEAST_CYCLES later at most
+REPLY_CYCLES = 12  # of a reply: more of one text say little about others
+PROMPTS = 8  # that are replied to, of more every n-th
+PROMPT_TOKENS = 512  # of a longer prompt the last: one block of a pass
+DRAFTED = 2  # times as long as plain decoding does each way of drafting run, as its cycles differ more
+
+SAMPLES = (
+    "Explain to a curious child why the sky is blue by day and red in the evening.",
+    "Write a Python function that reads a CSV file and returns the mean of every numeric column, with a "
+    "docstring and type hints.",
+    "Correct the spelling and say nothing else: The comittee recieved the anual report on wensday, and "
+    "desided to publish the anual report, with the recomendations of the comittee, on the folowing wensday.",
+    "List five things to check before buying a used bicycle, each with one sentence of reasons.",
+)
+
+
+def check_measuring(measure: bool, preset: str | None, prompts: Sequence[Prompt] | None) -> None:
+    """Raises OptionError for what does not go together."""
+    if measure and preset is not None:
+        raise OptionError(
+            f"measure runs the model here, and preset {preset} is another machine; leave one out"
+        )
+    if prompts and not measure:
+        raise OptionError("prompts changes nothing without measure; add it, or leave prompts out", "prompts")
+
+
+def measure_model(
+    model: str,
+    options: EngineOptions | None = None,
+    memory: Sequence[str | float] = (),
+    prompts: Sequence[Prompt] = (),
+    progress: ProgressCallback | None = None,
+    seconds: float = SECONDS,
+) -> list[str]:
+    """Run the model for about so many seconds, loading aside; `tune_model` then goes by what that has shown.
+
+    memory: as for `tune_model`; what runs is under the dial that it recommends, or the largest that is free.
+    prompts: text or chat messages; () = `SAMPLES`.
+
+    Returns what could not be run, and why. Raises OptionError for an empty prompt, ModelError when the model
+    is not on this machine, and what `tune_model` and loading raise.
+    """
+    options = options or EngineOptions()
+    prompts = _some(prompts)
+    found = tune_model(model, options, memory, progress=progress)
+    _take_rates(model, options, progress)
+    settings = settings_to_run(found)
+    ends, shares = perf_counter() + seconds, [1] + [DRAFTED] * (len(settings) - 1)
+    notes = list[str]()
+    for number, setting in enumerate(settings):
+        if progress is not None:
+            progress(Progress("measure", number, len(settings), "settings"))
+        left = ends - perf_counter()
+        share = left * shares[number] / sum(shares[number:])
+        try:
+            with _load(model, options, setting, progress) as engine:
+                _reply(engine, setting, prompts, perf_counter() + share, progress)
+        except BudgetError as error:  # this process has grown
+            if setting.drafter == "none":
+                raise
+            notes.append(f"{setting.drafter} was not run: {error.message}")
+    return notes
+
+
+def settings_to_run(found: Tuning) -> list[Setting]:
+    """Plain decoding and each way of drafting that is there, by its fastest schedule, under one dial. Raises
+    OptionError when none of the dials is free."""
+    machine = found.machine
+    free = machine.available + machine.baseline
+    rows = [row for row in found.rows if row.best is not None and row.dial <= free]
+    if not rows:
+        raise OptionError(
+            f"memory: {format_bytes(free)} are free now, and the smallest dial to measure under is "
+            f"{format_bytes(min(row.dial for row in found.rows if row.best is not None))}; close other "
+            "programs, name a smaller one, or leave measure= out",
+            "memory",
+        )
+    row = next((row for row in rows if row.dial == found.recommended.dial), rows[-1])
+    assert row.plain is not None
+    chosen = {"none": row.plain}
+    for setting in row.settings:  # the fastest first
+        if setting.exact and not setting.before:
+            chosen.setdefault(setting.drafter, setting)
+    return [*chosen.values()]
+
+
+def _some(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """At most PROMPTS of them, from all over. Raises OptionError."""
+    if any(isinstance(prompt, Sized) and not len(prompt) for prompt in prompts):
+        raise OptionError("a prompt to measure with is empty; leave it out", "prompts")
+    few = prompts[:: -(-len(prompts) // PROMPTS) or 1]
+    return [*few]
+
+
+def _take_rates(model: str, options: EngineOptions, progress: ProgressCallback | None) -> None:
+    """The machine's rates as they are now. Raises ModelError when the model is not here."""
+
+    def advance(done: int, total: int) -> None:
+        if progress is not None:
+            progress(Progress("matmuls", done, total, "steps"))
+
+    with open_subject(model, options.offline) as subject:
+        if not subject.here:
+            raise ModelError(
+                f"{model} is not on this machine, and measuring runs it; fetch its weights first (loading "
+                "does), or leave measure= out to predict from its headers"
+            )
+        largest = max(subject.files.table.files(), key=lambda path: path.stat().st_size)
+    if progress is not None:
+        progress(Progress("probe", 0, 1, "steps"))
+    read_rate(largest, fresh=True)
+    memory_rate(fresh=True)
+    from edgespec.runtimes.torch.matmuls import matmuls  # torch: seconds
+
+    matmuls(fresh=True, progress=advance)
+
+
+def _load(model: str, options: EngineOptions, setting: Setting, progress: ProgressCallback | None) -> Engine:
+    from edgespec.engine import Engine
+
+    where = {name: getattr(options, name) for name in ("device", "device_memory", "threads", "offline")}
+    return Engine.load(model, EngineOptions(**where, **settings_of(setting, options)), progress)
+
+
+def _reply(
+    engine: Engine,
+    setting: Setting,
+    prompts: Sequence[Prompt],
+    ends: float,
+    progress: ProgressCallback | None,
+) -> None:
+    """Reply to one prompt after the other, until the time is over; the first gets its cycles in any case."""
+    watch = Watch(engine)
+    engine.target.weights.listen(watch.chunk)
+    steps = setting.steps if watch.candidate is not None and watch.candidate.layers else 0
+    budget = TreeBudget(setting.tree_nodes, setting.steps, steps)
+    texts = prompts or _samples(engine)
+    for number, prompt in enumerate(texts):
+        now = perf_counter()
+        if number and now >= ends:
+            return
+        stop = now + (ends - now) / (len(texts) - number)
+        with engine.new_session(controller=Fixed(budget), trace=watch.trace) as session:
+            tokens = engine.encode(prompt)[-min(PROMPT_TOKENS, session.context // 2) :]
+            most = min(REPLY_CYCLES * setting.tree_nodes, session.context - len(tokens))
+            stats = None
+            try:
+                with closing(session.generate(tokens, GenerationOptions(max_tokens=most), progress)) as said:
+                    for response in said:
+                        stats = response.stats
+                        done = stats.cycles - 1  # the first is the prompt's
+                        if done >= REPLY_CYCLES or (done >= LEAST_CYCLES and perf_counter() >= stop):
+                            break
+            finally:
+                if stats is not None:
+                    watch.reply(stats)
+
+
+def _samples(engine: Engine) -> list[Prompt]:
+    """As the model's users would put them."""
+    if not engine.tokenizer.template.is_chat:
+        return [*SAMPLES]
+    return [[{"role": "user", "content": text}] for text in SAMPLES]
