@@ -16,8 +16,10 @@ class EarlyExitStats:
     cycles: int = 0
     tokens: int = 0  # of the target's own that it was asked about,
     found: int = 0  # and those that it had named
+    timed: int = 0  # cycles of these for which the target's own pass was known, and their seconds:
     law_seconds: float = 0.0  # by the latency law (Mirror-SD, Equation 10)
     measured_seconds: float = 0.0
+    terms: dict[str, float] = field(default_factory=dict)  # of the law, by name; see `core.trace.Law`
 
     @property
     def overlap_mass(self) -> float | None:

@@ -14,12 +14,12 @@ from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.controller import Adaptive, Fixed
 from edgespec.control.early_exit import OverlapBudget, Trust
 from edgespec.core.acceptance import Logits
-from edgespec.core.schedule import Context, Controller
-from edgespec.core.trace import Cycle, Exited
+from edgespec.core.schedule import Context, Controller, TreeBudget
+from edgespec.core.trace import Cycle, Exited, Law
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter
 from edgespec.errors import Cancelled, ModelError, OptionError
-from edgespec.schedules.mirror import ROWS, Mirror
+from edgespec.schedules.mirror import ROWS, Mirror, Passing
 from tests import table_runtime
 from tests.table_runtime import GREEDY, HOT, PROMPT, TABLE, VOCABULARY, plain
 from tests.test_ssd import BUDGET, drafter_of, model_of
@@ -280,16 +280,148 @@ def test_room_is_left_for_what_the_exit_will_say() -> None:
 
 
 def test_what_is_told_of_a_cycle() -> None:
-    """By a clock of its own: the first layer counts as the mean of the others; law and measurement differ by
-    what a miss takes."""
+    """By a clock of its own: the first layer counts as the mean of the others."""
     seconds = iter(np.arange(0, 1e6).tolist())
-    schedule = mirror(model_of()[0], TableExit(noise=1.0), kappa=3, clock=lambda: next(seconds))
+    clock = lambda: next(seconds)  # noqa: E731
+    schedule = mirror(model_of()[0], TableExit(noise=1.0), Known(BUDGET, 6.0), kappa=3, clock=clock)
     _, cycles = reply(schedule, lambda: 30)
     exited = said_in(cycles)
     assert {(e.layers, e.kappa) for e in exited} == {(3, 3)}
     assert all(0 <= e.found <= e.tokens for e in exited)
     assert sum(e.tokens for e in exited) >= 0.8 * sum(len(c.outcome.tokens) for c in cycles)
-    assert all(e.law > 0 and e.took > 0 for e in exited)
+    assert all(e.law is not None and e.law.predicted > 0 and e.law.took > 0 for e in exited)
+
+
+class Known(Fixed):
+    """Knows what passes take by themselves."""
+
+    def __init__(self, budget: TreeBudget, seconds: float) -> None:
+        super().__init__(budget)
+        self.seconds = seconds
+
+    def alone(self, nodes: int) -> float:
+        return self.seconds
+
+
+class Streaming:
+    """A target that reads a layer a second and computes it in a fifth, and one thread for all: in simulated
+    seconds. `overlaps`: flash goes on while something is done in a wait. `step`, `part`: of drafting, and of
+    asking the exit."""
+
+    alone = LAYERS + 0.2
+
+    def __init__(self, step: float, part: float, overlaps: bool = True) -> None:
+        self.now, self.overlaps, self.worked = 0.0, overlaps, list[float]()
+        drafter, runtime = model_of(noise=0.5)
+        exit = TableExit()
+        self._timed(runtime, "begin", step)
+        self._timed(exit, "begin", part)
+        known = Known(BUDGET, self.alone)
+        self.schedule = mirror(drafter, exit, known, clock=lambda: self.now)
+
+    def _timed(self, owner: Any, name: str, seconds: float) -> None:
+        begin = getattr(owner, name)
+
+        def timed(*arguments: Any) -> Any:
+            begun = begin(*arguments)
+            advance = type(begun).advance
+
+            def advanced() -> bool:
+                self.now += seconds
+                return advance(begun)
+
+            begun.advance = advanced
+            return begun
+
+        setattr(owner, name, timed)
+
+    def verify(self, tree: TokenTree, logits: Logits) -> float:
+        exit, began, there = self.schedule.exit, self.now, self.now
+        assert isinstance(exit, TableExit)
+        exit.coming = logits
+        self.worked.append(0.0)
+        for layer in range(LAYERS):
+            there += 1.0
+            while self.now < there:
+                before = self.now
+                if not self.schedule.on_wait():
+                    self.now = there
+                    continue
+                self.worked[-1] += self.now - before
+                there += 0.0 if self.overlaps else self.now - before
+            self.now += 0.2
+            rows: Any = SimpleNamespace(prefill=False, n=len(tree))
+            self.schedule.on_layer(layer, layer, rows)  # type: ignore[arg-type]
+        return self.now - began
+
+    def cycles(self) -> list[tuple[Law, Cycle]]:
+        _, cycles = table_runtime.reply(self.schedule, self.verify, count=COUNT)
+        return [
+            (c.overlap.exited.law, c)
+            for c in cycles
+            if c.overlap and c.overlap.exited and c.overlap.exited.law
+        ]
+
+
+@pytest.mark.parametrize(("step", "part"), [(0.05, 0.05), (0.3, 0.05), (0.05, 0.3)])
+def test_the_latency_law_says_what_cycles_take(step: float, part: float) -> None:
+    """Two clocks that know nothing of one another: what a machine does, and the law by what was measured. A
+    law that put the drafting, or the exit, behind the pass, or forgot what is drafted after a miss, would be
+    off by more."""
+    machine = Streaming(step, part)
+    found = machine.cycles()
+    assert len(found) > 10
+    late = 0
+    for law, cycle in found:
+        assert law.before + law.behind == pytest.approx(machine.alone)
+        assert law.took == pytest.approx(cycle.draft_seconds + cycle.verify_seconds)
+        assert law.predicted == pytest.approx(law.late + machine.alone)
+        assert abs(law.took - law.predicted) <= max(step, part) + 1e-9  # the last wait's
+        late += law.late > step
+    assert 0 < late < len(found)
+    assert sum(law.early + law.draft for law, _ in found) / len(found) > 2 * max(step, part)
+
+
+def test_a_pass_that_waits_for_drafting_is_not_what_the_law_says() -> None:
+    """Where flash rests meanwhile, or the same device computes, nothing is hidden: that shows."""
+    machine = Streaming(0.1, 0.1, overlaps=False)
+    found = machine.cycles()
+    assert len(found) == len(machine.worked) > 10
+    for (law, _), worked in zip(found, machine.worked, strict=True):
+        assert law.took - law.predicted == pytest.approx(worked, abs=0.1)
+        assert worked >= law.early + law.draft - 1e-9 > 0
+    assert sum(machine.worked) / len(found) > 1.0, "it would be nothing to speak of"
+
+
+def test_each_term_of_the_law_is_measured_apart() -> None:
+    """What is hidden moves nothing; the rest, by as much as it is."""
+
+    def law(layers: int = 3, early: float = 0.5, draft: float = 1.0, **named: float) -> Law:
+        passing = Passing()
+        passing.layers, passing.early, passing.draft = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0], early, draft
+        return passing.law(layers, **{"seconds": 8.0, "alone": 8.0, "late": 0.0, "final": 0.0, **named})
+
+    assert (law().before, law().behind, law().predicted) == (3.0, 5.0, 8.0)
+    assert law(late=0.7).predicted == pytest.approx(8.7)
+    assert law(final=0.2).predicted == pytest.approx(8.2)
+    assert law(alone=9.6).predicted == pytest.approx(9.6)  # before and behind
+    assert law(draft=4.5).predicted == 8.0  # up to what comes behind the exit
+    assert law(draft=6.0).predicted == pytest.approx(9.5)
+    assert law(early=5.5).predicted == pytest.approx(9.5)
+    assert law(draft=6.0, layers=4).predicted == pytest.approx(10.5)  # before
+    assert law(draft=6.0, alone=9.6).predicted == pytest.approx(3.6 + 6.5)
+    for slower in (8.0, 9.0, 12.0):  # the pass itself is no term
+        assert law(seconds=slower).predicted == 8.0
+        assert law(seconds=slower).took == slower
+
+
+def test_without_a_pass_by_itself_there_is_no_law() -> None:
+    assert all(e.law is None for e in said_in(reply(mirror(model_of()[0], TableExit()), lambda: 30)[1]))
+    adaptive = Adaptive()
+    assert adaptive.alone(9) is None
+    adaptive.costs.add(1, 2.0, None, 0.0)
+    adaptive.costs.add(1, 5.0, 3, 1.0, overlapped=True)
+    assert adaptive.alone(1) == pytest.approx(2.0)
 
 
 def test_the_exit_moves_to_where_drafting_is_just_hidden() -> None:

@@ -26,6 +26,7 @@ from edgespec.runtimes.base import Rows
 from edgespec.schedules.kinds import choose_schedule
 from edgespec.schedules.mirror import Mirror
 from tests.sessions import tokens_of
+from tests.test_mirror import Known
 from tests.test_session import packed_with_copy, prompt_of, write_model
 from tests.test_ssd_engine import waiting
 from tests.tiny import write_checkpoint
@@ -77,7 +78,7 @@ def test_what_is_told_of_a_reply(packed: Path, monkeypatch: pytest.MonkeyPatch) 
     with (
         load(packed, "model", kappa=3, exit_layer=3) as engine,
         waiting(monkeypatch, lambda: 8),
-        engine.new_session(200, Fixed(BUDGET), Trace(cycle=cycles.append)) as session,
+        engine.new_session(200, Known(BUDGET, 0.5), Trace(cycle=cycles.append)) as session,
     ):
         stats = list(session.generate(prompt_of(70), GREEDY))[-1].stats
     exited = [cycle.overlap.exited for cycle in cycles if cycle.overlap and cycle.overlap.exited]
@@ -87,17 +88,27 @@ def test_what_is_told_of_a_reply(packed: Path, monkeypatch: pytest.MonkeyPatch) 
     assert told.tokens == sum(e.tokens for e in exited) > 0
     assert told.found == sum(e.found for e in exited)
     assert told.overlap_mass == told.found / told.tokens
-    assert told.law_seconds == pytest.approx(sum(e.law for e in exited))
-    assert told.measured_seconds == pytest.approx(sum(e.took for e in exited))
-    for e, cycle in zip(exited, cycles, strict=True):
-        assert cycle.verify_seconds <= e.law * 1.0001, "before, early, behind and final are all of the pass"
-        assert e.took >= cycle.draft_seconds + cycle.verify_seconds
+    laws = [e.law for e in exited if e.law is not None]
+    assert told.timed == len(laws) == len(exited)
+    assert told.law_seconds == pytest.approx(sum(law.predicted for law in laws))
+    assert told.measured_seconds == pytest.approx(sum(law.took for law in laws))
+    for law, cycle in zip(laws, cycles, strict=True):
+        assert law.took >= cycle.draft_seconds + cycle.verify_seconds
+        assert law.before + law.behind == pytest.approx(0.5), "as passes take by themselves, not this one"
+        assert 0 < law.early + law.draft < cycle.verify_seconds
+        assert law.late == cycle.draft_seconds
+        hidden = max(law.behind, law.early + law.draft)  # whatever the machine is busy with
+        assert law.predicted == pytest.approx(law.late + law.before + hidden + law.final)
+        assert 0 < law.final < law.took - cycle.draft_seconds - cycle.verify_seconds + 1e-6
+    terms = ("late", "before", "early", "behind", "draft", "final")
+    assert told.terms == pytest.approx({name: sum(getattr(law, name) for law in laws) for name in terms})
     looked_up = stats.cache_hits + stats.cache_misses
     assert stats.fallback_frequency == stats.cache_misses / looked_up
     said = json.loads(json.dumps(stats_object(stats, {})))
     assert said["fallback_frequency"] == stats.fallback_frequency
     assert said["early_exit"]["overlap_mass"] == told.overlap_mass
     assert {"layers", "kappa", "cycles", "law_seconds", "measured_seconds"} < said["early_exit"].keys()
+    assert said["early_exit"]["terms"] == told.terms
 
 
 def test_drafts_drawn_at_random_are_refused_before_any_work(packed: Path) -> None:

@@ -54,6 +54,9 @@ class Fixed:
     def __init__(self, budget: TreeBudget) -> None:
         self._budget = budget
 
+    def alone(self, nodes: int) -> float | None:
+        return None
+
     def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
         own = self._budget
         return TreeBudget(min(own.nodes, limit.nodes), min(own.depth, limit.depth), own.passes)
@@ -105,6 +108,9 @@ class Adaptive:
         successor.hits.fade(APART)
         successor.credit = min(self.credit, GRACE)
         return successor
+
+    def alone(self, nodes: int) -> float | None:
+        return float(self.costs.passes(nodes, overlapped=False)) if self.costs.verify.known else None
 
     def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
         if self._rests(limit):

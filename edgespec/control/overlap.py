@@ -140,6 +140,18 @@ class Mirrored:
         return self.before + self.early + max(self.behind, self.draft) + self.final
 
     @property
+    def in_waits(self) -> float:
+        """Equation 10 for a target that waits for flash, and one thread that asks the exit, and drafts, in
+        these waits (or for a worker that drafts beside it, when the exit has spoken).
+
+        The exit is as hidden as the drafting is, so both are on one side of the maximum. And as they have the
+        waits and nothing else, and end with the pass whether they are done or not, that side is the smaller
+        one: a step may have begun just before its chunk is there, but the next wait is the shorter for it.
+        So the law says that nothing is lost, which is a claim: of a pass whose waits are overdrawn, or which
+        reads slower while somebody computes, more is measured."""
+        return self.before + max(self.behind, self.early + self.draft) + self.final
+
+    @property
     def serial(self) -> float:
         """Equation 5: the same, one after the other; without an early exit."""
         return self.before + self.behind + self.draft

@@ -236,8 +236,11 @@ class _Clock:
                 told = self.stats.early_exit
                 told.layers, told.kappa, told.cycles = exited.layers, exited.kappa, told.cycles + 1
                 told.tokens, told.found = told.tokens + exited.tokens, told.found + exited.found
-                told.law_seconds += exited.law
-                told.measured_seconds += exited.took
+                if (law := exited.law) is not None:
+                    told.timed, told.law_seconds = told.timed + 1, told.law_seconds + law.predicted
+                    told.measured_seconds += law.took
+                    for name in ("late", "before", "early", "behind", "draft", "final"):
+                        told.terms[name] = told.terms.get(name, 0.0) + getattr(law, name)
         self.measure()
 
     def measure(self) -> None:

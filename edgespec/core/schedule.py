@@ -73,6 +73,9 @@ class Controller(Protocol):
     def refusal(self) -> str | None:
         """Why the latest budget was None although the reply had room for drafts; None otherwise."""
 
+    def alone(self, nodes: int) -> float | None:
+        """Seconds of a pass over so many nodes in whose waits nothing is done; None when nobody measures."""
+
     def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
         """What to draft, within `limit` and the drafter's sensible numbers of `passes`; None = nothing."""
 

@@ -17,21 +17,43 @@ from edgespec.core.tree import TokenTree
 
 
 @dataclass(frozen=True)
+class Law:
+    """A cycle by Mirror-SD's latency law (Equation 10): terms that are each measured apart, what they make
+    together, and the cycle itself; seconds.
+
+    late: before the pass: the lookup, and drafting where nothing was prepared.
+    before, behind: the target's own, up to the early exit and from there on: as passes over so many nodes
+        take in whose waits nothing is done. Not of this pass, of which they would say nothing.
+    early: the exit's, until it had spoken; draft: of drafting since.
+    final: behind the pass, until the drafter knows its outcome.
+    predicted: `control.overlap.Mirrored.in_waits`, and `late`. took: the cycle.
+    """
+
+    late: float
+    before: float
+    early: float
+    behind: float
+    draft: float
+    final: float
+    predicted: float
+    took: float
+
+
+@dataclass(frozen=True)
 class Exited:
     """What the target's early exit said in a cycle (Mirror-SD).
 
     layers: of the target, before it. kappa: tokens that it names behind a row.
     tokens: of the target's own that it was asked about, and how many of them were `found` among its kappa:
         the share is the overlap mass (Equation 9) as far as this reply knows it.
-    law, took: seconds of the cycle by Equation 10, and as measured.
+    law: None = nobody has measured what the target's passes take by themselves.
     """
 
     layers: int
     kappa: int
     tokens: int
     found: int
-    law: float
-    took: float
+    law: Law | None
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from edgespec.control.early_exit import OverlapBudget, Trust
 from edgespec.control.overlap import Mirrored
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, Controller, Place
-from edgespec.core.trace import Cycle, Exited
+from edgespec.core.trace import Cycle, Exited, Law
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, Hearing
 from edgespec.drafters.continuations import following, possible
@@ -183,6 +183,7 @@ class Mirror(Ssd):
 
     def settle(self, outcome: Outcome) -> Cycle:
         now = self._passing
+        alone = self.controller.alone(len(self.tree) + outcome.beside)
         asked = found = 0
         if now.said is not None and isinstance(self._ahead, Hearing):
             for node, token in zip(outcome.path.tolist(), outcome.tokens, strict=True):
@@ -199,13 +200,14 @@ class Mirror(Ssd):
         if not asked or cycle.overlap is None:
             return cycle
         layers = self.exit.layers
-        law = now.law(layers, outcome.seconds, final).step
+        law = None
+        if alone is not None:
+            law = now.law(layers, outcome.seconds, alone, cycle.draft_seconds, final)
         if self.budget is not None:
             self.budget.add(now.layer_seconds, cycle.overlap.nodes - now.before, now.draft)
             window = self.kappa * max(1, int(self.tree.depths.max()))
             self.exit.layers = self.budget.layers(window) or layers
-        took = cycle.draft_seconds + cycle.verify_seconds + final
-        exited = Exited(layers, self.kappa, asked, found, law, took)
+        exited = Exited(layers, self.kappa, asked, found, law)
         return replace(cycle, overlap=replace(cycle.overlap, exited=exited))
 
 
@@ -230,9 +232,10 @@ class Passing:
         others = np.diff(self.layers)
         return [float(others.mean()), *others.tolist()]
 
-    def law(self, layers: int, seconds: float, final: float) -> Mirrored:
-        """The parts of Equation 10, of a pass of so many seconds whose exit lies behind so many layers. What
-        is drafted in the waits of the suffix takes no longer than it."""
-        before = sum(self.layer_seconds[:layers])
-        behind = max(seconds - before - self.early, 0.0)
-        return Mirrored(before, behind, self.draft, self.early, final)
+    def law(self, layers: int, seconds: float, alone: float, late: float, final: float) -> Law:
+        """Equation 10 for a pass of so many seconds whose exit lies behind so many layers, and which would
+        have taken `alone` by itself; its layers' shares of that are as they were in this one."""
+        before = alone * min(1.0, sum(self.layer_seconds[:layers]) / seconds) if seconds else 0.0
+        terms = Mirrored(before, alone - before, self.draft, self.early, final)
+        own = late, terms.before, terms.early, terms.behind, terms.draft, terms.final
+        return Law(*own, predicted=late + terms.in_waits, took=late + seconds + final)
