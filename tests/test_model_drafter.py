@@ -22,6 +22,7 @@ from edgespec.drafters.growth import BRANCH
 from edgespec.drafters.model import LONG_TAIL, ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import Cancelled, TokenizerError
+from edgespec.kernels.matmul import Block
 from edgespec.runtimes.torch.draft import TorchDraft
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
@@ -77,6 +78,44 @@ def check_tree(model: TorchTarget, committed: list[int], tree: TokenTree) -> Non
         path = tree.tokens[tree.path_to(int(tree.parents[node]))].tolist()
         expected = logprobs(model, committed + path)[tree.tokens[node]]
         assert tree.logprobs[node] == pytest.approx(expected, abs=2e-3)
+
+
+def cut(block: Block, rows: int) -> list[Block]:
+    """A block as several of so many rows."""
+    starts = range(0, block.rows, rows)
+    parts = [block.data[start : start + rows] for start in starts]
+    return [Block(block.encoding, part, None, len(part), block.inner) for part in parts]
+
+
+def test_a_step_is_a_layer_or_a_block_of_the_head(
+    model: TorchTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its blocks are cut in two meanwhile, as pinned memory goes over to a low-bit copy."""
+    (whole,) = model.weights.resident_blocks("lm_head")
+    blocks, times, multiplied = cut(whole, 40), model.weights.times, list[int]()
+    monkeypatch.setattr(model.weights, "resident_blocks", lambda name: blocks)
+    monkeypatch.setattr(
+        model.weights, "times", lambda x, block: (multiplied.append(block.rows), times(x, block))[1]
+    )
+    drafter = drafter_of(model)
+    assert not multiplied, "nobody asks what follows the prompt"
+    drafting = drafter.start([Root((7,))], TreeBudget(24, 5, 1))
+    for _ in range(SHAPE["num_hidden_layers"]):
+        assert drafting.step()
+    assert not multiplied
+    for step in range(1, 4):
+        assert drafting.step()
+        assert multiplied == step * [40]
+    blocks = [*blocks[:3], *cut(blocks[3], 30)]
+    assert drafting.step()
+    assert multiplied == [40, 40, 40, 30]
+    assert len(drafting.tree()) == 1
+    while drafting.step():
+        pass
+    assert multiplied == [40, 40, 40, 30, 10]
+    assert len(drafting.tree()) > 1
+    monkeypatch.undo()
+    check_tree(model, PROMPT, drafting.tree())
 
 
 def test_a_tree_is_the_models_own_best_first(model: TorchTarget) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgespec.config import GenerationOptions
-from edgespec.core.sampling import DRAFT_DRAW, Distribution, Noise, Sampler, argmax
+from edgespec.core.sampling import DRAFT_DRAW, Distribution, Noise, Sampler, argmax, largest
 from edgespec.errors import ModelError
 
 rng = np.random.default_rng(0)
@@ -168,3 +168,22 @@ def test_distribution_lookups_and_the_ends_of_the_line():
     assert found.at(np.array([9, 3, 5, 99])).tolist() == [0.5, 0, 0.5, 0]
     assert found.pick(0.0) == 5  # never a token without probability
     assert found.pick(1 - 2**-53) == 9
+
+
+def test_the_largest_are_those_of_a_full_sort(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal values the lower index first, at the last place that is taken, too; and no more is sorted."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        values = rng.integers(0, 6, int(rng.integers(0, 30))) / 7
+        count = int(rng.integers(0, 34))
+        assert largest(values, count).tolist() == np.argsort(-values, kind="stable")[:count].tolist()
+    argsort, sorted_at_once = np.argsort, list[int]()
+
+    def counted(values: np.ndarray, **how: str) -> np.ndarray:
+        sorted_at_once.append(len(values))
+        return argsort(values, **how)
+
+    monkeypatch.setattr(np, "argsort", counted)
+    few = rng.standard_normal(10**5)
+    assert largest(few, 16)[0] == few.argmax()
+    assert sorted_at_once == [16]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from edgespec.core.sampling import Noise
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree, merge
+from edgespec.drafters import continuations
 from edgespec.drafters.base import Drafter, Root
 from edgespec.drafters.combined import Combined
+from edgespec.drafters.forest import Forest, Node, Read
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import Cancelled, ModelError
@@ -119,6 +121,46 @@ def test_nothing_is_drafted_twice(name: str, waits: int) -> None:
         again = [text for text, times in Counter(runtime.done).items() if times > 1]
         assert not again
         assert sum(cycle.overlap.nodes for cycle in cycles if cycle.overlap) > 0
+
+
+@pytest.mark.parametrize("acceptance", ["sample", "ratio"])
+def test_a_step_looks_through_a_few_rows_at_most(monkeypatch: pytest.MonkeyPatch, acceptance: str) -> None:
+    """As many as fit into a wait; a pass that ends between two of them is dropped, and nothing of it is left.
+    What is said does not depend on it."""
+    rows, looked, at_once, run = 3, 0, list[int](), Forest.run
+    monkeypatch.setattr(continuations, "AT_ONCE", rows * VOCABULARY + 1)
+
+    def counted(self: Forest, nodes: Sequence[Node], read: Read) -> Generator[None, None, None]:
+        def counting(slots: range, logits: Logits, positions: list[int]) -> None:
+            nonlocal looked
+            looked += len(slots)
+            read(slots, logits, positions)
+
+        return run(self, nodes, counting)
+
+    class Waiting(Ssd):
+        def on_wait(self) -> bool:
+            before = looked
+            worked = super().on_wait()
+            at_once.append(looked - before)
+            return worked
+
+        def settle(self, outcome: Outcome) -> Cycle:
+            if self._ahead is not None:
+                self._ahead.stop()
+                assert len(forest.slots) == len(runtime.slots)
+                assert {*forest.said, *forest.drawn} <= set(forest.slots.values())
+            return super().settle(outcome)
+
+    monkeypatch.setattr(Forest, "run", counted)
+    drafter, runtime = model_of()
+    forest, rng = drafter.forest, np.random.default_rng(2)
+    waits = lambda: int(rng.integers(0, 40))  # noqa: E731
+    said, cycles = reply(Waiting(drafter, Fixed(BUDGET), 64), waits, HOT, acceptance, count=200)
+    assert max(at_once) == rows
+    if acceptance == "sample":
+        assert said == plain(HOT, count=200)
+    assert sum(cycle.overlap.hit is True for cycle in cycles if cycle.overlap) > 3
 
 
 @pytest.mark.parametrize(("name", "width"), [("ngram", 1), ("model", 8), ("model", 3), ("ngram+model", 3)])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -146,13 +147,20 @@ def saguaro(q: Distribution, count: int, weight: float) -> Distribution:
         raise ValueError(f"the weight of the likeliest tokens, {weight}, must be in 0...1")
     if not 0 < count < len(q.ids):
         return q
-    least = np.partition(q.probs, -count)[-count]
-    likely = np.flatnonzero(q.probs >= least)
-    likely = likely[np.argsort(-q.probs[likely], kind="stable")[:count]]
+    likely = largest(q.probs, count)
     probs = q.probs.copy()
     probs[likely] *= weight
     total = probs.sum()
     return Distribution(q.ids, probs / total) if total > 0 else q
+
+
+def largest(values: NDArray[np.floating[Any]], count: int) -> IntArray:
+    """[m] -> indices of the `count` largest values, or all, the largest first; of equal ones the lower index.
+    Sorts no more than it must: all of 152k would take 24 ms."""
+    if not 0 < count < len(values):
+        return np.argsort(-values, kind="stable")[: max(count, 0)]
+    found = np.flatnonzero(values >= np.partition(values, -count)[-count])
+    return found[np.argsort(-values[found], kind="stable")[:count]]
 
 
 def argmax(logits: NDArray[np.float32]) -> int:

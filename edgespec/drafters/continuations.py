@@ -7,11 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.core.sampling import FloatArray, IntArray, Sampler
+from edgespec.core.sampling import FloatArray, IntArray, Sampler, largest
 from edgespec.core.schedule import Context
 
 BLUR = 0.1  # of cumulative probability, by which drafter and target are taken to differ
+AT_ONCE = 2**18  # logits that are looked through at a time: 1 to 5 ms, which fits into a wait for flash
 FAINT = 1e-3  # tokens less likely than this (or a tenth of the likeliest one) are not foreseen
+
+
+def rows_at_once(vocabulary: int) -> int:
+    """Rows of logits that fit into a wait."""
+    return max(1, AT_ONCE // vocabulary)
 
 
 def following(
@@ -41,9 +47,7 @@ def likeliest(logits: NDArray[np.float32], count: int) -> tuple[IntArray, FloatA
     for i, row in enumerate(logits):
         top = row.max()
         if np.isfinite(top):
-            least = np.partition(row, -count)[-count]
-            found = np.flatnonzero(row >= least)
-            tokens[i] = found[np.argsort(-row[found], kind="stable")[:count]]
+            tokens[i] = largest(row, count)
             logprobs[i] = row[tokens[i]] - (float(top) + np.log(np.exp(row - top).sum(dtype=np.float64)))
     return tokens, logprobs
 
@@ -71,7 +75,7 @@ def foreseen(
         reached = _laplace((edges - uniforms[i]) / BLUR)  # [k + k + 2]
         k = len(likely)
         inside = np.maximum(reached[k : 2 * k] - reached[:k], 0.0) / (reached[-1] - reached[-2])
-        best = np.argsort(-inside, kind="stable")[:count]
+        best = largest(inside, count)
         tokens[i, : len(best)] = found.ids[likely[best]]
         chances[i, : len(best)] = inside[best]
     with np.errstate(divide="ignore"):

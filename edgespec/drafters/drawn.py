@@ -11,12 +11,13 @@ the next chains are prepared while one is verified, that is not the model's own 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.core.sampling import DRAFT_DRAW, Distribution, saguaro
+from edgespec.core.sampling import DRAFT_DRAW, Distribution, largest, saguaro
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
@@ -61,7 +62,7 @@ def draw(
 
 def say(forest: Forest, slot: int, q: Distribution) -> None:
     """Let the forest say what is likely to follow a slot: at most `KNOWN` tokens."""
-    best = np.argsort(-q.probs, kind="stable")[:KNOWN]
+    best = largest(q.probs, KNOWN)
     with np.errstate(divide="ignore"):
         forest.said[slot] = q.ids[best], np.log(q.probs[best])
 
@@ -70,7 +71,7 @@ def likeliest(q: Distribution, count: int) -> Distribution:
     """q of its `count` likeliest tokens alone."""
     if len(q.ids) <= count:
         return q
-    kept = np.sort(np.argpartition(-q.probs, count)[:count])
+    kept = np.sort(largest(q.probs, count))
     return Distribution(q.ids[kept], q.probs[kept] / q.probs[kept].sum())
 
 
@@ -81,7 +82,6 @@ class DrawnChain(Growing):
     def __init__(self, drafter: Grower, roots: Sequence[Root], budget: TreeBudget) -> None:
         super().__init__(drafter, roots)
         self.most, self.passes, self.ahead = min(budget.depth, budget.nodes - 1), budget.passes, budget.ahead
-        self.position = drafter.position
         self.chains = [[root.token] for root in roots]
         self.drafts: list[list[Distribution]] = [[] for _ in roots]
 
@@ -100,18 +100,21 @@ class DrawnChain(Growing):
                 if not self.passes or len(nodes) > self.forest.free_rows:
                     return
                 self.passes -= 1
-                first = len(self.forest.slots)
-                logits = yield from self.forest.run(nodes)
-                for i, slot in last.items():
-                    if slot >= first:
-                        depth = len(self.drafts[i])
-                        position = self.position + len(self.roots[i].path) + depth
-                        draw(self.drafter, slot, logits[slot - first], position, depth, self.ahead)
+                depths = {slot: len(self.drafts[i]) for i, slot in last.items()}
+                yield from self.forest.run(nodes, partial(self._read, depths))
             tips = {i: tip for i, slot in last.items() if (tip := self._follow(i, slot)) is not None}
             if nodes:
                 yield
             nodes = list(dict.fromkeys(tips.values()))
             last = {i: len(self.forest.slots) + nodes.index(tip) for i, tip in tips.items()}
+
+    def _read(
+        self, depths: Mapping[int, int], slots: range, logits: NDArray[np.float32], positions: list[int]
+    ) -> None:
+        """See `drafters.forest.Read`: draw behind the ends of chains, which are `depths` long, by slot."""
+        for slot, row, position in zip(slots, logits, positions, strict=True):
+            if slot in depths:
+                draw(self.drafter, slot, row, position, depths[slot], self.ahead)
 
     def _follow(self, root: int, slot: int) -> Node | None:
         """Take what has been drawn below a slot into the chain: the node to run next, if any."""

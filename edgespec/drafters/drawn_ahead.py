@@ -15,7 +15,8 @@ a chain below an outcome is the one that would be drawn after it, bit for bit, a
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count, takewhile
 from math import exp, inf, log
@@ -30,7 +31,7 @@ from edgespec.drafters.ahead import LEAST
 from edgespec.drafters.base import Root
 from edgespec.drafters.continuations import possible
 from edgespec.drafters.drawn import draw, say
-from edgespec.drafters.forest import Node
+from edgespec.drafters.forest import Node, Read
 from edgespec.drafters.growth import MAX_PASSES, Growing, Preparer
 
 ACCEPTED = 0.8  # the chance of a drawn token, as this order takes it: the demo model's drafts have 0.87
@@ -81,20 +82,24 @@ class DrawnAhead(Growing):
             if ran:
                 yield
             ran = True
-            nodes = [node for _, node, _, _ in batch]
-            logits = yield from self._run(nodes)
-            positions = self.forest.positions(nodes)
-            for (score, node, drawn, depth), row, position in zip(batch, logits, positions, strict=True):
+            depths = dict(enumerate((drawn for _, _, drawn, _ in batch), len(self.forest.slots)))
+            yield from self._run([node for _, node, _, _ in batch], partial(self._draw, depths))
+            for score, node, drawn, depth in batch:
                 slot = self.forest.slots[node]
-                draw(self.drafter, slot, row, position, drawn, ahead=True)
                 following = slot, self.forest.drawn[slot][1]
                 self._push(score + log(ACCEPTED), following, drawn + 1, depth + 1)
 
-    def _run(self, nodes: list[Node]) -> Generator[None, None, NDArray[np.float32]]:
-        logits = yield from self.forest.run(nodes)
+    def _run(self, nodes: list[Node], read: Read) -> Generator[None, None, None]:
+        yield from self.forest.run(nodes, read)
         self.nodes += len(nodes)
         self.passes += 1
-        return logits
+
+    def _draw(
+        self, depths: Mapping[int, int], slots: range, logits: NDArray[np.float32], positions: list[int]
+    ) -> None:
+        """See `drafters.forest.Read`: draw behind slots of chains, which are `depths` long, by slot."""
+        for slot, row, position in zip(slots, logits, positions, strict=True):
+            draw(self.drafter, slot, row, position, depths[slot], ahead=True)
 
     def _follow(self) -> Generator[None, None, bool]:
         """Run what there is not yet of the verified chain, as far as there is room: whether that was any."""
@@ -110,12 +115,17 @@ class DrawnAhead(Growing):
                 nodes.append((trunk[-1], token))
                 slot = first + len(nodes) - 1
         if nodes:
-            logits = yield from self._run(nodes)
-            for slot in trunk:
-                if slot >= first:
-                    say(self.forest, slot, self.drafter.context.sampler.distribution(logits[slot - first]))
+            yield from self._run(nodes, partial(self._say, trunk))
         self._trunk = list(takewhile(self.forest.said.__contains__, trunk))
         return bool(nodes)
+
+    def _say(
+        self, trunk: Sequence[int], slots: range, logits: NDArray[np.float32], positions: list[int]
+    ) -> None:
+        """See `drafters.forest.Read`: what may follow the verified nodes."""
+        for slot, row in zip(slots, logits, strict=True):
+            if slot in trunk:
+                say(self.forest, slot, self.drafter.context.sampler.distribution(row))
 
     def _foresee(self) -> None:
         """Open the chains below the outcomes."""

@@ -6,15 +6,19 @@ rounds, share what they begin with.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.core.sampling import Distribution, FloatArray, IntArray
+from edgespec.drafters.continuations import rows_at_once
 from edgespec.runtimes.base import DraftRuntime, slot_depths
 
 Node = tuple[int, int]  # slot of the parent, or -1 = the last committed token; token
+
+Read = Callable[[range, NDArray[np.float32], list[int]], None]
+"""What follows some slots: their logits [n, V], and the absolute positions [n] that these are of."""
 
 
 class Forest:
@@ -40,11 +44,6 @@ class Forest:
         """Nodes that may still be run."""
         return self.runtime.rows - len(self.slots)
 
-    def positions(self, nodes: Sequence[Node]) -> list[int]:
-        """Absolute positions of what follows these nodes, which are here."""
-        depths = slot_depths(np.array([parent for parent, _ in self.slots], dtype=np.int64))
-        return [self.runtime.length + int(depths[self.slots[node]]) + 1 for node in nodes]
-
     def path(self, tokens: Sequence[int]) -> list[int]:
         """Slots of the beginning of a path of tokens, as far as it is here."""
         found: list[int] = []
@@ -55,20 +54,31 @@ class Forest:
             found.append(slot)
         return found
 
-    def run(self, nodes: Sequence[Node]) -> Generator[None, None, NDArray[np.float32]]:
-        """One pass over new nodes, part by part: what follows them [n, V]. Left in the middle, it leaves none
-        of them."""
-        before = len(self.slots)
+    def run(self, nodes: Sequence[Node], read: Read) -> Generator[None, None, None]:
+        """One pass over new nodes, and `read` what follows them, part by part. Left in the middle, it leaves
+        nothing."""
+        before, rows = len(self.slots), rows_at_once(self.vocabulary)
         try:
-            under_way = self.runtime.begin([token for _, token in nodes], [parent for parent, _ in nodes])
+            parents = [parent for parent, _ in nodes]
+            under_way = self.runtime.begin([token for _, token in nodes], parents)
             while not under_way.advance():
                 yield
+            logits = under_way.logits[:, : self.vocabulary]
+            depths = slot_depths(np.array([*(parent for parent, _ in self.slots), *parents], dtype=np.int64))
+            positions = (self.runtime.length + depths[before:] + 1).tolist()
+            for start in range(0, len(nodes), rows):
+                if start:
+                    yield
+                part = slice(start, start + rows)
+                read(range(before, before + len(nodes))[part], logits[part], positions[part])
         except BaseException:
+            for slot in range(before, before + len(nodes)):
+                self.said.pop(slot, None)
+                self.drawn.pop(slot, None)
             if not self._dropping:
                 self.runtime.commit([], range(before))
             raise
         self.slots.update(zip(nodes, range(before, before + len(nodes)), strict=True))
-        return under_way.logits[:, : self.vocabulary]
 
     def commit(self, tokens: Sequence[int], bonus: int) -> int:
         """Commit these tokens as far as they are here: how many. If all are, and a round was stopped, then

@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree, TreeBuilder
@@ -77,11 +78,12 @@ class Growing(ABC):
 
     def _ask(self, nodes: Sequence[Node]) -> Generator[None, None, None]:
         """A pass over new nodes, for their likeliest continuations."""
-        logits = yield from self.forest.run(nodes)
-        positions = self.forest.positions(nodes)
-        tokens, logprobs = following(logits, KNOWN, self.drafter.context, positions)
-        for i, node in enumerate(nodes):
-            self.forest.said[self.forest.slots[node]] = tokens[i], logprobs[i]
+
+        def read(slots: range, logits: NDArray[np.float32], positions: list[int]) -> None:
+            said = zip(*following(logits, KNOWN, self.drafter.context, positions), strict=True)
+            self.forest.said.update(zip(slots, said, strict=True))
+
+        yield from self.forest.run(nodes, read)
 
     def _plant(self) -> Generator[None, None, tuple[list[Node], list[int | None]]]:
         """Nodes of the roots' paths that are not in the forest yet, and the slot each root will have; None

@@ -38,7 +38,7 @@ from edgespec.core.schedule import Context, Controller, Place
 from edgespec.core.trace import Cycle, Exited, Law
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, Hearing
-from edgespec.drafters.continuations import following, possible
+from edgespec.drafters.continuations import following, possible, rows_at_once
 from edgespec.errors import OptionError
 from edgespec.runtimes.base import DraftPass, EarlyExit, Rows
 from edgespec.runtimes.config import ModelConfig
@@ -47,7 +47,6 @@ from edgespec.schedules.ssd import Ssd
 if TYPE_CHECKING:
     from torch import Tensor
 
-AT_ONCE = 2**18  # logits that are looked through in a wait: about 2 ms
 ROWS = 16  # nodes that the exit is asked about; with plain AVX2 so many cost one more (`plan.costs`)
 
 
@@ -171,7 +170,7 @@ class Mirror(Ssd):
                 now.logits = now.asking.logits
             return True
         first = len(now.named)
-        part = slice(first, first + max(1, AT_ONCE // now.logits.shape[1]))
+        part = slice(first, first + rows_at_once(now.logits.shape[1]))
         positions = [self._length + int(tree.depths[node]) + 1 for node in now.nodes[part]]
         found = following(now.logits[part], self.kappa, self._context, positions)
         now.named |= {node: possible(*row) for node, *row in zip(now.nodes[part], *found, strict=True)}

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelError
+from edgespec.kernels.threads import use_threads
 from edgespec.runtimes.base import PREFILL_ROWS, KVCache, Rows
 from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.torch.exit import HeadPass
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.warm_up import warm_up
 from edgespec.runtimes.torch.weights import Weights
@@ -80,7 +82,7 @@ class TorchDraft:
                 raise
             yield start + len(block)
         if hidden is not None:
-            self.model.logits(hidden[-1:])  # a damaged model is found out before it drafts
+            self.model.normed(hidden[-1:])  # a damaged model is found out before it drafts
 
     def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> TorchDraftPass:
         return TorchDraftPass(self.model, self.cache, tokens, parents)
@@ -93,9 +95,7 @@ class TorchDraft:
 
 
 class TorchDraftPass:
-    """See `runtimes.base.DraftPass`: a part is a layer, or the head."""
-
-    logits: NDArray[np.float32]
+    """See `runtimes.base.DraftPass`: a part is a layer, or a block of the head."""
 
     def __init__(
         self, model: TorchTarget[Any], cache: KVCache, tokens: Sequence[int], parents: Sequence[int]
@@ -104,15 +104,24 @@ class TorchDraftPass:
         self.shared = model.prepare(Rows.append(cache, parents))
         self.hidden = model.embed(tokens)
         self.layer = 0  # the next to run
+        self._head: HeadPass | None = None
 
     def advance(self) -> bool:
         if self.layer < self.model.config.layers:
             self.hidden = self.model.run_layer(self.layer, self.hidden, self.shared)
             self.layer += 1
             return False
-        try:
-            self.logits = self.model.logits(self.hidden).cpu().numpy()
-        except ModelError:  # NaN: nothing of it may stay where a later pass looks
-            self.cache.wipe()
-            raise
-        return True
+        if self._head is None:
+            try:
+                normed = self.model.normed(self.hidden)
+            except ModelError:  # NaN: nothing of it may stay where a later pass looks
+                self.cache.wipe()
+                raise
+            self._head = self.model.head_pass(normed)
+        use_threads(self.model.threads)
+        return self._head.advance()
+
+    @property
+    def logits(self) -> NDArray[np.float32]:
+        assert self._head is not None
+        return self._head.logits

@@ -10,14 +10,21 @@ twice a pass. Whose bits depend on nothing here: what leaves early only guides d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgespec.kernels.matmul import Block, linear
+from edgespec.kernels.matmul import Block
 from edgespec.runtimes.base import Rows
+
+Head = Callable[[], Sequence[Block] | None]
+"""Blocks of the head's rows, in order; None = they are not all in memory now."""
+
+Times = Callable[[Tensor, Block], Tensor]
+"""x [n, in] times a block [rows, in] -> [n, rows]."""
 
 
 class HeadExit:
@@ -27,10 +34,11 @@ class HeadExit:
         self,
         layers: int,
         norm: Callable[[Tensor], Tensor],
-        head: Callable[[], Sequence[Block] | None],
+        head: Head,
+        times: Times,
     ) -> None:
-        """norm: [n, d] -> [n, d]. head: blocks of its rows; None = it is not in memory now."""
-        self.layers, self.norm, self.head = layers, norm, head
+        """norm: [n, d] -> [n, d]."""
+        self.layers, self.norm, self.head, self.times = layers, norm, head, times
         self._states: Tensor | None = None  # of the tree under verification
 
     @property
@@ -42,10 +50,9 @@ class HeadExit:
 
     @torch.inference_mode()
     def begin(self, nodes: Sequence[int]) -> HeadPass:
-        blocks, states, self._states = self.head(), self._states, None
-        assert blocks is not None
+        states, self._states = self._states, None
         assert states is not None
-        return HeadPass(self.norm(states[list(nodes)]), blocks)
+        return HeadPass(self.norm(states[list(nodes)]), self.head, self.times)
 
     def commit(self, path: Sequence[int]) -> None:
         """It follows nothing."""
@@ -54,16 +61,24 @@ class HeadExit:
 class HeadPass:
     """See `runtimes.base.DraftPass`: a part is a block of the head."""
 
-    def __init__(self, normed: Tensor, blocks: Sequence[Block]) -> None:
+    def __init__(self, normed: Tensor, head: Head, times: Times) -> None:
         """normed: [n, d]."""
-        self.normed, self.blocks = normed, blocks
-        self.done: list[NDArray[np.float32]] = []
+        self.normed, self.head, self.times = normed, head, times
+        vocabulary = sum(block.rows for block in self._blocks())
+        self.logits: NDArray[np.float32] = np.empty((len(normed), vocabulary), np.float32)
+        self._done = 0  # rows of the head
+
+    def _blocks(self) -> Sequence[Block]:
+        """Not kept: between two parts memory may change hands, and some blocks be cut in two."""
+        blocks = self.head()
+        assert blocks is not None
+        return blocks
 
     @torch.inference_mode()
     def advance(self) -> bool:
-        self.done.append(linear(self.normed, self.blocks[len(self.done)], True).float().cpu().numpy())
-        return len(self.done) == len(self.blocks)
-
-    @property
-    def logits(self) -> NDArray[np.float32]:
-        return np.concatenate(self.done, axis=1)
+        blocks = self._blocks()
+        firsts = list(accumulate((block.rows for block in blocks), initial=0))
+        block, stop = blocks[firsts.index(self._done)], firsts[firsts.index(self._done) + 1]
+        self.logits[:, self._done : stop] = self.times(self.normed, block).float().cpu().numpy()
+        self._done = stop
+        return stop == firsts[-1]

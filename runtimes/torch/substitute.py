@@ -148,9 +148,7 @@ class SubstituteWeights:
         observer: PassObserver | None = None,
         apart: Sequence[range] = (),
     ) -> list[Tensor]:
-        """x [n, in] @ W^T (+ bias) -> [n, out] for each of `names`. Drafts need no exact bits, so low-bit
-        rows take the fastest kernel, and the target's own the one that reads memory fastest, which is the
-        exact one."""
+        """x [n, in] @ W^T (+ bias) -> [n, out] for each of `names`."""
         matrices = self.together.call(names, x, exact=False)
         if matrices is not None:
             outs = matrices.times(x, x.dtype)
@@ -159,8 +157,13 @@ class SubstituteWeights:
         return with_biases(outs, names, self.small)
 
     def _in_turn(self, name: str, x: Tensor) -> Tensor:
-        parts = [linear(x, block, exact=block.scale is None) for block in self.blocks[name + ".weight"]]
+        parts = [self.times(x, block) for block in self.blocks[name + ".weight"]]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def times(self, x: Tensor, block: Block) -> Tensor:
+        """Drafts need no exact bits, so low-bit rows take the fastest kernel, and the target's own the one
+        that reads memory fastest, which is the exact one."""
+        return linear(x, block, exact=block.scale is None)
 
     def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
         return self.target.embed(tokens)

@@ -17,7 +17,7 @@ from edgespec.kernels.threads import use_threads
 from edgespec.runtimes.base import PREFILL_ROWS, IntArray, PassObserver, Rows
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.attention import AttentionPlan
-from edgespec.runtimes.torch.exit import HeadExit
+from edgespec.runtimes.torch.exit import HeadExit, HeadPass
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.rope import RopeTable
 
@@ -48,6 +48,9 @@ class ModelWeights(Protocol):
     def resident_blocks(self, name: str) -> Sequence[Block] | None:
         """The matrix called `name` (without ".weight") as blocks of its rows, in order, if all of them are
         where matmuls run, to stay; else None."""
+
+    def times(self, x: Tensor, block: Block) -> Tensor:
+        """x [n, in] -> [n, rows] by one of these blocks, for drafts, whose bits are nobody's."""
 
     def release(self) -> None:
         """A pass has ended, or was given up."""
@@ -131,6 +134,11 @@ class TorchTarget(Generic[W]):
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, observer: PassObserver | None = None) -> Tensor:
+        return self.head(self.normed(hidden), observer)
+
+    @torch.inference_mode()
+    def normed(self, hidden: Tensor) -> Tensor:
+        """What the head multiplies, [n, d] -> [n, d]. Raises ModelError where it is not finite."""
         normed = self._norm("model.norm", hidden)
         if not bool(torch.isfinite(normed).all()):
             fact = "the layers' outputs are not finite numbers"
@@ -141,7 +149,11 @@ class TorchTarget(Generic[W]):
                     hint=Call("pack_model", {"model": "MODEL", "out": "DIR", "precision": "bf16"}),
                 )
             raise ModelError(f"{fact}; the weights are damaged: fetch or pack the model again")
-        return self.head(normed, observer)
+        return normed
+
+    def head_pass(self, normed: Tensor) -> HeadPass:
+        """The head, which is in memory, over [n, d] in parts, for drafts."""
+        return HeadPass(normed, partial(self.weights.resident_blocks, "lm_head"), self.weights.times)
 
     @torch.inference_mode()
     def head(self, normed: Tensor, observer: PassObserver | None = None) -> Tensor:
@@ -153,7 +165,7 @@ class TorchTarget(Generic[W]):
 
     def early_exit(self, layers: int, norm: Callable[[Tensor], Tensor] | None = None) -> HeadExit:
         head = partial(self.weights.resident_blocks, "lm_head")
-        return HeadExit(layers, norm or partial(self._norm, "model.norm"), head)
+        return HeadExit(layers, norm or partial(self._norm, "model.norm"), head, self.weights.times)
 
     def _layer(
         self,

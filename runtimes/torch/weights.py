@@ -86,6 +86,10 @@ class Weights(StoredChunks):
         blocks = [block for block in found if block is not None]
         return blocks if len(blocks) == len(found) else None
 
+    def times(self, x: Tensor, block: Block) -> Tensor:
+        """See `runtimes.torch.target.ModelWeights`."""
+        return linear(x, block, exact=True)
+
     def _index(self) -> None:
         self.resident = {
             (piece.tensor, piece.row): as_block(data, piece, scale)
