@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle, islice, product
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Adaptive, Fixed
 from edgespec.core.schedule import Controller, TreeBudget
+from edgespec.drafters import beside
 from edgespec.drafters.kinds import drafter_names
 from edgespec.engine import Engine
 from edgespec.errors import OptionError
@@ -79,7 +81,7 @@ class Family:
     loose: int = 0  # of its greedy tokens, those that an ordinary pass would have chosen otherwise
     said: dict[tuple[GenerationOptions, int], list[int]] = field(default_factory=dict)
 
-    def load(self, drafter: str, schedule: str = "auto") -> Engine:
+    def load(self, drafter: str, schedule: str = "auto", worker: int | None = None) -> Engine:
         given: dict[str, Path] = {"draft_model": self.folder / "draft"} if "model" in drafter else {}
         if "cascade" in drafter:
             given["adapters"] = self.folder / "model" / "exits"
@@ -87,7 +89,13 @@ class Family:
                 given["draft_model"] = self.folder / "copy"
         path = self.folder / ("packed" if "cascade" not in drafter else "model")
         layers = 2 if "cascade" in drafter else 1  # those that it drafts in are pinned
-        settings = {"memory": "4GB", "context": 600, "resident_layers": layers, "schedule": schedule}
+        settings = {
+            "memory": "4GB",
+            "context": 600,
+            "resident_layers": layers,
+            "schedule": schedule,
+            "draft_worker": worker,
+        }
         engine = edgespec.load(path, drafter=drafter, **settings, **given)  # type: ignore[arg-type]
         chunks = engine.plan.table.chunks
         assert engine.plan.bytes_per_pass > 0
@@ -150,9 +158,11 @@ Job = tuple[GenerationOptions, str, int, Controller]
 """Options of a reply, the name of its waits, its prompt's number, and who decides what is drafted."""
 
 
-def compare(family: Family, pair: tuple[str, str], jobs: Sequence[Job], tally: Tally) -> None:
+def compare(
+    family: Family, pair: tuple[str, str], jobs: Sequence[Job], tally: Tally, worker: int | None = None
+) -> None:
     expected = [family.plain(options, seed) for options, _, seed, _ in jobs]
-    with pytest.MonkeyPatch.context() as patch, family.load(*pair) as engine:
+    with pytest.MonkeyPatch.context() as patch, family.load(*pair, worker) as engine:
         for (options, waits, seed, controller), plain in zip(jobs, expected, strict=True):
             wait = partial(WAITS[waits], np.random.default_rng(seed))
             with waiting(patch, wait), engine.new_session(500, controller) as session:
@@ -176,15 +186,29 @@ def check(pair: tuple[str, str], tally: Tally) -> None:
 @pytest.mark.parametrize(("number", "pair"), list(enumerate(PAIRS)))
 def test_hundreds_of_tokens(families: dict[str, Family], number: int, pair: tuple[str, str]) -> None:
     """Each pair on each architecture, with every number of waits; all of them in the slow test."""
-    tally, greedy, sampled = Tally(), replace(GREEDY, max_tokens=24), replace(SAMPLED, max_tokens=24)
+    long = 48 if pair[0] == "ngram" else 24  # until something is said again
+    tally, greedy, sampled = Tally(), replace(GREEDY, max_tokens=long), replace(SAMPLED, max_tokens=24)
     waits = islice(cycle(WAITS), number, None)
     for place, family in enumerate(families.values()):
         jobs: list[Job] = [
             (sampled, next(waits), 1, Fixed(BUDGET)),
-            (greedy, next(waits), 1, Fixed(BUDGET) if place else Adaptive()),
+            (greedy, next(waits), 1, Adaptive() if place == 1 else Fixed(BUDGET)),
         ]
         compare(family, pair, jobs, tally)
     check(pair, tally)
+
+
+def test_a_draft_worker(families: dict[str, Family], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with the draft model in a process beside the target's."""
+    monkeypatch.setattr(beside, "SILENCE", 60.0)  # the machine may be busy
+    monkeypatch.setitem(WAITS, "asleep", lambda rng: sleep(0.002) or 0)  # so that it has a core for itself
+    pair, tally = ("ngram+model", "ssd"), Tally()
+    jobs: list[Job] = [
+        (replace(options, max_tokens=24), "asleep", 1, Fixed(BUDGET)) for options in (GREEDY, SAMPLED)
+    ]
+    compare(next(iter(families.values())), pair, jobs, tally, worker=1)
+    check(pair, tally)
+    assert tally.hits > 0
 
 
 @pytest.mark.slow
