@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+THROTTLE_HELP = "read rates of emulated slower disks to run on, such as 0.5GB,1GB a second; root"
+
 
 class CgroupUnavailable(SystemExit):
     """No memory cgroup can be made here; the message, with which a script ends, says why."""
@@ -71,7 +73,7 @@ class Cgroup:
     def limit_reads(self, path: Path, bytes_per_second: int) -> None:
         """Throttle reads from the disk that holds `path`."""
         if self.io_directory is None:
-            raise CgroupUnavailable("no blkio (v1) or io (v2) controller: reads cannot be throttled")
+            raise CgroupUnavailable("skipped: no blkio (v1) or io (v2) controller, so no throttled reads")
         device = os.stat(path).st_dev
         number = f"{os.major(device)}:{os.minor(device)}"
         block = Path("/sys/dev/block") / number
@@ -102,7 +104,8 @@ class Cgroup:
         for directory in self.directories:
             for _ in range(50):
                 for pid in (directory / "cgroup.procs").read_text().split():  # what the command left behind
-                    os.kill(int(pid), signal.SIGKILL)
+                    if int(pid) != os.getpid():
+                        os.kill(int(pid), signal.SIGKILL)
                 try:
                     directory.rmdir()
                     break
@@ -187,6 +190,48 @@ def fresh_cgroup(memory: int | None = None) -> Iterator[Cgroup]:
         yield group
     finally:
         group.remove()
+
+
+def require_throttle(path: Path) -> None:
+    """Raises CgroupUnavailable where reads from the disk of `path` cannot be throttled."""
+    with fresh_cgroup() as group:
+        try:
+            group.limit_reads(path, 10**9)
+        except OSError as error:
+            why = f"{path} lies on no disk of its own, or root is needed ({error.strerror})"
+            raise CgroupUnavailable(f"skipped: reads cannot be throttled: {why}") from None
+
+
+@contextmanager
+def throttled(path: Path, bytes_per_second: int | None) -> Iterator[None]:
+    """This process, and those that it starts, read from the disk of `path` at most so fast; None: as ever.
+    Raises CgroupUnavailable."""
+    if bytes_per_second is None:
+        yield
+        return
+    with remembering(bytes_per_second), fresh_cgroup() as group:
+        group.limit_reads(path, bytes_per_second)
+        assert group.io_directory is not None
+        (group.io_directory / "cgroup.procs").write_text("0")
+        try:
+            yield
+        finally:
+            (group.io_directory.parent / "cgroup.procs").write_text("0")
+
+
+@contextmanager
+def remembering(read_bps: int | None) -> Iterator[None]:
+    """What processes remember of an emulated disk stays theirs: nothing is known of it, and nothing kept."""
+    before = os.environ.get("EDGESPEC_CACHE")
+    with tempfile.TemporaryDirectory() as folder:
+        if read_bps is not None:
+            os.environ["EDGESPEC_CACHE"] = folder
+        try:
+            yield
+        finally:
+            if read_bps is not None:
+                os.environ.pop("EDGESPEC_CACHE")
+                os.environ.update({} if before is None else {"EDGESPEC_CACHE": before})
 
 
 @lru_cache

@@ -36,8 +36,10 @@ def generate_command(
 
 
 def environment() -> dict[str, str]:
-    """Environment of measured processes: this checkout, offline, no settings left over from the caller."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("EDGESPEC_", "OMP_", "MKL_"))}
+    """Environment of measured processes: this checkout, offline, no settings left over from the caller (where
+    things are remembered is none)."""
+    settings = {k for k in os.environ if k.startswith(("EDGESPEC_", "OMP_", "MKL_"))} - {"EDGESPEC_CACHE"}
+    kept = {k: v for k, v in os.environ.items() if k not in settings}
     return {**kept, "PYTHONPATH": str(REPO), "HF_HUB_OFFLINE": "1"}
 
 

@@ -4,10 +4,11 @@
     python -m benchmarks.peers --model models/7b-inflated --story --draft models/0.5b-inflated \\
         --copy models/7b-inflated-int4 --arms "edgespec;llama.cpp F16" --dials 8GB --tokens 24
 
-The peers' virtual environment needs llama-cpp-python, accelerate, transformers, airllm and torch. Each run is
-a process of its own, from cold weights, in a cgroup limited to the dial; a run that fails shows its error.
-GGUFs are made beside the models (as many bytes again). llama-cpp-python offers prompt lookup, and an
-interface for draft models; both propose chains.
+The peers' virtual environment needs llama-cpp-python, accelerate, transformers, airllm, neurostream and
+torch. Each run is a process of its own, from cold weights, in a cgroup limited to the dial; a run that fails
+shows its error. GGUFs are made beside the models (as many bytes again). llama-cpp-python offers prompt
+lookup, and an interface for draft models; both propose chains, as transformers' assisted generation does.
+neurostream's own quantised kernels are for GPUs, so it is asked for F16 only.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ import statistics
 import subprocess
 import sys
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from benchmarks.cgroup import THROTTLE_HELP, remembering, require_throttle
 from benchmarks.common import PROMPT, Row, arguments, environment, generate_command, interleave, names, sizes
 from benchmarks.held_out import stories
 from benchmarks.measure import failure, limit_met, run
@@ -33,7 +36,7 @@ from edgespec.values import format_bytes
 
 PEERS = Path(__file__).parent / "peers"
 GGUF = ("F16", "Q4_K_M", "Q4_0", "Q8_0")  # EdgeSpec runs the checkpoint where llama.cpp runs its F16 twin
-PACKAGES = ("llama-cpp-python", "accelerate", "transformers", "airllm", "torch")
+PACKAGES = ("llama-cpp-python", "accelerate", "transformers", "airllm", "neurostream", "torch")
 
 Command = list[str | Path | int]
 
@@ -60,19 +63,20 @@ class Peers:
         for kind in self.args.gguf:
             found += [f"edgespec {kind}", f"llama.cpp {kind}, mmap in place", f"llama.cpp {kind}, defaults"]
         if self.args.story:
-            found += ["edgespec F16, ngram", "llama.cpp F16, prompt lookup"]
+            found += ["edgespec F16, ngram", "llama.cpp F16, prompt lookup", "transformers, prompt lookup"]
         if self.args.draft:
-            found += ["edgespec F16, model", "llama.cpp F16, draft model"]
+            found += ["edgespec F16, model", "llama.cpp F16, draft model", "transformers, draft model"]
         if self.args.copy:
             found += ["edgespec F16, substitute"]
-        return [*found, "accelerate, disk_offload", "accelerate, max_memory", "AirLLM"]
+        streaming = ["neurostream F16"] if "F16" in self.args.gguf else []
+        return [*found, *streaming, "accelerate, disk_offload", "accelerate, max_memory", "AirLLM"]
 
     def weights(self, name: str) -> Path:
         """What an arm reads; made now if it is not there."""
         if name == "AirLLM":
             return self.split
         kind = kind_of(name)
-        if not name.startswith("llama.cpp") and kind == "F16":
+        if not name.startswith(("llama.cpp", "neurostream")) and kind == "F16":
             path: Path = self.model
             return path
         return self.gguf(self.model, kind)
@@ -93,20 +97,23 @@ class Peers:
             named = {"substitute": self.args.copy, "model": self.args.draft}.get(way)
             more = ("--draft-model", named) if named else ()
             return [*generate_command(weights, self.text, dial, self.args.tokens, way or "none", *more)]
-        script, *options = {
-            "mmap in place": ["run_llama_cpp.py"],
-            "defaults": ["run_llama_cpp.py", "--repack"],
-            "prompt lookup": ["run_llama_cpp_drafted.py"],
-            "draft model": ["run_llama_cpp_drafted.py", "--draft-model"],
-            "disk_offload": ["run_accelerate.py"],
-            "max_memory": ["run_accelerate.py", "--memory", str(dial)],
-            "": ["run_airllm.py", "--split-to", str(self.split)],
-        }[way]
-        if way == "draft model":
+        program, *options = {
+            "llama.cpp, mmap in place": ["llama_cpp"],
+            "llama.cpp, defaults": ["llama_cpp", "--repack"],
+            "llama.cpp, prompt lookup": ["llama_cpp_drafted"],
+            "llama.cpp, draft model": ["llama_cpp_drafted", "--draft-model"],
+            "accelerate, disk_offload": ["accelerate"],
+            "accelerate, max_memory": ["accelerate", "--memory", str(dial)],
+            "transformers, prompt lookup": ["accelerate", "--prompt-lookup"],
+            "transformers, draft model": ["accelerate", "--draft-model", str(self.args.draft)],
+            "neurostream": ["neurostream", "--memory", str(dial)],
+            "AirLLM": ["airllm", "--split-to", str(self.split)],
+        }[", ".join(filter(None, (runtime.split()[0], way)))]
+        if program == "llama_cpp_drafted" and options:
             options.append(str(self.gguf(self.args.draft, "F16")))
         prompt = ",".join(map(str, self.ids))
         asked: Command = ["--prompt-ids", prompt, "--tokens", self.args.tokens]
-        return [self.args.peer_python, PEERS / script, weights, *asked, *options]
+        return [self.args.peer_python, PEERS / f"run_{program}.py", weights, *asked, *options]
 
     def prepare(self) -> None:
         """Make the files that the arms read, each once."""
@@ -120,12 +127,14 @@ class Peers:
         for name in self.names:
             self.command(name, 0)
 
-    def measured(self, name: str, dial: int) -> Row:
-        """One run from cold weights in a cgroup of `dial` bytes."""
+    def measured(self, name: str, dial: int, read_bps: int | None) -> Row:
+        """One run from cold weights in a cgroup of `dial` bytes, on a disk of so many bytes a second."""
         weights, command = self.weights(name), [*map(str, self.command(name, dial))]
         drop_caches([weights])
-        env = environment() if name.startswith("edgespec") else {**environment(), "PYTHONPATH": ""}
-        return run(command, memory=dial, watch=[weights], env=env, timeout=self.args.timeout).row()
+        with remembering(read_bps):
+            env = environment() if name.startswith("edgespec") else {**environment(), "PYTHONPATH": ""}
+            timeout = self.args.timeout
+            return run(command, dial, read_bps, [weights], env, timeout).row()
 
 
 def kind_of(name: str) -> str:
@@ -150,10 +159,10 @@ def versions(python: str) -> dict[str, str]:
     return {name: found[name] for name in PACKAGES if name in found}
 
 
-def add_rows(report: Report, dial: int, results: dict[str, list[Row]]) -> None:
+def add_rows(report: Report, where: Row, results: dict[str, list[Row]]) -> None:
     """One row an arm: its speed, and how many times faster plain EdgeSpec is with the same weights."""
     for name, rows in results.items():
-        row = {"dial": format_bytes(dial), "runtime": name}
+        row = {**where, "runtime": name}
         row |= dict.fromkeys(("tokens/s", "EdgeSpec is ×", "GB read a token", "peak"), "–")
         row |= {"limit": limit_met(rows), "remarks": failure(rows)}
         if not row["remarks"]:
@@ -183,6 +192,7 @@ def main() -> None:
     parser.add_argument("--dials", type=sizes, default=sizes("2GB,4GB,8GB"))
     parser.add_argument("--tokens", type=int, default=5, help="of each reply; rates leave the first out")
     parser.add_argument("--timeout", type=float, default=900, help="seconds a run may take")
+    parser.add_argument("--throttle", type=sizes, help=THROTTLE_HELP)
     parser.add_argument("--arms", default="", help="parts of names to keep, separated by ';'")
     args = parser.parse_args()
     peers = Peers(args)
@@ -192,11 +202,15 @@ def main() -> None:
     report.raw["peer_versions"] = found = versions(args.peer_python)
     report.notes.append("Peers: " + ", ".join(f"{name} {version}" for name, version in found.items()) + ".")
     report.notes.append("EdgeSpec is ×: plain, with the same weights; in brackets its 95 % interval.")
+    if args.throttle:
+        require_throttle(peers.model)
     peers.prepare()
-    for dial in args.dials:
-        results = interleave({name: partial(peers.measured, name, dial) for name in peers.names}, args.rounds)
-        add_rows(report, dial, results)
-        report.raw[str(dial)] = results
+    for rate, dial in product(args.throttle or [None], args.dials):
+        arms = {name: partial(peers.measured, name, dial, rate) for name in peers.names}
+        results = interleave(arms, args.rounds)
+        where = {"dial": format_bytes(dial)} | ({"disk": f"{format_bytes(rate)}/s"} if rate else {})
+        add_rows(report, where, results)
+        report.raw[", ".join(map(str, filter(None, (dial, rate))))] = results
     report.finish(args.json)
 
 

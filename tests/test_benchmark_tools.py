@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import json
 import math
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +20,7 @@ import pytest
 if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
     pytest.skip("benchmarks/ is not part of an installed package", allow_module_level=True)
 
-from benchmarks import cgroup, common, hits, measure, tables
+from benchmarks import cgroup, common, hits, measure, peers, raw_rates, tables
 from benchmarks.drafters import SetAcceptance, Wrong
 from benchmarks.held_out import repetition
 from benchmarks.models import checkpoint, make_model, repeat_layers, tokenizer
@@ -164,6 +168,60 @@ def test_run_in_a_cgroup() -> None:
     assert tight.oom_kills
     assert tight.met_limit
     assert "out of memory" in tight.failure()
+
+
+def test_throttled_reads(tmp_path: Path) -> None:
+    """Direct reads by this process, at the rate that is asked for; and what is remembered is not ours."""
+    file = tmp_path / "file"
+    file.write_bytes(bytes(2 * raw_rates.REQUEST))
+    asked = 80 * 10**6
+    try:
+        cgroup.require_throttle(file)
+        with cgroup.throttled(file, asked):
+            remembered = os.environ["EDGESPEC_CACHE"]
+            assert common.environment()["EDGESPEC_CACHE"] == remembered
+            rate = raw_rates.direct_rate([file], None, 16 * 2**20, 1)
+    except (cgroup.CgroupUnavailable, OSError) as error:
+        pytest.skip(str(error))
+    assert rate < 1.5 * asked
+    assert os.environ.get("EDGESPEC_CACHE") != remembered
+    assert not Path(remembered).exists()
+
+
+def test_no_throttle_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def without(memory: int | None = None) -> Iterator[cgroup.Cgroup]:
+        yield cgroup.Cgroup(tmp_path, None, cgroup.V1)
+
+    monkeypatch.setattr(cgroup, "fresh_cgroup", without)
+    with pytest.raises(cgroup.CgroupUnavailable, match="skipped: no blkio"):
+        cgroup.require_throttle(tmp_path)
+    monkeypatch.setattr(cgroup.Cgroup, "limit_reads", lambda *_: os.stat(tmp_path / "missing"))
+    with pytest.raises(cgroup.CgroupUnavailable, match="skipped: reads cannot be throttled"):
+        cgroup.require_throttle(tmp_path)
+
+
+def test_every_peer_has_a_command(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = argparse.Namespace(
+        model=tiny,
+        story=False,
+        draft=tiny,
+        copy=tiny,
+        gguf=peers.GGUF,
+        arms="",
+        peer_python="python",
+        tokens=2,
+    )
+    monkeypatch.setattr(peers.Peers, "gguf", lambda self, model, kind: Path(f"{model}-{kind}.gguf"))
+    found = peers.Peers(args)
+    args.story = True  # whose text the tiny model's tokenizer does not have
+    arms = found.known()
+    used = {found.command(name, 10**9)[1].name for name in arms if not name.startswith("edgespec")}
+    assert used == {file.name for file in peers.PEERS.glob("run_*.py")}
+    assert {peers.kind_of(name) for name in arms} == set(peers.GGUF)
+    gguf = [name for name in arms if str(found.weights(name)).endswith("F16.gguf")]
+    assert all(name.startswith(("llama.cpp F16", "neurostream F16")) for name in gguf)
+    assert len(gguf) == 5
 
 
 def test_arms_take_turns() -> None:
