@@ -9,6 +9,10 @@ A job is a JSON line: `prompt` (ids or text), `tokens` and `cycles` (at most so 
     {"kind": "fixed", "steps": [4, 8]}     its drafter, cycle by cycle with the next of these numbers of steps
     {"kind": "fixed", ..., "variant": "chain"}    its cascade so
     {"kind": "set", "steps": [8], "reply": [...], "p": 0.9}      `SetAcceptance` around its drafter
+    {"kind": "paced", "model": DIR, "ms": 30, "schedule": "ssd", "steps": []}
+                                           an engine without a drafter, and a draft model on a device of its
+                                           own, whose passes take so long (`paced_worker.py`); [] = own
+                                           controller
     {"kind": "wrong", "nodes": [1, 64]}    trees of random tokens, cycle by cycle with so many nodes
 """
 
@@ -21,24 +25,30 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from benchmarks import paced_worker
 from benchmarks.common import Row
 from benchmarks.drafters import SetAcceptance, Wrong
 from benchmarks.measure import process_io
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.controller import Fixed
-from edgespec.core.schedule import TreeBudget
+from edgespec.core.schedule import Controller, Place, TreeBudget
 from edgespec.core.trace import Cycle, Layer, Trace
 from edgespec.drafters.base import Drafter
+from edgespec.drafters.beside import Beside
 from edgespec.drafters.cascade.drafter import CascadeDrafter
 from edgespec.drafters.cascade.exits import Exit, SubstituteExit
 from edgespec.drafters.cascade.files import Cascade
 from edgespec.drafters.cascade.tree import Calibration
 from edgespec.drafters.cascade.variant import VARIANTS
+from edgespec.drafters.channel import Load
 from edgespec.engine import Engine
 from edgespec.errors import EdgeSpecError
 from edgespec.runtimes.base import KVCache, Rows
+from edgespec.runtimes.formats.describe import describe_model
+from edgespec.schedules.kinds import make_controller, make_schedule
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
 
@@ -57,6 +67,11 @@ class Rotating(Fixed):
 
     def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
         return next(self.turns).budget(limit, passes)
+
+
+def fixed(steps: Sequence[int]) -> Rotating:
+    """No steps: n-grams, whose drafts are free."""
+    return Rotating([TreeBudget(NODES, n or 24, n) for n in steps])
 
 
 class Traffic:
@@ -99,6 +114,7 @@ class Conversations:
         self.engine = engine
         self.traffic = Traffic(engine)
         self.calibrations = Calibration(), Calibration()  # of cascades driven here
+        self.paced: Beside | None = None  # a draft model on its device
 
     def open(self, job: Row, trace: Trace) -> Session:
         """Raises EdgeSpecError when the engine's drafter cannot be driven so."""
@@ -109,10 +125,11 @@ class Conversations:
             wrong = Wrong(min(engine.config.vocab_size, 1000), job["seed"])
             budgets = [TreeBudget(nodes, 1, 0) for nodes in mode["nodes"]]
             return self._session(self._cache(), wrong, Rotating(budgets), trace)
+        if mode["kind"] == "paced":
+            return self._paced(mode, trace)
         if not engine.drafters:
             raise EdgeSpecError("this engine has no drafter to drive")
-        # No steps: n-grams, whose drafts are free.
-        controller = Rotating([TreeBudget(NODES, n or 24, n) for n in mode["steps"]])
+        controller = fixed(mode["steps"])
         if mode.get("variant"):
             cache = self._cache()
             return self._session(cache, self._cascade(cache, mode["variant"]), controller, trace)
@@ -127,6 +144,21 @@ class Conversations:
     def _cache(self) -> KVCache:
         """Of the plan's size: no other session is open."""
         return self.engine.verifier.new_seat(self.engine.plan.context)
+
+    def _paced(self, mode: Row, trace: Trace) -> Session:
+        """The engine's controller learns of the device as of any drafter."""
+        engine, cache = self.engine, self._cache()
+        controller = engine.controller.successor()
+        if self.paced is None:
+            model = Path(mode["model"]).resolve()
+            load, nbytes = Load(str(model), 1), describe_model(model).table.nbytes
+            self.paced = Beside(load, nbytes, 0, program=paced_worker.command(mode["ms"]))
+            controller = make_controller(engine.plan, [self.paced])
+        drafters = [self.paced.drafter(cache, engine.config.vocab_size)]
+        decides: Controller = fixed(mode["steps"]) if mode["steps"] else controller
+        place = Place(engine.target)
+        schedule = make_schedule(mode["schedule"], engine.options, drafters, decides, place)
+        return Session(engine, cache, schedule, trace=trace)
 
     def _session(self, cache: KVCache, drafter: Drafter, controller: Fixed, trace: Trace) -> Session:
         return Session(self.engine, cache, Serial(drafter, controller, NODES), trace=trace)

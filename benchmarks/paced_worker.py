@@ -1,8 +1,7 @@
 """A draft worker with a stand-in for an accelerator: its model's passes take PACE_MS, however quick they are.
 
-    PACE_MS=30 python ...     with edgespec.drafters.beside.command replaced by `command`
-
-What is left of a pass's time it sleeps, as a processor does that waits for another device.
+`engine_process.py` starts it (mode "paced"), for `schedules.py --device-stand-in 30`. What is left of a
+pass's time it sleeps, as a processor does that waits for another device.
 """
 
 from __future__ import annotations
@@ -19,8 +18,12 @@ from edgespec.drafters import process, worker
 from edgespec.drafters.channel import Load
 from edgespec.runtimes.base import DraftPass, DraftRuntime
 
+PACE = "PACE_MS"  # in the environment of the worker
 
-def command() -> list[str]:
+
+def command(milliseconds: float) -> list[str]:
+    """What runs it in a process of its own, which inherits the environment of this one."""
+    os.environ[PACE] = str(milliseconds)
     return process.command(f"{__name__}:main")
 
 
@@ -77,7 +80,7 @@ class PacedRuntime:
 
 def paced_model(load: Load, progress: Callable[[int], None]) -> Callable[[int], DraftRuntime]:
     """See `drafters.worker.OpenModel`."""
-    seconds = float(os.environ["PACE_MS"]) / 1e3
+    seconds = float(os.environ[PACE]) / 1e3
     open_runtime = worker.torch_model(load, progress)
     return lambda capacity: PacedRuntime(open_runtime(capacity), seconds)
 

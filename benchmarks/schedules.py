@@ -8,22 +8,43 @@ round has prompts of its own: the shortest held-out replies of at least `--least
 small model says. Plain decoding is timed by its first cycles. All arms' replies are compared with one another
 and, as far as plain decoding was run, with its own, token for token.
 
+A draft model with a device of its own, which this machine lacks, is stood in for by a worker that sleeps
+until its pass has taken so many milliseconds: every arm, serial among them, waits for that.
+
+    python -m benchmarks.schedules ... --device-stand-in 60 --arms "serial 8,serial,ssd 8,ssd"
+
 Beside the measured speed stands what it should be, both from the same replies:
 
     Theorem 7   of SSD, with the measured hit rate, tokens after hits and misses, and seconds of drafting
     promised    tokens a cycle / the median pass of plain decoding: as if drafting and larger trees were free
+
+And of the arms that look outcomes up, by the same hits: how many there should be, if a lookup goes by the one
+before and nothing else (SSD's Equation 1); what they should gain over the first arm (Corollary 9: at least
+and at most, for drafts within a pass); and what should draft after a miss, the drafter or nobody (Theorem
+17): for one conversation, and in how large a batch the drafter is no longer worth what the others wait.
 """
 
 from __future__ import annotations
 
 import statistics
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.arms import OWN, SMALL_MEMORY, low_bit, middle, open_worker, whole
 from benchmarks.common import Row, arguments, compile_checkout, in_turn, names, sizes
 from benchmarks.held_out import prompts, stories
 from benchmarks.tables import RESULTS, Report, Store, ratio, spread
-from edgespec.control.overlap import NOTHING, Drafted, serial_speedup, speedup
+from edgespec.control.overlap import (
+    NOTHING,
+    Drafted,
+    best_fallback,
+    critical_batch,
+    hit_rate,
+    serial_speedup,
+    speedup,
+    speedup_bounds,
+)
 from edgespec.drafters.base import shared_prefix
 from edgespec.values import format_bytes
 
@@ -42,9 +63,17 @@ class Replies:
         parser.add_argument("--drafters", type=names, default=["model"], help="model, substitute, ...")
         parser.add_argument("--dials", type=sizes, default=sizes("8GB,4GB"))
         parser.add_argument("--arms", type=names, default=names("serial 4,serial 8,serial,ssd"))
+        parser.add_argument(
+            "--device-stand-in",
+            type=float,
+            metavar="MS",
+            help="a pass of drafter `model`, on a device of its own",
+        )
         parser.add_argument("--prompts", type=int, default=3, help="replies a round and arm")
         parser.add_argument("--least", type=int, default=1, help="tokens of a reply; more are stories")
         self.args = args = parser.parse_args()
+        if args.device_stand_in and (args.drafters != ["model"] or args.draft is None):
+            parser.error("--device-stand-in is for drafter `model`; give --draft")
         compile_checkout()
         self.store = Store(args.json or RESULTS / "schedules.json")
         self.known: list[Row] = self.store.get(f"plain replies/{args.least}", self._known)["known"]
@@ -64,12 +93,16 @@ class Replies:
         return {"known": found[:count]}
 
     def measure(self, dial: int, drafter: str) -> None:
-        args, stem = self.args, f"{format_bytes(dial)}/{drafter}"
+        args, stem = self.args, self.stem(dial, drafter)
         for turn in range(args.rounds):
             asked = self.known[turn :: args.rounds]
             self.store.get(f"{format_bytes(dial)}/plain/{turn}", self.plain, dial, asked[0])
             for arm in in_turn(args.arms, turn):
                 self.store.get(f"{stem}/{arm}/{turn}", self.replies, dial, drafter, arm, asked)
+
+    def stem(self, dial: int, drafter: str) -> str:
+        pace = self.args.device_stand_in
+        return f"{format_bytes(dial)}/{drafter}" + (f", {pace:g} ms a pass" if pace else "")
 
     def plain(self, dial: int, known: Row) -> Row:
         with open_worker(self.args.target, dial, "none") as worker:
@@ -80,19 +113,22 @@ class Replies:
         schedule, _, steps = arm.partition(" ")
         mode: Row = {"kind": "fixed", "steps": [int(steps)]} if steps else OWN
         options = {"model": {"draft_model": self.args.draft}}.get(drafter) or low_bit(self.args.target)
+        options["schedule"] = schedule
+        if pace := self.args.device_stand_in:
+            drafter, options = "none", {}
+            mode = {"kind": "paced", "model": str(self.args.draft), "ms": pace, "schedule": schedule}
+            mode["steps"] = [int(steps)] if steps else []
         found = []
-        with open_worker(self.args.target, dial, drafter, schedule=schedule, **options) as worker:
+        with open_worker(self.args.target, dial, drafter, **options) as worker:
             for known in asked:
                 found.append(worker.run(known["prompt"], LONGEST, mode))
         return {"replies": found, "plan": worker.loaded["plan"]}
 
     def table(self, dial: int, drafter: str) -> Report:
-        args, stem = self.args, f"{format_bytes(dial)}/{drafter}"
+        args, stem = self.args, self.stem(dial, drafter)
         rounds = range(args.rounds)
         plain = [self.store.rows.get(f"{format_bytes(dial)}/plain/{turn}", {}) for turn in rounds]
-        report = Report(
-            f"{drafter}, {format_bytes(dial)}: whole replies, {middle(plain):.2f} s a plain cycle"
-        )
+        report = Report(f"{stem}: whole replies, {middle(plain):.2f} s a plain cycle")
         asked = {
             arm: [self.store.rows.get(f"{stem}/{arm}/{turn}", {}) for turn in rounds] for arm in args.arms
         }
@@ -102,9 +138,9 @@ class Replies:
             if errors := [row["error"] for row in found if "error" in row]:
                 report.failed(arm, errors[0])
             elif arm in done:
-                report.add(
-                    {"schedule": arm, **figures(found, plain), "same text": same_text(found, first, plain)}
-                )
+                same = same_text(found, first, plain)
+                row = figures(found, plain) | theory(found, first, plain)
+                report.add({"schedule": arm, **row, "same text": same})
         said, own = sum(len(r["tokens"]) for row in first for r in row["replies"]), sum(map(told, plain))
         report.notes.append(
             f"Same text: token for token that of the first arm ({said} tokens), and of plain decoding as far "
@@ -157,6 +193,7 @@ def figures(rounds: list[Row], plain: list[Row]) -> Row:
         "measured / promised": ratio(rates, ideal),
         "tokens a cycle": f"{sum(made(r) for r in each) / len(cycles):.2f}",
         "cycle, s": f"{statistics.median(c['seconds'] for c in cycles):.2f}",
+        "drafting": f"{statistics.median(c['draft'] / c['seconds'] for c in cycles):.0%}",
         "draft, s": f"{statistics.median(c['draft'] for c in cycles):.2f}",
         "pass, s": f"{statistics.median(c['verify'] for c in cycles):.2f}",
         "nodes": f"{statistics.mean(c['nodes'] for c in cycles):.0f}",
@@ -165,6 +202,33 @@ def figures(rounds: list[Row], plain: list[Row]) -> Row:
         "tokens": sum(len(r["tokens"]) for r in each),
         "peak": format_bytes(max(r["peak_memory"] for r in each)),
     }
+
+
+def theory(rounds: list[Row], first: list[Row], plain: list[Row]) -> Row:
+    """Beside the first arm: the measured gain, and what it should be by the hits of these replies."""
+    gain = ratio([rate(row["replies"]) for row in rounds], [rate(row["replies"]) for row in first])
+    found = {"× first arm": gain, "Equation 1": "", "Corollary 9": "", "after a miss": ""}
+    looked_up = [
+        [c for c in r["cycles"] if c.get("hit") is not None] for row in rounds for r in row["replies"]
+    ]
+    cycles = [cycle for reply in looked_up for cycle in reply]
+    hits, misses = ([cycle for cycle in cycles if cycle["hit"] is hit] for hit in (True, False))
+    if not (hits and misses):
+        return found
+    once = statistics.median(map(pass_seconds, plain))
+    share, late = len(hits) / len(cycles), drafted(misses, once)
+    primary = Drafted(drafted(hits, once).tokens, 0.0)  # drafted within a pass
+    pairs = [(a["hit"], b["hit"]) for reply in looked_up for a, b in pairwise(reply)]
+    after = [[then for before, then in pairs if before is hit] for hit in (True, False)]
+    with suppress(ValueError):  # without pairs, or where a hit follows every hit and no miss
+        found["Equation 1"] = f"{hit_rate(*map(statistics.fmean, after)):.0%}"
+    alone = drafted([c for row in first for r in row["replies"] for c in r["cycles"]], once)
+    least, most = speedup_bounds(share, primary, alone)
+    found["Corollary 9"] = f"{least:.2f}–{most:.2f}"
+    name = best_fallback(share, primary, {"the drafter": late}) or "nobody"
+    late_too = Drafted(primary.tokens, late.seconds)
+    found["after a miss"] = f"{name}, to a batch of {critical_batch(share, late_too, NOTHING):.1f}"
+    return found
 
 
 def theorem_7(row: Row, plain: Row) -> float:

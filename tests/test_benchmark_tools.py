@@ -20,18 +20,21 @@ import pytest
 if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
     pytest.skip("benchmarks/ is not part of an installed package", allow_module_level=True)
 
-from benchmarks import cgroup, common, hits, measure, peers, raw_rates, tables
+from benchmarks import cgroup, common, engine_process, hits, measure, peers, raw_rates, tables
 from benchmarks.drafters import SetAcceptance, Wrong
 from benchmarks.held_out import repetition
 from benchmarks.models import checkpoint, make_model, repeat_layers, tokenizer
 from benchmarks.models.shapes import Shape, get_shape
 from benchmarks.set_acceptance import Costs, best_steps, expected_tokens
 from benchmarks.tables import Store
+from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, Root
+from edgespec.engine import Engine
 from tests.test_imports import circles, imported_modules
+from tests.test_session import prompt_of, write_model
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 TINY = Shape(layers=3, hidden=64, ffn=160, heads=4, kv_heads=2, vocab=300, head_dim=16, context=128)
@@ -450,6 +453,7 @@ class Canned:
 
     loaded: ClassVar[common.Row] = {"plan": {}}
     wrong: ClassVar[dict[str, int]] = {}  # by schedule: the place of another token
+    asked: ClassVar[list[common.Row]] = []  # modes of replies, and the engine's drafter
 
     def __init__(self, model: Path, dial: int, drafter: str, schedule: str = "", **options: Any) -> None:
         self.drafter, self.schedule = drafter, schedule
@@ -461,11 +465,13 @@ class Canned:
         pass
 
     def run(self, prompt: list[int], tokens: int, mode: common.Row, **more: Any) -> common.Row:
-        plain = self.drafter == "none"
+        plain = self.drafter == "none" and mode["kind"] == "own"
+        self.asked.append({**mode, "drafter": self.drafter})
+        schedule = mode.get("schedule", self.schedule)
         said = [(prompt[-1] + i) % 50 for i in range(min(more.get("cycles", 30), 30) + 1)]
-        if (place := self.wrong.get(self.schedule)) is not None and len(said) > place:
+        if (place := self.wrong.get(schedule)) is not None and len(said) > place:
             said[place] += 1
-        hits = [[None, True, True, False][i % 4] if self.schedule == "ssd" else None for i in range(10)]
+        hits = [[None, True, True, False][i % 4] if schedule == "ssd" else None for i in range(10)]
         cycles = [
             {"seconds": 1.7, "draft": 0.0, "verify": 1.6, "tokens": 1, "nodes": 1, "hit": None}
             if plain
@@ -484,11 +490,12 @@ def test_schedules_stand_beside_what_they_should_give(
     monkeypatch.setattr("benchmarks.schedules.open_worker", Canned)
     monkeypatch.setattr("benchmarks.schedules.compile_checkout", lambda: None)
 
-    def table(file: str, **wrong: int) -> dict[str, dict[str, str]]:
+    def table(file: str, *more: str | int, **wrong: int) -> dict[str, dict[str, str]]:
         monkeypatch.setattr(Canned, "wrong", wrong)
+        monkeypatch.setattr(Canned, "asked", [])
         sizes = "--dials", "8GB", "--rounds", 2, "--prompts", 2, "--json", tmp_path / file
         models = "--small", demo, "--target", demo, "--draft", demo
-        start(monkeypatch, "schedules", *models, *sizes, "--arms", "serial 4,serial,ssd")
+        start(monkeypatch, "schedules", *models, *sizes, "--arms", "serial 4,serial,ssd", *more)
         lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
         columns, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
         return {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
@@ -505,12 +512,44 @@ def test_schedules_stand_beside_what_they_should_give(
     assert float(ssd["Theorem 7"].split()[0]) == pytest.approx(law, abs=1e-3)
     assert ssd["promised"] == serial["promised"]
     assert ssd["measured / promised"][:4] == f"{30 / 25 / 1.875:.2f}"
+    assert [serial[n][:4] for n in ("drafting", "× first arm", "Corollary 9")] == ["33%", "1.00", ""]
+    # Serial drafts for 1 / 1.6 of a pass; a miss is always followed by a hit, a hit in half of the cases.
+    assert [ssd[n] for n in ("Equation 1", "Corollary 9")] == ["67%", "1.16–1.62"]
+    assert ssd["after a miss"] == "the drafter, to a batch of 1.4"
+    assert ssd["× first arm"][:4] == "1.20"
+    assert table("paced", "--device-stand-in", 30) == right, "the same arms, and the same figures of them"
+    drafting = [asked for asked in Canned.asked if asked["kind"] != "own"]
+    assert {(m["schedule"], *m["steps"]) for m in drafting} == {("serial", 4), ("serial",), ("ssd",)}
+    for mode in drafting:  # every arm waits for the same device, and the engine's process drafts with nothing
+        assert (mode["kind"], mode["ms"], mode["model"]) == ("paced", 30.0, str(demo))
+        assert mode["drafter"] == "none"
     wrong = table("other", ssd=20)
     assert wrong["serial"]["same text"] == "yes"
     assert wrong["ssd"]["same text"] == "round 1, reply 1: other from token 21 on"
     plain = table("plain", serial=4, ssd=4)  # plain decoding is none of these schedules' words
     expected = "round 1, reply 1: other than plain from token 5 on"
     assert {row["same text"] for row in plain.values()} == {expected}
+
+
+def test_a_draft_model_on_a_device_of_its_own(tmp_path: Path) -> None:
+    """Its passes take as long as is said, whatever the schedule; the text is the engine's."""
+    model = write_model(tmp_path / "m")
+    job = {**engine_process.DEFAULTS, "prompt": prompt_of(20), "tokens": 12, "ignore_eos": True}
+    with Engine.load(model, EngineOptions(memory="8GB", context=200, drafter="none")) as engine:
+        conversations = engine_process.Conversations(engine)
+        plain = conversations.reply({**job, "mode": {"kind": "own"}})
+        paced = {"kind": "paced", "model": str(model), "ms": 40}
+        try:
+            for schedule, steps in (("serial", [3]), ("ssd", [3]), ("ssd", [])):
+                row = conversations.reply({**job, "mode": {**paced, "schedule": schedule, "steps": steps}})
+                assert row["tokens"] == plain["tokens"]
+                whole = row["cycles"][:-1]  # the last has less to draft
+                drafts = [cycle for cycle in whole if cycle["steps"] == 3 and not cycle["hit"]]
+                assert all(cycle["draft"] > 3 * 0.04 for cycle in drafts)
+                assert drafts or not steps
+        finally:
+            assert conversations.paced is not None
+            conversations.paced.close()
 
 
 def import_graph() -> dict[str, set[str]]:
