@@ -153,7 +153,11 @@ class _Runs:
         self.dice = random.Random(0)
         self.filling: list[int] = []  # of the context, in tests with a depth
         self.tried, self.kept = [0] * DEEPEST, [0] * DEEPEST
-        self.session: Session = new_session(engine, traced, _fixed(engine, steps), self._hear)
+        from edgespec.tuning.watch import Watch  # numpy: not for --help
+
+        self.watch = Watch(engine, texts=False)
+        fixed = _fixed(engine, steps)
+        self.session: Session = new_session(engine, traced, fixed, self._hear, self.watch)
 
     def _hear(self, cycle: Cycle) -> None:
         deepest = min(int(cycle.tree.depths.max()), DEEPEST)
@@ -222,6 +226,7 @@ class _Runs:
         reply = follow(steps, self.session.cancel, self.terminal, show=False)
         if reply.finish_reason == "cancelled":
             raise KeyboardInterrupt
+        self.watch.reply(reply.stats)
         return reply.stats
 
 

@@ -111,7 +111,9 @@ def _stats(talk: Talk, argument: str) -> None:
         raise OptionError(f"/stats {argument}: write /stats, /stats on or /stats off")
     else:
         talk.terminal.note(
-            stats_table(talk.last_stats, talk.engine.plan) if talk.last_stats else "there is no reply yet"
+            stats_table(talk.last_stats, talk.engine.plan, talk.watch.expected_speed)
+            if talk.last_stats
+            else "there is no reply yet"
         )
 
 

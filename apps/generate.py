@@ -91,7 +91,10 @@ class _Run:
         self.options = options
         self.terminal = terminal
         self.wanted = wanted
-        self.session = new_session(engine, traced)
+        from edgespec.tuning.watch import Watch  # numpy: not for --help
+
+        self.watch = Watch(engine)
+        self.session = new_session(engine, traced, watch=self.watch)
         terminal.count_reads(lambda: engine.bytes_read)
 
     def all(self, queue: Iterator[PromptInput | OptionError]) -> None:
@@ -124,7 +127,10 @@ class _Run:
             steps = self.session.generate(tokens, options, self.terminal.progress)
             self.terminal.busy(f"prompt {count_of(len(tokens), 'token')}")
             reply = follow(steps, self.session.cancel, self.terminal, show=not self.wanted.json)
+            self.watch.reply(reply.stats)
             self._report(reply, {"prompt": number, "turn": turn})
+            for warning in self.watch.warnings():
+                self.terminal.note(warning)
             if reply.finish_reason == "cancelled":
                 raise typer.Exit(130)
             conversation.answer(reply, tokens, self.engine.eos)
@@ -136,7 +142,7 @@ class _Run:
                 "text": reply.text,
                 "tokens": reply.tokens,
                 "finish_reason": reply.finish_reason,
-                "stats": stats_object(reply.stats, self.engine.plan.to_dict()),
+                "stats": stats_object(reply.stats, self.engine.plan.to_dict(), self.watch.expected_speed),
             }
             self.terminal.result(json.dumps(result, ensure_ascii=False))
         else:

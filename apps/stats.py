@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.apps.progress import format_seconds
 from edgespec.response import Stats
-from edgespec.values import format_bytes
+from edgespec.values import format_bytes, two_digits
 
 if TYPE_CHECKING:
     from edgespec.offload.plan.plan import Plan
+    from edgespec.tuning.predict import Interval
 
 
 def stats_line(stats: Stats, width: int | None = None) -> str:
@@ -46,13 +47,13 @@ def memory_line(stats: Stats, plan: Plan) -> str:
     return f"memory: planned {_planned(plan)} · measured peak {_peak(stats)}"
 
 
-def stats_table(stats: Stats, plan: Plan) -> str:
-    """Everything measured about a reply, one figure a line."""
+def stats_table(stats: Stats, plan: Plan, expected: Interval | None = None) -> str:
+    """Everything measured about a reply, one figure a line; `expected`: tokens a second, before it."""
     rows = {
         "prompt": f"{stats.prompt_tokens} tokens, {stats.reused_tokens} of them kept from before, "
         f"in {format_seconds(stats.prefill_seconds)}",
         "reply": f"{stats.reply_tokens} tokens in {format_seconds(stats.decode_seconds)}, "
-        f"{stats.tokens_per_second:.3g} tokens/s",
+        f"{stats.tokens_per_second:.3g} tokens/s" + _expected(expected),
         "cycles": f"{stats.cycles}, {stats.tokens_per_cycle:.3g} tokens each{_speedup(stats)}",
         "drafts": f"{stats.drafted} tokens verified, {stats.accepted} accepted ({_acceptance(stats)})"
         + (f"; paused: {stats.undrafted}" if stats.undrafted else ""),
@@ -63,10 +64,12 @@ def stats_table(stats: Stats, plan: Plan) -> str:
     return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
 
 
-def stats_object(stats: Stats, plan: dict[str, Any]) -> dict[str, Any]:
-    """The `stats` of `--json`: seconds and bytes, beside the plan that was run."""
+def stats_object(stats: Stats, plan: dict[str, Any], expected: Interval | None = None) -> dict[str, Any]:
+    """The `stats` of `--json`: seconds and bytes, beside the plan that was run and the speed that was
+    `expected`, with its 80 %."""
     return {
         "tokens_per_second": stats.tokens_per_second,
+        "expected_tokens_per_second": None if expected is None else asdict(expected),
         "tokens_per_cycle": stats.tokens_per_cycle,
         "predicted_speedup": stats.predicted_speedup,
         "measured_speedup": stats.measured_speedup,
@@ -96,6 +99,13 @@ def stats_object(stats: Stats, plan: dict[str, Any]) -> dict[str, Any]:
         "bytes_read": stats.bytes_read,
         "plan": plan,
     }
+
+
+def _expected(expected: Interval | None) -> str:
+    if expected is None:
+        return ""
+    low, middle, high = map(two_digits, (expected.low, expected.middle, expected.high))
+    return f"; {middle} were expected ({low}-{high})"
 
 
 def _speedup(stats: Stats) -> str:

@@ -48,7 +48,11 @@ class Talk:
         verbose: bool = False,
         remembers: bool = False,
     ) -> None:
-        self.chat = Chat(engine, options=options)
+        from edgespec.tuning.watch import Watch  # numpy: not for --help
+
+        self.watch = Watch(engine)
+        engine.target.weights.listen(self.watch.chunk)
+        self.chat = Chat(engine, options=options, trace=self.watch.trace)
         self.engine = engine
         self.model = model
         self.terminal = terminal
@@ -110,7 +114,10 @@ class Talk:
             self.terminal.note(self._why_cut(reply))
         if reply.tokens:
             self.last_stats = reply.stats
+            self.watch.reply(reply.stats)
             self._report(reply.stats)
+            for warning in self.watch.warnings():
+                self.terminal.note(warning)
             self._remember()
 
     def _give_way(self) -> None:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from edgespec.devices.files import replacing
 from edgespec.errors import OptionError, StorageError
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.offload.chunks import ChunkEvent
     from edgespec.session import Session
+    from edgespec.tuning.watch import Watch
 
+T = TypeVar("T")
 TRACE_HELP = "Write a timeline of the run there, for ui.perfetto.dev or chrome://tracing."
 CYCLES, TARGET, WAITS, DRAFTING, FLASH = range(1, 6)  # tracks; FLASH and those behind it are for chunks
 NAMES = {CYCLES: "cycles", TARGET: "target", WAITS: "waits", DRAFTING: "drafting"}
@@ -75,21 +77,29 @@ def new_session(
     traced: Timeline | None,
     controller: Controller | None = None,
     hear: Callable[[Cycle], None] | None = None,
+    watch: Watch | None = None,
 ) -> Session:
-    """A conversation that the timeline hears of, and `hear` of its cycles."""
+    """A conversation that the timeline hears of, `hear` of its cycles, and `watch` of what it shows."""
     from edgespec.core.trace import Trace  # numpy: not for --help
 
-    if traced is None:
-        return engine.new_session(controller=controller, trace=Trace(hear) if hear else None)
-    traced.layers = engine.config.layers
-    engine.target.weights.listen(traced.chunk)
+    if traced is not None:
+        traced.layers = engine.config.layers
+    heard = [one for one in (traced, watch) if one is not None]
+    cycles = [*(one.cycle for one in heard), *([hear] if hear else [])]
+    if heard:
+        engine.target.weights.listen(_all([one.chunk for one in heard]))
+    trace = Trace(_all(cycles), traced.layer if traced else None, _all([one.phase for one in heard]))
+    return engine.new_session(controller=controller, trace=trace)
 
-    def cycle(event: Cycle) -> None:
-        traced.cycle(event)
-        if hear is not None:
-            hear(event)
 
-    return engine.new_session(controller=controller, trace=Trace(cycle, traced.layer, traced.phase))
+def _all(listeners: Sequence[Callable[[T], None]]) -> Callable[[T], None] | None:
+    """One that tells them all; None for none."""
+
+    def tell(event: T) -> None:
+        for listener in listeners:
+            listener(event)
+
+    return tell if listeners else None
 
 
 class Timeline:

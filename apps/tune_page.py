@@ -22,11 +22,10 @@ from edgespec.apps.tune_words import (
     machine_line,
     measured_cells,
     model_line,
-    number,
     speed_of,
 )
 from edgespec.config import EngineOptions
-from edgespec.values import count_of, format_bytes
+from edgespec.values import count_of, format_bytes, two_digits
 
 if TYPE_CHECKING:
     from edgespec.tuning.result import Row, Tuning
@@ -135,10 +134,10 @@ def _recommended(found: Tuning, engine: EngineOptions) -> str:
     first = format_seconds(best.first_token.middle)
     return _section(
         "Recommended",
-        f'<p class="speed">{number(best.speed.middle)} <small>tokens/s</small></p>'
-        f'<p class="dim">in four of five cases between {number(best.speed.low)} and '
-        f"{number(best.speed.high)}; {escape(how(best))}, in {escape(format_bytes(best.dial))}; first token "
-        f"after a prompt of 500: {escape(first)}</p>"
+        f'<p class="speed">{two_digits(best.speed.middle)} <small>tokens/s</small></p>'
+        f'<p class="dim">in four of five cases between {two_digits(best.speed.low)} and '
+        f"{two_digits(best.speed.high)}; {escape(how(best))}, in {escape(format_bytes(best.dial))}; first "
+        f"token after a prompt of 500: {escape(first)}</p>"
         f"<code>{escape(command(found, best, engine))}</code><ul>{reasons}</ul>",
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edgespec.apps import options
 from edgespec.apps.progress import format_seconds
 from edgespec.config import EngineOptions
-from edgespec.values import format_bytes
+from edgespec.values import format_bytes, two_digits
 
 if TYPE_CHECKING:
     from edgespec.tuning.compare import Compared
@@ -39,12 +39,7 @@ def machine_line(found: Tuning) -> str:
 
 def speed_of(speed: Interval) -> str:
     """0.31 (0.2-0.5): the middle, and 80 %."""
-    return f"{number(speed.middle)} ({number(speed.low)}-{number(speed.high)})"
-
-
-def number(value: float) -> str:
-    """Two digits: 0.31, 4.2, 160."""
-    return f"{value:.2g}" if value < 99.5 else f"{float(f'{value:.2g}'):,.0f}"
+    return f"{two_digits(speed.middle)} ({two_digits(speed.low)}-{two_digits(speed.high)})"
 
 
 def how(setting: Setting) -> str:
@@ -87,8 +82,8 @@ def measured_cells(one: Compared) -> list[str]:
         "plain decoding" if one.drafter == "none" else f"{one.drafter}, {one.schedule}",
         str(one.replies),
         f"{one.tokens_per_cycle:.2g}",
-        number(one.expected),
-        number(one.measured),
+        two_digits(one.expected),
+        two_digits(one.measured),
         f"{one.error:+.0%}",
         "" if one.now is None else speed_of(one.now),
     ]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edgespec.api import GenerationKeywords
+    from edgespec.core.trace import Trace
     from edgespec.engine import Engine
 
 
@@ -47,8 +48,10 @@ class Chat:
         system: str | None = None,
         options: GenerationOptions | None = None,
         context: int | None = None,
+        trace: Trace | None = None,
     ) -> None:
-        """`context`: positions of the session; None = all that are free, so a second chat needs a number.
+        """context: positions of the session; None = all that are free, so a second chat needs a number.
+        trace: who hears of its cycles.
 
         Raises BudgetError when they are not free, OptionError for a system prompt that the model's template
         would leave out.
@@ -60,7 +63,7 @@ class Chat:
         self.options = given_options(options, GenerationOptions)
         self.conversation = Conversation(engine.tokenizer)
         self.conversation.set_system(system)
-        self.session = engine.new_session(context)
+        self.session = engine.new_session(context, trace=trace)
         self.last: Response | None = None
         self._latest: Callable[[], Generator[Response, None, None] | None] = lambda: None  # while it is held
 

@@ -56,6 +56,11 @@ def format_bytes(n: float) -> str:
     return f"{n:.0f} B"
 
 
+def two_digits(value: float) -> str:
+    """0.31, 4.2, 160."""
+    return f"{value:.2g}" if value < 99.5 else f"{float(f'{value:.2g}'):,.0f}"
+
+
 def count_of(n: int, thing: str) -> str:
     """1, "message" -> "1 message"; 2 -> "2 messages"."""
     return f"{n} {thing}" if n == 1 else f"{n} {thing}s"

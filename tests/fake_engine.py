@@ -139,6 +139,7 @@ class FakeEngine:
         self.script = script or (lambda text: f"reply {text.count('<user>')}")
         self.tokenizer = FakeTokenizer(template)
         self.plan = FakePlan()
+        self.target = SimpleNamespace(weights=SimpleNamespace(listen=lambda listener: None))
         self.config = SimpleNamespace(layers=LAYERS, vocab_size=200)
         self.eos = frozenset({EOS})
         self.drafters: tuple[str, ...] = ("ngram",)

@@ -24,12 +24,12 @@ from edgespec.apps import main, tune_page
 from edgespec.apps.tune_charts import COLOURS, WIDTH, owners_of, owners_svg, places, speeds_svg, ticks_to
 from edgespec.apps.tune_files import check_files
 from edgespec.apps.tune_page import page_of, write_page
-from edgespec.apps.tune_words import number
 from edgespec.config import EngineOptions
 from edgespec.devices.machine import Machine
 from edgespec.errors import OptionError
 from edgespec.tuning.result import Tuning
 from edgespec.tuning.tune import tune_model
+from edgespec.values import two_digits as number
 from tests.machine import DISK, GIVEN
 from tests.test_tune import SEVEN, SEVENTY, config_only
 

@@ -18,6 +18,10 @@ import numpy as np
 import pytest
 
 import edgespec
+from edgespec.apps import main
+from edgespec.apps.commands import run_command
+from edgespec.apps.talk import Talk
+from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
 from edgespec.core.trace import Cycle, Overlap, Phase
@@ -426,3 +430,67 @@ def test_a_way_of_drafting_that_cannot_be_predicted_is_not_watched(
     with load(model, EngineOptions(memory=GB, context=100, drafter="ngram"), machine=MACHINE) as engine:
         monkeypatch.setattr("edgespec.tuning.watch.find_candidates", refuse)
         assert Watch(engine).expected() is None
+
+
+# The commands.
+
+
+def test_generate_shows_what_was_expected_and_tune_what_came(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(make_checkpoint(tmp_path / "m"))
+    settings = ["--memory", "1GB", "--context", "100", "--drafter", "ngram"]
+
+    def command(name: str, *arguments: str) -> str:
+        capsys.readouterr()
+        assert main.run([name, model, *settings, *arguments]) == 0
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(Machine, "measure", staticmethod(lambda weights, accelerator=None: MACHINE))
+    before = json.loads(command("tune", "--json"))
+    reply = ["--max-tokens", "20", "--ignore-eos"]
+    said = json.loads(command("generate", "-p", "one two one two one", "--json", *reply))
+    expected = said["stats"]["expected_tokens_per_second"]
+    assert expected["low"] < expected["middle"] < expected["high"]
+    assert expected == next(
+        s["tokens_per_second"]
+        for s in before["rows"][0]["settings"]
+        if (s["drafter"], s["schedule"], s["exact"]) == ("ngram", "serial", True)
+    )
+    (one,) = json.loads(command("tune", "--json"))["measured"]
+    assert (one["replies"], one["expected"]) == (1, expected["middle"])
+    assert one["measured"] > 0
+    short = json.loads(command("generate", "-p", "x", "--max-tokens", "2", "--json"))
+    assert short["stats"]["expected_tokens_per_second"] is None  # too short to compare
+    again = json.loads(command("generate", "-p", "one two one two one", "--json", *reply))
+    assert again["stats"]["expected_tokens_per_second"] != expected  # the first reply has taught it
+
+
+def test_bench_tells_times_but_not_what_drafts_are_worth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_checkpoint(tmp_path / "m")
+    flags = ["--memory", "1GB", "--drafter", "ngram", "-p", "0", "-n", "16", "-r", "1"]
+    assert main.run(["bench", str(model), *flags]) == 0
+    found = tune_model(str(model), EngineOptions(memory=GB))
+    (one,) = found.compared
+    assert one.drafter == "ngram"
+    assert found.fit.compute.runs == 1
+    assert found.fit.seen("ngram", "").cycles == 0
+
+
+def test_a_chat_hears_its_replies_and_warns_of_a_file_that_is_not_ours_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = make_checkpoint(tmp_path / "m")
+    with Engine.load(model, EngineOptions(memory=GB, context=250), machine=MACHINE) as engine:
+        talk = Talk(engine, "m", Terminal(), edgespec.GenerationOptions(max_tokens=6, ignore_eos=True))
+        talk.ask("a")
+        assert len(recall_runs(engine.files.digest, "source")[0]) == 1
+        run_command(talk, "/stats")
+        assert "were expected" in capsys.readouterr().err
+        only_file().write_bytes(b"{}")
+        talk.ask("a")
+        talk.ask("a")
+        assert capsys.readouterr().err.count("damaged") == 1
+        assert len(recall_runs(engine.files.digest, "source")[0]) == 2

@@ -18,7 +18,7 @@ from edgespec.offload.plan.costs import CostModel
 from edgespec.tuning.candidate import PLAIN, Candidate
 from edgespec.tuning.candidates import find_candidates
 from edgespec.tuning.fit import Fit, fit_runs, matching_chance, matching_spread
-from edgespec.tuning.predict import FREE_DEPTH, MEASURED, UNMEASURED, Setting, costs_of, predict
+from edgespec.tuning.predict import FREE_DEPTH, MEASURED, UNMEASURED, Interval, Setting, costs_of, predict
 from edgespec.tuning.runs import Trial, keep_run, recall_runs
 from edgespec.tuning.subject import Subject
 
@@ -60,12 +60,17 @@ class Watch:
         watch.reply(stats)      # after each reply: a Trial, which is kept for the next `tune`
 
     What it holds of a cycle is small, and everything else waits for the end of the reply.
+
+    texts: they are of the kind that a user has: else only times are kept of them, not what drafts were worth.
+    expected_speed: of the last reply, before it; None = it was too short to compare.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, texts: bool = True) -> None:
+        self.engine, self.texts = engine, texts
+        self.expected_speed: Interval | None = None
         self.trace = Trace(self.cycle, None, self.phase)
-        self.notes = list[str]()  # what to warn of
+        self._warned = list[str]()
+        self._warnings = list[str]()
         self._cycles = deque[_Seen](maxlen=CYCLES)
         self._waited = 0.0
         self._candidate: Candidate | None = None
@@ -110,13 +115,19 @@ class Watch:
         if fit is None:
             files = self.engine.files
             runs, notes = recall_runs(files.digest, files.table.precision)
-            self.notes += [note for note in notes if note not in self.notes]
+            self._warnings += [note for note in notes if note not in self._warned]
+            self._warned += self._warnings
             fit = fit_runs(runs)
         engine = self.engine
         doubt = MEASURED if engine.plan.rates.matmuls is not None else UNMEASURED
         schedule = engine.schedule if candidate.members else "serial"
         nodes = engine.options.tree_nodes
         return next(predict(engine.plan, candidate, [schedule], nodes, doubt, exact=True, fit=fit))
+
+    def warnings(self) -> list[str]:
+        """What is to be said, once."""
+        told, self._warnings = self._warnings, []
+        return told
 
     @property
     def candidate(self) -> Candidate | None:
@@ -128,9 +139,13 @@ class Watch:
     def reply(self, stats: Stats) -> Trial | None:
         """A reply is over: what it showed, which is kept. None where it was too short to show anything."""
         cycles, self._cycles = [*self._cycles], deque(maxlen=CYCLES)
-        expected, candidate = self.expected(), self.candidate
-        if len(cycles) < LEAST_CYCLES or candidate is None or expected is None:
+        self.expected_speed = None
+        if len(cycles) < LEAST_CYCLES or stats.drafter_damaged:
             return None
+        expected, candidate = self.expected(), self.candidate
+        if candidate is None or expected is None:
+            return None
+        self.expected_speed = expected.speed
         run = Trial(
             dial=expected.dial,
             drafter=candidate.drafter,
@@ -144,7 +159,7 @@ class Watch:
             prompt=_prompt(stats, costs_of(self.engine.plan, candidate)),
         )
         run = _passes(run, cycles, candidate)
-        if candidate.members:
+        if candidate.members and self.texts:
             run = _drafts(run, cycles, candidate, self.engine.options.tree_nodes)
         own = self.expected(fit_runs([run]))
         if own is not None and (not candidate.members or run.judged >= max(LEAST_CYCLES, len(cycles) / 2)):
@@ -174,8 +189,10 @@ def _passes(run: Trial, cycles: Sequence[_Seen], candidate: Candidate) -> Trial:
     before it; what it computed is the rest of its time, if nothing was drafted in its waits.
     """
     reading, computing, steps = list[float](), list[float](), list[float]()
+    plan, costs = None, CostModel()
     for one in cycles:
-        costs = costs_of(one.plan, candidate)
+        if one.plan is not plan:
+            plan, costs = one.plan, costs_of(one.plan, candidate)
         if costs.io and one.waited > WAITED * one.verifying:
             reading.append((one.verifying + min(one.drafting, costs.ahead)) / costs.io)
         if not one.overlap.steps and not one.overlap.nodes:
