@@ -109,7 +109,7 @@ def is_fresh(when: float) -> bool:
 
 def _disk_key(figure: str, path: Path) -> str:
     disk = disk_of(path)
-    return f"{figure} {_machine()} {disk.device} {disk.name} {disk.nbytes}"
+    return f"{figure} {this_machine()} {disk.device} {disk.name} {disk.nbytes}"
 
 
 def _record(rate: ReadRate) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def memory_rate(fresh: bool = False) -> float:
     a product with one row of activations reaches; where the last-level cache is larger than 64 MiB, it is
     the cache's rate.
     """
-    key = f"memory {_machine()} {cpu_count()}"
+    key = f"memory {this_machine()} {cpu_count()}"
     known = None if fresh else _as_rate(_load().get(key))
     if known is None:
         known = measure_memory()
@@ -202,12 +202,12 @@ def measure_memory(nbytes: int = 64 * 2**20) -> float:
 
 def recall(key: str) -> Any:
     """What `remember` stored under `key` on this machine, unchecked; None when there is nothing."""
-    return _load().get(f"{key} {_machine()}")
+    return _load().get(f"{key} {this_machine()}")
 
 
 def remember(key: str, value: Any) -> None:
     """Keep a small JSON value for this machine; silently not, where the folder cannot be written."""
-    _store(f"{key} {_machine()}", value)
+    _store(f"{key} {this_machine()}", value)
 
 
 # The cache file: {"version": 1, "rates": {key: figures}}.
@@ -229,7 +229,7 @@ def _cache_file() -> Path:
     return cache_folder() / "rates.json"
 
 
-def _machine() -> str:
+def this_machine() -> str:
     """Home folders can be shared by machines."""
     return f"{platform.node()} {cpu_name()}"
 

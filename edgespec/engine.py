@@ -11,6 +11,7 @@ from types import TracebackType
 from edgespec.arguments import check_progress, given_options
 from edgespec.config import EngineOptions
 from edgespec.control.handover import HandOver, speedup, without_drafter
+from edgespec.control.knowledge import Knowledge
 from edgespec.core.passes import LocalVerifier
 from edgespec.core.schedule import Controller, Place, Schedule
 from edgespec.core.trace import Cycle, Trace
@@ -67,7 +68,8 @@ class Engine:
         opened += [r.name for r in resident]
         self.drafters = tuple(member for member in members if member in opened)
         self._adopt(plan)
-        self.controller: Controller = make_controller(plan, resident)  # of the latest that has learned
+        # Of the latest that has learned, in this process or in one before.
+        self.controller: Controller = self._knowledge.recall(make_controller(plan, resident))
         self.eos = frozenset(files.config.eos) | frozenset(tokenizer.eos)
         self.verifier = LocalVerifier(target)
         self.closed = False
@@ -79,6 +81,7 @@ class Engine:
     def _adopt(self, plan: Plan) -> None:
         """This is how memory is used from now on."""
         self.plan = plan
+        self._knowledge = Knowledge.of(self.files.digest, self.options, plan.dial)
         free = plan.streamed_bytes > 0 or self.options.draft_worker is not None  # to draft while it verifies
         self.schedule = choose_schedule(self.options.schedule, self.drafters, free)
         # With layers pinned as the user said, drafters keep their memory.
@@ -190,7 +193,9 @@ class Engine:
 
     def learn(self, schedule: Schedule) -> None:
         """A reply is over: the next session begins with what it taught."""
-        self.controller = schedule.lesson() or self.controller
+        if (lesson := schedule.lesson()) is not None:
+            self.controller = lesson
+            self._knowledge.keep(lesson)
         self._holes.look()
         if self.closed:
             self.close()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import pytest
 
 from edgespec.control.controller import Adaptive, Fixed
-from edgespec.control.estimates import STEPS, Chances, Curve, Yield, ranks, rising
+from edgespec.control.costs import Curve, rising
+from edgespec.control.estimates import STEPS, Chances, Yield, ranks
 from edgespec.control.handover import PATIENCE, HandOver
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import TreeBudget
@@ -205,6 +206,13 @@ def test_it_finds_the_best_fixed_choice(name: str) -> None:
         assert run.rate(100) >= 0.96 * world.plain_rate
 
 
+def test_a_pause_of_the_machine_does_not_end_drafting() -> None:
+    """One cycle in a hundred takes ten times as long; short drafts do not pay here, and long ones do."""
+    world, prior = REGIMES["a jump behind one row"]
+    rates = [simulate([(400, world)], prior, seed, noise=0.1).rate(150) for seed in range(12)]
+    assert min(rates) >= 0.87 * world.oracle()[0]
+
+
 @pytest.mark.parametrize("name", SUBSTITUTES)
 def test_a_good_drafter_is_soon_followed_deep(name: str) -> None:
     """A pass takes seconds, so a reply has few cycles: the best depth may not take a hundred to find."""
@@ -283,6 +291,17 @@ def test_it_follows_a_substitute_out_of_its_depth_and_back() -> None:
     for start, stop in [(50, 150), (350, 450)]:
         assert run.rate(start, stop) >= 0.95 * good.oracle()[0]
     assert run.rate(150, 300) >= 0.94 * bad.plain_rate  # the worst change there is, and all its cost
+
+
+@pytest.mark.parametrize(("name", "most"), [("right 0.9", 20), ("right 0.8", 20), ("compute-bound", 12)])
+def test_another_text_is_noticed_within_a_few_cycles(name: str, most: float) -> None:
+    world, prior = (REGIMES | SUBSTITUTES)[name]
+    never, half = replace(world, hit=0.0), replace(world, hit=world.hit / 2)
+    runs = [simulate([(60, world), (60, never)], prior, seed) for seed in range(3)]
+    lost = [run.seconds[60:].sum() * never.plain_rate - run.tokens[60:].sum() for run in runs]
+    assert np.mean(lost) <= most  # plain cycles
+    runs = [simulate([(60, world), (60, half)], prior, seed) for seed in range(3)]
+    assert np.mean([run.rate(60) for run in runs]) >= 0.87 * half.oracle()[0]
 
 
 def test_depth_0_is_chosen_when_a_draft_is_not_worth_it() -> None:

@@ -28,8 +28,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.control.estimates import PAUSE, STEPS, Chances, Costs, Yield
+from edgespec.control.beliefs import Beliefs
+from edgespec.control.costs import PAUSE, Costs
+from edgespec.control.estimates import STEPS
 from edgespec.control.hits import Hits
+from edgespec.control.notes import Notes
 from edgespec.core.sampling import FloatArray
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Overlap
@@ -86,8 +89,7 @@ class Adaptive:
 
     def __init__(self, prior: CostModel | None = None) -> None:
         self.costs = Costs(prior)
-        self.chances = Chances()
-        self.gives = Yield()
+        self.beliefs = Beliefs()
         self.hits = Hits()
         self.credit = GRACE  # plain cycles that drafting may still lose
         self._rate = 0.0  # the highest expected tokens per second, as of the last budget
@@ -96,14 +98,19 @@ class Adaptive:
         self.speedup: float | None = 1.0
         self.refusal: str | None = None
 
+    @property
+    def pays(self) -> bool:
+        """Drafts were worth their time in the latest cycle that had room for them."""
+        return self.refusal is None
+
     def successor(self) -> Adaptive:
         """For the next conversation of the engine. Costs are learned by all of them together; how well drafts
         do may be another matter there, so it counts as if it had been a while ago."""
         successor = Adaptive()
         successor.costs = self.costs
-        successor.chances, successor.gives = deepcopy(self.chances), deepcopy(self.gives)
-        successor.chances.fade(APART)
-        successor.gives.fade(APART)
+        successor.beliefs = deepcopy(self.beliefs)
+        successor.beliefs.fade(APART)
+        successor.beliefs.begin_anew()
         successor.hits = deepcopy(self.hits)
         successor.hits.fade(APART)
         successor.credit = min(self.credit, GRACE)
@@ -112,10 +119,27 @@ class Adaptive:
     def alone(self, nodes: int) -> float | None:
         return float(self.costs.passes(nodes, overlapped=False)) if self.costs.verify.known else None
 
+    def notes(self) -> Notes:
+        """What the next process may begin with."""
+        learned = self.successor()
+        return {
+            "costs": self.costs.notes(),
+            "beliefs": learned.beliefs.notes(),
+            "hits": learned.hits.notes(),
+        }
+
+    def recall(self, notes: Notes) -> None:
+        """Begin with them, or, raising ValueError, TypeError or KeyError, with what was there before."""
+        costs, beliefs, hits = Costs(self.costs.prior), Beliefs(), Hits()
+        costs.recall(notes["costs"])
+        beliefs.recall(notes["beliefs"])
+        hits.recall(notes["hits"])
+        self.costs, self.beliefs, self.hits = costs, beliefs, hits
+
     def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
         if self._rests(limit):
             return None
-        tokens, nodes = self.gives.expect(self.chances.by_depth)
+        tokens, nodes = self.beliefs.gives.expect(self.beliefs.chances.by_depth)
         seconds = np.maximum(self.costs.cycle(nodes, STEPS), 1e-9)
         most = self._most(limit, passes)
         sensible = (passes.start <= STEPS) & (most >= STEPS) & (seconds * self.plain_rate - 1 <= self.credit)
@@ -133,7 +157,7 @@ class Adaptive:
         that price, beside what is prepared."""
         if self._rests(limit):
             return None
-        tokens, nodes = self.gives.expect(self.chances.by_depth)
+        tokens, nodes = self.beliefs.gives.expect(self.beliefs.chances.by_depth)
         tokens = np.maximum.accumulate(tokens)
         if passes.start:
             tokens[0] = nodes[0] = 1.0  # without a pass nothing is drafted
@@ -174,13 +198,13 @@ class Adaptive:
         would gain as much."""
         if len(prepared) == 1:
             return float(tokens[0]), 0, 0
-        chances = np.exp(self.chances.scores(prepared))
-        given = 1 + self.gives.kept * float(chances[1:].sum())
+        chances = np.exp(self.beliefs.chances.scores(prepared))
+        given = 1 + self.beliefs.gives.kept * float(chances[1:].sum())
         found = max(int(np.searchsorted(tokens, given, side="right")) - 1, 0)
         leaf = np.ones(len(prepared), dtype=bool)
         leaf[prepared.parents[1:]] = False
-        ends = np.sort(np.where(leaf, chances * self.chances.after(prepared.depths), 0.0))
-        gain = self.gives.kept * float(ends[::-1][:width].sum())
+        ends = np.sort(np.where(leaf, chances * self.beliefs.chances.after(prepared.depths), 0.0))
+        gain = self.beliefs.gives.kept * float(ends[::-1][:width].sum())
         slopes = np.diff(tokens) / np.diff(STEPS)
         even = int(np.argmax(np.append(slopes, 0.0) <= gain))
         return given, int(STEPS[found]), even
@@ -214,7 +238,7 @@ class Adaptive:
         """The nodes that earn their verification at the best rate known; a sampled tree stays whole."""
         if tree.drafts is not None or len(tree) == 1:
             return tree
-        scores = self.chances.scores(tree)
+        scores = self.beliefs.chances.scores(tree)
         likeliest = np.argsort(-scores, kind="stable")
         tokens = np.cumsum(np.exp(scores[likeliest]))
         worth = tokens - self._rate * self.costs.passes(np.arange(1, len(tree) + 1), self._overlaps)
@@ -224,24 +248,22 @@ class Adaptive:
         beside, tokens = cycle.outcome.beside, len(cycle.outcome.tokens)
         nodes = len(cycle.tree) + beside  # what the pass cost
         overlap = cycle.overlap or Overlap()
-        self.chances.fade()
-        self.gives.fade()
+        self.beliefs.fade()
         self.hits.fade()
         # A pause of the machine is nobody's fault.
         ahead = overlap.steps > 0 or overlap.nodes > 0  # steps are of this process
         usual = float(self.costs.passes(nodes, ahead) + self.costs.draft.at(cycle.passes or 0))
         seconds = cycle.draft_seconds + cycle.verify_seconds
-        seconds = min(seconds, PAUSE * usual) if usual else seconds
+        if seconds > PAUSE * usual > 0:
+            seconds = usual if self.costs.sure(nodes, cycle.passes, ahead) else PAUSE * usual
         self.costs.add(nodes, cycle.verify_seconds, cycle.passes, cycle.draft_seconds, ahead)
         self.costs.tried(overlap.passes)
         # A plain cycle would have shared the pass with the same others.
         self.took = took = seconds / max(float(self.costs.verify.at(1 + beside)), 1e-9)
         self.credit += ALLOWANCE * took
         if cycle.passes is not None:
-            self.chances.add(cycle.tree, cycle.outcome.path)
-            scores = self.chances.scores(cycle.tree)
             steps = min(cycle.passes + overlap.found, int(STEPS[-1]))
-            expected = self.gives.add(steps, cycle.tree, scores, cycle.outcome.accepted)
+            expected = self.beliefs.learn(steps, cycle.tree, cycle.outcome)
             if overlap.hit is not None:
                 self.hits.add(overlap.hit, float(self.costs.draft.at(overlap.found)))
             # Half of luck counts: bad luck alone should not end what pays, nor hope alone pay for it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgespec.control.estimates import HOPE, LEAN, MEMORY
+from edgespec.control.notes import Notes, as_notes, from_notes
 from edgespec.core.sampling import FloatArray
 
 
@@ -28,6 +29,14 @@ class Hits:
         self._lookups += 1
         self._hits += hit
         self._saved += saved if hit else 0.0
+
+    def notes(self) -> Notes:
+        return {"sums": as_notes(np.array([self._lookups, self._hits, self._saved]))}
+
+    def recall(self, notes: Notes) -> None:
+        """Raises ValueError, TypeError or KeyError."""
+        lookups, hits, saved = from_notes(notes["sums"], 3).tolist()
+        self._lookups, self._hits, self._saved = lookups, min(hits, lookups), saved
 
     @property
     def rate(self) -> float:

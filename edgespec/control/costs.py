@@ -1,0 +1,236 @@
+"""What the controller believes about the cost of passes and of drafting. Needs no torch.
+
+What was measured fades by cycle, as `estimates` has it; what was never tried has the shape that the plan's
+cost model gives it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import log2
+
+import numpy as np
+
+from edgespec.control.estimates import MEMORY
+from edgespec.control.notes import Notes, from_notes
+from edgespec.core.sampling import FloatArray, IntArray
+from edgespec.offload.plan.costs import CostModel
+
+LEAN = 0.5  # cycles' worth of evidence that a cost without measurements has
+PAUSE = 3.0  # times what is usual: beyond that, one timing alone is not believed
+MOST = 2**16  # rows or steps of a cycle
+AGREE = 1.5  # times more or less than another process found is still the same machine
+SURE = 2.0  # cycles' worth of evidence
+LATEST = 9  # timings kept of a point: their median shrugs off pauses of the machine
+
+
+class Curve:
+    """Seconds as a function of a count: medians where measured, lines between, and beyond the last point the
+    flatter of `shape` and the line so far. Never less for more."""
+
+    def __init__(self, shape: Callable[[FloatArray], FloatArray], start: float | None = None) -> None:
+        """`start`: the known value at 0, if there is one."""
+        self.shape = shape
+        self.start = start
+        self._points: dict[int, _Point] = {}  # by bucket
+        self._line: _Line | None = None
+        self._lock = threading.Lock()  # conversations in threads of their own learn together
+
+    def weight(self, count: int) -> float:
+        """Cycles' worth of evidence for such counts."""
+        point = self._points.get(_bucket(count))
+        return point.weight if point else 0.0
+
+    @property
+    def known(self) -> bool:
+        """Something was measured."""
+        return bool(self._points)
+
+    def fade(self) -> None:
+        with self._lock:
+            for point in self._points.values():
+                point.weight *= MEMORY
+            self._line = None
+
+    def add(self, count: int, seconds: float) -> None:
+        believed = float(self.at(count))
+        with self._lock:
+            if not believed / AGREE <= seconds <= believed * AGREE:  # the machine is another by now
+                self._points = {bucket: p for bucket, p in self._points.items() if not p.kept}
+            point = self._points.get(_bucket(count))
+            if point is None or point.kept:
+                point = self._points[_bucket(count)] = _Point()
+            point.add(count, seconds)
+            self._line = None
+
+    def notes(self) -> Notes:
+        """Counts, and seconds of each."""
+        with self._lock:
+            points = [self._points[bucket] for bucket in sorted(self._points)]
+        counts = [sorted(p.counts)[len(p.counts) // 2] for p in points]
+        return {"counts": counts, "seconds": [round(p.median, 9) for p in points]}
+
+    def recall(self, notes: Notes) -> None:
+        """As if each had been measured in one cycle, until measuring says otherwise. Raises ValueError,
+        TypeError or KeyError."""
+        counts = from_notes(notes["counts"], len(notes["counts"]))
+        seconds = from_notes(notes["seconds"], len(counts))
+        if np.any(counts > MOST):
+            raise ValueError(f"no more than {MOST} rows or steps are ever taken at a time")
+        for count, took in zip(counts.tolist(), seconds.tolist(), strict=True):
+            point = self._points[_bucket(int(count))] = _Point(kept=True)
+            point.add(int(count), took)
+
+    def at(self, counts: FloatArray | IntArray | float) -> FloatArray:
+        """[...] -> [...] seconds."""
+        wanted = np.asarray(counts, dtype=np.float64)
+        if not self._points:
+            return self.shape(wanted)
+        with self._lock:
+            line = self._line = self._line or self._fit()
+        last = np.asarray(line.counts[-1])
+        there = np.maximum(wanted, last)
+        beyond = np.maximum(line.scale * (self.shape(there) - self.shape(last)), 0.0)
+        beyond = np.minimum(beyond, line.slope * (there - last))
+        seconds: FloatArray = np.interp(wanted, line.counts, line.seconds) + beyond
+        return seconds
+
+    def _fit(self) -> _Line:
+        points = [self._points[bucket] for bucket in sorted(self._points)]
+        xs = [sum(p.counts) / len(p.counts) for p in points]
+        medians = [p.median for p in points]
+        weights = [p.weight for p in points]
+        if self.start is not None and xs[0] > 0:
+            xs, medians, weights = [0.0, *xs], [self.start, *medians], [1e9, *weights]
+        # A point leans on the first one and the shape, so that an old outlier does not stand for ever.
+        shape = self.shape(np.array(xs))
+        lean = LEAN if shape.any() else 0.0
+        believed = (medians[0] + shape - shape[0]).tolist()
+        if lean:  # a single timing far above that may be a pause of the machine
+            single = [len(p.seconds) == 1 for p in points]
+            single = [False] * (len(xs) - len(points)) + single
+            medians = [
+                min(m, PAUSE * b) if s else m for m, b, s in zip(medians, believed, single, strict=True)
+            ]
+        ys = [
+            (w * m + lean * b) / max(w + lean, 1e-9)
+            for w, m, b in zip(weights, medians, believed, strict=True)
+        ]
+        weights = [w + 1e-9 for w in weights]
+        # The first row may be a case of its own, and two points are too few to tell.
+        measured = rising(medians, weights)
+        slope = (measured[-1] - measured[1]) / (xs[-1] - xs[1]) if len(xs) > 2 else 1e9
+        # A line through a known start is known by one point.
+        scale = measured[-1] / float(shape[-1]) if self.start is not None and shape[-1] > 0 else 1.0
+        return _Line(np.array(xs), np.array(rising(ys, weights)), slope, scale)
+
+
+class Costs:
+    """What passes and drafting cost. All conversations of an engine learn it together."""
+
+    def __init__(self, prior: CostModel | None = None) -> None:
+        self.prior = prior = prior or CostModel()
+        self.verify = Curve(prior.passes)
+        self.overlapped = Curve(prior.passes)  # passes with drafting in their waits
+        self.draft = Curve(prior.steps, start=0.0)
+        self.longest = 0.0  # draft of late, in steps; fading
+
+    def cycle(self, nodes: FloatArray | int, steps: IntArray | int) -> FloatArray:
+        """Seconds of cycles that draft so many steps and verify so many nodes; counts as arrays or not."""
+        return self.verify.at(nodes) + self.draft.at(steps)
+
+    def passes(self, nodes: FloatArray | IntArray | int, overlapped: bool) -> FloatArray:
+        """Seconds of passes, with drafting in their waits or without: as long until more is known, as nothing
+        gets quicker by it."""
+        alone = self.verify.at(nodes)
+        known = overlapped and self.overlapped.known
+        return np.maximum(alone, self.overlapped.at(nodes)) if known else alone
+
+    def sure(self, nodes: int, steps: int | None, overlapped: bool) -> bool:
+        """Such passes and drafts were timed often enough of late to tell a pause of the machine by."""
+        passes = self.overlapped if overlapped else self.verify
+        return passes.weight(nodes) >= SURE and (not steps or self.draft.weight(steps) >= SURE)
+
+    def add(
+        self,
+        nodes: int,
+        verify_seconds: float,
+        steps: int | None,
+        draft_seconds: float,
+        overlapped: bool = False,
+    ) -> None:
+        """A cycle; `steps` None = the drafter was not asked. `overlapped`: it drafted in the pass's waits."""
+        self.verify.fade()
+        self.overlapped.fade()
+        self.draft.fade()
+        self.longest *= MEMORY
+        (self.overlapped if overlapped else self.verify).add(nodes, verify_seconds)
+        if steps is not None:
+            self.draft.add(steps, draft_seconds)
+            self.longest = max(self.longest, steps)
+
+    def notes(self) -> Notes:
+        curves = {"verify": self.verify, "overlapped": self.overlapped, "draft": self.draft}
+        return {name: curve.notes() for name, curve in curves.items()} | {"longest": round(self.longest, 3)}
+
+    def recall(self, notes: Notes) -> None:
+        """As if measured just now. Raises ValueError, TypeError or KeyError, in the midst of it."""
+        self.longest = float(from_notes(notes["longest"]))
+        self.verify.recall(notes["verify"])
+        self.overlapped.recall(notes["overlapped"])
+        self.draft.recall(notes["draft"])
+
+    def tried(self, steps: int) -> None:
+        """So many were made in a pass's waits, of more rows and between other work: no measure of what a
+        draft costs, but as many steps are no adventure any more, once some were timed."""
+        if self.draft.known:
+            self.longest = max(self.longest, steps)
+
+
+@dataclass(frozen=True)
+class _Line:
+    counts: FloatArray  # [points], ascending
+    seconds: FloatArray  # [points], ascending
+    slope: float  # of what was measured, without the first point
+    scale: float  # of the shape behind the last point
+
+
+class _Point:
+    """What was measured for counts of one bucket: the latest only, as a machine changes."""
+
+    def __init__(self, kept: bool = False) -> None:
+        self.kept = kept  # from another process
+        self.weight = 0.0  # fading
+        self.counts: deque[int] = deque(maxlen=LATEST)
+        self.seconds: deque[float] = deque(maxlen=LATEST)
+
+    def add(self, count: int, seconds: float) -> None:
+        self.weight += 1
+        self.counts.append(count)
+        self.seconds.append(seconds)
+
+    @property
+    def median(self) -> float:
+        """Of two, the quicker."""
+        return sorted(self.seconds)[(len(self.seconds) - 1) // 2]
+
+
+def _bucket(count: int) -> int:
+    """0, 1, 2, 3, 4, 5-6, 7-9, 10-13, 14-19, ...: counts that cost about the same."""
+    return count if count < 4 else round(2 * log2(count))
+
+
+def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The non-decreasing sequence nearest to `values` (least squares; pool adjacent violators)."""
+    pools: list[list[float]] = []  # mean, weight, length
+    for value, weight in zip(values, weights, strict=True):
+        pools.append([value, weight, 1])
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            mean, other, length = pools.pop()
+            total = pools[-1][1] + other
+            pools[-1][0] += (mean - pools[-1][0]) * other / total
+            pools[-1][1:] = [total, pools[-1][2] + length]
+    return [mean for mean, _, length in pools for _ in range(int(length))]
