@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from subprocess import PIPE, Popen
@@ -16,6 +15,7 @@ from edgespec.apps import options
 from edgespec.apps.bench_runs import Arm, Run, Test, measure
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
+from edgespec.devices.disk import drop_pages
 from edgespec.errors import DeviceError, EdgeSpecError
 
 
@@ -67,7 +67,7 @@ def main() -> None:
     trace = None if job["trace"] is None else Path(job["trace"])
     try:
         if job["cold"]:
-            drop_pages(job["model"], setting.options)
+            drop_pages(_files(job["model"], setting.options))
         with Terminal() as terminal:
             measure(job["model"], setting, job["repetitions"], job["cold"], trace, terminal)
         answer: dict[str, Any] = {
@@ -87,19 +87,10 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def drop_pages(model: str, wanted: EngineOptions) -> None:
-    """Have the next reads of the model's and its drafters' files come from the disk. Raises ModelError."""
-    from edgespec.devices.disk import forget
+def _files(model: str, wanted: EngineOptions) -> list[Path]:
+    """Of the model and its drafters. Raises ModelError."""
     from edgespec.models.hub import resolve_model
 
-    named = [resolve_model(model, None, wanted.offline)]
-    if wanted.draft_model is not None:
-        named.append(resolve_model(wanted.draft_model, None, wanted.offline))
-    named += [Path(wanted.adapters)] if wanted.adapters is not None else []
-    for file in (file for path in named for file in _files(path)):
-        with file.open("rb") as opened:
-            forget(opened.fileno(), 0, file.stat().st_size)
-
-
-def _files(path: Path) -> Iterator[Path]:
-    return (file for file in path.rglob("*") if file.is_file()) if path.is_dir() else iter([path])
+    models = filter(None, (model, wanted.draft_model))
+    named = [resolve_model(name, None, wanted.offline) for name in models]
+    return named + ([Path(wanted.adapters)] if wanted.adapters is not None else [])

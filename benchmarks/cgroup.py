@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+
+from edgespec.devices.cgroup import cgroup_folders
 
 THROTTLE_HELP = "read rates of emulated slower disks to run on, such as 0.5GB,1GB a second; root"
 
@@ -119,37 +121,13 @@ def read_table(path: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def mounts(text: str) -> dict[str, Path]:
-    """Where each controller is mounted, from /proc/mounts; "" is the v2 hierarchy."""
-    found: dict[str, Path] = {}
-    for line in text.splitlines():
-        _, point, kind, options = line.split()[:4]
-        if kind == "cgroup2":
-            found[""] = Path(point)
-        elif kind == "cgroup":
-            found.update(dict.fromkeys(options.split(","), Path(point)))
-    return found
-
-
-def own_groups(text: str) -> dict[str, str]:
-    """This process's group in each hierarchy, from /proc/self/cgroup; "" is v2."""
-    groups: dict[str, str] = {}
-    for line in text.splitlines():
-        _, controllers, path = line.split(":", 2)
-        groups.update(dict.fromkeys(controllers.split(","), path))
-    return groups
-
-
-def make_child(mount: Path, own: str, controller: str | None, name: str) -> Path:
-    """Make group `name` in the process's own group or the nearest ancestor that allows it.
+def make_child(folders: Sequence[Path], controller: str | None, name: str) -> Path:
+    """Make group `name` in the innermost of these groups that allows it.
 
     `controller` names what v2 must pass down to children; None on v1. Raises CgroupUnavailable.
     """
-    start = mount / own.lstrip("/")
     reasons = []
-    for parent in (start, *start.parents):
-        if not parent.is_relative_to(mount):
-            break
+    for parent in folders:
         try:
             if controller is not None:
                 control = parent / "cgroup.subtree_control"
@@ -169,17 +147,17 @@ def fresh_cgroup(memory: int | None = None) -> Iterator[Cgroup]:
     """A new cgroup, removed at the end. Raises CgroupUnavailable."""
     if sys.platform != "linux":
         raise CgroupUnavailable("skipped: control groups are a Linux feature")
-    points = mounts(Path("/proc/mounts").read_text())
-    own = own_groups(Path("/proc/self/cgroup").read_text())
     name = f"edgespec-bench-{os.getpid()}-{time.monotonic_ns()}"
+    version, folders = cgroup_folders("memory")
     io: Path | None = None
-    if "memory" in points:
-        directory = make_child(points["memory"], own.get("memory", "/"), None, name)
-        if "blkio" in points:
-            io = make_child(points["blkio"], own.get("blkio", "/"), None, name)
+    if folders and version == 1:
+        directory = make_child(folders, None, name)
+        version, folders = cgroup_folders("blkio")
+        if folders and version == 1:
+            io = make_child(folders, None, name)
         group = Cgroup(directory, io, V1)
-    elif "" in points and "memory" in (points[""] / "cgroup.controllers").read_text().split():
-        directory = make_child(points[""], own.get("", "/"), "memory", name)
+    elif folders and "memory" in (folders[-1] / "cgroup.controllers").read_text().split():
+        directory = make_child(folders, "memory", name)
         io = directory if (directory / "io.max").exists() else None
         group = Cgroup(directory, io, V2)
     else:

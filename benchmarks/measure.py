@@ -25,8 +25,9 @@ from pathlib import Path
 
 from benchmarks.cgroup import fresh_cgroup
 from benchmarks.common import Row, arguments, interleave
-from benchmarks.page_cache import cached_bytes, drop_caches, files_under
+from benchmarks.page_cache import cached_bytes, drop_caches
 from benchmarks.tables import Report, spread, tail
+from edgespec.devices.disk import files_under
 from edgespec.values import format_bytes, parse_bytes
 
 LARGEST_CHARGE = 4 * 2**20  # a charge is at most a huge page (2 MiB) and the batches of the CPUs

@@ -10,12 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-
-def files_under(path: Path) -> list[Path]:
-    """`path` itself, or every file below it."""
-    if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.is_file())
-    return [path]
+from edgespec.devices.disk import drop_pages
 
 
 def cached_bytes(files: Iterable[Path]) -> int:
@@ -36,10 +31,6 @@ def cached_bytes(files: Iterable[Path]) -> int:
 
 def drop_caches(paths: Iterable[Path], everything: bool = False) -> None:
     """Make the next read of these files (or of everything, when root) come from the disk."""
-    for path in paths:
-        for file in files_under(path):
-            with file.open("rb") as f:
-                os.fdatasync(f.fileno())  # dirty pages are not dropped
-                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    drop_pages(paths)
     if everything:
         Path("/proc/sys/vm/drop_caches").write_text("1")

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-from benchmarks.page_cache import files_under
+from edgespec.devices.disk import files_under
 from edgespec.values import parse_bytes
 
 REQUEST = 4 * 2**20  # bytes of one direct read or write

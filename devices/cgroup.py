@@ -33,26 +33,27 @@ class MemoryCgroup:
 
 def memory_cgroups(proc: Path = Path("/proc/self")) -> list[MemoryCgroup]:
     """This process's own cgroup first, then those around it, as far as they can be seen. [] elsewhere."""
-    version, folders = _cgroups("memory", proc)
+    version, folders = cgroup_folders("memory", proc)
     groups = map(_read_v1 if version == 1 else _read_v2, folders)
     return [group for group in groups if group is not None]
 
 
 def unified_cgroups(proc: Path = Path("/proc/self")) -> list[Path]:
     """This process's version 2 cgroups, from the inside out, whatever version 1 has beside them."""
-    version, folders = _cgroups("pressure", proc)  # that is in no version 1
+    version, folders = cgroup_folders("pressure", proc)  # that is in no version 1
     return folders if version == 2 else []
 
 
 def cpu_quota(proc: Path = Path("/proc/self")) -> float | None:
     """How many processors' time the cgroups around this process allow it; None = as many as there are."""
-    version, folders = _cgroups("cpu", proc)
+    version, folders = cgroup_folders("cpu", proc)
     quotas = [quota for folder in folders if (quota := _quota(version, folder)) is not None]
     return min(quotas, default=None)
 
 
-def _cgroups(controller: str, proc: Path) -> tuple[int, list[Path]]:
-    """The version that has this controller, and its folders from the inside out. [] elsewhere."""
+def cgroup_folders(controller: str, proc: Path = Path("/proc/self")) -> tuple[int, list[Path]]:
+    """The version that has this controller, and this process's folders there from the inside out. []
+    elsewhere."""
     try:
         memberships = (proc / "cgroup").read_text().splitlines()
         mounts = (proc / "mountinfo").read_text().splitlines()

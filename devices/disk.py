@@ -6,6 +6,7 @@ import contextlib
 import mmap
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,3 +76,18 @@ def forget(descriptor: int, offset: int, nbytes: int) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_DONTNEED)
+
+
+def files_under(path: Path) -> list[Path]:
+    """`path` itself, or every file below it."""
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def drop_pages(paths: Iterable[Path]) -> None:
+    """Have the next reads of these files, or of all below these folders, come from the disk, where the system
+    has a call for that. Raises OSError."""
+    for file in (file for path in paths for file in files_under(path)):
+        with file.open("rb") as opened:
+            if sys.platform == "linux":
+                os.fdatasync(opened.fileno())  # what is not written yet is not dropped
+            forget(opened.fileno(), 0, file.stat().st_size)

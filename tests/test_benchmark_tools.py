@@ -20,7 +20,7 @@ import pytest
 if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
     pytest.skip("benchmarks/ is not part of an installed package", allow_module_level=True)
 
-from benchmarks import cgroup, common, engine_process, hits, measure, peers, raw_rates, tables
+from benchmarks import cgroup, common, engine_process, hits, measure, page_cache, peers, raw_rates, tables
 from benchmarks.drafters import SetAcceptance, Wrong
 from benchmarks.held_out import repetition
 from benchmarks.models import checkpoint, make_model, repeat_layers, tokenizer
@@ -31,6 +31,7 @@ from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
+from edgespec.devices.disk import drop_pages, files_under
 from edgespec.drafters.base import Drafting, Root
 from edgespec.engine import Engine
 from tests.test_imports import circles, imported_modules
@@ -115,20 +116,6 @@ def test_unknown_shape_names_the_known() -> None:
         get_shape("8b")
 
 
-def test_cgroup_places_of_both_versions() -> None:
-    mounts = cgroup.mounts(
-        "tmpfs /sys/fs/cgroup tmpfs rw 0 0\n"
-        "cgroup /sys/fs/cgroup/memory cgroup rw,relatime,memory 0 0\n"
-        "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
-    )
-    assert mounts["memory"] == Path("/sys/fs/cgroup/memory")
-    assert mounts[""] == Path("/sys/fs/cgroup/unified")
-    own = cgroup.own_groups("4:memory:/a/b\n3:cpu,cpuacct:/\n0::/user.slice\n")
-    assert own["memory"] == "/a/b"
-    assert own["cpuacct"] == "/"
-    assert own[""] == "/user.slice"
-
-
 def test_cgroup_v2_files(tmp_path: Path) -> None:
     (tmp_path / "memory.swap.max").write_text("max")
     (tmp_path / "memory.peak").write_text("123456\n")
@@ -144,7 +131,7 @@ def test_cgroup_v2_files(tmp_path: Path) -> None:
 
 def test_no_cgroup_says_why(tmp_path: Path) -> None:
     with pytest.raises(cgroup.CgroupUnavailable, match="root or a delegated subtree"):
-        cgroup.make_child(tmp_path / "missing", "/a", None, "x")
+        cgroup.make_child([tmp_path / "missing" / "a", tmp_path / "missing"], None, "x")
 
 
 @pytest.mark.parametrize(
@@ -202,6 +189,22 @@ def test_no_throttle_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(cgroup.Cgroup, "limit_reads", lambda *_: os.stat(tmp_path / "missing"))
     with pytest.raises(cgroup.CgroupUnavailable, match="skipped: reads cannot be throttled"):
         cgroup.require_throttle(tmp_path)
+
+
+def test_dropped_pages_are_read_again(tmp_path: Path) -> None:
+    """Also what was written just now; other files keep theirs."""
+    folder, other = tmp_path / "model" / "inside", tmp_path / "other"
+    folder.mkdir(parents=True)
+    for file in (folder / "weights", other):
+        file.write_bytes(bytes(10**6))
+    page_cache.drop_caches([other])
+    if page_cache.cached_bytes([other]):
+        pytest.skip("this filesystem is memory")
+    other.write_bytes(bytes(10**6))
+    assert page_cache.cached_bytes(files_under(tmp_path)) >= 2 * 10**6
+    drop_pages([tmp_path / "model"])
+    assert page_cache.cached_bytes(files_under(tmp_path / "model")) == 0
+    assert page_cache.cached_bytes([other]) >= 10**6
 
 
 def test_every_peer_has_a_command(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
