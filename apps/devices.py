@@ -13,6 +13,7 @@ import typer
 
 from edgespec.apps import options
 from edgespec.apps.terminal import Terminal
+from edgespec.apps.tune_words import preset_figures
 from edgespec.values import Option, Options, format_bytes
 
 if TYPE_CHECKING:
@@ -115,15 +116,10 @@ def _matmul_lines(facts: MachineFacts) -> list[str]:
 
 
 def _preset(preset: Preset) -> str:
-    rows = {
-        "memory": (format_bytes(preset.memory.value), preset.memory.source),
-        "memory rate": (f"{preset.bandwidth.value:g} GB/s", preset.bandwidth.source),
-        "flash": (f"{preset.flash.value:g} GB/s", preset.flash.source),
-        "cores": (f"{preset.cores.value:g}", preset.cores.source),
-        "arithmetic": (f"{preset.gflops.value:.0f} GFLOPS", preset.gflops.source),
-    }
     lines = [f"{preset.name}: {preset.label}"]
-    return "\n".join(lines + [f"  {name:<12}{value:<12}{source}" for name, (value, source) in rows.items()])
+    for name, value, source in preset_figures(preset):
+        lines.append(f"  {name:<12}{value:<12}{source}")
+    return "\n".join(lines)
 
 
 def _as_json(presets: Sequence[Preset]) -> str:

@@ -9,13 +9,12 @@ from typing import Annotated
 import typer
 
 from edgespec.apps import common, options
-from edgespec.apps.progress import format_seconds
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
 from edgespec.errors import OptionError
 from edgespec.models.options import PackOptions
 from edgespec.progress import Progress
-from edgespec.values import format_bytes
+from edgespec.values import format_bytes, format_seconds
 
 
 @options.takes()

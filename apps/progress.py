@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TextIO
 
 from edgespec.progress import Progress
-from edgespec.values import format_bytes
+from edgespec.values import format_bytes, format_seconds
 
 REDRAW_SECONDS = 0.1
 PASS_PATIENCE = 0.3  # a pass shows its layers only when it takes longer than this
@@ -143,18 +143,6 @@ class ProgressLine:
             self.stream.write(f"{_CLEAR_LINE}{line}")
         self.stream.flush()
         self.drawn, self._next_draw = True, now + REDRAW_SECONDS
-
-
-def format_seconds(seconds: float) -> str:
-    """0.34 -> "0.34 s", 75 -> "1 min 15 s"."""
-    if seconds < 10:
-        return f"{seconds:.2g} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def width_of(stream: TextIO) -> int:

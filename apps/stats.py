@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from edgespec.apps.progress import format_seconds
 from edgespec.response import Stats
-from edgespec.values import format_bytes, two_digits
+from edgespec.values import format_bytes, format_seconds, two_digits
 
 if TYPE_CHECKING:
     from edgespec.offload.plan.plan import Plan

@@ -14,12 +14,11 @@ import edgespec
 from edgespec.apps import common, options
 from edgespec.apps.examples import CASCADE, TRAIN
 from edgespec.apps.help import Command, Group
-from edgespec.apps.progress import format_seconds
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
 from edgespec.errors import MissingExtraError
 from edgespec.training.options import CascadeOptions
-from edgespec.values import format_bytes
+from edgespec.values import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from edgespec.training.trainer import Report

@@ -91,7 +91,7 @@ def speeds_svg(rows: Sequence[Row]) -> str:
         parts.append(f'<path class="range" d="M{a}L{b}"><title>{escape(said)}</title></path>')
     middle = LEFT + inner / 2
     parts.append(f'<text x="{middle:.0f}" y="{HEIGHT - 4}" text-anchor="middle">memory</text>')
-    return _svg(HEIGHT, "Tokens a second by memory; the table below has the numbers", parts)
+    return svg(HEIGHT, "Tokens a second by memory; the table below has the numbers", parts)
 
 
 def owners_svg(rows: Sequence[Row]) -> str:
@@ -113,7 +113,7 @@ def owners_svg(rows: Sequence[Row]) -> str:
             )
             x += wide
         y += BAR + 12
-    return _svg(y, "Shares of each dial by owner; the table below has the numbers", parts)
+    return svg(y, "Shares of each dial by owner; the table below has the numbers", parts)
 
 
 def colour_of(n: int, owner: str) -> str:
@@ -121,7 +121,8 @@ def colour_of(n: int, owner: str) -> str:
     return {HEADROOM: "headroom", FREE: "free"}.get(owner, f"o{n % COLOURS}")
 
 
-def _svg(height: int, label: str, parts: Sequence[str]) -> str:
+def svg(height: int, label: str, parts: Sequence[str]) -> str:
+    """The parts, under a label for who does not see them."""
     # No width or height of its own: the page's style stretches it, the viewBox keeps its shape.
     opening = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">'
     return "\n".join([opening, *parts, "</svg>"])

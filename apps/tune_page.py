@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.apps import options
-from edgespec.apps.progress import format_seconds
 from edgespec.apps.tune_charts import colour_of, owners_of, owners_svg, speeds_svg
+from edgespec.apps.tune_cycle import cycle_svg, cycle_words
 from edgespec.apps.tune_files import written
 from edgespec.apps.tune_style import STYLE
 from edgespec.apps.tune_words import (
@@ -22,10 +22,11 @@ from edgespec.apps.tune_words import (
     machine_line,
     measured_cells,
     model_line,
+    preset_figures,
     speed_of,
 )
 from edgespec.config import EngineOptions
-from edgespec.values import count_of, format_bytes, two_digits
+from edgespec.values import count_of, format_bytes, format_seconds, two_digits
 
 if TYPE_CHECKING:
     from edgespec.tuning.result import Row, Tuning
@@ -50,6 +51,7 @@ def page_of(found: Tuning, engine: EngineOptions) -> str:
         _recommended(found, engine),
         f'<div class="pair">{_speeds(found)}{_owners(found.rows)}</div>',
         _dials(found),
+        _cycle(found),
         *_more_ways(found, engine),
         *_measured(found),
         _section("The machine", _machine(found)),
@@ -67,6 +69,17 @@ def page_of(found: Tuning, engine: EngineOptions) -> str:
             "where a speed should lie in four of five cases.</p>",
             "</main>\n</body>\n</html>\n",
         ]
+    )
+
+
+def _cycle(found: Tuning) -> str:
+    """Of the recommended setting."""
+    best = found.recommended
+    lines = "".join(f"<li>{escape(line)}</li>" for line in cycle_words(best))
+    said = f"{how(best)}, in {format_bytes(best.dial)}: {best.tokens_per_cycle:.1f} tokens a cycle"
+    return _section(
+        "A cycle, as it is predicted",
+        f'<p class="dim">{escape(said)}</p><figure>{cycle_svg(best)}</figure><ul class="dim">{lines}</ul>',
     )
 
 
@@ -105,17 +118,10 @@ def _machine(found: Tuning) -> str:
         texts = [machine_line(found), f"{cpu_name()}, {count_of(found.machine.cores, 'core')}"]
         return _paragraphs([*texts, *_notes(found)])
     preset = found.preset
-    figures = {
-        "memory": (format_bytes(preset.memory.value), preset.memory.source),
-        "its peak rate": (f"{preset.bandwidth.value:.3g} GB/s", preset.bandwidth.source),
-        "flash": (f"{preset.flash.value:.3g} GB/s", preset.flash.source),
-        "cores": (f"{preset.cores.value:g}", preset.cores.source),
-        "their peak": (f"{preset.gflops.value:.0f} GFLOPS", preset.gflops.source),
-    }
     lines = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td class="text">{escape(value)}</td>'
         f'<td class="text dim">{escape(source)}</td></tr>'
-        for name, (value, source) in figures.items()
+        for name, value, source in preset_figures(preset)
     )
     return f"{_paragraphs([preset.label, *_notes(found)])}<table><tbody>{lines}</tbody></table>"
 

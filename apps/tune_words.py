@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from edgespec.apps import options
-from edgespec.apps.progress import format_seconds
 from edgespec.config import EngineOptions
-from edgespec.values import format_bytes, two_digits
+from edgespec.values import format_bytes, format_seconds, two_digits
 
 if TYPE_CHECKING:
+    from edgespec.devices.presets import Preset
     from edgespec.tuning.compare import Compared
     from edgespec.tuning.fit import Fit
     from edgespec.tuning.predict import Interval, Setting
@@ -35,6 +35,17 @@ def machine_line(found: Tuning) -> str:
     read = found.machine.read_gbps
     rates = f"flash {read:.3g} GB/s, memory {found.machine.memory_gbps:.3g} GB/s" if read else "flash unknown"
     return f"{machine}: {format_bytes(found.machine.total)}, {rates}"
+
+
+def preset_figures(preset: Preset) -> list[tuple[str, str, str]]:
+    """(name, value, source) of what is known of a machine that one does not have."""
+    return [
+        ("memory", format_bytes(preset.memory.value), preset.memory.source),
+        ("memory rate", f"{preset.bandwidth.value:g} GB/s", preset.bandwidth.source),
+        ("flash", f"{preset.flash.value:g} GB/s", preset.flash.source),
+        ("cores", f"{preset.cores.value:g}", preset.cores.source),
+        ("arithmetic", f"{preset.gflops.value:.0f} GFLOPS", preset.gflops.source),
+    ]
 
 
 def speed_of(speed: Interval) -> str:

@@ -56,6 +56,20 @@ def format_bytes(n: float) -> str:
     return f"{n:.0f} B"
 
 
+def format_seconds(seconds: float) -> str:
+    """0.34 -> "0.34 s", 75 -> "1 min 15 s"."""
+    if 0 < seconds < 0.001:
+        return "under 1 ms"
+    if seconds < 9.95:
+        return f"{seconds:.2g} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
 def two_digits(value: float) -> str:
     """0.31, 4.2, 160."""
     return f"{value:.2g}" if value < 99.5 else f"{float(f'{value:.2g}'):,.0f}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 
-from edgespec.apps.progress import ProgressLine, format_seconds
+from edgespec.apps.progress import ProgressLine
 from edgespec.progress import Progress
+from edgespec.values import format_seconds
 
 
 class Screen(io.StringIO):

@@ -21,6 +21,7 @@ from edgespec.config import EngineOptions
 from edgespec.control.overlap import Drafted, speedup
 from edgespec.devices.machine import Machine
 from edgespec.devices.presets import PRESETS
+from edgespec.drafters.kinds import choose_drafters, drafter_names
 from edgespec.errors import BudgetError, CorruptFileError, ModelError, OptionError
 from edgespec.models.packing import pack_model
 from edgespec.offload.chunk_store import open_store
@@ -33,8 +34,10 @@ from edgespec.tuning.acceptance import MOST_NODES, PRIORS, expected_hits, tree_t
 from edgespec.tuning.candidate import PLAIN
 from edgespec.tuning.candidates import find_candidates
 from edgespec.tuning.predict import Interval
+from edgespec.tuning.profile import settings_of
 from edgespec.tuning.subject import low_bit_bytes, open_subject
 from edgespec.tuning.tune import tune_model
+from edgespec.tuning.watch import Watch
 from tests.machine import DISK, GIVEN
 from tests.models import make_checkpoint, write_gguf
 from tests.test_hub import REPOS, FakeHub
@@ -381,10 +384,39 @@ def test_a_cascade_is_known_by_its_adapters() -> None:
         (cascade,) = engine.resident
         assert sum(candidate.reads(found.plan).values()) == pytest.approx(cascade.nbytes, rel=0.02)
         assert PRIORS["cascade"].source != candidate.prior(found.plan).source
-    with pytest.raises(OptionError, match="cascade\\+substitute"):
+    with pytest.raises(OptionError, match="cascade\\+substitute"):  # there is no copy
         tune_model(str(demo), replace(options, drafter="cascade+substitute"))
     with pytest.raises(ModelError):
         tune_model(str(demo), replace(options, adapters=str(demo)))
+
+
+def test_a_cascade_with_a_copy_is_predicted_as_it_is_loaded(tmp_path: Path) -> None:
+    """And under drafter auto whatever the engine would take by name is compared."""
+    demo = Path(edgespec.__file__).parent / "demo_model"
+    pack_model(str(demo), tmp_path / "packed", substitute="int4")
+    model = str(tmp_path / "packed")
+    options = EngineOptions(
+        memory=GB,
+        drafter="cascade+substitute",
+        adapters=str(demo / "cascade"),
+        resident_layers=6,
+        context=128,
+    )
+    with edgespec.Engine.load(model, options, machine=MACHINE) as engine:
+        (row,) = tune_model(model, options).rows
+        (found,) = [s for s in row.settings if s.drafter == "cascade+substitute"]
+        assert found.plan.owners == engine.plan.owners
+        assert (found.depth, found.schedule) == (engine.plan.depth, engine.schedule)
+        assert found.plan.copied == engine.plan.copied != frozenset()
+        watched = Watch(engine).expected()
+        assert watched is not None
+        assert (watched.drafter, watched.speed) == (found.drafter, found.speed)
+    (row,) = tune_model(model, replace(options, drafter="auto")).rows
+    legal = {name for name in drafter_names() if name != "auto" and "model" not in name.split("+")}
+    exact = {s.drafter.removeprefix("ngram+") for s in row.settings if s.exact}
+    assert exact | {"ngram+cascade", "ngram+substitute"} == legal
+    for setting in row.settings:
+        choose_drafters(EngineOptions(**settings_of(setting, replace(options, drafter="auto"))))
 
 
 def find_cascade_candidate_of(demo: Path, options: EngineOptions) -> Any:

@@ -22,6 +22,7 @@ import pytest
 
 from edgespec.apps import main, tune_page
 from edgespec.apps.tune_charts import COLOURS, WIDTH, owners_of, owners_svg, places, speeds_svg, ticks_to
+from edgespec.apps.tune_cycle import cycle_svg, cycle_words, lanes_of
 from edgespec.apps.tune_files import check_files
 from edgespec.apps.tune_page import page_of, write_page
 from edgespec.config import EngineOptions
@@ -120,7 +121,7 @@ def test_the_page_has_all_that_was_found(tmp_path: Path) -> None:
         assert f"{row.more - 1:+.0%}" in page.texts
     assert "The front: nothing is faster with as little memory" in page.texts
     assert "edgespec pack" in text  # what would be faster, once packed
-    assert page.tags.count("svg") == 2
+    assert page.tags.count("svg") == 3
     assert raw.count('class="chosen"') == 1
     assert "http:" not in raw
     assert "https:" not in raw
@@ -135,7 +136,7 @@ def test_the_machine_is_named_with_its_sources(tmp_path: Path) -> None:
     page = Page(page_of(found, EngineOptions()))
     for known in (found.preset.label, found.preset.flash.source, found.preset.gflops.source):
         assert known in page.texts
-    assert page.tags.count("svg") == 2  # one dial has charts too
+    assert page.tags.count("svg") == 3  # one dial has charts too
 
 
 @pytest.mark.parametrize(
@@ -212,6 +213,37 @@ def test_every_byte_of_a_dial_has_its_owner_in_the_chart(tmp_path: Path) -> None
     assert list(owners)[-2:] == ["headroom", "free"]
     assert not any("(" in owner for owner in owners)  # the same owner at all dials
     assert len(owners) <= COLOURS + 2
+
+
+@pytest.mark.parametrize("dial", ["2GB", "8GB", "16GB"])
+def test_the_cycle_that_is_drawn_is_the_one_that_was_predicted(tmp_path: Path, dial: str) -> None:
+    small = SEVEN | {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8}
+    draft = config_only(tmp_path / "small", small)
+    (row,) = tuned(tmp_path / "m", [dial], draft_model=draft).rows
+    schedules = set()
+    for setting in row.settings:
+        lanes = lanes_of(setting)
+        ends = max(bar[2] for bars in lanes.values() for bar in bars)
+        if setting.schedule == "serial":
+            assert ends == pytest.approx(setting.cycle_seconds)
+        schedules.add(setting.schedule)
+        assert ("flash" in lanes) == setting.streams
+        assert ("drafting" in lanes) == (setting.drafter != "none")
+        for bars in lanes.values():  # nobody does two things at a time
+            assert all(begins < over for _, begins, over in bars)
+            assert all(one[2] <= other[1] + 1e-9 for one, other in pairwise(sorted(bars, key=lambda b: b[1])))
+        read = sum(over - begins for said, begins, over in lanes.get("flash", []))
+        assert read == pytest.approx(setting.costs.io)
+        drawing = ElementTree.fromstring(cycle_svg(setting))
+        assert len(drawing.findall("rect")) == len(cycle_words(setting)) == sum(map(len, lanes.values()))
+        for bar in drawing.findall("rect"):
+            assert (
+                0
+                <= float(bar.attrib["x"])
+                <= float(bar.attrib["x"]) + float(bar.attrib["width"])
+                <= WIDTH + 1
+            )
+    assert {"serial", "ssd"} <= schedules
 
 
 @pytest.mark.parametrize("top", [0.0137, 0.04, 0.99, 1.0, 3.3, 251.0, 1e5])

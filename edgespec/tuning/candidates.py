@@ -35,14 +35,11 @@ def find_candidates(
     a model raises.
     """
     members = choose_drafters(options)
-    if {"cascade", "substitute"} <= set(options.drafter.split("+")):
-        raise OptionError(
-            "drafter cascade+substitute cannot be predicted yet; tune drafter=cascade", "drafter"
-        )
     found = list[Candidate]()
     prepares = options.schedule != "serial"
-    copy = _copy(subject, options, stack) if "substitute" in members or "model" in members else None
-    if "substitute" in members:
+    copy = _copy(subject, options, stack) if {"substitute", "model", "cascade"} & {*members} else None
+    joined = {"cascade", "substitute"} <= {*members}
+    if "substitute" in members and not joined:
         if copy is not None:
             found.append(substitute(subject, copy.precision, prepares, _named(options, copy)))
         elif options.drafter != "auto":
@@ -55,9 +52,14 @@ def find_candidates(
         draft = stack.enter_context(open_subject(options.draft_model, options.offline))
         found.append(draft_model(draft, options, converts))
     if "cascade" in members and options.adapters is not None:
-        from edgespec.tuning.cascade import find_cascade_candidate  # torch: seconds
+        from edgespec.tuning.cascade import cascade_with_copy, find_cascade_candidate  # torch: seconds
 
-        found.append(find_cascade_candidate(subject, options.adapters))
+        if not joined:
+            found.append(find_cascade_candidate(subject, options.adapters))
+        if joined or (options.drafter == "auto" and copy is not None):
+            found.append(cascade_with_copy(subject, options.adapters, options.draft_model))
+        if copy is not None and not joined and "substitute" not in members and options.drafter == "auto":
+            found.append(substitute(subject, copy.precision, prepares, {}))  # what the adapters compete with
     if "ngram" in members:  # its branches are free beside any other's
         found = [replace(c, drafter=f"ngram+{c.drafter}", members=("ngram", *c.members)) for c in found]
     if "ngram" in members and (options.drafter == "auto" or not found):

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from edgespec.drafters.cascade.files import find_cascade, knows_better
 from edgespec.drafters.cascade.variant import VARIANTS
-from edgespec.errors import ModelError
+from edgespec.drafters.substitute import CopyFiles, find_copy
+from edgespec.errors import ModelError, OptionError
+from edgespec.offload.pack.layout import LOW_BIT
 from edgespec.offload.plan.plan import Plan
 from edgespec.tuning.acceptance import PRIORS, Prior
 from edgespec.tuning.candidate import Candidate
@@ -16,10 +18,7 @@ from edgespec.tuning.subject import Subject
 
 def find_cascade_candidate(subject: Subject, adapters: str) -> Candidate:
     """The adapters in a directory. Raises ModelError when they are not for this model."""
-    if not subject.here:
-        raise ModelError(
-            f"{subject.name} is not on this machine, and adapters belong to its weights; fetch it"
-        )
+    _refuse_absent(subject)
     found = find_cascade(Path(adapters), subject.files, None)
     agreed = {file.depth: file.agreement for file in found.verify if knows_better(file, found.draft)}
 
@@ -54,3 +53,54 @@ def find_cascade_candidate(subject: Subject, adapters: str) -> Candidate:
         prior,
         {"adapters": adapters},
     )
+
+
+def cascade_with_copy(subject: Subject, adapters: str, named: str | None) -> Candidate:
+    """The adapters' draft, with a low-bit copy of the model, `named` or packed with it, as the verifier.
+
+    Raises ModelError as above, OptionError when there is no copy.
+    """
+    _refuse_absent(subject)
+    copy = find_copy(subject.files, None if named is None else Path(named).expanduser())
+    if copy is None:
+        raise OptionError(
+            f"{subject.name} has no low-bit copy for cascade+substitute to verify with; pack one, or use "
+            "drafter=cascade"
+        )
+    found = find_cascade(Path(adapters), subject.files, CopyFiles(subject.files, copy))
+    encoding = LOW_BIT[copy.table.precision]
+
+    def reads(plan: Plan) -> Mapping[str, int]:
+        """The first layers and the head, by the draft's exit; in every round the copy of what is behind the
+        layers that are pinned for it, and what has no copy as it is."""
+        stored = {"BF16": found.draft.nbytes}
+        rounds = VARIANTS["tree"].round
+        for chunk in plan.table.chunks:
+            if chunk.layer < found.draft.depth or chunk.layer == plan.table.layers:
+                for piece, _ in chunk.matrices():
+                    stored[piece.encoding] = stored.get(piece.encoding, 0) + piece.nbytes
+            if chunk.layer < plan.depth:
+                continue
+            if chunk.index in plan.copied:
+                stored[encoding] = stored.get(encoding, 0) + copy.nbytes(chunk) // rounds
+                continue
+            for piece, _ in chunk.matrices():
+                stored[piece.encoding] = stored.get(piece.encoding, 0) + piece.nbytes // rounds
+        return stored
+
+    def prior(plan: Plan) -> Prior:
+        """Between the draft's and the copy's, which looks through its tree."""
+        own = found.draft.agreement
+        believed = PRIORS["cascade"].middle if own is None else own
+        return Prior.around((believed + PRIORS["substitute"].middle) / 2)
+
+    files = {"adapters": adapters} | ({} if named is None else {"draft_model": named})
+    members = ("cascade", "substitute")
+    return Candidate("+".join(members), members, found.extras, reads, found.draft.depth, prior, files)
+
+
+def _refuse_absent(subject: Subject) -> None:
+    if not subject.here:
+        raise ModelError(
+            f"{subject.name} is not on this machine, and adapters belong to its weights; fetch it"
+        )

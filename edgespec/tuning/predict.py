@@ -97,6 +97,7 @@ class Setting:
     files: Mapping[str, str]
     before: tuple[Call, ...]
     plan: Plan = field(repr=False)
+    costs: CostModel = field(default_factory=CostModel, repr=False)  # as runs have set them right
 
     @property
     def streams(self) -> bool:
@@ -192,6 +193,7 @@ def predict(
             files=candidate.files,
             before=candidate.before,
             plan=plan,
+            costs=costs,
         )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from edgespec.tuning.predict import Setting
 from edgespec.tuning.result import Row
-from edgespec.values import format_bytes
+from edgespec.values import format_bytes, format_seconds
 
 WORTH = 1.02  # times as fast: less is not worth a word
 
@@ -29,12 +29,13 @@ def reasons_for(setting: Setting, rows: Sequence[Row]) -> tuple[str, ...]:
 
 def _bound(setting: Setting) -> list[str]:
     plan = setting.plan
-    costs = plan.costs()
+    costs = setting.costs
     if not setting.streams:
         return ["the whole model fits: nothing is read from flash, and memory's rate is the limit"]
     computing = float(costs.computing(np.array(1.0))) + costs.overhead
     said = (
-        f"a pass reads {format_bytes(plan.bytes_per_pass)} in {costs.io:.2g} s and computes {computing:.2g} s"
+        f"a pass reads {format_bytes(plan.bytes_per_pass)} in {format_seconds(costs.io)} and computes "
+        f"{format_seconds(computing)}"
     )
     if setting.bound == "flash":
         return [f"flash-bound: {said}; every pinned byte saves time, and more rows a pass cost none"]
@@ -46,7 +47,7 @@ def _drafting(setting: Setting, plain: Setting) -> list[str]:
         return ["drafts would cost more than they give"]
     times = setting.speed.middle / plain.speed.middle
     found = [
-        f"{setting.drafter} should make {setting.tokens_per_cycle:.2g} tokens a cycle: {times:.2g} times as "
+        f"{setting.drafter} should make {setting.tokens_per_cycle:.1f} tokens a cycle: {times:.1f} times as "
         "fast as plain decoding"
     ]
     if setting.bound == "flash":

@@ -178,7 +178,8 @@ def _candidate_of(engine: Engine) -> Candidate | None:
             found = find_candidates(subject, engine.options, frozenset(), stack)
     except EdgeSpecError:
         return None
-    same = [c for c in found if set(c.members) == set(engine.drafters) and not c.before]
+    named = [c for c in found if c.drafter == engine.options.drafter]  # of the copy in a cascade nobody hears
+    same = named or [c for c in found if set(c.members) == set(engine.drafters) and not c.before]
     return same[0] if same else None
 
 
