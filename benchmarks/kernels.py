@@ -104,6 +104,11 @@ def on_cpu(block: Block) -> dict[str, Multiply]:
     """The ways to multiply with such weights, by name."""
     if block.encoding == "BF16":
         return {"": lambda x, b: multiply(x, b.data)}
+    if block.encoding == "F16":
+        half: dict[str, Multiply] = {"torch": lambda x, b: multiply(x.half(), b.data)}
+        if compiled.available("F16"):
+            half["compiled"] = in_fp16(exact=True)
+        return half | {"of a prompt": in_fp16(exact=False)}
     ways: dict[str, Multiply] = {"unpacked": unpacked}
     if block.scale is not None and integer.available():
         ways["integers"] = in_integers
@@ -111,6 +116,10 @@ def on_cpu(block: Block) -> dict[str, Multiply]:
         ways["compiled"] = lambda x, b: compiled.linear(x, b.encoding, b.data, b.scale)
         ways["of a prompt"] = partial(linear, exact=False)  # compiled up to 256 rows, then unpacked by it
     return ways
+
+
+def in_fp16(exact: bool) -> Multiply:
+    return lambda x, b: linear(x.half(), b, exact)
 
 
 def on_cuda(block: Block) -> dict[str, Multiply]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
 from edgespec.kernels.scratch import at_hand, scratch
 
-VERSION = 9  # of native.c's functions
+VERSION = 10  # of native.c's functions
 FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "F16": 7}
 SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # native/floats.h's
 LEVELS = ("portable C", "AVX2", "AVX-512 VNNI", "AMX")
@@ -48,8 +48,10 @@ def _open(folder: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, f"{file} cannot be loaded ({error}); run install.sh again"
     if version != VERSION:
         return None, f"{file} is of version {version}, not {VERSION}; run install.sh again"
-    library.es_linear.argtypes = [_P, _I, _N, _P, _I, _N, _I, _P, _I, _I, _P, _N]
+    library.es_linear.argtypes = [_P, _I, _N, _P, _I, _N, _I, _I, _P, _I, _I, _P, _N]
     library.es_linear.restype = _N
+    library.es_half_on_amx.argtypes = []
+    library.es_half_on_amx.restype = _I
     library.es_dense.argtypes = [_P, _N, _P, _I, _I]
     library.es_dense.restype = None
     library.es_quantise_weights.argtypes = [_I, _I, _P, _N, _N, _P, _N, _P, _I]
@@ -81,6 +83,12 @@ def unavailable() -> str:
 def available(encoding: str) -> bool:
     """Whether weights of this encoding are multiplied here."""
     return encoding in FORMATS and _library()[0] is not None
+
+
+def half_on_amx() -> bool:
+    """Whether there is AMX for a prompt's rows of fp16 times fp16 weights: twice as fast as torch, which is
+    faster than the other instructions."""
+    return available("F16") and bool(_library()[0].es_half_on_amx())  # type: ignore[union-attr]
 
 
 def unpacks(encoding: str, dtype: torch.dtype) -> bool:
@@ -141,8 +149,8 @@ class Matrices:
                 first += len(data)
         self.described = (_Matrix * count)(*described)
 
-    def times(self, x: Tensor, dtype: torch.dtype) -> list[Tensor]:
-        """x [n, columns] @ each matrix^T -> [n, rows] of `dtype`."""
+    def times(self, x: Tensor, dtype: torch.dtype, prompt: bool = False) -> list[Tensor]:
+        """x [n, columns] @ each matrix^T -> [n, rows] of `dtype`; a `prompt`'s may be in AMX's order."""
         library, why = _library()
         assert library is not None, why
         n, columns = x.shape
@@ -153,7 +161,7 @@ class Matrices:
         addresses = [out.data_ptr() for out in outs]
         starts = (_P * len(self.places))(*[addresses[i] + first * dtype.itemsize for i, first in self.places])
         call = (
-            self.described, len(self.places), columns, x.data_ptr(), SOURCES[x.dtype], n, terms,
+            self.described, len(self.places), columns, x.data_ptr(), SOURCES[x.dtype], n, prompt, terms,
             starts, SOURCES[dtype], torch.get_num_threads(),
         )  # fmt: skip
         room = at_hand("matmul")
@@ -164,10 +172,15 @@ class Matrices:
 
 
 def linear(
-    x: Tensor, encoding: str, data: Tensor, scale: Tensor | None, dtype: torch.dtype = torch.float32
+    x: Tensor,
+    encoding: str,
+    data: Tensor,
+    scale: Tensor | None,
+    dtype: torch.dtype = torch.float32,
+    prompt: bool = False,
 ) -> Tensor:
     """x [n, k] @ weights^T -> [n, rows] of `dtype`; `data` [rows, row bytes], `scale`: `matmul.Block`'s."""
-    return Matrices([[(encoding, data, scale)]], x.shape[1]).times(x, dtype)[0]
+    return Matrices([[(encoding, data, scale)]], x.shape[1]).times(x, dtype, prompt)[0]
 
 
 def dense(encoding: str, data: Tensor, scale: Tensor | None, columns: int, out: Tensor) -> Tensor:

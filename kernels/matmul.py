@@ -149,6 +149,10 @@ def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     left to choose the fastest algorithm for n rows.
     """
     cpu = x.device.type == "cpu"
+    prompt = cpu and not exact and len(x) > FEW
+    if prompt and block.encoding == "F16" and x.dtype == torch.float16 and compiled.half_on_amx():
+        some = torch.split(x, FEW)
+        return torch.cat([compiled.linear(part, "F16", block.data, None, x.dtype, prompt) for part in some])
     if cpu and (exact or len(x) <= FEW) and compiled.available(block.encoding):
         return compiled.linear(x, block.encoding, block.data, block.scale, x.dtype)
     if cpu and (exact or len(x) <= FEW) and _digits_do(block.encoding, block.inner):

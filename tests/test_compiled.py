@@ -183,7 +183,8 @@ for encoding, shape in CASES:
         x = inputs(n, shape[1])
         for level in range(compiled.level(99) + 1):
             compiled.level(level)
-            assert torch.equal(multiply(x, last), multiply(x, block)), (encoding, shape, n, level)
+            for typed_x in (x, x.half()):
+                assert torch.equal(multiply(typed_x, last), multiply(typed_x, block)), (encoding, n, level)
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=120, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.returncode}: {done.stderr}"

@@ -1,4 +1,5 @@
-"""fp16 weights by the compiled kernels: fp32 sums in one order, for every row count, CPU and thread count."""
+"""fp16 weights by the compiled kernels: fp32 sums in one order, for every row count and thread count; a
+prompt's rows have AMX's."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from edgespec.kernels import compiled, reference
 from edgespec.kernels.matmul import Block, Together, linear, one_class
@@ -46,8 +48,8 @@ def block_of(w: Tensor) -> Block:
     return Block("F16", w.half(), None, *w.shape)
 
 
-def multiply(x: Tensor, block: Block, dtype: torch.dtype = torch.float32) -> Tensor:
-    return compiled.linear(x, "F16", block.data, None, dtype)
+def multiply(x: Tensor, block: Block, dtype: torch.dtype = torch.float32, prompt: bool = False) -> Tensor:
+    return compiled.linear(x, "F16", block.data, None, dtype, prompt)
 
 
 def exact(x: Tensor, block: Block) -> Tensor:
@@ -67,20 +69,51 @@ def test_values_are_the_references(shape: tuple[int, int], dtype: torch.dtype) -
             assert torch.equal(multiply(x[:n], block, out), found.to(out))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_sums_are_in_the_order_that_is_defined(shape: tuple[int, int]) -> None:
+def padded(numbers: Tensor, columns: int) -> Tensor:
+    """fp32, with zeros behind the columns up to a multiple of `columns`."""
+    return F.pad(numbers.float(), (0, -numbers.shape[1] % columns))
+
+
+def in_places(x: Tensor, w: Tensor) -> Tensor:
     """Sixteen places, column by column, and then in halves: products of fp16 numbers are exact in fp32."""
-    block, x = block_of(normal(*shape)), inputs(7, shape[1], torch.float16)
-    padded = torch.zeros(7, shape[0], (shape[1] + 15) // 16 * 16)
-    padded[..., : shape[1]] = x.float()[:, None] * block.data.float()
-    places = torch.zeros(7, shape[0], 16)
-    for products in padded.split(16, dim=-1):
-        places = places + products
+    products = padded(x, 16)[:, None] * padded(w, 16)
+    places = torch.zeros(len(x), len(w), 16)
+    for some in products.split(16, dim=-1):
+        places = places + some
     for half in (8, 4, 2, 1):
         places = places[..., :half] + places[..., half:]
+    return places[..., 0]
+
+
+def in_tiles(x: Tensor, w: Tensor) -> Tensor:
+    """By AMX, first 8 bits and rest: of 32 columns first by first, rest of x by first, rest by rest, ..."""
+
+    def halves(numbers: Tensor) -> tuple[Tensor, Tensor]:
+        wide = padded(numbers, 32)
+        first = (wide.view(torch.int32) & -65536).view(torch.float32)
+        return first, wide - first
+
+    total = torch.zeros(len(x), len(w))
+    xs, ws = halves(x), halves(w)
+    for at in range(0, xs[0].shape[1], 32):
+        for i, j in ((0, 0), (1, 0), (1, 1), (0, 1)):
+            products = xs[i][:, None, at : at + 32] * ws[j][:, at : at + 32]
+            sums = torch.zeros(2, *total.shape)
+            for column in range(16):
+                sums += torch.stack([products[..., column], products[..., 16 + column]])
+            total = total + (sums[0] + sums[1])
+    return total
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sums_are_in_the_order_that_is_defined(shape: tuple[int, int]) -> None:
+    block, x = block_of(normal(*shape)), inputs(7, shape[1], torch.float16)
+    expected, tiles = in_places(x, block.data), in_tiles(x, block.data)
     for _ in levels():
+        prompts = tiles if compiled.half_on_amx() else expected
         for n in (1, 2, 7):
-            assert torch.equal(multiply(x[:n], block), places[:n, :, 0])
+            assert torch.equal(multiply(x[:n], block), expected[:n])
+            assert torch.equal(multiply(x[:n], block, prompt=True), prompts[:n])
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -96,6 +129,22 @@ def test_a_rows_bits_depend_on_nothing_else(shape: tuple[int, int], dtype: torch
     for _ in levels():
         for n in (1, 2, 3, 4, 5, 6, 70):
             assert torch.equal(multiply(x[:n], block), whole[:n])
+
+
+@pytest.mark.parametrize("shape", [(1, 30), (33, 100), (300, 300), (31, 1000)])
+def test_a_prompts_rows_have_bits_of_their_own_alone(shape: tuple[int, int]) -> None:
+    """By whatever multiplies them: AMX, else torch."""
+    block, x = block_of(normal(*shape)), inputs(700, shape[1], torch.float16)
+    whole = multiply(x, block, prompt=True)
+    size = (x.double().square() @ block.data.double().square().t()).sqrt()
+    assert ((whole.double() - exact(x, block)).abs() <= size * 2**-19).all()
+    for n in (1, 15, 16, 17, 33, 256, 257, 300):
+        assert torch.equal(multiply(x[:n], block, prompt=True), whole[:n])
+        assert torch.equal(multiply(x[-n:], block, prompt=True), whole[-n:])
+    out = linear(x, block, False)
+    assert ((out.double() - exact(x, block)).abs() <= size * 2**-9).all()
+    if compiled.half_on_amx():
+        assert torch.equal(out, whole.half())
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -16,12 +16,6 @@ typedef struct { /* one group of 16 rows of x; [4 columns' place][row and column
   float step[X_ROWS], sum[X_ROWS];
 } Packed;
 
-typedef struct {
-  uint8_t palette, start_row, reserved[14];
-  uint16_t colsb[16];
-  uint8_t rows[16];
-} Tiles;
-
 /* Linux gives a process the tiles' registers on request. */
 int amx_allowed(void) {
   enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };

@@ -32,21 +32,24 @@ typedef struct {
   Activations *quantise;
   Finish *finish;
   void (*arrange)(int format, int64_t supers, int16_t *x, int32_t *offset); /* of each row of x, or NULL */
+  int on_amx; /* `half` is */
 } Kernels;
 
-static Kernels kernels(int64_t n) {
-  (void)n;
+static Kernels kernels(int64_t n, int any_order) {
+  (void)n, (void)any_order;
 #if defined(__x86_64__)
-  Rows *rows = avx512_rows;
+  Rows *rows = avx512_rows, *half = avx512_half;
+  int on_amx = 0;
 #ifdef HAS_AMX
   if (es_level(-1) == AMX) rows = amx_rows;
+  if (any_order && amx_half_allowed()) half = amx_half, on_amx = 1;
 #endif
   if (es_level(-1) >= AVX512)
-    return n > FEW ? (Kernels){rows, avx512_half, avx512_dense, avx512_quantise, avx512_finish, NULL}
-                   : (Kernels){avx512_few, avx512_half, avx512_dense, avx512_quantise, avx512_finish, avx512_arrange};
-  if (level == AVX2) return (Kernels){avx2_rows, avx2_half, avx2_dense, avx2_quantise, avx2_finish, NULL};
+    return n > FEW ? (Kernels){rows, half, avx512_dense, avx512_quantise, avx512_finish, NULL, on_amx}
+                   : (Kernels){avx512_few, half, avx512_dense, avx512_quantise, avx512_finish, avx512_arrange, on_amx};
+  if (level == AVX2) return (Kernels){avx2_rows, avx2_half, avx2_dense, avx2_quantise, avx2_finish, NULL, 0};
 #endif
-  return (Kernels){portable_rows, portable_half, portable_dense, portable_quantise, portable_finish, NULL};
+  return (Kernels){portable_rows, portable_half, portable_dense, portable_quantise, portable_finish, NULL, 0};
 }
 
 /* A matrix, as Python describes it (kernels/compiled.py): all fields of 64 bits. */
@@ -79,7 +82,8 @@ typedef struct {
   int x_type, out_type, terms; /* types: floats.h's */
   int64_t n, columns, rows, tasks; /* rows: of weights a task, at most */
   float *rest; /* [threads][columns] */
-  char *sums;  /* [threads][ROOM] */
+  char *sums;  /* [threads][room] */
+  int64_t room;
   float *tile; /* [threads][terms * n][rows] */
 } Linear;
 
@@ -88,6 +92,7 @@ static void prepare_row(void *argument, int64_t index, int worker) {
   const Linear *l = argument;
   const Matmul *m = &l->parts[l->first[index / l->n]].m;
   const int64_t r = index % l->n, columns = l->columns, groups = m->supers * GROUPS;
+  if (m->format == HALF && m->packed) return;
   float *rest = m->format == HALF ? m->wide + r * wide_columns(columns) : l->rest + worker * columns;
   load(es_level(-1), l->x_type, l->x, r * columns, columns, rest);
   if (m->format == HALF) {
@@ -108,7 +113,8 @@ static void pack_block(void *argument, int64_t index, int worker) {
   (void)worker;
   const int64_t blocks = (l->terms * l->n + X_ROWS - 1) / X_ROWS;
   const Matmul *m = &l->parts[l->first[index / blocks]].m;
-  if (m->format != HALF) amx_pack(m, index % blocks, m->packed);
+  if (m->packed && m->format == HALF) amx_half_pack(l->x, m->n, m->columns, index % blocks, m->packed);
+  if (m->packed && m->format != HALF) amx_pack(m, index % blocks, m->packed);
 }
 #endif
 
@@ -122,14 +128,13 @@ static void some_rows(void *argument, int64_t index, int worker) {
   m.weights += first * m.row_bytes, m.scale = m.scale ? m.scale + first : NULL;
   m.out = tile, m.out_stride = p->rows;
   Rows *rows = m.format == HALF ? l->kernels.half : l->kernels.rows;
-  rows(&m, 0, last - first, l->sums + (size_t)worker * ROOM);
+  rows(&m, 0, last - first, l->sums + worker * l->room);
   char *out = p->out + first * (l->out_type == F32 ? 4 : 2);
   l->kernels.finish(tile, p->terms, l->n, p->rows, last - first, out, p->out_stride, l->out_type);
 }
 
-static int64_t task_rows(int64_t rows, int64_t row_bytes, int threads) { /* at least four tasks a thread */
-  int64_t bytes = TASK_BYTES / (row_bytes ? row_bytes : 1), even = rows / (4 * threads);
-  int64_t some = (bytes < even ? bytes : even) / TILE_ROWS * TILE_ROWS;
+static int64_t task_rows(int64_t rows, int64_t most, int threads) { /* at least four tasks a thread */
+  int64_t even = rows / (4 * threads), some = (most < even ? most : even) / TILE_ROWS * TILE_ROWS;
   return some < TILE_ROWS ? TILE_ROWS : some;
 }
 
@@ -141,49 +146,60 @@ static void *part(char **room, int64_t bytes) { /* the next part of the room */
 
 /* Lays out the room, from address `room` on; returns its end. */
 static char *lay_out(Linear *l, char *room, int threads) {
-  l->sums = part(&room, (int64_t)ROOM * threads);
+  l->sums = part(&room, l->room * threads);
   l->rest = part(&room, l->columns * 4 * threads);
   l->tile = part(&room, l->terms * l->n * l->rows * 4 * threads);
   for (int e = 0; e < l->encodings; e++) {
     Matmul *m = &l->parts[l->first[e]].m;
     const int64_t groups = m->n * m->supers * GROUPS;
-    if (m->format == HALF) {
-      float *wide = part(&room, m->n * wide_columns(l->columns) * 4);
-      for (Part *p = l->parts; p < l->parts + l->count; p++)
-        if (p->m.format == HALF) p->m.wide = wide;
-      continue;
+    if (m->format != HALF) {
+      m->x = part(&room, groups * GROUP * 2);
+      m->step = part(&room, groups * 4);
+      m->sum = part(&room, groups * 4);
+      if (l->kernels.arrange) m->offset = part(&room, groups * (SUPER / 4 / GROUPS) * 4);
+    } else if (!l->kernels.on_amx) {
+      m->wide = part(&room, m->n * wide_columns(l->columns) * 4);
     }
-    m->x = part(&room, groups * GROUP * 2);
-    m->step = part(&room, groups * 4);
-    m->sum = part(&room, groups * 4);
-    if (l->kernels.arrange) m->offset = part(&room, groups * (SUPER / 4 / GROUPS) * 4);
 #ifdef HAS_AMX
-    if (es_level(-1) == AMX && m->n > FEW) m->packed = part(&room, amx_room(m->n, m->supers));
+    if (m->format == HALF && l->kernels.on_amx) m->packed = part(&room, amx_half_packed(m->n, l->columns));
+    if (m->format != HALF && es_level(-1) == AMX && m->n > FEW) m->packed = part(&room, amx_room(m->n, m->supers));
 #endif
     for (Part *p = l->parts; p < l->parts + l->count; p++)
       if (p->m.format == m->format)
-        p->m.x = m->x, p->m.step = m->step, p->m.sum = m->sum, p->m.offset = m->offset, p->m.packed = m->packed;
+        p->m.x = m->x, p->m.step = m->step, p->m.sum = m->sum, p->m.offset = m->offset, p->m.wide = m->wide,
+        p->m.packed = m->packed;
   }
   return room;
 }
 
+/* Whether fp16 weights times a prompt's rows of fp16 are multiplied on AMX. */
+int es_half_on_amx(void) { return kernels(1, 1).on_amx; }
+
 /* outs[i] [n][out_stride] = x [n][columns] @ matrices[i]^T, for up to MOST_PARTS matrices; types of x and outs: floats.h's.
-   With two terms fp32 keeps its precision beside low-bit weights. Returns the bytes of `room` that this needs, and does nothing when `room` (aligned
-   to 64) has fewer. */
-int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void *x, int x_type, int64_t n, int terms,
-                  void *const *outs, int out_type, int threads, char *room, int64_t room_bytes) {
-  Linear l = {.count = count, .kernels = kernels(terms * n), .x = x, .x_type = x_type, .out_type = out_type,
-              .terms = terms, .n = n, .columns = columns};
+   `any_order`: sums of fp16 may be in that of AMX. With two terms fp32 keeps its precision beside low-bit weights. Returns
+   the bytes of `room` that this needs, and does nothing when `room` (aligned to 64) has fewer. */
+int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void *x, int x_type, int64_t n, int any_order,
+                  int terms, void *const *outs, int out_type, int threads, char *room, int64_t room_bytes) {
+  Linear l = {.count = count, .kernels = kernels(terms * n, any_order && x_type == F16), .x = x, .x_type = x_type,
+              .out_type = out_type, .terms = terms, .n = n, .columns = columns};
   int64_t all = 0;
   for (int i = 0; i < count; i++) all += matrices[i].rows;
   for (int i = 0; i < count; i++) {
     const Matrix *a = matrices + i;
-    int64_t rows = task_rows(all, a->row_bytes, threads);
+    int64_t rows = task_rows(all, TASK_BYTES / (a->row_bytes ? a->row_bytes : 1), threads);
+    int64_t its_room = ROOM;
+#ifdef HAS_AMX
+    if (a->format == HALF && l.kernels.on_amx) {
+      rows = task_rows(all, AMX_HALF_ROWS, threads);
+      its_room = amx_half_room(n, rows);
+    }
+#endif
+    l.room = l.room < its_room ? its_room : l.room;
     const int of_part = a->format == HALF ? 1 : terms;
-    l.parts[i] = (Part){.terms = of_part, .m = {.format = (int)a->format, .weights = a->weights, .row_bytes = a->row_bytes, .rows = a->rows,
+    l.parts[i] = (Part){.m = {.format = (int)a->format, .weights = a->weights, .row_bytes = a->row_bytes, .rows = a->rows,
                               .columns = columns, .scale = a->scale, .n = of_part * n, .supers = a->supers,
                               .exact = x_type == F16},
-                        .rows = rows, .before = l.tasks, .out = outs[i], .out_stride = a->out_stride};
+                        .terms = of_part, .rows = rows, .before = l.tasks, .out = outs[i], .out_stride = a->out_stride};
     l.tasks += (a->rows + rows - 1) / rows;
     l.rows = rows > l.rows ? rows : l.rows;
     int e = 0;
@@ -195,7 +211,9 @@ int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void
   int helpers = n * columns < ALONE ? 1 : threads;
   run_tasks(prepare_row, &l, l.encodings * n, helpers);
 #ifdef HAS_AMX
-  if (es_level(-1) == AMX && terms * n > FEW) run_tasks(pack_block, &l, l.encodings * ((terms * n + X_ROWS - 1) / X_ROWS), helpers);
+  int packs = 0;
+  for (int e = 0; e < l.encodings; e++) packs |= l.parts[l.first[e]].m.packed != NULL;
+  if (packs) run_tasks(pack_block, &l, l.encodings * ((terms * n + X_ROWS - 1) / X_ROWS), helpers);
 #endif
   run_tasks(some_rows, &l, l.tasks, threads);
   return needed;
@@ -220,9 +238,10 @@ void es_dense(const Matrix *a, int64_t columns, void *out, int bf16, int threads
   Numbers d = {.m = {.format = (int)a->format, .weights = a->weights, .row_bytes = a->row_bytes, .rows = a->rows,
                      .columns = columns, .scale = a->scale, .supers = a->supers, .out = out, .out_stride = a->out_stride,
                      .bf16 = bf16},
-               .dense = kernels(0).dense, .rows = task_rows(a->rows, a->row_bytes, threads)};
+               .dense = kernels(0, 0).dense,
+               .rows = task_rows(a->rows, TASK_BYTES / (a->row_bytes ? a->row_bytes : 1), threads)};
   run_tasks(some_dense, &d, (a->rows + d.rows - 1) / d.rows, threads);
 }
 
 /* Changes with the meaning of any of these functions. */
-int es_version(void) { return 9; }
+int es_version(void) { return 10; }

@@ -74,6 +74,11 @@ void avx512_arrange(int format, int64_t supers, int16_t *x, int32_t *offset);
 int amx_allowed(void);
 int64_t amx_room(int64_t n, int64_t supers); /* bytes of `packed` */
 void amx_pack(const Matmul *m, int64_t block, void *packed); /* X_ROWS rows of x */
+typedef struct { /* of tiles */
+  uint8_t palette, start_row, reserved[14];
+  uint16_t colsb[16];
+  uint8_t rows[16];
+} Tiles;
 #endif
 
 #define BLOCK 64 /* rows of x that one unpacked tile serves before the next is unpacked */
@@ -91,6 +96,15 @@ Rows portable_half, avx2_half, avx512_half;
 INLINE int64_t wide_columns(int64_t columns) { return (columns + PLACES - 1) / PLACES * PLACES; }
 
 #define ROOM (BLOCK * HALF_ROWS * PLACES * 4 + HALF_ROWS * HALF_COLUMNS * 4) /* at least BLOCK * GROUPS * TILE_ROWS floats */
+
+#ifdef HAS_AMX
+Rows amx_half; /* has an order of sums of its own */
+int amx_half_allowed(void);
+void amx_half_pack(const uint16_t *x, int64_t n, int64_t columns, int64_t block, void *packed); /* X_ROWS rows of x */
+int64_t amx_half_packed(int64_t n, int64_t columns); /* bytes of `packed` */
+int64_t amx_half_room(int64_t n, int64_t rows);      /* bytes of `room` for `rows` of weights */
+#define AMX_HALF_ROWS 256 /* of weights, that rows of x in the second cache are multiplied with */
+#endif
 
 /* Rows of a tree, each with the keys of its own past, whatever the CPU and the rows beside it:
 
