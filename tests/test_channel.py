@@ -20,10 +20,13 @@ from edgespec.drafters.channel import (
     Commit,
     Committed,
     Draft,
+    Expect,
     Failed,
     GoAhead,
+    Hear,
     Load,
     Loading,
+    Named,
     Nonsense,
     Open,
     Prefill,
@@ -34,6 +37,8 @@ from edgespec.drafters.channel import (
     Stop,
     Tree,
     Trees,
+    as_heard,
+    as_named,
     as_received,
     as_sent,
     frame,
@@ -49,7 +54,7 @@ TREE = TokenTree(
 ANSWERED: list[Answer] = [
     Loading(10**9),
     Ready(3 * 10**8),
-    Beat(2, 0, 50),
+    Beat(2, 0, 50, 0.25),
     Trees(7, [as_sent(TREE), as_sent(TokenTree.root(9))]),
     Committed(8, True, 10**9),
     Failed("MemoryError", "no room"),
@@ -60,6 +65,8 @@ REQUESTED: list[Request] = [
     Prefill(1, list(range(300)), True, 2**63 - 1, 0.7, 0.95, 40, 0.0),
     Draft(1, 9, [RootPath([5], 0.0), RootPath([5, 9], -0.5)], 64, 12, 4),
     GoAhead(1, as_sent(TREE), 40),
+    Expect(1),
+    Hear(1, as_named({0: {7: -0.1, 299: -3.0}, 4: {}})),
     Stop(1),
     Cancel(1),
     Commit(1, 10, 5, [7, 1]),
@@ -87,6 +94,26 @@ def test_what_is_sent_is_received() -> None:
     for name in ("tokens", "parents", "logprobs"):
         assert np.array_equal(getattr(back, name), getattr(TREE, name))
         assert getattr(back, name).dtype == getattr(TREE, name).dtype
+
+
+def test_what_an_exit_says_is_heard_as_it_was() -> None:
+    said = {0: {7: -0.1, 299: -3.0}, 4: {}}
+    assert as_heard(as_named(said), len(TREE), VOCABULARY) == said
+    assert as_named({1: {5: 1e-9}})[0].logprobs == [0.0], "rounded above 1"
+    for wrong in (
+        Named(5, [7], [-0.1]),  # of five nodes
+        Named(0, [VOCABULARY], [-0.1]),
+        Named(0, [7, 8], [-0.1]),
+        Named(0, [7], [float("-inf")]),
+        Named(0, [7], [float("nan")]),
+    ):
+        with pytest.raises(Nonsense, match="tokens"):
+            as_heard([wrong], len(TREE), VOCABULARY)
+    rows = {node: dict.fromkeys(range(256), -0.5) for node in range(64)}
+    assert heard(frame(Hear(1, as_named(rows))), answers=False)
+    for beyond in ({0: dict.fromkeys(range(257), -0.5)}, {64: {1: -0.5}}):
+        with pytest.raises(Nonsense):
+            heard(frame(Hear(1, as_named(beyond))), answers=False)
 
 
 def test_a_frame_says_only_so_much() -> None:

@@ -303,10 +303,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"drafter": "model", "draft_model": "m", "fan_out": "geometric"},
         r"fan_out geometric goes by how drafts ranked .*; use fan_out=best-first, or leave draft_worker= out",
     ),
-    (
-        {"drafter": "model", "draft_model": "m", "schedule": "mirror"},
-        r"schedule mirror tells drafters of this process .*; use schedule=ssd, or leave draft_worker= out",
-    ),
 ]
 
 

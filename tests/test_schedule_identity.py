@@ -198,11 +198,12 @@ def test_hundreds_of_tokens(families: dict[str, Family], number: int, pair: tupl
     check(pair, tally)
 
 
-def test_a_draft_worker(families: dict[str, Family], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("schedule", ["ssd", "mirror"])
+def test_a_draft_worker(families: dict[str, Family], monkeypatch: pytest.MonkeyPatch, schedule: str) -> None:
     """The same with the draft model in a process beside the target's."""
     monkeypatch.setattr(beside, "SILENCE", 60.0)  # the machine may be busy
     monkeypatch.setitem(WAITS, "asleep", lambda rng: sleep(0.002) or 0)  # so that it has a core for itself
-    pair, tally = ("ngram+model", "ssd"), Tally()
+    pair, tally = ("ngram+model", schedule), Tally()
     jobs: list[Job] = [
         (replace(options, max_tokens=24), "asleep", 1, Fixed(BUDGET)) for options in (GREEDY, SAMPLED)
     ]

@@ -54,6 +54,8 @@ class Ahead(Growing):
         self._reserved = 0  # rows
         self._root: int | None = None  # its slot
 
+    seconds: float | None = None
+
     def tree(self, root: int = 0) -> TokenTree:
         """The verified tree: what is ahead of it shows in the next round."""
         return self.verified

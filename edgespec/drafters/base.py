@@ -116,9 +116,13 @@ class Hearing(DraftingAhead, Protocol):
         """What follows nodes of the verified tree: by node, log-probabilities by token. `trust` (0...1): how
         much of what is believed is his word; the rest is the drafter's own."""
 
-    def believed(self, node: int, token: int) -> float:
+    def believed(self, node: int, token: int) -> float | None:
         """The probability that the drafter itself gives to a token behind a verified node; 0 = it never
-        thought of it."""
+        thought of it, None = it does not tell, and learns by itself how much to trust."""
+
+    @property
+    def seconds(self) -> float | None:
+        """Of drafting in another process since it has heard; None = it is in this one, in waits."""
 
 
 @runtime_checkable

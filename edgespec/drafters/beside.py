@@ -13,7 +13,7 @@ more. Whatever comes is only what the target verifies.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from time import monotonic
 
 from edgespec.core.acceptance import Outcome
@@ -26,7 +26,9 @@ from edgespec.drafters.channel import (
     Commit,
     Committed,
     Draft,
+    Expect,
     GoAhead,
+    Hear,
     Load,
     Nonsense,
     Open,
@@ -35,6 +37,7 @@ from edgespec.drafters.channel import (
     Sent,
     Stop,
     Trees,
+    as_named,
     as_sent,
     trees_for,
 )
@@ -251,7 +254,7 @@ class _Round:
 
 
 class _Ahead:
-    """See `drafters.base.DraftingAhead`: in this process there is nothing to do."""
+    """See `drafters.base.Hearing`: in this process there is nothing to do."""
 
     passes = 0
 
@@ -260,11 +263,29 @@ class _Ahead:
         self._told = drafter.caught_up
         if self._told:
             drafter.worker.nodes[drafter.seat] = 0
+            drafter.worker.seconds[drafter.seat] = 0.0
             drafter.worker.tell(GoAhead(drafter.seat, as_sent(tree), max(budget.depth, 0)))
 
     @property
     def nodes(self) -> int:
         return self.drafter.worker.nodes[self.drafter.seat] if self._told else 0
+
+    @property
+    def seconds(self) -> float | None:
+        return self.drafter.worker.seconds[self.drafter.seat] if self._told else 0.0
+
+    def expect(self) -> None:
+        if self._told:
+            self.drafter.worker.tell(Expect(self.drafter.seat))
+
+    def hear(self, said: Mapping[int, Mapping[int, float]], trust: float) -> None:
+        if self._told:
+            self.drafter.worker.seconds[self.drafter.seat] = 0.0
+            self.drafter.worker.tell(Hear(self.drafter.seat, as_named(said)))
+
+    def believed(self, node: int, token: int) -> float | None:
+        """The worker trusts as it finds itself."""
+        return None
 
     def rank(self, outcome: Outcome) -> int | None:
         """Nobody asks: see `drafters.kinds.check_worker`."""

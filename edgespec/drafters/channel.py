@@ -3,6 +3,8 @@
     target   Load ──────── Open ─ Prefill ─ Draft ─────── Stop ─ GoAhead ······ Stop ─ Commit ──── Draft
     worker    └ Loading, Ready                └ Trees ─┘           └ Beat, Beat ...      └ Committed ─┘
 
+Under schedule mirror Expect follows GoAhead, and Hear comes when the target's early exit has spoken.
+
 Token ids and log-probabilities, and the numbers that choose tokens at random; never text, weights or logits.
 A frame is its length (4 bytes, little-endian) and msgpack. Neither end believes the other: a length is
 bounded before anything is allocated, a message by its type, and a tree by what was asked.
@@ -10,14 +12,14 @@ bounded before anything is allocated, a message by its type, and a tree by what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, BinaryIO, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from edgespec.config import MOST_THREADS
+from edgespec.config import MOST_KAPPA, MOST_THREADS
 from edgespec.core.tree import TokenTree
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.values import MOST
@@ -109,6 +111,27 @@ class GoAhead(Sent):
     depth: Natural
 
 
+class Expect(Sent):
+    """The target's early exit will speak of that tree: leave room for what only it thinks of."""
+
+    seat: Natural
+
+
+class Named(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """What somebody thinks follows a node of a tree."""
+
+    node: Annotated[int, Meta(ge=0, lt=TREE_ROWS)]
+    tokens: Annotated[list[Natural], Meta(max_length=MOST_KAPPA)]
+    logprobs: Annotated[list[Logprob], Meta(max_length=MOST_KAPPA)]
+
+
+class Hear(Sent):
+    """Mirror-SD's token channel: what the target's early exit says of the tree that is being verified."""
+
+    seat: Natural
+    said: Annotated[list[Named], Meta(max_length=TREE_ROWS)]
+
+
 class Stop(Sent):
     """The round is over: keep what was drafted."""
 
@@ -143,11 +166,13 @@ class Ready(Sent):
 
 
 class Beat(Sent):
-    """At work: on this question, or on something else (0). nodes: drafted since the last `GoAhead`."""
+    """At work: on this question, or on something else (0). nodes: drafted since the last `GoAhead`; seconds:
+    of drafting ahead since then, or since the last `Hear`."""
 
     seat: Natural
     question: Natural
     nodes: Natural
+    seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
 
 class Trees(Sent):
@@ -172,7 +197,7 @@ class Failed(Sent):
     words: Words
 
 
-Request = Load | Open | Close | Prefill | Draft | GoAhead | Stop | Cancel | Commit
+Request = Load | Open | Close | Prefill | Draft | GoAhead | Expect | Hear | Stop | Cancel | Commit
 Answer = Loading | Ready | Beat | Trees | Committed | Failed
 
 REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
@@ -226,6 +251,22 @@ def as_received(tree: Tree, vocabulary: int) -> TokenTree:
     except ValueError as error:
         raise Nonsense(str(error)) from None
     return found
+
+
+def as_named(said: Mapping[int, Mapping[int, float]]) -> list[Named]:
+    return [Named(node, list(after), [min(p, 0.0) for p in after.values()]) for node, after in said.items()]
+
+
+def as_heard(named: Sequence[Named], nodes: int, vocabulary: int) -> dict[int, dict[int, float]]:
+    """Log-probabilities, by node of a tree of so many and by token. Raises Nonsense."""
+    for row in named:
+        if row.node >= nodes or max(row.tokens, default=0) >= vocabulary:
+            raise Nonsense(
+                f"tokens behind node {row.node}, of a tree of {nodes} and a vocabulary of {vocabulary}"
+            )
+        if len(row.tokens) != len(row.logprobs) or not np.isfinite(row.logprobs).all():
+            raise Nonsense("tokens without their log-probabilities")
+    return {row.node: dict(zip(row.tokens, row.logprobs, strict=True)) for row in named}
 
 
 def trees_for(

@@ -154,5 +154,11 @@ class CombinedAhead(_Together):
         for member in self._hearing:
             member.hear(said, trust)
 
-    def believed(self, node: int, token: int) -> float:
-        return max((member.believed(node, token) for member in self._hearing), default=0.0)
+    def believed(self, node: int, token: int) -> float | None:
+        told = (member.believed(node, token) for member in self._hearing)
+        return max((p for p in told if p is not None), default=None)
+
+    @property
+    def seconds(self) -> float | None:
+        told = [member.seconds for member in self._hearing if member.seconds is not None]
+        return sum(told) if told else None

@@ -172,11 +172,6 @@ def check_worker(options: EngineOptions, chosen: Sequence[Kind]) -> None:
             f"fan_out {options.fan_out} goes by how drafts ranked what came, which a draft worker does not "
             "tell; use fan_out=best-first, or leave draft_worker= out"
         )
-    if options.schedule == "mirror":
-        raise OptionError(
-            "schedule mirror tells drafters of this process what the target's early exit expects, and not a "
-            "draft worker; use schedule=ssd, or leave draft_worker= out"
-        )
     if not costly:
         what = f"drafter {options.drafter}" + (" without draft_model=" if options.drafter == "auto" else "")
         raise OptionError(

@@ -92,6 +92,7 @@ class Worker:
         self.lost: str | None = None  # why it does not answer any more
         self.peak = 0  # bytes, the most that it has taken
         self.nodes: dict[int, int] = {}  # by conversation: drafted ahead for the tree under way
+        self.seconds: dict[int, float] = {}  # likewise: as of `channel.Beat`
         self.heard = monotonic()  # when it last said something
         self._failed: Failed | None = None
         self._ready = False
@@ -152,12 +153,13 @@ class Worker:
 
     def new_seat(self) -> int:
         seat = next(self._seats)
-        self.nodes[seat] = 0
+        self.nodes[seat], self.seconds[seat] = 0, 0.0
         return seat
 
     def leave(self, seat: int, message: Sent) -> None:
         """A conversation is over."""
         self.nodes.pop(seat, None)
+        self.seconds.pop(seat, None)
         self.tell(message)
 
     def tell(self, message: Sent) -> None:
@@ -249,7 +251,7 @@ class Worker:
             self._loading.put(message)
         elif isinstance(message, Beat):
             if message.seat in self.nodes:  # else the conversation is over
-                self.nodes[message.seat] = message.nodes
+                self.nodes[message.seat], self.seconds[message.seat] = message.nodes, message.seconds
             if (question := self._questions.get(message.question)) is not None:
                 question.beat = self.heard
         else:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import exp, inf
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -21,11 +22,13 @@ from typing import BinaryIO
 import numpy as np
 
 from edgespec.config import GenerationOptions
+from edgespec.control.early_exit import Trust
 from edgespec.core.acceptance import Outcome
 from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.tree import TokenTree
 from edgespec.devices.probe import peak_memory
-from edgespec.drafters.base import Drafting, DraftingAhead, Root
+from edgespec.drafters.base import Drafting, DraftingAhead, Hearing, Root
 from edgespec.drafters.channel import (
     REQUEST_BYTES,
     REQUESTS,
@@ -35,8 +38,10 @@ from edgespec.drafters.channel import (
     Commit,
     Committed,
     Draft,
+    Expect,
     Failed,
     GoAhead,
+    Hear,
     Load,
     Loading,
     Nonsense,
@@ -47,6 +52,7 @@ from edgespec.drafters.channel import (
     Sent,
     Stop,
     Trees,
+    as_heard,
     as_received,
     as_sent,
     frame,
@@ -72,6 +78,11 @@ class _Seat:
     asked: tuple[Draft, Drafting] | None = None  # that round, while somebody waits for it
     ahead: DraftingAhead | None = None  # that round, while it has something to do
     nodes: int = 0  # of it
+    hearing: Hearing | None = None  # the latest round ahead, until its outcome is committed,
+    verified: TokenTree | None = None  # below whose outcomes that is,
+    said: Mapping[int, Mapping[int, float]] = field(default_factory=dict)  # and what the early exit said
+    trust: Trust = field(default_factory=Trust)
+    seconds: float = 0.0  # of drafting ahead, as of `channel.Beat`
 
 
 class Desk:
@@ -97,12 +108,14 @@ class Desk:
         for number, seat in self.seats.items():
             if seat.ahead is None:
                 continue
+            began = monotonic()
             ahead, worked = seat.ahead, seat.ahead.step()
+            seat.seconds += monotonic() - began
             if not worked:
                 seat.ahead = None
             if seat.nodes != ahead.nodes:
                 seat.nodes = ahead.nodes
-                self.say(Beat(number, 0, seat.nodes))
+                self.say(Beat(number, 0, seat.nodes, seat.seconds))
 
     def take(self, message: Request) -> None:
         """Raises Nonsense for what makes no sense now, and whatever the model raises."""
@@ -115,6 +128,9 @@ class Desk:
         seat = self.seats.get(message.seat)
         if seat is None:
             raise Nonsense(f"there is no conversation {message.seat}")
+        if isinstance(message, (Expect, Hear)):
+            self._hear(seat, message)
+            return
         seat.ahead = None
         self._answer(seat)  # whatever comes now, nobody waits for more
         if isinstance(message, Close):
@@ -126,8 +142,11 @@ class Desk:
         elif isinstance(message, GoAhead):
             verified = as_received(message.tree, seat.vocabulary)
             seat.ahead = seat.drafter.ahead(verified, TreeBudget(len(verified), message.depth, 0))
-            seat.drafting, seat.nodes = seat.ahead, 0
+            seat.drafting, seat.nodes, seat.seconds = seat.ahead, 0, 0.0
+            seat.hearing = seat.ahead if isinstance(seat.ahead, Hearing) else None
+            seat.verified, seat.said = verified, {}
         elif isinstance(message, Commit):
+            self._judge(seat, message.tokens)
             outcome = Outcome(np.arange(len(message.tokens)), tuple(message.tokens))
             seat.drafter.commit(message.root, outcome)
             self.say(Committed(message.question, seat.drafter.prepared(), peak_memory()))
@@ -136,12 +155,38 @@ class Desk:
                 seat.drafting.stop()
             elif isinstance(message, Cancel):
                 seat.drafting.cancel()
+                seat.hearing = None
+
+    def _hear(self, seat: _Seat, message: Expect | Hear) -> None:
+        if seat.hearing is None or seat.verified is None or seat.drafting is not seat.hearing:
+            raise Nonsense("nothing is drafted ahead")
+        if isinstance(message, Expect):
+            seat.hearing.expect()
+            return
+        seat.said = as_heard(message.said, len(seat.verified), seat.vocabulary)
+        seat.hearing.hear(seat.said, seat.trust.share)
+        seat.ahead, seat.seconds = seat.hearing, 0.0  # though it may have had nothing left to do
+
+    def _judge(self, seat: _Seat, tokens: Sequence[int]) -> None:
+        """Learn by the tokens that came how much to trust who spoke."""
+        tree, hearing, node = seat.verified, seat.hearing, 0
+        seat.verified = seat.hearing = None
+        if tree is None or hearing is None:
+            return
+        for token in tokens:
+            if node in seat.said and (own := hearing.believed(node, token)) is not None:
+                seat.trust.learn(exp(seat.said[node].get(token, -inf)), own)
+            below = tree.children(node)
+            follows = below[tree.tokens[below] == token]
+            if not len(follows):
+                return
+            node = int(follows[0])
 
     def _prefill(self, seat: _Seat, message: Prefill) -> None:
         options = GenerationOptions(
             temperature=message.temperature, top_p=message.top_p, top_k=message.top_k, min_p=message.min_p
         )
-        seat.drafting = None
+        seat.drafting = seat.hearing = None
         seat.drafter.prefill(
             Context(
                 message.tokens,

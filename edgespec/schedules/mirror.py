@@ -15,8 +15,10 @@ The head is multiplied block by block in the waits behind layer l_e, for the lik
 of the pass may be late by one, as it may be by a step of drafting. A trained adapter, where there is one
 (`adapters=`), comes before it. While the exit has not spoken, half of the drafter's room is left for what it
 will say. Where nobody waits (a target that is resident, on the same cores) neither it nor the drafter gets a
-turn, and this is the serial schedule: `auto` takes that there. A head that streams is in nobody's memory: the
-drafter's own guesses are all there is, which is the ssd schedule, and `undrafted` says so.
+turn, and this is the serial schedule: `auto` takes that there. A draft worker (`draft_worker=`) needs no
+waits: what the exit says goes over its pipe, and it drafts beside the layers that follow. A target that never
+waits then asks its exit at once, as in the paper. A head that streams is in nobody's memory: the drafter's
+own guesses are all there is, which is the ssd schedule, and `undrafted` says so.
 """
 
 from __future__ import annotations
@@ -109,6 +111,7 @@ class Mirror(Ssd):
         self.trust = Trust()
         self.budget = OverlapBudget(moves) if moves else None
         self._passing = Passing()
+        self._waited = False  # in any pass of this conversation
 
     @property
     def undrafted(self) -> str | None:
@@ -135,6 +138,16 @@ class Mirror(Ssd):
             self._passing.layers.append(self.clock())
         if index + 1 == self.exit.layers and self.drafter.resident:
             self._safely(lambda: self._observe(hidden, rows))
+            if self._passing.observed and not self._waited:
+                self._ask_at_once()
+
+    def _ask_at_once(self) -> None:
+        """Of a target that never waits: for a worker, which has cores or a device of its own."""
+        now, began = self._passing, self.clock()
+        beside = isinstance(self._ahead, Hearing) and self._ahead.seconds is not None
+        while beside and now.said is None and self._safely(self._ask):
+            now.at_once = True
+        now.early += self.clock() - began
 
     def _observe(self, hidden: Tensor, rows: Rows) -> bool:
         self.exit.observe(hidden, rows)
@@ -147,7 +160,7 @@ class Mirror(Ssd):
 
     def on_wait(self) -> bool:
         """A part of what the exit says, once the pass is there; else a step of drafting."""
-        now = self._passing
+        now, self._waited = self._passing, True
         if self._ahead is None or not now.observed:
             return super().on_wait()
         began = self.clock()
@@ -188,8 +201,10 @@ class Mirror(Ssd):
             for node, token in zip(outcome.path.tolist(), outcome.tokens, strict=True):
                 if node in now.said:
                     heard = exp(now.said[node].get(token, -inf))
-                    self.trust.learn(heard, self._ahead.believed(node, token))
+                    if (own := self._ahead.believed(node, token)) is not None:
+                        self.trust.learn(heard, own)
                     asked, found = asked + 1, found + (heard > 0)
+            now.draft += self._ahead.seconds or 0.0
         began = self.clock()
         if self.drafter.resident:
             self._safely(lambda: self._commit(outcome.path.tolist()))
@@ -222,6 +237,7 @@ class Passing:
         self.named: dict[int, dict[int, float]] = {}  # log-probabilities, by node and token
         self.said: Mapping[int, Mapping[int, float]] | None = None  # all of it
         self.layers: list[float] = []  # when each layer ended
+        self.at_once = False  # it was asked by who computes, and not in waits
         self.before = 0  # nodes that were drafted when it had spoken
         self.early = self.draft = 0.0  # of what it says, and of drafting then, in the waits behind it
 
@@ -236,5 +252,6 @@ class Passing:
         have taken `alone` by itself; its layers' shares of that are as they were in this one."""
         before = alone * min(1.0, sum(self.layer_seconds[:layers]) / seconds) if seconds else 0.0
         terms = Mirrored(before, alone - before, self.draft, self.early, final)
+        step = terms.step if self.at_once else terms.in_waits
         own = late, terms.before, terms.early, terms.behind, terms.draft, terms.final
-        return Law(*own, predicted=late + terms.in_waits, took=late + seconds + final)
+        return Law(*own, predicted=late + step, took=late + seconds + final)
