@@ -63,7 +63,7 @@ class BenchFlags(Options):
 def bench(model: options.Model, *, wanted: BenchFlags, engine: list[EngineOptions]) -> None:
     """Measure speed: prompt reading (pp), greedy replies (tg), and what they read.
 
-    Mean ± standard deviation; of a model that streams also the disk's own rate, measured before each run.
+    Mean ± standard deviation; of a model that streams also the disk's own rate, measured beside each run.
     Several values with commas (--memory 4GB,8GB --drafter none,ngram) are measured in every combination.
     """
     if wanted.json and wanted.output not in ("md", "json"):

@@ -1,19 +1,20 @@
 """What `edgespec bench` measures of one setting: in this process, or in one of its own.
 
-Rates of the hardware are taken in the same run: of memory before the model is loaded, of the disk before each
-test of a model that streams. A *cold* run is the first thing that its process does, and nothing of the
-model's files lies in the page cache then.
+Rates of the hardware are taken in the same run: of memory before the model is loaded, of the disk before and
+after each test of a model that streams. A *cold* run is the first thing that its process does, and nothing of
+the model's files lies in the page cache then.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from statistics import mean, stdev
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 from edgespec.apps.common import open_engine
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from edgespec.engine import Engine
     from edgespec.session import Session
 
+SETTLED_SECONDS = 0.2  # without a read: the ring is full
 DEEPEST = 64  # position of a drafted token that is told of
 
 
@@ -40,7 +42,7 @@ class Run:
     tokens_per_cycle: float | None  # None of prompts
     bytes_per_token: float
     read_gbps: float
-    direct_gbps: float | None  # the disk's own rate, measured just before
+    direct_gbps: float | None  # the disk's own rate: just before and just after, averaged
     roofline: float | None  # share of the speed that disk and memory would allow
     load_seconds: float  # of the model, in this process
     tried: list[int] = field(default_factory=list)  # cycles whose tree was so deep: 1, 2, ...,
@@ -127,7 +129,7 @@ def measure(
             "precision": engine.plan.table.precision,
             "memory": engine.plan.dial,
             "peak_memory": max(peak, setting.found.get("peak_memory", 0)),
-            # Of the cgroup around this process, as far as it is this run's: page cache and all.
+            # Page cache and all, where this run has raised it.
             "cgroup_peak": after if after is not None and after > (before or 0) else None,
             "memory_gbps": memory_gbps,
             "drafters": list(engine.drafters),
@@ -151,6 +153,7 @@ class _Runs:
         self.engine, self.terminal = engine, terminal
         self.load_seconds, self.memory_gbps = load_seconds, memory_gbps
         self.dice = random.Random(0)
+        self.direct_gbps: float | None = None  # as measured last
         self.filling: list[int] = []  # of the context, in tests with a depth
         self.tried, self.kept = [0] * DEEPEST, [0] * DEEPEST
         from edgespec.tuning.watch import Watch  # numpy: not for --help
@@ -166,11 +169,11 @@ class _Runs:
             self.kept[position] += position < cycle.outcome.accepted
 
     def run(self, test: Test) -> Run:
-        direct = _direct_rate(self.engine) if self.engine.plan.streamed_bytes else None
         self.tried, self.kept = [0] * DEEPEST, [0] * DEEPEST
         is_prompt = test.kind == "pp"
         if test.depth:
             self._fill(test.depth)
+        before = self.direct_gbps or self._direct_rate()  # that of the run before was just now
         # A reply begins as a text does, so that what is drafted and accepted is of the model's own text.
         bos = self.engine.tokenizer.bos
         if is_prompt or test.depth or bos is None:
@@ -179,6 +182,8 @@ class _Runs:
             prompt = [bos]
         # Every reply has the length that is asked for.
         stats = self._reply(prompt, 1 if is_prompt else test.length + 1)
+        after = self.direct_gbps = self._direct_rate()
+        direct = (before + after) / 2 if before and after else None
         if is_prompt:
             tokens, seconds = stats.prompt_tokens - stats.reused_tokens, stats.prefill_seconds
             moved = stats.bytes_read - stats.decode_bytes_read
@@ -206,6 +211,21 @@ class _Runs:
             return None
         least = max(moved / (direct or 1), through / (self.memory_gbps or 1)) / 1e9
         return least / seconds if least else None
+
+    def _direct_rate(self) -> float | None:
+        """GB/s of direct reads of the model's largest file, now that the engine has the disk at rest; None
+        where it needs none, or for a file too small to tell."""
+        from edgespec.devices.rates import SMALLEST_FILE, read_rate
+
+        largest = max(self.engine.plan.table.files(), key=lambda path: path.stat().st_size)
+        if not self.engine.plan.streamed_bytes or largest.stat().st_size < SMALLEST_FILE:
+            return None
+        before = -1
+        while (now := self.engine.bytes_read) != before:  # the ring is being filled for the next pass
+            before = now
+            sleep(SETTLED_SECONDS)
+        measured = read_rate(largest, fresh=True)
+        return measured.gbps if measured else None
 
     def _fill(self, depth: int) -> None:
         """Have the context hold the first `depth` tokens of the filling; what it holds of them stays."""
@@ -239,14 +259,6 @@ def _fixed(engine: Engine, steps: int | None) -> Controller | None:
     return Fixed(TreeBudget(engine.options.tree_nodes, steps, steps))
 
 
-def _direct_rate(engine: Engine) -> float | None:
-    """GB/s of direct reads of the model's largest file, now; None for a file too small to tell."""
-    from edgespec.devices.rates import read_rate
-
-    measured = read_rate(max(engine.plan.table.files(), key=lambda path: path.stat().st_size), fresh=True)
-    return measured.gbps if measured else None
-
-
 def _memory_rate(dial: int | None) -> float:
     """GB/s of reading memory, now; of at most a quarter of the dial, as nothing is loaded yet."""
     from edgespec.devices.probe import forget_peak
@@ -258,6 +270,14 @@ def _memory_rate(dial: int | None) -> float:
 
 
 def _cgroup_peak() -> int | None:
+    """Of the cgroup that holds this process, and at most the one that has started it, alone."""
     from edgespec.devices.cgroup import memory_cgroups
 
-    return next((group.peak for group in memory_cgroups()), None)
+    own = next(iter(memory_cgroups()), None)
+    if own is None:
+        return None
+    try:
+        held = {int(pid) for pid in (own.path / "cgroup.procs").read_text().split()}
+    except (OSError, ValueError):
+        return None
+    return own.peak if held <= {os.getpid(), os.getppid()} else None
