@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,7 @@ class Conversations:
             cycles.append({**after, **spent, "seconds": seconds})
         row = {"tokens": tokens, "cycles": cycles, "passes": stats.cycles, "peak_memory": stats.peak_memory}
         row["overlap"] = {key: getattr(stats, key) for key in OVERLAP}
+        row["exit"] = asdict(stats.early_exit)
         if settle:  # by the passes of this reply, exactly; and the kernel's count of the same
             row |= {"streamed": self._settle() - settled, "disk": process_io("self")[0] - disk}
         return row

@@ -18,6 +18,9 @@ Beside the measured speed stands what it should be, both from the same replies:
     Theorem 7   of SSD, with the measured hit rate, tokens after hits and misses, and seconds of drafting
     promised    tokens a cycle / the median pass of plain decoding: as if drafting and larger trees were free
 
+Of mirror with its own controller (which knows what passes take by themselves), Equation 10 is what cycles
+should take by Mirror-SD's latency law, of what they took.
+
 And of the arms that look outcomes up, by the same hits: how many there should be, if a lookup goes by the one
 before and nothing else (SSD's Equation 1); what they should gain over the first arm (Corollary 9: at least
 and at most, for drafts within a pass); and what should draft after a miss, the drafter or nobody (Theorem
@@ -207,7 +210,8 @@ def figures(rounds: list[Row], plain: list[Row]) -> Row:
 def theory(rounds: list[Row], first: list[Row], plain: list[Row]) -> Row:
     """Beside the first arm: the measured gain, and what it should be by the hits of these replies."""
     gain = ratio([rate(row["replies"]) for row in rounds], [rate(row["replies"]) for row in first])
-    found = {"× first arm": gain, "Equation 1": "", "Corollary 9": "", "after a miss": ""}
+    found = dict.fromkeys(("× first arm", "Equation 10", "Equation 1", "Corollary 9", "after a miss"), "")
+    found |= {"× first arm": gain, "Equation 10": equation_10(rounds)}
     looked_up = [
         [c for c in r["cycles"] if c.get("hit") is not None] for row in rounds for r in row["replies"]
     ]
@@ -229,6 +233,13 @@ def theory(rounds: list[Row], first: list[Row], plain: list[Row]) -> Row:
     late_too = Drafted(primary.tokens, late.seconds)
     found["after a miss"] = f"{name}, to a batch of {critical_batch(share, late_too, NOTHING):.1f}"
     return found
+
+
+def equation_10(rounds: list[Row]) -> str:
+    """Seconds of the cycles of schedule mirror, by Mirror-SD's latency law / measured; "" without them."""
+    exits = [reply["exit"] for row in rounds for reply in row["replies"] if "exit" in reply]
+    law, took = (sum(exit[key] for exit in exits) for key in ("law_seconds", "measured_seconds"))
+    return f"{law / took:.2f}" if took else ""
 
 
 def theorem_7(row: Row, plain: Row) -> float:

@@ -20,7 +20,18 @@ import pytest
 if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
     pytest.skip("benchmarks/ is not part of an installed package", allow_module_level=True)
 
-from benchmarks import cgroup, common, engine_process, hits, measure, page_cache, peers, raw_rates, tables
+from benchmarks import (
+    cgroup,
+    common,
+    engine_process,
+    hits,
+    measure,
+    page_cache,
+    peers,
+    raw_rates,
+    schedules,
+    tables,
+)
 from benchmarks.drafters import SetAcceptance, Wrong
 from benchmarks.held_out import repetition
 from benchmarks.models import checkpoint, make_model, repeat_layers, tokenizer
@@ -518,6 +529,9 @@ def test_schedules_stand_beside_what_they_should_give(
     assert [serial[n][:4] for n in ("drafting", "× first arm", "Corollary 9")] == ["33%", "1.00", ""]
     # Serial drafts for 1 / 1.6 of a pass; a miss is always followed by a hit, a hit in half of the cases.
     assert [ssd[n] for n in ("Equation 1", "Corollary 9")] == ["67%", "1.16–1.62"]
+    assert {row["Equation 10"] for row in right.values()} == {""}
+    spoke = {"replies": [{"exit": {"law_seconds": 3.0, "measured_seconds": 4.0}}] * 2}
+    assert schedules.equation_10([spoke, {"replies": [{}]}]) == "0.75"
     assert ssd["after a miss"] == "the drafter, to a batch of 1.4"
     assert ssd["× first arm"][:4] == "1.20"
     assert table("paced", "--device-stand-in", 30) == right, "the same arms, and the same figures of them"

@@ -124,6 +124,21 @@ def test_a_resident_target_too(model: Path, expected: dict[float, list[int]]) ->
             assert np.array_equal(getattr(here, name), getattr(there, name))
 
 
+def test_mirror_on_a_resident_target(model: Path, expected: dict[float, list[int]]) -> None:
+    """Its exit speaks, though nothing waits."""
+    with load(model, drafter="ngram+model", schedule="mirror", threads=1) as engine:
+        assert not engine.plan.streamed_bytes
+        for options in (GREEDY, SAMPLED):
+            with engine.new_session(200, Fixed(BUDGET)) as session:
+                responses = list(session.generate(PROMPT, options))
+            assert tokens_of(responses) == expected[options.temperature]
+            stats = responses[-1].stats
+            assert stats.schedule == "mirror"
+            assert stats.undrafted is None
+            assert 0 < stats.early_exit.cycles <= stats.cycles
+            assert stats.early_exit.found > 0
+
+
 def test_two_conversations_at_a_time(engine: Engine, expected: dict[float, list[int]]) -> None:
 
     def talk(options: GenerationOptions) -> list[list[int]]:

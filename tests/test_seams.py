@@ -349,7 +349,7 @@ def test_ctrl_c_anywhere_in_a_reply_leaves_the_session_usable(
             sys.setprofile(None)
         return nth - left
 
-    moments = run(10**9)
+    moments = min(run(10**9) for _ in range(3))  # more of them are waits where the machine is busy
     assert moments > 150
     gc.disable()
     try:

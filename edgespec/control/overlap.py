@@ -3,6 +3,11 @@
 Times of SSD are in passes of the target (its verification takes 1, as one plain token does); a speedup is
 over plain decoding unless it says otherwise. Times of Mirror-SD are in any one unit. Domains: chances in
 0...1, times at least 0, tokens a cycle at least 1 (the bonus token); outside them ValueError. Needs no torch.
+
+The tuner predicts by Theorem 7 and Equation 10, `schedules.mirror` reports the latter, and the benchmark of
+schedules puts all of SSD's beside what it measures. Nothing here decides in a session: the controller weighs
+a late draft against none by what it has measured itself (Theorem 17 for one conversation), and no batch waits
+for one miss, as conversations that share passes draft one after the other.
 """
 
 from __future__ import annotations
