@@ -21,6 +21,7 @@ from edgespec.drafters import drawn, drawn_ahead
 from edgespec.drafters.base import Root
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.drawn_ahead import DrawnAhead
+from edgespec.drafters.forest import Room
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.schedules.fan_out import POLICIES
@@ -272,6 +273,39 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     text, _ = reply(Counting(drafter, Fixed(BUDGET), 64), lambda: 1000, HOT, "ratio")
     assert len(text) == 50
     assert most > drawn.kept_bytes(18, VOCABULARY)
+
+
+@pytest.mark.parametrize("kind", [Serial, Ssd])
+def test_all_conversations_together_keep_no_more_than_one_may(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Serial]
+) -> None:
+    """Chains are drawn ahead as far as there is room; and drawn from fewer tokens where all find none."""
+    monkeypatch.setattr(drawn, "KEPT", 5)
+    room = Room(drawn.kept_bytes(20, VOCABULARY))
+    drafters = [ModelDrafter(TableRuntime(96, noise=0.5), VOCABULARY, room) for _ in range(3)]
+    schedules = [kind(drafter, Fixed(TreeBudget(64, 12, 12)), 64) for drafter in drafters]
+    most, whole = 0, 0
+    for number, schedule in enumerate(schedules):
+        options = GenerationOptions(temperature=0.8, seed=number)
+        schedule.begin(Context(PROMPT, Sampler(options), Noise(number), drawn=True), 50)
+    for cycle in range(8):
+        verified = 0
+        for schedule in schedules:
+            tree = schedule.next_tree(2 + cycle)
+            assert tree.drafts is not None
+            assert len(tree) > 1, "what is verified is drawn all the same"
+            whole += sum(q is not None and len(q.ids) == VOCABULARY for q in tree.drafts)
+            for _ in range(1000):
+                schedule.on_wait()
+            kept = sum(q.ids.nbytes + q.probs.nbytes for d in drafters for q, _ in d.forest.drawn.values())
+            verified += len(tree) - 1
+            assert kept <= room.nbytes + drawn.kept_bytes(verified, VOCABULARY)
+            most = max(most, kept)
+        for schedule in schedules:
+            schedule.settle(Outcome(np.array([0]), (3 + cycle,), seconds=1.0))
+    assert most > room.nbytes / 2
+    assert (whole > 0) == (kind is Serial)
+    assert room.left > 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)

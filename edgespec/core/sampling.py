@@ -50,6 +50,10 @@ class Distribution:
     ids: IntArray
     probs: FloatArray
 
+    @property
+    def nbytes(self) -> int:
+        return self.ids.nbytes + self.probs.nbytes
+
     def of(self, token: int) -> float:
         """The probability of one token."""
         index = int(np.searchsorted(self.ids, token))

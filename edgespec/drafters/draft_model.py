@@ -9,6 +9,7 @@ from pathlib import Path
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.channel import Load
 from edgespec.drafters.drawn import kept_bytes
+from edgespec.drafters.forest import Room
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.drafters.resident import Found, Resident, Search
 from edgespec.drafters.substitute import is_copy
@@ -116,9 +117,10 @@ class DraftModel:
         self.rows = rows
         self.model = files.open(progress)
         self.nbytes = files.files.table.nbytes
+        self.room = Room(kept_bytes(DRAFT_ROWS, files.files.config.vocab_size))
 
     def drafter(self, cache: KVCache, vocabulary: int) -> ModelDrafter:
-        return ModelDrafter(TorchDraft.alone(self.model, cache.capacity), vocabulary)
+        return ModelDrafter(TorchDraft.alone(self.model, cache.capacity), vocabulary, self.room)
 
     def close(self) -> None:
         self.model.weights.close()

@@ -34,7 +34,7 @@ WEIGHT = 0.9
 
 
 def kept_bytes(rows: int, vocabulary: int) -> int:
-    """Of the distributions kept for so many nodes, at most."""
+    """Of the distributions kept for so many nodes, at most: the room of all conversations together."""
     return rows * min(KEPT, vocabulary) * 16
 
 
@@ -48,12 +48,14 @@ def draw(
         `ratio` is lossless if whether a token is drawn, and verified, does not depend on what the same number
         has drawn, there or in another chain: nobody may choose among chains, or cut them, by their tokens.
     ahead: chains are prepared while this one is verified, also for what may stand in the place of its token:
-        what the forest then says are the likeliest ones by the target's own way of drawing.
+        what the forest then says are the likeliest ones by the target's own way of drawing. Otherwise it is
+        drawn from all of the model's distribution, as far as there is room to keep it.
     """
     context, forest = drafter.context, drafter.forest
     found = context.sampler.distribution(logits)
-    if ahead:
+    if ahead or found.nbytes > forest.room.left:
         found = likeliest(found, KEPT)
+    if ahead:
         say(forest, slot, found)
         found = saguaro(found, FAN_OUT, WEIGHT)
     token = found.pick(context.noise.uniform(position, DRAFT_DRAW + depth))

@@ -30,7 +30,7 @@ from edgespec.core.tree import TokenTree
 from edgespec.drafters.ahead import LEAST
 from edgespec.drafters.base import Root
 from edgespec.drafters.continuations import possible
-from edgespec.drafters.drawn import draw, say
+from edgespec.drafters.drawn import draw, kept_bytes, say
 from edgespec.drafters.forest import Node, Read
 from edgespec.drafters.growth import MAX_PASSES, Growing, Preparer
 
@@ -151,6 +151,7 @@ class DrawnAhead(Growing):
 
     def _next(self) -> list[tuple[float, Node, int, int]]:
         """What the next pass runs: score, node, its chain's drawn tokens, and its depth from the root on."""
-        most = min(self.width, self.forest.free_rows, len(self._open))
+        room = max(self.forest.room.left, 0) // kept_bytes(1, self.forest.vocabulary)
+        most = int(min(self.width, self.forest.free_rows, len(self._open), room))
         popped = [heappop(self._open) for _ in range(most)]
         return [(-score, node, drawn, depth) for score, _, node, drawn, depth in popped]

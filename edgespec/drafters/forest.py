@@ -7,6 +7,8 @@ rounds, share what they begin with.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from math import inf
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +23,34 @@ Read = Callable[[range, NDArray[np.float32], list[int]], None]
 """What follows some slots: their logits [n, V], and the absolute positions [n] that these are of."""
 
 
+class Room:
+    """The memory that all conversations with one open drafter have together for what their chains are drawn
+    from."""
+
+    def __init__(self, nbytes: float = inf) -> None:
+        self.nbytes = nbytes
+        self._forests = WeakSet[Forest]()
+
+    def add(self, forest: Forest) -> None:
+        self._forests.add(forest)
+
+    @property
+    def left(self) -> float:
+        """Bytes."""
+        held = (q for forest in self._forests for q, _ in forest.drawn.values())
+        return self.nbytes - sum(q.nbytes for q in held)
+
+
 class Forest:
     """The slots of a `DraftRuntime` as nodes.
 
     vocabulary: of the target; where the draft model's is padded further, the padding is never proposed.
+    room: for what chains are drawn from.
     """
 
-    def __init__(self, runtime: DraftRuntime, vocabulary: int) -> None:
+    def __init__(self, runtime: DraftRuntime, vocabulary: int, room: Room | None = None) -> None:
         self.runtime, self.vocabulary = runtime, vocabulary
+        self.room = room or Room()
         self.slots: dict[Node, int] = {}
         self.said: dict[int, tuple[IntArray, FloatArray]] = {}  # by slot: likeliest tokens, log-probabilities
         self.drawn: dict[
@@ -38,6 +60,7 @@ class Forest:
         self.keeps = False  # that round was stopped: the next one, or what lies below its outcome, goes on
         self.kept = False  # the last commit did
         self._dropping = False
+        self.room.add(self)
 
     @property
     def free_rows(self) -> int:

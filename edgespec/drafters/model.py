@@ -16,7 +16,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, DraftingAhead, Root, committed, shared_prefix
-from edgespec.drafters.forest import Forest
+from edgespec.drafters.forest import Forest, Room
 from edgespec.drafters.growth import MAX_PASSES
 from edgespec.drafters.rounds import go_ahead, grow
 from edgespec.runtimes.base import DraftRuntime
@@ -32,7 +32,7 @@ class ModelDrafter:
     """See `drafters.base.Drafter`. One conversation's use of a draft model.
 
     runtime: has room for `DRAFT_ROWS` slots; where its capacity ends, it stops drafting.
-    vocabulary: of the target; where the draft model's is padded further, the padding is never proposed.
+    vocabulary, room: see `drafters.forest.Forest`.
     """
 
     resident = True
@@ -40,9 +40,9 @@ class ModelDrafter:
     width = 8
     ahead_width = 32  # of bf16 these cost what one costs: the weights are read once (docs/exactness.md)
 
-    def __init__(self, runtime: DraftRuntime, vocabulary: int) -> None:
+    def __init__(self, runtime: DraftRuntime, vocabulary: int, room: Room | None = None) -> None:
         self.runtime = runtime
-        self.forest = Forest(runtime, vocabulary)
+        self.forest = Forest(runtime, vocabulary, room)
         self.tokens: list[int] = []  # committed here
         self.tail: list[int] = []  # committed by the target, but not here yet
         self.context = Context([])

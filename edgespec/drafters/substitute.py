@@ -16,7 +16,8 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, DraftingAhead, Root, committed
-from edgespec.drafters.forest import Forest
+from edgespec.drafters.drawn import kept_bytes
+from edgespec.drafters.forest import Forest, Room
 from edgespec.drafters.growth import MAX_PASSES
 from edgespec.drafters.low_bit import OVERLAY_ROWS, copy_extras, stand_in
 from edgespec.drafters.resident import Found, Search
@@ -142,9 +143,11 @@ class Substitute:
         self.weights = SubstituteWeights(target, copy, copied, progress)
         self.model = TorchTarget(files.config, self.weights, TREE_ROWS)
         self.nbytes = self.weights.nbytes
+        self.room = Room(kept_bytes(OVERLAY_ROWS, files.config.vocab_size))
 
     def drafter(self, cache: KVCache, vocabulary: int) -> SubstituteDrafter:
-        return SubstituteDrafter(TorchDraft(self.model, cache.overlay(OVERLAY_ROWS)), cache, vocabulary)
+        runtime = TorchDraft(self.model, cache.overlay(OVERLAY_ROWS))
+        return SubstituteDrafter(runtime, cache, vocabulary, self.room)
 
     def share(self, copied: Collection[int]) -> None:
         """See `drafters.resident.Sharing`."""
@@ -157,16 +160,18 @@ class Substitute:
 
 class SubstituteDrafter:
     """See `drafters.base.Drafter`. `cache` is the conversation's own, the target's; `runtime` is the copy's,
-    in an overlay of it."""
+    in an overlay of it. `vocabulary`, `room`: see `drafters.forest.Forest`."""
 
     resident = True
     passes = range(1, MAX_PASSES + 1)
     width = 1  # a pass of two rows of int4 takes 1.4 times as long (docs/exactness.md)
     ahead_width = 8  # and one of eight 2.5 times
 
-    def __init__(self, runtime: DraftRuntime, cache: KVCache, vocabulary: int) -> None:
+    def __init__(
+        self, runtime: DraftRuntime, cache: KVCache, vocabulary: int, room: Room | None = None
+    ) -> None:
         self.runtime, self.target = runtime, cache
-        self.forest = Forest(runtime, vocabulary)
+        self.forest = Forest(runtime, vocabulary, room)
         self.context = Context([])
 
     def prefill(self, context: Context) -> None:

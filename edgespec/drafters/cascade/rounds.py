@@ -19,8 +19,8 @@ from edgespec.drafters.cascade.exits import Exit
 from edgespec.drafters.cascade.inside import InsideForest
 from edgespec.drafters.cascade.tree import Calibration, RankedTree
 from edgespec.drafters.cascade.variant import Variant
-from edgespec.drafters.drawn import DrawnChain
-from edgespec.drafters.forest import Forest
+from edgespec.drafters.drawn import DrawnChain, kept_bytes
+from edgespec.drafters.forest import Forest, Room
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
 
@@ -187,7 +187,8 @@ class _Draws:
         self.drafter, self.inside, self.context = drafter, inside, drafter.context
         self.length, self.capacity = drafter.cache.length, drafter.cache.capacity
         self.position = self.length
-        self.forest = Forest(self, drafter.target.config.vocab_size)
+        vocabulary = drafter.target.config.vocab_size
+        self.forest = Forest(self, vocabulary, Room(kept_bytes(TREE_ROWS, vocabulary)))
 
     def trunk(self) -> Generator[None, None, Sequence[int]]:
         self.drafter.catch_up()
