@@ -30,6 +30,9 @@ IntArray = NDArray[np.int64]
 # reading it at 2 GB/s 202 ms if nothing is pinned, 101 ms if half of it is.
 PREFILL_ROWS = 512
 
+EXIT_ROWS = (
+    16  # nodes that an early exit is asked about; with plain AVX2 so many cost one more (`plan.costs`)
+)
 TREE_ROWS = 64  # nodes of the largest tree; a cache has room for them beside its context
 
 

@@ -19,7 +19,8 @@ from edgespec.core.trace import Cycle, Exited, Law
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter
 from edgespec.errors import Cancelled, ModelError, OptionError
-from edgespec.schedules.mirror import ROWS, Mirror, Passing
+from edgespec.runtimes.base import EXIT_ROWS
+from edgespec.schedules.mirror import Mirror, Passing
 from tests import table_runtime
 from tests.table_runtime import GREEDY, HOT, PROMPT, TABLE, VOCABULARY, plain
 from tests.test_ssd import BUDGET, drafter_of, model_of
@@ -267,7 +268,7 @@ def test_room_is_left_for_what_the_exit_will_say() -> None:
     while schedule.on_wait():
         pass
     assert len(runtime.slots) == runtime.rows
-    assert len(exit.asked[0]) == min(len(tree), ROWS)
+    assert len(exit.asked[0]) == min(len(tree), EXIT_ROWS)
     named = {
         (2, *tree.tokens[tree.path_to(node)][1:].tolist(), token)
         for node, tokens in (schedule._passing.said or {}).items()

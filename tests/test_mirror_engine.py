@@ -22,7 +22,7 @@ from edgespec.engine import Engine
 from edgespec.errors import EdgeSpecError, OptionError
 from edgespec.models.asked import check_options
 from edgespec.models.packing import pack_model
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.base import EXIT_ROWS, Rows
 from edgespec.schedules.kinds import choose_schedule
 from edgespec.schedules.mirror import Mirror
 from tests.sessions import tokens_of
@@ -71,6 +71,32 @@ def test_the_exit_speaks_where_there_are_waits(
             assert tokens_of(said) == expected[options]
             spoke += said[-1].stats.early_exit.cycles
     assert (spoke > 10) == (drafter != "ngram")
+
+
+def test_what_the_exit_keeps_is_in_the_ledger(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is the target's own head, with no file of its own."""
+    for drafter, schedule in (("model", "ssd"), ("ngram", "mirror")):
+        with load(packed, drafter, schedule=schedule) as engine:
+            assert "early exit" not in engine.plan.owners
+    kept, ask = list[int](), Mirror._ask
+
+    def asking(self: Mirror) -> bool:
+        worked, now = ask(self), self._passing
+        kept.append(
+            sum(part.nbytes for part in (now.logits, getattr(now.asking, "normed", None)) if part is not None)
+        )
+        return worked
+
+    monkeypatch.setattr(Mirror, "_ask", asking)
+    wide = TreeBudget(40, 6, 6)
+    with (
+        load(packed, "model") as engine,
+        waiting(monkeypatch, lambda: 8),
+        engine.new_session(200, Fixed(wide)) as session,
+    ):
+        list(session.generate(prompt_of(70), GREEDY))
+        logits = EXIT_ROWS * engine.config.vocab_size * 4
+        assert logits < max(kept) <= engine.plan.owners["early exit"]
 
 
 def test_what_is_told_of_a_reply(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import Target
 from edgespec.runtimes.torch.machine import measure_machine
 from edgespec.runtimes.torch.open import open_target
-from edgespec.schedules.kinds import find_exit
+from edgespec.schedules.exits import find_exit
 
 
 def load_model(

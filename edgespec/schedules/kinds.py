@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
-from edgespec.config import FAN_OUTS, OF_SCHEDULES, EngineOptions
+from edgespec.config import FAN_OUTS, EngineOptions
 from edgespec.control.controller import Adaptive
 from edgespec.core.acceptance import Acceptance
 from edgespec.core.schedule import Controller, Place, Schedule
@@ -23,8 +22,7 @@ from edgespec.schedules.serial import Plain
 from edgespec.values import did_you_mean, options_of
 
 if TYPE_CHECKING:
-    from edgespec.drafters.resident import Drafters, ExitFound, Resident
-    from edgespec.runtimes.formats.describe import ModelFiles
+    from edgespec.drafters.resident import Resident
 
 Make = Callable[[Drafter, Controller, EngineOptions, Place], Schedule]
 """For the conversation of this drafter; the options are the engine's, with those of the schedule's own."""
@@ -152,21 +150,6 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
     if options.schedule != "auto" and (name := schedule_kind(options.schedule).check) is not None:
         check: Check = resolve_name(name)
         check(options, config)
-
-
-def find_exit(options: EngineOptions, files: ModelFiles, drafters: Drafters) -> ExitFound | None:
-    """The trained early exit that the schedule is given. Raises OptionError and ModelError for one that is
-    not there, does not fit, or that none of the drafters would hear."""
-    if "adapters" not in OF_SCHEDULES.get(options.schedule, ()) or options.adapters is None:
-        return None
-    if not drafters.found:
-        raise OptionError(
-            f"schedule {options.schedule} tells drafters that prepare outcomes what the early exit says, and "
-            "there is none; name a model with draft_model=, or leave adapters= out"
-        )
-    find: Callable[[Path, ModelFiles, int | None], ExitFound]
-    find = resolve_name("edgespec.drafters.cascade.early:find")  # torch
-    return find(Path(options.adapters), files, options.exit_layer)
 
 
 def choose_schedule(name: str, members: Sequence[str], free: bool) -> str:

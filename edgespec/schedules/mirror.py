@@ -11,11 +11,11 @@ tree under verification leave the target for its own head, and the kappa likelie
 ids and log-probabilities and nothing else, re-rank the outcomes that are prepared for and add some (section
 3.1). How much the exit is believed beside the drafter is learned from what each said of tokens that came.
 
-The head is multiplied block by block in the waits behind layer l_e, for the likeliest `ROWS` nodes: a chunk
-of the pass may be late by one, as it may be by a step of drafting. A trained adapter, where there is one
-(`adapters=`), comes before it. While the exit has not spoken, half of the drafter's room is left for what it
-will say. Where nobody waits (a target that is resident, on the same cores) neither it nor the drafter gets a
-turn, and this is the serial schedule: `auto` takes that there. A draft worker (`draft_worker=`) needs no
+The head is multiplied block by block in the waits behind layer l_e, for the likeliest `EXIT_ROWS` nodes: a
+chunk of the pass may be late by one, as it may be by a step of drafting. A trained adapter, where there is
+one (`adapters=`), comes before it. While the exit has not spoken, half of the drafter's room is left for what
+it will say. Where nobody waits (a target that is resident, on the same cores) neither it nor the drafter gets
+a turn, and this is the serial schedule: `auto` takes that there. A draft worker (`draft_worker=`) needs no
 waits: what the exit says goes over its pipe, and it drafts beside the layers that follow. A target that never
 waits then asks its exit at once, as in the paper. A head that streams is in nobody's memory: the drafter's
 own guesses are all there is, which is the ssd schedule, and `undrafted` says so.
@@ -42,14 +42,12 @@ from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, Hearing
 from edgespec.drafters.continuations import following, possible, rows_at_once
 from edgespec.errors import OptionError
-from edgespec.runtimes.base import DraftPass, EarlyExit, Rows
+from edgespec.runtimes.base import EXIT_ROWS, DraftPass, EarlyExit, Rows
 from edgespec.runtimes.config import ModelConfig
 from edgespec.schedules.ssd import Ssd
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-ROWS = 16  # nodes that the exit is asked about; with plain AVX2 so many cost one more (`plan.costs`)
 
 
 def make(drafter: Drafter, controller: Controller, options: EngineOptions, place: Place) -> Mirror:
@@ -175,7 +173,7 @@ class Mirror(Ssd):
     def _ask(self) -> bool:
         now, tree = self._passing, self.tree
         if now.asking is None:
-            likeliest = np.argsort(-tree.scores, kind="stable")[:ROWS]
+            likeliest = np.argsort(-tree.scores, kind="stable")[:EXIT_ROWS]
             now.nodes = np.sort(likeliest).tolist()
             now.asking = self.exit.begin(now.nodes)
         if now.logits is None:

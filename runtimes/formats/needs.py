@@ -11,7 +11,7 @@ from edgespec.offload.plan.device import DeviceMemory, make_device_plan
 from edgespec.offload.plan.fill import make_plan
 from edgespec.offload.plan.needs import Extras, Needs, Request
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
+from edgespec.runtimes.base import EXIT_ROWS, PREFILL_ROWS, TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles
 
@@ -67,6 +67,12 @@ def overlay_positions(rows: int) -> int:
 def overlay_bytes(config: ModelConfig, rows: int, element: int) -> int:
     """Bytes of an overlay with so many slots, of `element`-byte numbers."""
     return config.kv_bytes(overlay_positions(rows), element)
+
+
+def exit_bytes(config: ModelConfig, element: int) -> int:
+    """What an early exit of the target keeps while it speaks: a tree's states, of `element`-byte numbers, and
+    the logits of some of its nodes."""
+    return TREE_ROWS * config.hidden_size * element + EXIT_ROWS * config.vocab_size * 4
 
 
 def context_bytes(config: ModelConfig, positions: int, element: int) -> int:

@@ -17,6 +17,7 @@ from edgespec.errors import OptionError
 from edgespec.offload.plan.needs import Extras
 from edgespec.runtimes.base import TREE_ROWS, DraftPass, KVCache, Rows, Target
 from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.formats.needs import exit_bytes
 from edgespec.runtimes.torch.adapter import Adapter, adapter_bytes, adapter_cache_bytes
 from edgespec.runtimes.torch.adapter_files import AdapterFile, describe_adapters
 
@@ -35,8 +36,9 @@ class ExitFiles:
     def nbytes(self, context: int) -> int:
         """Bytes of the adapter, with one conversation of `context` positions."""
         config, dtype = self.files.config, self.files.dtype
-        states = 2 * TREE_ROWS * config.hidden_size * dtype.itemsize  # of a pass, and those that wait
-        return adapter_bytes(config, dtype) + adapter_cache_bytes(config, context, TREE_ROWS, dtype) + states
+        states = TREE_ROWS * config.hidden_size * dtype.itemsize  # that wait to be followed
+        own = adapter_bytes(config, dtype) + adapter_cache_bytes(config, context, TREE_ROWS, dtype)
+        return own + states + exit_bytes(config, dtype.itemsize)
 
     @property
     def reads(self) -> int:
