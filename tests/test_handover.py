@@ -19,7 +19,7 @@ from edgespec.control.controller import Fixed
 from edgespec.control.handover import HandOver
 from edgespec.core.schedule import TreeBudget
 from edgespec.drafters.combined import Combined
-from edgespec.drafters.forest import Forest
+from edgespec.drafters.forest import Forest, Read
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.substitute import Substitute
 from edgespec.engine import Engine
@@ -63,9 +63,9 @@ def engine(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
         yield engine
 
 
-def wrong(self: Forest, nodes: list[tuple[int, int]]) -> Generator[None, None, np.ndarray]:
+def wrong(self: Forest, nodes: list[tuple[int, int]], read: Read) -> Generator[None, None, None]:
     """Drafts that are never right, at the usual cost."""
-    return -(yield from run(self, nodes))
+    yield from run(self, nodes, lambda slots, logits, positions: read(slots, -logits, positions))
 
 
 run = Forest.run
