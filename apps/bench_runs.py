@@ -215,7 +215,7 @@ class _Runs:
     def _direct_rate(self) -> float | None:
         """GB/s of direct reads of the model's largest file, now that the engine has the disk at rest; None
         where it needs none, or for a file too small to tell."""
-        from edgespec.devices.rates import SMALLEST_FILE, read_rate
+        from edgespec.devices.rates import SMALLEST_FILE, raw_rate
 
         largest = max(self.engine.plan.table.files(), key=lambda path: path.stat().st_size)
         if not self.engine.plan.streamed_bytes or largest.stat().st_size < SMALLEST_FILE:
@@ -224,8 +224,7 @@ class _Runs:
         while (now := self.engine.bytes_read) != before:  # the ring is being filled for the next pass
             before = now
             sleep(SETTLED_SECONDS)
-        measured = read_rate(largest, fresh=True)
-        return measured.gbps if measured else None
+        return raw_rate(largest)
 
     def _fill(self, depth: int) -> None:
         """Have the context hold the first `depth` tokens of the filling; what it holds of them stays."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -270,6 +271,26 @@ def test_a_read_rate_is_measured_once(cache: Path, big: Path, monkeypatch: pytes
     small = big.with_name("small")
     small.write_bytes(b"x")
     assert rates.read_rate(small) == again(big)  # same disk
+
+
+def test_the_raw_rate_is_of_now(cache: Path, big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of reads into all of its memory in turn; nothing is remembered."""
+    seen: list[tuple[int, int]] = []  # addresses and lengths
+    read = rates.read_at
+
+    def reads(descriptor: int, view: memoryview, offset: int) -> int:
+        seen.append((np.frombuffer(view, np.uint8).ctypes.data, len(view)))
+        return read(descriptor, view, offset)
+
+    monkeypatch.setattr(rates, "read_at", reads)
+    found = rates.raw_rate(big)
+    assert found is not None
+    assert found > 0
+    assert not cache.exists()
+    assert {length for _, length in seen} == {4 * 2**20}
+    assert len({address for address, _ in seen}) <= rates.RAW_MEMORY // (4 * 2**20)
+    assert len(seen) == 1 or len({address for address, _ in seen}) > 1
+    assert rates.raw_rate(big.with_name("gone")) is None
 
 
 def test_unknown_is_none_not_nonsense(cache: Path, tmp_path: Path) -> None:
