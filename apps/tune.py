@@ -81,7 +81,7 @@ class TuneFlags(Options):
 # What stays as it is where it is given.
 FIXED = (
     *("context", "precision", "resident_layers", "drafter", "draft_model", "draft_worker", "adapters"),
-    *("tree_nodes", "offline", "schedule"),
+    *("tree_nodes", "offline", "schedule", "verifier_layers"),
 )
 
 

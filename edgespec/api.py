@@ -44,6 +44,7 @@ class EngineKeywords(TypedDict, total=False):
     fan_out_budget: int
     fallback: str
     exit_layer: int | None
+    verifier_layers: int | None
     kappa: int
 
 

@@ -152,8 +152,7 @@ class EngineOptions(Options):
         Option(
             "What schedule ssd prepares for: best-first, or fan_out_budget outcomes: geometric, uniform or "
             "measured.",
-            metavar="NAME", panel=DRAFTING, choices=FAN_OUTS, hidden=True,
-        ),
+            metavar="NAME", panel=DRAFTING, choices=FAN_OUTS, hidden=True),
     ] = "best-first"  # fmt: skip
     fan_out_budget: Annotated[
         int,
@@ -167,23 +166,24 @@ class EngineOptions(Options):
         Option(
             "What drafts when schedule ssd has prepared nothing for an outcome: jit (the drafter, then), "
             "ngram (what costs no passes) or none.",
-            metavar="NAME", panel=DRAFTING, choices=FALLBACKS, hidden=True,
-        ),
+            metavar="NAME", panel=DRAFTING, choices=FALLBACKS, hidden=True),
     ] = "jit"  # fmt: skip
-
     exit_layer: Annotated[
         int | None,
         Option(
             "Layers before the early exit of schedule mirror; 0 = as many as still hide the drafting.",
-            metavar="N", panel=DRAFTING, default="half of the model's", least=0, hidden=True,
-        ),
+            metavar="N", panel=DRAFTING, default="half of the model's", least=0, hidden=True),
+    ] = None  # fmt: skip
+    verifier_layers: Annotated[
+        int | None,
+        Option("Layers before the shallow verifier of drafter cascade.", metavar="N", panel=DRAFTING,
+            default="the most with an adapter, and room", least=1, hidden=True),
     ] = None  # fmt: skip
     kappa: Annotated[
         int,
         Option(
             "Tokens that the early exit of schedule mirror names behind each drafted one.",
-            metavar="K", panel=DRAFTING, least=1, most=MOST_KAPPA, hidden=True,
-        ),
+            metavar="K", panel=DRAFTING, least=1, most=MOST_KAPPA, hidden=True),
     ] = 8  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -130,6 +131,7 @@ class Engine:
         prepares = choose_schedule(options.schedule, members, free=True) != "serial"
         worker = options.draft_worker
         search = Search(options.drafter, members, files, tokenizer, given, worker=worker, prepares=prepares)
+        search = replace(search, verifier_layers=options.verifier_layers)
         from edgespec.models.loading import load_model  # torch: seconds, after what is refused without it
 
         plan, target, resident, exits = load_model(search, options, progress, machine)

@@ -375,7 +375,7 @@ def test_a_cascade_is_known_by_its_adapters() -> None:
     )
     with edgespec.Engine.load(demo, options, machine=MACHINE) as engine:
         (row,) = tune_model(str(demo), options).rows
-        (found,) = [s for s in row.settings if s.drafter == "cascade"]
+        (found,) = [s for s in row.settings if s.drafter == "cascade" and not s.set_]
         assert found.plan.owners == engine.plan.owners
         assert found.depth == engine.plan.depth > 0
         assert found.schedule == engine.schedule == "serial"
@@ -419,9 +419,45 @@ def test_a_cascade_with_a_copy_is_predicted_as_it_is_loaded(tmp_path: Path) -> N
         choose_drafters(EngineOptions(**settings_of(setting, replace(options, drafter="auto"))))
 
 
+def test_every_verifier_of_a_cascade_is_compared_and_can_be_named() -> None:
+    """L_SV: planned as the engine does when it is named; the deepest with room is its own choice."""
+    demo = Path(edgespec.__file__).parent / "demo_model"
+    options = EngineOptions(memory=GB, drafter="cascade", adapters=str(demo / "cascade"), context=128)
+    (row,) = tune_model(str(demo), options).rows
+    found = {s.depth: s for s in row.settings if s.drafter == "cascade" and s.exact}
+    assert sorted(found) == [2, 3, 5, 7]
+    assert {depth for depth, s in found.items() if not s.set_} == {7}
+    for depth in (3, 7):
+        asked = EngineOptions(**settings_of(found[depth], options))
+        assert asked.verifier_layers == (None if depth == 7 else depth)
+        with edgespec.Engine.load(demo, asked, machine=MACHINE) as engine:
+            assert engine.plan.depth == depth
+            assert engine.plan.owners == found[depth].plan.owners
+    (row,) = tune_model(str(demo), replace(options, verifier_layers=3)).rows
+    assert {s.depth for s in row.settings if s.drafter == "cascade"} == {3}
+    (row,) = tune_model(str(demo), replace(options, resident_layers=4)).rows  # no room for the deeper ones
+    assert {s.depth for s in row.settings if s.drafter == "cascade"} == {2, 3}
+
+
+@pytest.mark.parametrize("layers", [1, 4, 99])
+def test_a_verifier_that_is_not_there_is_refused(layers: int) -> None:
+    demo = Path(edgespec.__file__).parent / "demo_model"
+    options = EngineOptions(
+        memory=GB, drafter="cascade", adapters=str(demo / "cascade"), verifier_layers=layers
+    )
+    for refuses in (lambda: tune_model(str(demo), options), lambda: edgespec.Engine.load(demo, options)):
+        with pytest.raises(OptionError, match=r"can verify behind 2, 3, 5, 7 layers") as refused:
+            refuses()
+        assert refused.value.option == "verifier_layers"
+    with pytest.raises(OptionError, match="changes nothing without a cascade"):
+        edgespec.Engine.load(demo, EngineOptions(drafter="ngram", verifier_layers=3))
+
+
 def find_cascade_candidate_of(demo: Path, options: EngineOptions) -> Any:
     with open_subject(str(demo)) as subject, ExitStack() as stack:
-        return find_candidates(subject, options, frozenset(), stack)[-1]
+        return next(
+            c for c in find_candidates(subject, options, frozenset(), stack) if c.drafter == "cascade"
+        )
 
 
 def test_dials_that_cannot_be(seven: str) -> None:

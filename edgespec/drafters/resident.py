@@ -31,6 +31,7 @@ class Search:
     prepares: bool = (
         False  # they may draft while the target verifies: what chains are drawn from is kept then
     )
+    verifier_layers: int | None = None  # of the target, before a cascade's shallow verifier; None = it shows
 
     @property
     def auto(self) -> bool:

@@ -30,6 +30,11 @@ def check_options(options: EngineOptions) -> None:
     something, or do not fit, for options without a use, and DeviceError for an unknown device."""
     check_schedule(options.schedule, choose_drafters(options))
     check_idle(options)
+    if options.verifier_layers is not None and "cascade" not in choose_drafters(options):
+        raise OptionError(
+            "verifier_layers changes nothing without a cascade; name its adapters=, or leave it out",
+            "verifier_layers",
+        )
     check_device(options.device)
     if options.tree_nodes > TREE_ROWS:
         raise OptionError(

@@ -21,7 +21,7 @@ class Candidate:
 
     drafter: the option's value. members: its kinds. extras: what it keeps in memory. reads: what one of its
     steps reads. layers: that a step passes. prior: believed of its drafts. files: the options that name its
-    files. before: what must be made first.
+    files. before: what must be made first. set_: other options that it is this one by.
     """
 
     drafter: str
@@ -32,6 +32,7 @@ class Candidate:
     prior: Callable[[Plan], Prior] = lambda plan: PRIORS["ngram"]
     files: Mapping[str, str] = field(default_factory=dict)
     before: tuple[Call, ...] = ()
+    set_: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def named(self) -> str:

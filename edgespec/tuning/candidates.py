@@ -52,12 +52,13 @@ def find_candidates(
         draft = stack.enter_context(open_subject(options.draft_model, options.offline))
         found.append(draft_model(draft, options, converts))
     if "cascade" in members and options.adapters is not None:
-        from edgespec.tuning.cascade import cascade_with_copy, find_cascade_candidate  # torch: seconds
+        from edgespec.tuning.cascade import cascade_with_copy, find_cascade_candidates  # torch: seconds
 
+        wanted = options.verifier_layers
         if not joined:
-            found.append(find_cascade_candidate(subject, options.adapters))
+            found += find_cascade_candidates(subject, options.adapters, wanted)
         if joined or (options.drafter == "auto" and copy is not None):
-            found.append(cascade_with_copy(subject, options.adapters, options.draft_model))
+            found.append(cascade_with_copy(subject, options.adapters, options.draft_model, wanted))
         if copy is not None and not joined and "substitute" not in members and options.drafter == "auto":
             found.append(substitute(subject, copy.precision, prepares, {}))  # what the adapters compete with
     if "ngram" in members:  # its branches are free beside any other's

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from edgespec.drafters.cascade.files import find_cascade, knows_better
+from edgespec.drafters.cascade.files import CascadeFiles, find_cascade, knows_better
 from edgespec.drafters.cascade.variant import VARIANTS
 from edgespec.drafters.substitute import CopyFiles, find_copy
 from edgespec.errors import ModelError, OptionError
@@ -16,10 +17,20 @@ from edgespec.tuning.candidate import Candidate
 from edgespec.tuning.subject import Subject
 
 
-def find_cascade_candidate(subject: Subject, adapters: str) -> Candidate:
-    """The adapters in a directory. Raises ModelError when they are not for this model."""
+def find_cascade_candidates(subject: Subject, adapters: str, wanted: int | None) -> list[Candidate]:
+    """The adapters in a directory: with the deepest verifier that there is room for, as the engine would have
+    it, and with each of the others, or where one is `wanted` with that alone. Raises ModelError when they are
+    not for this model, OptionError when none verifies where that is wanted."""
     _refuse_absent(subject)
-    found = find_cascade(Path(adapters), subject.files, None)
+    found = find_cascade(Path(adapters), subject.files, None, wanted)
+    depths = [] if wanted is not None or len(found.depths) < 2 else found.depths
+    return [_with_adapters(found, adapters), *(_with_adapters(found, adapters, depth) for depth in depths)]
+
+
+def _with_adapters(found: CascadeFiles, adapters: str, depth: int | None = None) -> Candidate:
+    """`depth`: as the option `verifier_layers`."""
+    if depth is not None:
+        found = replace(found, wanted=depth)
     agreed = {file.depth: file.agreement for file in found.verify if knows_better(file, found.draft)}
 
     def reads(plan: Plan) -> Mapping[str, int]:
@@ -52,10 +63,11 @@ def find_cascade_candidate(subject: Subject, adapters: str) -> Candidate:
         found.draft.depth,
         prior,
         {"adapters": adapters},
+        set_={} if depth is None else {"verifier_layers": depth},
     )
 
 
-def cascade_with_copy(subject: Subject, adapters: str, named: str | None) -> Candidate:
+def cascade_with_copy(subject: Subject, adapters: str, named: str | None, wanted: int | None) -> Candidate:
     """The adapters' draft, with a low-bit copy of the model, `named` or packed with it, as the verifier.
 
     Raises ModelError as above, OptionError when there is no copy.
@@ -67,7 +79,7 @@ def cascade_with_copy(subject: Subject, adapters: str, named: str | None) -> Can
             f"{subject.name} has no low-bit copy for cascade+substitute to verify with; pack one, or use "
             "drafter=cascade"
         )
-    found = find_cascade(Path(adapters), subject.files, CopyFiles(subject.files, copy))
+    found = find_cascade(Path(adapters), subject.files, CopyFiles(subject.files, copy), wanted)
     encoding = LOW_BIT[copy.table.precision]
 
     def reads(plan: Plan) -> Mapping[str, int]:

@@ -41,7 +41,10 @@ def compare(runs: Sequence[Trial], settings: Sequence[Setting]) -> tuple[Compare
     groups = dict[tuple[int, str, str], list[Trial]]()
     for run in runs:
         groups.setdefault((run.dial, run.drafter, run.schedule), []).append(run)
-    now = {(s.dial, s.drafter, s.schedule): s.speed for s in settings if s.exact and not s.before}
+    now = dict[tuple[int, str, str], Interval]()
+    for s in sorted(settings, key=lambda s: -s.speed.middle):
+        if s.exact and not s.before:
+            now.setdefault((s.dial, s.drafter, s.schedule), s.speed)
     found = [
         Compared(
             *key,

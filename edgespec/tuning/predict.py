@@ -75,9 +75,10 @@ PRESET = Doubt(flash=0.25, compute=0.3)  # data sheets
 class Setting:
     """What can be set, and what it should give. Seconds and bytes.
 
-    depth: L_SV, first layers that are pinned for the cascade. steps: of drafting, at which the speed is
-    highest; the controller finds them. exact: the output is that of the model's own weights. bound: what a
-    pass waits for, "flash" or "compute". files: options that name files. before: what must be made first.
+    depth: L_SV, first layers that are pinned for the cascade. set_: options that make it this one. steps: of
+    drafting, at which the speed is highest; the controller finds them. exact: the output is that of the
+    model's own weights. bound: what a pass waits for, "flash" or "compute". files: options that name files.
+    before: what must be made first.
     """
 
     dial: int
@@ -98,6 +99,7 @@ class Setting:
     before: tuple[Call, ...]
     plan: Plan = field(repr=False)
     costs: CostModel = field(default_factory=CostModel, repr=False)  # as runs have set them right
+    set_: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def streams(self) -> bool:
@@ -194,6 +196,7 @@ def predict(
             before=candidate.before,
             plan=plan,
             costs=costs,
+            set_=candidate.set_,
         )
 
 

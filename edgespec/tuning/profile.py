@@ -29,9 +29,12 @@ PROFILE_BYTES = 10**5  # at most
 # Options that a profile may set; the others are not tuned.
 TUNED = (
     *("memory", "context", "precision", "resident_layers", "drafter", "draft_model", "draft_worker"),
-    *("adapters", "tree_nodes", "schedule"),
+    *("adapters", "tree_nodes", "schedule", "verifier_layers"),
 )
-OF_THE_MODEL = ("context", "precision", "resident_layers", "draft_model", "draft_worker", "adapters")
+OF_THE_MODEL = (
+    *("context", "precision", "resident_layers", "draft_model", "draft_worker", "adapters"),
+    "verifier_layers",
+)
 
 
 def settings_of(setting: Setting, engine: EngineOptions) -> dict[str, Any]:
@@ -43,12 +46,15 @@ def settings_of(setting: Setting, engine: EngineOptions) -> dict[str, Any]:
     heard = {*setting.files, *OF_SCHEDULES.get(setting.schedule, ())}
     if "model" in setting.drafter.split("+"):
         heard.add("draft_worker")
-    of_others = {"draft_model", "draft_worker", "adapters"} - heard
+    if "cascade" in setting.drafter.split("+"):
+        heard.add("verifier_layers")
+    of_others = {"draft_model", "draft_worker", "adapters", "verifier_layers"} - heard
     fixed = {name: value for name, value in fixed.items() if name not in of_others}
     if setting.drafter != "none":
         chosen |= {
             "schedule": setting.schedule,
             **setting.files,
+            **setting.set_,
         }  # the controller finds the tree's size
     else:
         fixed = {name: value for name, value in fixed.items() if name in ("context", "resident_layers")}

@@ -55,7 +55,8 @@ def _drafting(setting: Setting, plain: Setting) -> list[str]:
     else:
         found.append(f"trees of {setting.tree_nodes} nodes: more would compute longer than they give")
     if setting.depth:
-        found.append(f"the cascade's verifier lies behind layer {setting.depth}, the deepest with room")
+        why = "quicker than the deepest with room" if setting.set_ else "the deepest with room"
+        found.append(f"the cascade's verifier lies behind layer {setting.depth}, {why}")
     if setting.schedule == "ssd" and times > WORTH:
         found.append("ssd drafts in the waits of a pass what else would follow it")
     return found

@@ -217,10 +217,17 @@ class _Search:
                 if like and (like.drafter, like.precision) != (candidate.drafter, subject.precision):
                     continue
                 try:
-                    found += self._predicted(dial, subject, candidate)
-                except BudgetError:
-                    if not candidate.members and not subject.packed:
+                    new = self._predicted(dial, subject, candidate)
+                except (BudgetError, OptionError) as error:
+                    fits = isinstance(error, BudgetError) and (candidate.members or subject.packed)
+                    if (
+                        not fits and not candidate.set_
+                    ):  # the user may have fixed what another depth would need
                         raise
+                    continue
+                # What is set apart may be what the plan comes to by itself.
+                known = {(s.precision, s.drafter, s.schedule, s.depth) for s in found}
+                found += [s for s in new if (s.precision, s.drafter, s.schedule, s.depth) not in known]
         return found
 
     def _predicted(self, dial: int, subject: Subject, candidate: Candidate) -> Iterable[Setting]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.drafters.cascade.drafter import CascadeDrafter
@@ -12,7 +12,7 @@ from edgespec.drafters.cascade.tree import Calibration
 from edgespec.drafters.cascade.variant import VARIANTS, Variant
 from edgespec.drafters.resident import Found, Search
 from edgespec.drafters.substitute import CopyFiles, torch_target
-from edgespec.errors import ModelError
+from edgespec.errors import ModelError, OptionError
 from edgespec.offload.plan.needs import Extras, MustPin
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
@@ -29,16 +29,20 @@ class CascadeFiles:
     """A draft adapter and shallow verifiers to choose from, known by their headers.
 
     verify: shallowest first; all deeper than the draft. Empty when the low-bit copy verifies.
+    wanted: the number of layers behind which it is to verify; None = as many as there is room for.
     """
 
     files: ModelFiles
     draft: AdapterFile
     verify: tuple[AdapterFile, ...]
     copy: CopyFiles | None = None
+    wanted: int | None = None
 
     @property
     def depths(self) -> tuple[int, ...]:
         """Numbers of first layers that may be pinned, with the LM head, for drafting."""
+        if self.wanted is not None:
+            return (self.wanted,)
         if self.copy is not None:
             return tuple(range(self.draft.depth, self.files.config.layers + 1))
         return tuple(a.depth for a in self.verify)
@@ -78,13 +82,17 @@ def find(search: Search, found: dict[str, Found]) -> CascadeFiles:
     """
     copy = found.pop("substitute", None)
     assert copy is None or isinstance(copy, CopyFiles)
-    return find_cascade(search.given["adapters"], search.files, copy)
+    return find_cascade(search.given["adapters"], search.files, copy, search.verifier_layers)
 
 
-def find_cascade(directory: Path, files: ModelFiles, copy: CopyFiles | None) -> CascadeFiles:
-    """The shallowest draft adapter of a directory and all its verifiers, or with a low-bit copy that instead.
+def find_cascade(
+    directory: Path, files: ModelFiles, copy: CopyFiles | None, wanted: int | None = None
+) -> CascadeFiles:
+    """The shallowest draft adapter of a directory and all its verifiers, or with a low-bit copy that instead;
+    `wanted`: see `CascadeFiles`.
 
-    Raises ModelError when one is missing or not deeper than the draft, and as `describe_adapters`.
+    Raises ModelError when one is missing or not deeper than the draft, OptionError when none verifies where
+    that is wanted, and as `describe_adapters`.
     """
     adapters = describe_adapters(directory, files)
     draft = next((a for a in adapters if a.role == "draft"), None)
@@ -97,7 +105,15 @@ def find_cascade(directory: Path, files: ModelFiles, copy: CopyFiles | None) -> 
             f"{directory}: the verifier behind {verify[0].depth} layers is not deeper than the draft "
             f"behind {draft.depth}; train it again with more verify_layers="
         )
-    return CascadeFiles(files, draft, verify, copy)
+    found = CascadeFiles(files, draft, verify, copy)
+    if wanted is not None and wanted not in found.depths:
+        able = (
+            ", ".join(map(str, found.depths)) if copy is None else f"{found.depths[0]} to {found.depths[-1]}"
+        )
+        raise OptionError(
+            f"verifier_layers is {wanted}, and {directory} can verify behind {able} layers", "verifier_layers"
+        )
+    return replace(found, wanted=wanted)
 
 
 def knows_better(verify: AdapterFile, draft: AdapterFile) -> bool:
