@@ -65,7 +65,7 @@ def page_of(found: Tuning, engine: EngineOptions) -> str:
             f'<header><p class="dim">edgespec tune</p><h1>{name}</h1>',
             f'<p class="dim">{escape(model_line(found))}; {escape(machine_line(found))}</p></header>',
             *sections,
-            f'<p class="dim">Predicted from headers, the machine\'s rates{_and_runs(found)}. In brackets is '
+            f'<p class="dim">Predicted from headers{_and_what(found)}. In brackets is '
             "where a speed should lie in four of five cases.</p>",
             "</main>\n</body>\n</html>\n",
         ]
@@ -83,9 +83,13 @@ def _cycle(found: Tuning) -> str:
     )
 
 
-def _and_runs(found: Tuning) -> str:
+def _and_what(found: Tuning) -> str:
     runs = sum(one.replies for one in found.compared)
-    return f" and what {count_of(runs, 'run')} showed" if runs else "; nothing was run"
+    return (
+        f", the machine's rates and what {count_of(runs, 'run')} showed"
+        if runs
+        else " and the machine's rates; nothing was run"
+    )
 
 
 def _measured(found: Tuning) -> list[str]:

@@ -245,7 +245,7 @@ def test_predicted_stands_beside_measured_everywhere(
     assert len(table) == 5
     page = unescape(Path("page.html").read_text())
     assert "Predicted beside measured" in page
-    assert "runs showed" in page
+    assert "the machine's rates and what 6 runs showed" in page
     for line in table[2:]:
         for cell in line.split("  "):
             assert cell.strip() in page
