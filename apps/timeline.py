@@ -4,6 +4,7 @@
     target      |      verify         |     verify      |           layer by layer, and the head
     waits       |          ▌  ▌   ▌ ▌ |                             blocked until a chunk was there
     drafting    |▐▐▐▐▐                |▐▐▐                          before a pass, or in its waits
+    worker      |▐▐▐▐▐▐▐▐▐▐▐▐▐▐▐▐▐▐ ▐▐▐▐▐▐▐▐▐▐▐▐▐▐▐               a draft worker's rounds: asked for, or ahead
     flash 1, 2  |▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂▂           chunks, as many tracks as are read at a time
 
 Events are written as they end, about 150 bytes each: one a layer and one a chunk that is read or waited for.
@@ -24,7 +25,7 @@ from edgespec.errors import OptionError, StorageError
 
 if TYPE_CHECKING:
     from edgespec.core.schedule import Controller
-    from edgespec.core.trace import Cycle, Layer, Phase
+    from edgespec.core.trace import Cycle, Layer, Phase, Round
     from edgespec.engine import Engine
     from edgespec.offload.chunks import ChunkEvent
     from edgespec.session import Session
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 TRACE_HELP = "Write a timeline of the run there, for ui.perfetto.dev or chrome://tracing."
-CYCLES, TARGET, WAITS, DRAFTING, FLASH = range(1, 6)  # tracks; FLASH and those behind it are for chunks
+CYCLES, TARGET, WAITS, DRAFTING, WORKER, FLASH = range(
+    1, 7
+)  # tracks; FLASH and those behind it are for chunks
 NAMES = {CYCLES: "cycles", TARGET: "target", WAITS: "waits", DRAFTING: "drafting"}
 
 
@@ -81,9 +84,13 @@ def new_session(
 ) -> Session:
     """A conversation that the timeline hears of, `hear` of its cycles, and `watch` of what it shows."""
     from edgespec.core.trace import Trace  # numpy: not for --help
+    from edgespec.drafters.resident import Outside
 
     if traced is not None:
         traced.layers = engine.config.layers
+        for resident in engine.resident:
+            if isinstance(resident, Outside):
+                resident.listen(traced.round)
     heard = [one for one in (traced, watch) if one is not None]
     cycles = [*(one.cycle for one in heard), *([hear] if hear else [])]
     if heard:
@@ -118,6 +125,7 @@ class Timeline:
         self._began: dict[str, float] = {}  # phases under way
         self._layer_began, self._last_layer = self._origin, -1
         self._cycle_began: float | None = None
+        self._worker_named = False
         self._lanes: list[float] = []  # of chunks being read at a time: when the latest one was there
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         file.write(json.dumps({"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "edgespec"}}))
@@ -167,6 +175,13 @@ class Timeline:
         began = now if self._cycle_began is None else self._cycle_began
         self._span(CYCLES, f"cycle +{len(outcome.tokens)}", began, now, shown)
         self._cycle_began = None
+
+    def round(self, event: Round) -> None:
+        if not self._worker_named:  # most runs have none
+            self._worker_named = True
+            self._name(WORKER, "draft worker")
+        name, began = "draft ahead" if event.ahead else "draft", max(event.began, self._origin)
+        self._span(WORKER, name, began, event.ended, {"nodes": event.nodes})
 
     def chunk(self, event: ChunkEvent) -> None:
         chunk = event.chunk

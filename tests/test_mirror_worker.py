@@ -16,7 +16,7 @@ from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
 from edgespec.drafters import channel
 from edgespec.drafters.beside import BesideDrafter
-from edgespec.drafters.channel import Beat, Expect, GoAhead, Hear, Nonsense, Open, Prefill, Sent, Stop
+from edgespec.drafters.channel import Beat, Expect, GoAhead, Hear, Nonsense, Open, Prefill, Sent, Stop, Worked
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
@@ -69,7 +69,7 @@ class Worker:
         answer = channel.read_frame(io.BytesIO(channel.frame(message)), channel.ANSWERS, channel.ANSWER_BYTES)
         if isinstance(answer, Beat):
             self.nodes[answer.seat], self.seconds[answer.seat] = answer.nodes, answer.seconds
-        else:
+        elif not isinstance(answer, Worked):
             self.questions[answer.question].answer = answer  # type: ignore[union-attr]
 
     @property

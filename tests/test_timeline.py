@@ -19,11 +19,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgespec.apps.timeline import CYCLES, DRAFTING, FLASH, TARGET, WAITS, timeline
+from edgespec.apps.timeline import CYCLES, DRAFTING, FLASH, TARGET, WAITS, WORKER, timeline
 from edgespec.config import GenerationOptions
 from edgespec.core.reply import _Observer
 from edgespec.core.trace import Layer, Phase, Trace
 from edgespec.core.verify import Cancellation
+from edgespec.drafters import beside
 from edgespec.errors import OptionError, StorageError
 from edgespec.offload.chunks import Chunk, ChunkEvent
 from edgespec.offload.streamer import Streamer
@@ -122,6 +123,24 @@ def test_a_streamed_reply(run: Run, model: Path, tmp_path: Path) -> None:
     assert read >= said["stats"]["plan"]["streamed_bytes"] * (len(passes) - 1)
     for wait in tracks[WAITS]:  # of a pass: nobody else waits
         assert any(one["ts"] <= wait["ts"] and end(wait) <= end(one) for one in passes)
+
+
+def test_a_draft_workers_rounds(
+    run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it drafted and when: while the target verifies, and what it is asked for before."""
+    monkeypatch.setattr(beside, "SILENCE", 60.0)  # the machine may be busy
+    flags = ["generate", model, "-p", "Once upon", "--max-tokens", "40", "--json", "--resident-layers", "0"]
+    flags += ["--drafter", "model", "--draft-model", model, "--draft-worker", "1", "--schedule", "ssd"]
+    assert run(*flags, "--trace", "trace.json")[0] == 0
+    tracks = events_of(tmp_path / "trace.json")
+    rounds, verified = tracks[WORKER], named(tracks[TARGET], "verify")
+    asked = [one for one in rounds if one["name"] == "draft"]
+    ahead = [one for one in rounds if one["name"] == "draft ahead"]
+    assert 0 < len(asked) <= 2 * len(tracks[DRAFTING]), "beside what was prepared, too"
+    assert 0 < len(ahead) <= len(verified)
+    assert sum(one["args"]["nodes"] for one in asked) > 0
+    assert any(o["ts"] < v["ts"] + v["dur"] and v["ts"] < end(o) for o in ahead for v in verified)
 
 
 def test_bench(run: Run, model: Path, tmp_path: Path) -> None:

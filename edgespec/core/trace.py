@@ -111,6 +111,16 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Round:
+    """A draft worker has ended a round: one that was asked for, or `ahead`, while the target verified."""
+
+    ahead: bool
+    nodes: int  # that it has drafted
+    began: float  # seconds, as of time.perf_counter here
+    ended: float
+
+
+@dataclass(frozen=True)
 class Trace:
     """Who listens to a session. Called in the thread that computes, so it should be quick; costs nothing
     where it is None."""

@@ -18,6 +18,7 @@ from time import monotonic
 
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.trace import Round
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, DraftingAhead, Root
 from edgespec.drafters.channel import (
@@ -81,6 +82,10 @@ class Beside:
     def gone(self) -> bool:
         """See `drafters.resident.Outside`."""
         return self.worker.lost is not None
+
+    def listen(self, listener: Callable[[Round], None] | None) -> None:
+        """See `drafters.resident.Outside`."""
+        self.worker.listener = listener
 
     def drafter(self, cache: KVCache, vocabulary: int) -> BesideDrafter:
         return BesideDrafter(self.worker, cache.capacity, vocabulary)

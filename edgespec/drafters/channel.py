@@ -175,6 +175,15 @@ class Beat(Sent):
     seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
 
+class Worked(Sent):
+    """A round is over, after so many microseconds: one that was asked for, or `ahead`. nodes: of it."""
+
+    seat: Natural
+    ahead: bool
+    nodes: Natural
+    micros: Annotated[int, Meta(ge=0, le=2**48)]
+
+
 class Trees(Sent):
     """The answer to `Draft`: one for each root."""
 
@@ -198,7 +207,7 @@ class Failed(Sent):
 
 
 Request = Load | Open | Close | Prefill | Draft | GoAhead | Expect | Hear | Stop | Cancel | Commit
-Answer = Loading | Ready | Beat | Trees | Committed | Failed
+Answer = Loading | Ready | Beat | Worked | Trees | Committed | Failed
 
 REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)

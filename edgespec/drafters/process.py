@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import BinaryIO, cast
 
 from edgespec import errors
+from edgespec.core.trace import Round
 from edgespec.drafters.channel import (
     ANSWER_BYTES,
     ANSWERS,
@@ -33,6 +34,7 @@ from edgespec.drafters.channel import (
     Ready,
     Sent,
     Trees,
+    Worked,
     frame,
     read_frame,
 )
@@ -94,6 +96,8 @@ class Worker:
         self.nodes: dict[int, int] = {}  # by conversation: drafted ahead for the tree under way
         self.seconds: dict[int, float] = {}  # likewise: as of `channel.Beat`
         self.heard = monotonic()  # when it last said something
+        self.listener: Callable[[Round], None] | None = None  # in the thread that hears; raises nothing
+        self._round_ended = perf_counter()
         self._failed: Failed | None = None
         self._ready = False
         self._loading = SimpleQueue[Answer]()
@@ -254,6 +258,12 @@ class Worker:
                 self.nodes[message.seat], self.seconds[message.seat] = message.nodes, message.seconds
             if (question := self._questions.get(message.question)) is not None:
                 question.beat = self.heard
+        elif isinstance(message, Worked):
+            now = perf_counter()
+            began = max(now - message.micros / 1e6, self._round_ended)
+            self._round_ended = now
+            if self.listener is not None:
+                self.listener(Round(message.ahead, message.nodes, began, now))
         else:
             if isinstance(message, Committed):
                 self.peak = max(self.peak, message.peak)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from edgespec.core.trace import Round
 from edgespec.drafters.base import Drafter
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
@@ -88,6 +89,9 @@ class Outside(Protocol):
     @property
     def gone(self) -> bool:
         """The process has ended, or is to: it drafts no more, and its memory is free."""
+
+    def listen(self, listener: Callable[[Round], None] | None) -> None:
+        """Who hears of its rounds, in a thread of its own; must be quick and raise nothing. None = nobody."""
 
 
 @runtime_checkable

@@ -52,6 +52,7 @@ from edgespec.drafters.channel import (
     Sent,
     Stop,
     Trees,
+    Worked,
     as_heard,
     as_received,
     as_sent,
@@ -78,6 +79,7 @@ class _Seat:
     asked: tuple[Draft, Drafting] | None = None  # that round, while somebody waits for it
     ahead: DraftingAhead | None = None  # that round, while it has something to do
     nodes: int = 0  # of it
+    began: float = 0.0  # of the latest round
     hearing: Hearing | None = None  # the latest round ahead, until its outcome is committed,
     verified: TokenTree | None = None  # below whose outcomes that is,
     said: Mapping[int, Mapping[int, float]] = field(default_factory=dict)  # and what the early exit said
@@ -112,7 +114,7 @@ class Desk:
             ahead, worked = seat.ahead, seat.ahead.step()
             seat.seconds += monotonic() - began
             if not worked:
-                seat.ahead = None
+                self._end_ahead(number, seat)
             if seat.nodes != ahead.nodes:
                 seat.nodes = ahead.nodes
                 self.say(Beat(number, 0, seat.nodes, seat.seconds))
@@ -131,7 +133,7 @@ class Desk:
         if isinstance(message, (Expect, Hear)):
             self._hear(seat, message)
             return
-        seat.ahead = None
+        self._end_ahead(message.seat, seat)
         self._answer(seat)  # whatever comes now, nobody waits for more
         if isinstance(message, Close):
             del self.seats[message.seat]
@@ -143,6 +145,7 @@ class Desk:
             verified = as_received(message.tree, seat.vocabulary)
             seat.ahead = seat.drafter.ahead(verified, TreeBudget(len(verified), message.depth, 0))
             seat.drafting, seat.nodes, seat.seconds = seat.ahead, 0, 0.0
+            seat.began = monotonic()
             seat.hearing = seat.ahead if isinstance(seat.ahead, Hearing) else None
             seat.verified, seat.said = verified, {}
         elif isinstance(message, Commit):
@@ -165,7 +168,9 @@ class Desk:
             return
         seat.said = as_heard(message.said, len(seat.verified), seat.vocabulary)
         seat.hearing.hear(seat.said, seat.trust.share)
-        seat.ahead, seat.seconds = seat.hearing, 0.0  # though it may have had nothing left to do
+        if seat.ahead is None:  # it had nothing left to do
+            seat.ahead, seat.began = seat.hearing, monotonic()
+        seat.seconds = 0.0
 
     def _judge(self, seat: _Seat, tokens: Sequence[int]) -> None:
         """Learn by the tokens that came how much to trust who spoke."""
@@ -200,7 +205,7 @@ class Desk:
     def _draft(self, seat: _Seat, message: Draft) -> None:
         roots = [Root(tuple(root.path), root.logprob) for root in message.roots]
         drafting = seat.drafter.start(roots, TreeBudget(message.nodes, message.depth, message.passes))
-        seat.drafting, seat.asked = drafting, (message, drafting)
+        seat.drafting, seat.asked, seat.began = drafting, (message, drafting), monotonic()
 
     def _draft_on(self, seat: _Seat) -> None:
         assert seat.asked is not None
@@ -215,7 +220,17 @@ class Desk:
         if seat.asked is not None:
             (asked, drafting), seat.asked = seat.asked, None
             trees = [as_sent(drafting.tree(root)) for root in range(len(asked.roots))]
+            self._tell(asked.seat, seat, False, sum(len(tree.tokens) - 1 for tree in trees))
             self.say(Trees(asked.question, trees))
+
+    def _end_ahead(self, number: int, seat: _Seat) -> None:
+        if seat.ahead is not None:
+            nodes, seat.ahead = seat.ahead.nodes, None
+            self._tell(number, seat, True, nodes)
+
+    def _tell(self, number: int, seat: _Seat, ahead: bool, nodes: int) -> None:
+        """Of a round that is over."""
+        self.say(Worked(number, ahead, nodes, int(1e6 * (monotonic() - seat.began))))
 
     def _beat(self, seat: int, question: int) -> None:
         now = monotonic()
