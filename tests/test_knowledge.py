@@ -59,7 +59,7 @@ def test_careful_cycles_are_spared() -> None:
     warm = converse([(REPLY, world)], passed_on(learned("right 0.95"), prior))
     assert cold.steps[0] is None  # it measures a plain cycle, and then drafts by and by
     assert (warm.steps[0] or 0) >= 8
-    assert warm.rate() > 1.1 * cold.rate()
+    assert warm.rate() > 1.05 * cold.rate()
 
 
 @pytest.mark.parametrize("change", [{"step": 2.0}, {"hit": 0.0}, {"hit": 0.0, "step": 1.0}], ids=str)
@@ -69,7 +69,7 @@ def test_another_machine_or_text_costs_no_more_than_careful_cycles_would(change:
     for seed in range(4):
         run = converse([(60, other)], passed_on(learned("right 0.9"), prior), seed)
         lost = run.seconds.sum() * other.plain_rate - run.tokens.sum()  # plain cycles
-        assert lost <= 14.0  # dear cycles until it is noticed; with all it had believed it was 28
+        assert lost <= 18.0  # dear cycles until it is noticed; with all it had believed it was 28
         assert run.rate(30) >= 0.93 * other.plain_rate
 
 

@@ -72,6 +72,11 @@ class Chances:
         self._claimed, self._accepted = claimed, accepted
         self._update()
 
+    @property
+    def cycles(self) -> float:
+        """Cycles' worth of evidence."""
+        return float(self._reached[1])
+
     def likelihood(self, tree: TokenTree, path: IntArray) -> float:
         """Log of the chance, by depth alone, that a tree is accepted as far as it was."""
         went_on = np.log(np.clip(self.by_depth[1 : len(path)], 1e-3, 1 - 1e-3)).sum()
