@@ -36,7 +36,7 @@ from edgespec.tuning import runs as keeping
 from edgespec.tuning.acceptance import PRIORS, SPREAD, expected_hits, tree_tokens
 from edgespec.tuning.candidate import Candidate
 from edgespec.tuning.candidates import find_candidates
-from edgespec.tuning.fit import FEW, UNFITTED, fit_runs, matching_chance, matching_spread
+from edgespec.tuning.fit import FEW, NORMAL_80, UNFITTED, fit_runs, matching_chance, matching_spread
 from edgespec.tuning.predict import MEASURED, Setting, costs_of, predict
 from edgespec.tuning.runs import FILE_BYTES, MODELS, RUNS, Trial, keep_run, recall_runs, sound
 from edgespec.tuning.subject import open_subject
@@ -212,6 +212,31 @@ def test_one_pause_of_the_machine_is_shrugged_off() -> None:
     assert paused.flash.runs == 5
 
 
+def test_one_run_moves_no_time_but_the_interval_and_two_that_agree_are_believed() -> None:
+    """Of a cold process, a single reply was three times as slow as those behind it."""
+    one, two = (fit_runs([trial(flash=3.0, compute=3.0)] * runs) for runs in (1, 2))
+    assert (one.flash.value, one.compute.value, one.flash.runs) == (1.0, 1.0, 1)
+    assert math.exp(one.flash.sd * NORMAL_80) > 3.0  # what it showed is not ruled out
+    assert two.flash.value == pytest.approx(3.0)
+    assert two.flash.sd < one.flash.sd
+    for others in ([1.1], [1.1, 1.1]):
+        assert fit_runs([trial(flash=value) for value in (3.0, *others)]).flash.value == pytest.approx(1.1)
+    assert fit_runs([trial(flash=1.02)]).flash.sd < one.flash.sd / 5
+    assert fit_runs([trial(flash=3.0)], least=1).flash.value == pytest.approx(3.0)
+
+
+def test_the_first_reply_of_a_cold_process_does_not_make_plain_decoding_slow(seven_plain: Any) -> None:
+    model, setting, candidate = seven_plain
+    watch = watch_of(model, setting, candidate)
+    World(3.0, 3.0, 1.0, 0.5, SPREAD).play(watch, setting, candidate, 12)
+    runs, _ = recall_runs("d", "source")
+    assert len(runs) == 1
+    assert runs[0].rest == pytest.approx(1.0, rel=0.1)  # its times explain it
+    (after,) = predict(setting.plan, candidate, ["serial"], 64, MEASURED, True, fit_runs(runs))
+    assert after.speed.middle == setting.speed.middle
+    assert after.speed.low < runs[0].speed < setting.speed.low
+
+
 def test_without_runs_nothing_is_set_right(tmp_path: Path) -> None:
     assert fit_runs([]) == UNFITTED
     seven = config_only(tmp_path / "seven", SEVEN)
@@ -314,6 +339,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, EngineOptions]:
     small = SEVEN | {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8}
     draft = config_only(folder / "small", small)
     return config_only(folder / "seven", SEVEN), EngineOptions(draft_model=draft)
+
+
+@pytest.fixture
+def seven_plain(pair: tuple[str, EngineOptions]) -> tuple[str, Setting, Candidate]:
+    return (pair[0], *of_drafter(*pair, "none")[-1])
 
 
 def of_drafter(model: str, options: EngineOptions, drafter: str) -> list[tuple[Setting, Candidate]]:

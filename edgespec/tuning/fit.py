@@ -1,7 +1,9 @@
 """The cost model set right by runs: few numbers, each a factor on one of its terms, or a chance.
 
-Times are medians over runs, because one pause of the machine makes any of them absurd. Chances are means by
-cycles: they have bounds, and a speed is over all texts. What no run has shown stays as it is.
+Times are medians over runs, because one pause of the machine makes any of them absurd. Where there are fewer
+than FEW, what was expected stands for the others: one reply, which may have been the first of a cold process,
+moves nothing but the interval. Chances are means by cycles: they have bounds, and a speed is over all texts.
+What no run has shown stays as it is.
 """
 
 from __future__ import annotations
@@ -96,21 +98,21 @@ class Fit:
 UNFITTED = Fit()
 
 
-def fit_runs(runs: Sequence[Trial]) -> Fit:
-    """`runs` of one model on one machine."""
+def fit_runs(runs: Sequence[Trial], least: int = FEW) -> Fit:
+    """`runs` of one model on one machine. least: runs that say what times are, as FEW; 1 = these alone."""
     drafters = {}
     for drafter, files in {(run.drafter, run.files) for run in runs}:
         own = runs_of(runs, drafter, files)
-        drafters[drafter, files] = _seen(own)
+        drafters[drafter, files] = _seen(own, least)
     return Fit(
-        flash=_factor(run.flash for run in runs),
-        compute=_factor(run.compute for run in runs),
-        prompt=_factor(run.prompt for run in runs),
+        flash=_factor((run.flash for run in runs), least),
+        compute=_factor((run.compute for run in runs), least),
+        prompt=_factor((run.prompt for run in runs), least),
         drafters=drafters,
     )
 
 
-def _seen(runs: Sequence[Trial]) -> Seen:
+def _seen(runs: Sequence[Trial], least: int) -> Seen:
     judged = [(run.chance, run.judged) for run in runs if run.chance is not None and run.judged]
     chance, cycles = _mean(judged)
     spread, lookups = _mean([(run.spread, run.lookups) for run in runs if run.spread is not None])
@@ -119,14 +121,14 @@ def _seen(runs: Sequence[Trial]) -> Seen:
         off = sum(n * (one - chance) ** 2 for one, n in judged) / cycles
         sd = max(LEAST_TEXTS_SD, sqrt(off * len(judged) / (len(judged) - 1)))
     return Seen(
-        step=_factor(run.step for run in runs),
+        step=_factor((run.step for run in runs), least),
         chance=chance,
         sd=sd,
         cycles=cycles,
         texts=len(judged),
         spread=(lookups * spread + LEAN * SPREAD) / (lookups + LEAN),
         rest={
-            schedule: _factor(run.rest for run in runs if run.schedule == schedule)
+            schedule: _factor((run.rest for run in runs if run.schedule == schedule), least)
             for schedule in {run.schedule for run in runs}
         },
     )
@@ -138,14 +140,17 @@ def _mean(values: Sequence[tuple[float, int]]) -> tuple[float, int]:
     return (sum(value * n for value, n in values) / total if total else 0.0), total
 
 
-def _factor(values: Iterable[float | None]) -> Factor:
+def _factor(values: Iterable[float | None], least: int) -> Factor:
+    """The median of at least so many, of which 1 stands for those that are missing. The interval reaches what
+    the runs alone would say."""
     logs = [log(value) for value in values if value is not None]
     if not logs:
         return Factor()
-    middle, sd = median(logs), FEW_SD
+    middle, sd = median(logs + [0.0] * (least - len(logs))), FEW_SD
     if len(logs) >= FEW:
         sd = max(LEAST_SD, 1.4826 * median(abs(one - middle) for one in logs))  # a normal's, by its MAD
-    return Factor(exp(middle), hypot(sd, sd / sqrt(len(logs))), len(logs))
+    overruled = abs(median(logs) - middle) / NORMAL_80
+    return Factor(exp(middle), hypot(sd, sd / sqrt(len(logs)), overruled), len(logs))
 
 
 def matching_chance(trees: Sequence[tuple[int, int]], tokens: int, branches: bool) -> float:

@@ -161,7 +161,7 @@ class Watch:
         run = _passes(run, cycles, candidate)
         if candidate.members and self.texts:
             run = _drafts(run, cycles, candidate, self.engine.options.tree_nodes)
-        own = self.expected(fit_runs([run]))
+        own = self.expected(fit_runs([run], least=1))
         if own is not None and (not candidate.members or run.judged >= max(LEAST_CYCLES, len(cycles) / 2)):
             run = replace(run, rest=run.speed / own.speed.middle)  # else most of it was plain decoding
         files = self.engine.files
