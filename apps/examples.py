@@ -44,6 +44,7 @@ DEVICES = _lines(
 TUNE = _lines(
     "edgespec tune Qwen/Qwen2.5-7B-Instruct --memory 4GB,6GB,8GB",
     "edgespec tune MODEL --preset raspberry-pi-5",
+    "edgespec tune MODEL -i",
     "edgespec tune MODEL -o fast.toml && edgespec chat MODEL --profile fast.toml",
 )
 TRAIN = _lines("edgespec train cascade MODEL --data texts/ --out adapters", "edgespec train cascade --help")

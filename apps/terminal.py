@@ -98,6 +98,10 @@ class Terminal:
         """Show `text` until the first report of progress, reply or note."""
         self._progress.say(text)
 
+    def clear(self) -> None:
+        """Take the progress line away: something else draws now."""
+        self._progress.clear()
+
     def count_reads(self, bytes_read: Callable[[], int]) -> None:
         """From now on, show the rate at which this counter grows during a pass."""
         self._progress.bytes_read = bytes_read

@@ -76,6 +76,9 @@ class TuneFlags(Options):
     ] = None
     png: Annotated[Path | None, Option("Write the charts there.", metavar="FILE", default="none")] = None
     json: Annotated[bool, Option("Print one JSON object.")] = False
+    interactive: Annotated[
+        bool, Option("Move the dial with the arrow keys, and see what that changes.", short="-i")
+    ] = False
 
 
 # What stays as it is where it is given.
@@ -93,6 +96,10 @@ def tune(model: options.Model, *, wanted: TuneFlags, engine: EngineOptions) -> N
     makes. Settings that are given as flags stay as they are.
     """
     texts = _prompts(wanted)
+    if wanted.interactive:
+        from edgespec.apps.tune_live import check_view
+
+        check_view(model, {name: getattr(wanted, name) for name in ("json", "html", "png")})
     with Terminal() as terminal:
         terminal.busy("planning")
         from edgespec.apps.tune_files import check_files, written
@@ -107,7 +114,12 @@ def tune(model: options.Model, *, wanted: TuneFlags, engine: EngineOptions) -> N
             require_plots()
         dials = [] if wanted.memory_ is None else wanted.memory_.split(",")
         stopped = wanted.measure and _measure(model, engine, dials, texts, terminal)
-        found = tune_model(model, engine, dials, wanted.preset, terminal.progress)
+        if wanted.interactive:
+            from edgespec.apps.tune_live import explore
+
+            found = explore(model, engine, dials, wanted.preset, terminal)
+        else:
+            found = tune_model(model, engine, dials, wanted.preset, terminal.progress)
         if wanted.profile_out is not None:
             write_profile(found, engine, wanted.profile_out)
         if wanted.html is not None:
@@ -118,7 +130,10 @@ def tune(model: options.Model, *, wanted: TuneFlags, engine: EngineOptions) -> N
         if wanted.json:
             terminal.result(json.dumps(_object(found, engine)))
         else:
-            _show(found, engine, terminal)
+            if wanted.interactive:
+                _show_chosen(found, engine, terminal)
+            else:
+                _show(found, engine, terminal)
             _tell_files(model, wanted, terminal)
         if stopped:
             raise typer.Exit(130)
@@ -152,9 +167,19 @@ def _measure(
     return False
 
 
+def _show_chosen(found: Tuning, engine: EngineOptions, terminal: Terminal) -> None:
+    lines = [options.command_of(call) for call in found.recommended.before]
+    terminal.result("\n".join([*lines, command(found, found.recommended, engine)]))
+    _tell_notes(found, terminal)
+
+
 def _show(found: Tuning, engine: EngineOptions, terminal: Terminal) -> None:
     width = min(120, shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100)
     terminal.result(_described(found, engine, width))
+    _tell_notes(found, terminal)
+
+
+def _tell_notes(found: Tuning, terminal: Terminal) -> None:
     for note in found.notes:
         terminal.note(note.replace("measure_machine_facts()", "`edgespec devices`"))
 

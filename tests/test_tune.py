@@ -29,6 +29,7 @@ from edgespec.offload.plan.costs import CostModel
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.formats.packed import SUBSTITUTE
 from edgespec.tuning import predict as predicting
+from edgespec.tuning import search as searching
 from edgespec.tuning import tune as tuning
 from edgespec.tuning.acceptance import MOST_NODES, PRIORS, expected_hits, tree_tokens
 from edgespec.tuning.candidate import PLAIN
@@ -480,7 +481,7 @@ def test_dials_that_cannot_be(seven: str) -> None:
 
 def test_usual_dials_end_where_the_whole_model_fits(seven: str, checkpoint: Path) -> None:
     rows = tune_model(seven).rows
-    assert 2 <= len(rows) <= tuning.SHOWN_DIALS
+    assert 2 <= len(rows) <= searching.SHOWN_DIALS
     assert rows[-1].dial <= MACHINE.baseline + MACHINE.available
     (row,) = tune_model(str(checkpoint)).rows
     assert row.plain is not None
@@ -514,13 +515,13 @@ def test_a_disk_that_nobody_knows_is_measured_once(seven: str, monkeypatch: pyte
 
 def test_seventy_billion_weights_are_little_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, plans = config_only(tmp_path / "m", SEVENTY), list[int]()
-    real = tuning.plan_model
+    real = searching.plan_model
 
     def plan(files: Any, *rest: Any) -> Any:
         plans.append(len(files.table.chunks))
         return real(files, *rest)
 
-    monkeypatch.setattr(tuning, "plan_model", plan)
+    monkeypatch.setattr(searching, "plan_model", plan)
     found = tune_model(model, memory=["4GB", "8GB", "12GB"])
     assert found.nbytes > 130 * GB
     assert len(plans) <= 3 * 8

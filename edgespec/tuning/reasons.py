@@ -17,7 +17,7 @@ def reasons_for(setting: Setting, rows: Sequence[Row]) -> tuple[str, ...]:
     """The dial, what a pass waits for, the drafter, the tree, the schedule, what one more GB would buy."""
     row = next(row for row in rows if row.dial == setting.dial)
     assert row.plain is not None
-    found = [*_bound(setting), *_drafting(setting, row.plain)]
+    found = [*_bound(setting), *_drafting(setting, row.plain, row.best or setting)]
     larger = [other for other in rows if other.dial > setting.dial and other.best is not None]
     if larger:
         best = max(other.best.speed.middle for other in larger if other.best is not None)
@@ -42,9 +42,12 @@ def _bound(setting: Setting) -> list[str]:
     return [f"compute-bound: {said}; a larger dial would hardly help"]
 
 
-def _drafting(setting: Setting, plain: Setting) -> list[str]:
-    if setting.drafter == "none":
+def _drafting(setting: Setting, plain: Setting, best: Setting) -> list[str]:
+    if setting.drafter == "none" == best.drafter:
         return ["drafts would cost more than they give"]
+    if setting.drafter == "none":
+        faster = best.speed.middle / plain.speed.middle
+        return [f"{best.drafter} under {best.schedule} should be {faster:.1f} times as fast"]
     times = setting.speed.middle / plain.speed.middle
     found = [
         f"{setting.drafter} should make {setting.tokens_per_cycle:.1f} tokens a cycle: {times:.1f} times as "

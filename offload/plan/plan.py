@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from edgespec.offload.chunks import Chunk, ChunkTable
 from edgespec.offload.plan.costs import LAYER_SECONDS, CostModel, Rates
@@ -45,11 +46,11 @@ class Plan:
     def streamed(self) -> list[Chunk]:
         return [c for c in self.table.chunks if c.index not in self.pinned and c.index not in self.on_device]
 
-    @property
+    @cached_property
     def streamed_bytes(self) -> int:
         return sum(c.nbytes for c in self.streamed)
 
-    @property
+    @cached_property
     def bytes_per_pass(self) -> int:
         """Bytes that one pass reads from flash, alignment included (embedding rows aside: 4-8 KB a token)."""
         return sum(c.read_bytes for c in self.streamed)

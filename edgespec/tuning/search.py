@@ -1,0 +1,132 @@
+"""Plans and predictions of one model on one machine, dial by dial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from dataclasses import replace
+
+from edgespec.config import EngineOptions
+from edgespec.devices.machine import Machine
+from edgespec.errors import BudgetError, OptionError
+from edgespec.models.planning import choose_dial
+from edgespec.offload.plan.needs import Request
+from edgespec.runtimes.formats.needs import plan_model
+from edgespec.tuning.candidate import Candidate
+from edgespec.tuning.candidates import find_candidates
+from edgespec.tuning.fit import Fit
+from edgespec.tuning.predict import NEARLY, Doubt, Setting, legal_schedules, predict
+from edgespec.tuning.result import Row
+from edgespec.tuning.subject import Subject
+from edgespec.values import format_bytes
+
+USUAL_DIALS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # GB, where none is named
+SHOWN_DIALS = 6
+MORE = 10**9  # bytes: what so many more would give is told for every dial
+LOSSY = ("int8", "int4")  # precisions that are tried beside the files' own, unless one is named
+
+
+class SettingSearch:
+    """Plans and predicts for one model and machine."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        options: EngineOptions,
+        machine: Machine,
+        doubt: Doubt,
+        stack: ExitStack,
+        fit: Fit,
+    ) -> None:
+        self.options, self.machine, self.doubt, self.fit = options, machine, doubt, fit
+        own = subject if options.precision is None else subject.variant(options.precision)
+        self.subjects = [(own, find_candidates(own, options, machine.converts, stack))]
+        if options.precision is None and subject.order is not None:
+            for precision in LOSSY:
+                other = subject.variant(precision)
+                if other.files.table.nbytes < subject.files.table.nbytes:
+                    free = [c for c in self.subjects[0][1] if not c.extras.owners and not c.layers]
+                    self.subjects.append((other, free))
+        self.refused: BudgetError | None = None
+
+    def row(self, dial: int) -> Row:
+        """Everything at this dial. Raises OptionError for a dial that the machine does not have."""
+        choose_dial(replace(self.options, memory=dial), self.machine)
+        row = self.at(dial)
+        if row.best is None or dial + MORE > self.machine.total:
+            return row
+        more = max(middle(s) for s in self.settings(dial + MORE, row.best))
+        return replace(row, more=more / middle(row.best))
+
+    def at(self, dial: int, lossy: bool = True) -> Row:
+        """Likewise, without what more would give; lossy: at other precisions than the files' own, too."""
+        try:
+            settings = self.settings(dial, lossy=lossy)
+        except BudgetError as error:
+            self.refused = error
+            return Row(
+                dial, None, None, (), refusal=f"{format_bytes(error.smallest)} is the least that works"
+            )
+        best = fastest_of(s for s in settings if s.exact and not s.before)
+        plain = next(s for s in settings if s.drafter == "none" and s.exact)
+        return Row(dial, plain, best, tuple(sorted(settings, key=middle, reverse=True)))
+
+    def usual_rows(self) -> list[Row]:
+        """Dials that this machine has free, up to one that holds the whole model."""
+        free = choose_dial(replace(self.options, memory=None), self.machine)
+        sizes = [gb * 10**9 for gb in USUAL_DIALS if gb * 10**9 < free]
+        rows = list[Row]()
+        for dial in [*sizes, free]:
+            row = self.row(dial)
+            if row.plain is not None or dial == free:
+                rows.append(row)
+            if row.plain is not None and not row.plain.streams:
+                break
+        while len(rows) > SHOWN_DIALS:
+            del rows[1]
+        return rows
+
+    def settings(self, dial: int, like: Setting | None = None, lossy: bool = True) -> list[Setting]:
+        """All settings at a dial; or those of the drafter and the precision of one. Raises BudgetError when
+        not even plain decoding runs."""
+        found = list[Setting]()
+        for subject, candidates in self.subjects if lossy else self.subjects[:1]:
+            for candidate in candidates:
+                if like and (like.drafter, like.precision) != (candidate.drafter, subject.precision):
+                    continue
+                try:
+                    new = self._predicted(dial, subject, candidate)
+                except (BudgetError, OptionError) as error:
+                    fits = isinstance(error, BudgetError) and (candidate.members or subject.packed)
+                    if (
+                        not fits and not candidate.set_
+                    ):  # the user may have fixed what another depth would need
+                        raise
+                    continue
+                # What is set apart may be what the plan comes to by itself.
+                known = {(s.precision, s.drafter, s.schedule, s.depth) for s in found}
+                found += [s for s in new if (s.precision, s.drafter, s.schedule, s.depth) not in known]
+        return found
+
+    def _predicted(self, dial: int, subject: Subject, candidate: Candidate) -> Iterable[Setting]:
+        options = self.options
+        request = Request(dial, options.context, options.resident_layers)
+        plan = plan_model(subject.files, self.machine, request, candidate.extras)
+        if not candidate.used(plan):
+            return []
+        schedules = legal_schedules(candidate, options, subject.files.config)
+        exact = not subject.packed or options.precision is not None
+        # What was run was the first subject: of another precision that tells how the disk does, no more.
+        fit = self.fit if subject is self.subjects[0][0] else Fit(flash=self.fit.flash)
+        return list(predict(plan, candidate, schedules, options.tree_nodes, self.doubt, exact, fit))
+
+
+def middle(setting: Setting) -> float:
+    return setting.speed.middle
+
+
+def fastest_of(settings: Iterable[Setting]) -> Setting:
+    """The fastest; of what is as fast, the first: the simpler."""
+    found = list(settings)
+    fastest = max(map(middle, found))
+    return next(setting for setting in found if middle(setting) >= NEARLY * fastest)
