@@ -29,11 +29,15 @@ def check_view(model: str, others: dict[str, Any]) -> None:
     if given:
         raise OptionError(f"interactive draws the table in a terminal; leave {given[0]}= out", "interactive")
     plain = f"leave it out for the table: edgespec tune {shlex.quote(model)}"
-    for name, stream in (("input", sys.stdin), ("output", sys.stdout)):
-        if not stream.isatty():
-            raise OptionError(f"interactive needs a terminal, and standard {name} is none; {plain}")
+    missing = [name for name, stream in (("input", sys.stdin), ("output", sys.stdout)) if not stream.isatty()]
+    if missing:
+        raise OptionError(
+            f"interactive needs a terminal, and standard {missing[0]} is none; {plain}", "interactive"
+        )
     if os.environ.get("TERM") == "dumb":
-        raise OptionError(f"interactive needs a terminal that can be drawn on, and TERM is dumb; {plain}")
+        raise OptionError(
+            f"interactive needs a terminal that can be drawn on, and TERM is dumb; {plain}", "interactive"
+        )
 
 
 def explore(
