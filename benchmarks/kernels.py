@@ -103,7 +103,8 @@ def weights(name: str, m: int, k: int, device: str) -> Block:
 def on_cpu(block: Block) -> dict[str, Multiply]:
     """The ways to multiply with such weights, by name."""
     if block.encoding == "BF16":
-        return {"": lambda x, b: multiply(x, b.data)}
+        by_torch: dict[str, Multiply] = {"torch": lambda x, b: multiply(x, b.data)}
+        return {"": partial(linear, exact=True), "of a prompt": partial(linear, exact=False)} | by_torch
     if block.encoding == "F16":
         half: dict[str, Multiply] = {"torch": lambda x, b: multiply(x.half(), b.data)}
         if compiled.available("F16"):

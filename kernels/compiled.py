@@ -1,7 +1,8 @@
-"""Compiled kernels for low-bit and fp16 weights (kernels/native): bits that no row count, CPU or thread count
-changes.
+"""Compiled kernels for low-bit, fp16 and bf16 weights (kernels/native): bits that no row count or thread
+count changes, nor, bf16 apart, does the CPU.
 
-fp16 weights are widened where they are used; sums are fp32's, in a fixed order. Beside low-bit weights
+fp16 weights are widened where they are used; sums are fp32's, in a fixed order. bf16 has AMX's order where
+that is there. Beside low-bit weights
 activations become 15-bit integers, one step for 32 columns; products with the weights' own integers are
 summed exactly, and groups in a fixed order (native.h says which). A group's largest activation is right to
 2^-15, where a bf16 number has 2^-9: this is the weight-only matmul, without the 8-bit activations of other
@@ -22,11 +23,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
 from edgespec.kernels.scratch import at_hand, scratch
 
-VERSION = 10  # of native.c's functions
-FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "F16": 7}
+VERSION = 11  # of native.c's functions
+FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "F16": 7, "BF16": 8}
 SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # native/floats.h's
 LEVELS = ("portable C", "AVX2", "AVX-512 VNNI", "AMX")
 MOST_BLOCKS = 16  # of a call: native.c's MOST_PARTS
@@ -50,8 +52,9 @@ def _open(folder: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, f"{file} is of version {version}, not {VERSION}; run install.sh again"
     library.es_linear.argtypes = [_P, _I, _N, _P, _I, _N, _I, _I, _P, _I, _I, _P, _N]
     library.es_linear.restype = _N
-    library.es_half_on_amx.argtypes = []
-    library.es_half_on_amx.restype = _I
+    for name in ("es_half_on_amx", "es_bf16_on_amx"):
+        getattr(library, name).argtypes = []
+        getattr(library, name).restype = _I
     library.es_dense.argtypes = [_P, _N, _P, _I, _I]
     library.es_dense.restype = None
     library.es_quantise_weights.argtypes = [_I, _I, _P, _N, _N, _P, _N, _P, _I]
@@ -81,8 +84,16 @@ def unavailable() -> str:
 
 
 def available(encoding: str) -> bool:
-    """Whether weights of this encoding are multiplied here."""
-    return encoding in FORMATS and _library()[0] is not None
+    """Whether weights of this encoding are multiplied here.
+
+    bf16 is on AMX, and where torch would make it fp32 first, several times slower than memory. With AVX-512
+    BF16 alone torch's own matmul is not replaced.
+    """
+    library = _library()[0]
+    if library is None or encoding != "BF16":
+        return library is not None and encoding in FORMATS
+    converted = matmul_dtype(torch.bfloat16) != torch.bfloat16
+    return bool(library.es_bf16_on_amx()) or (converted and level() >= LEVELS.index("AVX2"))
 
 
 def half_on_amx() -> bool:
@@ -93,7 +104,7 @@ def half_on_amx() -> bool:
 
 def unpacks(encoding: str, dtype: torch.dtype) -> bool:
     """Whether `dense` makes numbers of `dtype` of weights so stored."""
-    return encoding != "F16" and dtype != torch.float16 and available(encoding)
+    return encoding not in ("F16", "BF16") and dtype != torch.float16 and available(encoding)
 
 
 def level(most: int = -1) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgespec.kernels import matmul
+from edgespec.kernels import compiled, matmul
 from edgespec.kernels.cpu import is_native, multiply
 from edgespec.kernels.matmul import Block, linear
 from edgespec.kernels.row_class import _Results, row_class
@@ -37,9 +37,14 @@ def path_to(parents: list[int], node: int) -> list[int]:
     return path[::-1]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "bfloat16 by torch"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tree_node_has_the_bits_of_plain_decoding(tmp_path: Path, kind: str, dtype: str) -> None:
+def test_a_tree_node_has_the_bits_of_plain_decoding(
+    tmp_path: Path, kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype, _, by_torch = dtype.partition(" by ")
+    if by_torch:  # as where there is no compiled kernel for it
+        monkeypatch.setattr(compiled, "available", lambda encoding: False)
     target = open_tiny(write_checkpoint(tmp_path, torch_dtype=dtype, **KINDS[kind]))
     rng = np.random.default_rng(0)
     # Prefix lengths around the attention blocks' bounds, tree sizes around the row classes' bounds.

@@ -22,7 +22,9 @@ typedef struct {
   float minimum[GROUPS];
 } Decoded;
 
-enum { INT8, INT4, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, FORMATS, HALF = FORMATS }; /* HALF: fp16, nothing to decode */
+enum { INT8, INT4, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, FORMATS, HALF = FORMATS, BFLOAT }; /* the last two: fp16 and bf16 */
+
+INLINE int is_plain(int format) { return format >= HALF; } /* numbers, nothing to decode */
 
 INLINE int has_minima(int format) { return format == Q4_K || format == Q5_K; }
 

@@ -27,29 +27,31 @@ int es_level(int most) {
 
 /* The functions of an instruction set. */
 typedef struct {
-  Rows *rows, *half;
+  Rows *rows, *half, *bfloat;
   Dense *dense;
   Activations *quantise;
   Finish *finish;
   void (*arrange)(int format, int64_t supers, int16_t *x, int32_t *offset); /* of each row of x, or NULL */
-  int on_amx; /* `half` is */
+  int half_tiles, bfloat_tiles; /* `half`, `bfloat` are on AMX */
 } Kernels;
 
-static Kernels kernels(int64_t n, int any_order) {
-  (void)n, (void)any_order;
+/* For n rows of x; `any_order`: see es_linear. */
+static Kernels kernels(int64_t n, int any_order, int x_type) {
+  Kernels k = {portable_rows, portable_half, portable_half, portable_dense, portable_quantise, portable_finish, NULL, 0, 0};
+  (void)n, (void)any_order, (void)x_type;
 #if defined(__x86_64__)
-  Rows *rows = avx512_rows, *half = avx512_half;
-  int on_amx = 0;
+  if (es_level(-1) == AVX2)
+    return (Kernels){avx2_rows, avx2_half, avx2_half, avx2_dense, avx2_quantise, avx2_finish, NULL, 0, 0};
+  if (level < AVX2) return k;
+  k = (Kernels){avx512_rows, avx512_half, avx512_half, avx512_dense, avx512_quantise, avx512_finish, NULL, 0, 0};
 #ifdef HAS_AMX
-  if (es_level(-1) == AMX) rows = amx_rows;
-  if (any_order && amx_half_allowed()) half = amx_half, on_amx = 1;
+  if (level == AMX) k.rows = amx_rows;
+  if (any_order && x_type == F16 && amx_half_allowed()) k.half = amx_half, k.half_tiles = 1;
+  if (x_type == BF16 && amx_half_allowed()) k.bfloat = amx_bf16, k.bfloat_tiles = 1;
 #endif
-  if (es_level(-1) >= AVX512)
-    return n > FEW ? (Kernels){rows, half, avx512_dense, avx512_quantise, avx512_finish, NULL, on_amx}
-                   : (Kernels){avx512_few, half, avx512_dense, avx512_quantise, avx512_finish, avx512_arrange, on_amx};
-  if (level == AVX2) return (Kernels){avx2_rows, avx2_half, avx2_dense, avx2_quantise, avx2_finish, NULL, 0};
+  if (n <= FEW) k.rows = avx512_few, k.arrange = avx512_arrange;
 #endif
-  return (Kernels){portable_rows, portable_half, portable_dense, portable_quantise, portable_finish, NULL, 0};
+  return k;
 }
 
 /* A matrix, as Python describes it (kernels/compiled.py): all fields of 64 bits. */
@@ -76,7 +78,7 @@ typedef struct {
 /* One call's work, and where its intermediate results lie: parts of the caller's room. */
 typedef struct {
   Part parts[MOST_PARTS];
-  int count, encodings, first[FORMATS + 1]; /* the first matrix of each encoding: for each x is prepared once */
+  int count, encodings, first[FORMATS + 2]; /* the first matrix of each encoding: for each x is prepared once */
   Kernels kernels;
   const void *x; /* [n][columns] */
   int x_type, out_type, terms; /* types: floats.h's */
@@ -87,15 +89,15 @@ typedef struct {
   float *tile; /* [threads][terms * n][rows] */
 } Linear;
 
-/* A row of x in fp32 for HALF, or quantised for another encoding; its second term is what the first one misses. */
+/* A row of x in fp32 for plain formats, or quantised for another encoding; its second term is what the first one misses. */
 static void prepare_row(void *argument, int64_t index, int worker) {
   const Linear *l = argument;
   const Matmul *m = &l->parts[l->first[index / l->n]].m;
   const int64_t r = index % l->n, columns = l->columns, groups = m->supers * GROUPS;
-  if (m->format == HALF && m->packed) return;
-  float *rest = m->format == HALF ? m->wide + r * wide_columns(columns) : l->rest + worker * columns;
+  if (is_plain(m->format) && m->packed) return;
+  float *rest = is_plain(m->format) ? m->wide + r * wide_columns(columns) : l->rest + worker * columns;
   load(es_level(-1), l->x_type, l->x, r * columns, columns, rest);
-  if (m->format == HALF) {
+  if (is_plain(m->format)) {
     for (int64_t j = columns; j < wide_columns(columns); j++) rest[j] = 0;
     return;
   }
@@ -113,8 +115,10 @@ static void pack_block(void *argument, int64_t index, int worker) {
   (void)worker;
   const int64_t blocks = (l->terms * l->n + X_ROWS - 1) / X_ROWS;
   const Matmul *m = &l->parts[l->first[index / blocks]].m;
-  if (m->packed && m->format == HALF) amx_half_pack(l->x, m->n, m->columns, index % blocks, m->packed);
-  if (m->packed && m->format != HALF) amx_pack(m, index % blocks, m->packed);
+  const int64_t block = index % blocks;
+  if (m->packed && m->format == HALF) amx_half_pack(l->x, m->n, m->columns, block, m->packed);
+  if (m->packed && m->format == BFLOAT) amx_bf16_pack(l->x, m->n, m->columns, block, m->packed);
+  if (m->packed && !is_plain(m->format)) amx_pack(m, block, m->packed);
 }
 #endif
 
@@ -127,10 +131,11 @@ static void some_rows(void *argument, int64_t index, int worker) {
   Matmul m = p->m;
   m.weights += first * m.row_bytes, m.scale = m.scale ? m.scale + first : NULL;
   m.out = tile, m.out_stride = p->rows;
-  Rows *rows = m.format == HALF ? l->kernels.half : l->kernels.rows;
+  const Kernels *k = &l->kernels;
+  Rows *rows = m.format == HALF ? k->half : m.format == BFLOAT ? k->bfloat : k->rows;
   rows(&m, 0, last - first, l->sums + worker * l->room);
   char *out = p->out + first * (l->out_type == F32 ? 4 : 2);
-  l->kernels.finish(tile, p->terms, l->n, p->rows, last - first, out, p->out_stride, l->out_type);
+  k->finish(tile, p->terms, l->n, p->rows, last - first, out, p->out_stride, l->out_type);
 }
 
 static int64_t task_rows(int64_t rows, int64_t most, int threads) { /* at least four tasks a thread */
@@ -144,6 +149,10 @@ static void *part(char **room, int64_t bytes) { /* the next part of the room */
   return at;
 }
 
+static int in_tiles(const Linear *l, int format) { /* of AMX */
+  return (format == HALF && l->kernels.half_tiles) || (format == BFLOAT && l->kernels.bfloat_tiles);
+}
+
 /* Lays out the room, from address `room` on; returns its end. */
 static char *lay_out(Linear *l, char *room, int threads) {
   l->sums = part(&room, l->room * threads);
@@ -152,17 +161,18 @@ static char *lay_out(Linear *l, char *room, int threads) {
   for (int e = 0; e < l->encodings; e++) {
     Matmul *m = &l->parts[l->first[e]].m;
     const int64_t groups = m->n * m->supers * GROUPS;
-    if (m->format != HALF) {
+    if (!is_plain(m->format)) {
       m->x = part(&room, groups * GROUP * 2);
       m->step = part(&room, groups * 4);
       m->sum = part(&room, groups * 4);
       if (l->kernels.arrange) m->offset = part(&room, groups * (SUPER / 4 / GROUPS) * 4);
-    } else if (!l->kernels.on_amx) {
+    } else if (!in_tiles(l, m->format)) {
       m->wide = part(&room, m->n * wide_columns(l->columns) * 4);
     }
 #ifdef HAS_AMX
-    if (m->format == HALF && l->kernels.on_amx) m->packed = part(&room, amx_half_packed(m->n, l->columns));
-    if (m->format != HALF && es_level(-1) == AMX && m->n > FEW) m->packed = part(&room, amx_room(m->n, m->supers));
+    if (in_tiles(l, m->format))
+      m->packed = part(&room, (m->format == HALF ? amx_half_packed : amx_bf16_packed)(m->n, l->columns));
+    if (!is_plain(m->format) && es_level(-1) == AMX && m->n > FEW) m->packed = part(&room, amx_room(m->n, m->supers));
 #endif
     for (Part *p = l->parts; p < l->parts + l->count; p++)
       if (p->m.format == m->format)
@@ -173,14 +183,17 @@ static char *lay_out(Linear *l, char *room, int threads) {
 }
 
 /* Whether fp16 weights times a prompt's rows of fp16 are multiplied on AMX. */
-int es_half_on_amx(void) { return kernels(1, 1).on_amx; }
+int es_half_on_amx(void) { return kernels(1, 1, F16).half_tiles; }
+
+/* Whether bf16 weights times any rows of bf16 are. */
+int es_bf16_on_amx(void) { return kernels(1, 0, BF16).bfloat_tiles; }
 
 /* outs[i] [n][out_stride] = x [n][columns] @ matrices[i]^T, for up to MOST_PARTS matrices; types of x and outs: floats.h's.
    `any_order`: sums of fp16 may be in that of AMX. With two terms fp32 keeps its precision beside low-bit weights. Returns
    the bytes of `room` that this needs, and does nothing when `room` (aligned to 64) has fewer. */
 int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void *x, int x_type, int64_t n, int any_order,
                   int terms, void *const *outs, int out_type, int threads, char *room, int64_t room_bytes) {
-  Linear l = {.count = count, .kernels = kernels(terms * n, any_order && x_type == F16), .x = x, .x_type = x_type,
+  Linear l = {.count = count, .kernels = kernels(terms * n, any_order, x_type), .x = x, .x_type = x_type,
               .out_type = out_type, .terms = terms, .n = n, .columns = columns};
   int64_t all = 0;
   for (int i = 0; i < count; i++) all += matrices[i].rows;
@@ -189,16 +202,18 @@ int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void
     int64_t rows = task_rows(all, TASK_BYTES / (a->row_bytes ? a->row_bytes : 1), threads);
     int64_t its_room = ROOM;
 #ifdef HAS_AMX
-    if (a->format == HALF && l.kernels.on_amx) {
+    if (a->format == BFLOAT && in_tiles(&l, BFLOAT)) /* what is asked for ahead ends with a task */
+      rows = task_rows(all, 4 * TASK_BYTES / (a->row_bytes ? a->row_bytes : 1), threads);
+    if (a->format == HALF && in_tiles(&l, HALF)) {
       rows = task_rows(all, AMX_HALF_ROWS, threads);
       its_room = amx_half_room(n, rows);
     }
 #endif
     l.room = l.room < its_room ? its_room : l.room;
-    const int of_part = a->format == HALF ? 1 : terms;
+    const int of_part = is_plain((int)a->format) ? 1 : terms;
     l.parts[i] = (Part){.m = {.format = (int)a->format, .weights = a->weights, .row_bytes = a->row_bytes, .rows = a->rows,
                               .columns = columns, .scale = a->scale, .n = of_part * n, .supers = a->supers,
-                              .exact = x_type == F16},
+                              .exact = x_type == F16 && a->format == HALF},
                         .terms = of_part, .rows = rows, .before = l.tasks, .out = outs[i], .out_stride = a->out_stride};
     l.tasks += (a->rows + rows - 1) / rows;
     l.rows = rows > l.rows ? rows : l.rows;
@@ -238,10 +253,10 @@ void es_dense(const Matrix *a, int64_t columns, void *out, int bf16, int threads
   Numbers d = {.m = {.format = (int)a->format, .weights = a->weights, .row_bytes = a->row_bytes, .rows = a->rows,
                      .columns = columns, .scale = a->scale, .supers = a->supers, .out = out, .out_stride = a->out_stride,
                      .bf16 = bf16},
-               .dense = kernels(0, 0).dense,
+               .dense = kernels(0, 0, F32).dense,
                .rows = task_rows(a->rows, TASK_BYTES / (a->row_bytes ? a->row_bytes : 1), threads)};
   run_tasks(some_dense, &d, (a->rows + d.rows - 1) / d.rows, threads);
 }
 
 /* Changes with the meaning of any of these functions. */
-int es_version(void) { return 10; }
+int es_version(void) { return 11; }

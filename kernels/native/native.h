@@ -29,7 +29,7 @@ typedef struct {
   int16_t *x; /* [n][supers][8][32], see `Activations` and `avx512_arrange` */
   int32_t *offset; /* [n][supers][64], of avx512_arrange */
   float *step, *sum; /* [n][supers][8] */
-  float *wide; /* [n][wide_columns]: x of HALF, zeros behind its columns */
+  float *wide; /* [n][wide_columns]: x of plain formats, zeros behind its columns */
   int exact;   /* of HALF: products need no rounding in fp32 */
   int64_t n, supers;
   void *packed; /* amx_pack's, or NULL */
@@ -83,7 +83,7 @@ typedef struct { /* of tiles */
 
 #define BLOCK 64 /* rows of x that one unpacked tile serves before the next is unpacked */
 
-/* fp16 weights times rows of x, in fp32:
+/* fp16 and bf16 weights times rows of x, in fp32:
 
        out[r][w] = sum over columns c of  x[r][c] * weight[w][c]
 
@@ -103,6 +103,9 @@ int amx_half_allowed(void);
 void amx_half_pack(const uint16_t *x, int64_t n, int64_t columns, int64_t block, void *packed); /* X_ROWS rows of x */
 int64_t amx_half_packed(int64_t n, int64_t columns); /* bytes of `packed` */
 int64_t amx_half_room(int64_t n, int64_t rows);      /* bytes of `room` for `rows` of weights */
+Rows amx_bf16; /* bf16 weights times bf16, in an order of sums of its own */
+void amx_bf16_pack(const uint16_t *x, int64_t n, int64_t columns, int64_t block, void *packed);
+int64_t amx_bf16_packed(int64_t n, int64_t columns);
 #define AMX_HALF_ROWS 256 /* of weights, that rows of x in the second cache are multiplied with */
 #endif
 
