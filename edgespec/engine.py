@@ -69,6 +69,7 @@ class Engine:
         opened += [r.name for r in resident]
         self.drafters = tuple(member for member in members if member in opened)
         self._adopt(plan)
+        self._knowledge = Knowledge.of(files.digest, options, plan.dial)
         # Of the latest that has learned, in this process or in one before.
         self.controller: Controller = self._knowledge.recall(make_controller(plan, resident))
         self.eos = frozenset(files.config.eos) | frozenset(tokenizer.eos)
@@ -82,7 +83,6 @@ class Engine:
     def _adopt(self, plan: Plan) -> None:
         """This is how memory is used from now on."""
         self.plan = plan
-        self._knowledge = Knowledge.of(self.files.digest, self.options, plan.dial)
         free = plan.streamed_bytes > 0 or self.options.draft_worker is not None  # to draft while it verifies
         self.schedule = choose_schedule(self.options.schedule, self.drafters, free)
         # With layers pinned as the user said, drafters keep their memory.
@@ -265,6 +265,7 @@ class Engine:
             return_freed_memory()
         forget_peak()
         self._before = 0
+        self._knowledge.stop()
         self._adopt(plan)
 
     def encode(self, prompt: Prompt) -> list[int]:

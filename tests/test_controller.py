@@ -206,6 +206,25 @@ def test_it_finds_the_best_fixed_choice(name: str) -> None:
         assert run.rate(100) >= 0.96 * world.plain_rate
 
 
+@pytest.mark.parametrize(("times", "cycles"), [(2, 5), (3, 5), (5, 5), (3, 20)])
+@pytest.mark.parametrize("name", ["right 0.9", "right 0.8", "flash-bound", "compute-bound"])
+def test_a_slow_spell_of_the_machine_is_forgotten(name: str, times: float, cycles: int) -> None:
+    """Everything takes so many times as long for some cycles, and is as it was."""
+    world, prior = (REGIMES | SUBSTITUTES)[name]
+
+    def slow(nodes: np.ndarray) -> np.ndarray:
+        return times * world.verify(nodes)
+
+    spell = replace(world, verify=slow, step=world.step * times)
+    usual = simulate([(200, world)], prior).rate(80)
+    rates = [
+        simulate([(60, world), (cycles, spell), (100, world)], prior, seed, noise).rate(60 + cycles)
+        for seed, noise in [(0, 0.0), (1, 0.0), (2, 0.0), (0, 0.1), (1, 0.1), (2, 0.1)]
+    ]
+    assert np.mean(rates) >= 0.93 * usual
+    assert min(rates) >= 0.8 * usual
+
+
 def test_a_pause_of_the_machine_does_not_end_drafting() -> None:
     """One cycle in a hundred takes ten times as long; short drafts do not pay here, and long ones do."""
     world, prior = REGIMES["a jump behind one row"]

@@ -63,7 +63,7 @@ def test_careful_cycles_are_spared() -> None:
 
 
 @pytest.mark.parametrize("change", [{"step": 2.0}, {"hit": 0.0}, {"hit": 0.0, "step": 1.0}], ids=str)
-def test_another_machine_or_text_costs_no_more_than_careful_cycles_would(change: dict[str, float]) -> None:
+def test_another_machine_or_text_is_found_out(change: dict[str, float]) -> None:
     world, prior = WORLDS["right 0.9"]
     other: World = replace(world, **change)
     for seed in range(4):
@@ -200,6 +200,27 @@ def test_one_way_to_run_is_not_another() -> None:
     others = [about(dial=2 * 10**9), about(digest="e"), about(drafter="ngram", draft_model=None)]
     others += [about(draft_model="large"), about(schedule="serial"), about(threads=1), about(tree_nodes=9)]
     assert len({about(), *others}) == len(others) + 1
+
+
+def test_a_draft_model_that_was_made_anew_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "model.safetensors").write_bytes(b"old")
+    options = EngineOptions(drafter="model", draft_model="small")
+    before = Knowledge.of("d", options, 10**9).about
+    assert Knowledge.of("d", options, 10**9).about == before
+    (tmp_path / "small" / "model.safetensors").write_bytes(b"newer")
+    after = Knowledge.of("d", options, 10**9).about
+    monkeypatch.chdir(tmp_path / "small")  # the same name, of something else
+    assert len({before, after, Knowledge.of("d", options, 10**9).about}) == 3
+
+
+def test_what_is_learned_at_two_dials_is_not_kept_for_one(tmp_path: Path) -> None:
+    target = make_checkpoint(tmp_path / "target")
+    with edgespec.load(target, memory="2GB", context=200, drafter="ngram") as engine:
+        engine.set_memory("1900MB")
+        engine.learn(Paying())
+    assert not (cache_folder() / "learned").exists()
 
 
 class Paying(Plain):

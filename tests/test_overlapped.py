@@ -214,3 +214,12 @@ def test_another_pass_gains_by_as_many_ends_as_it_goes_on_from(width: int) -> No
     budget = controller.overlapped(LIMIT, world.paid, tree, width)
     assert budget is not None
     assert (budget.passes > 0) == (width == 8)
+
+
+def test_one_slow_pass_does_not_end_drafting_ahead() -> None:
+    """The first pass in whose waits somebody drafts may be slow for other reasons."""
+    world, prior = WORLDS["right 0.9"]
+    controller = Adaptive(prior)
+    overlapped(world, prior, 0.8, 6, drag=0.7, cycles=2, controller=controller)
+    run = overlapped(world, prior, 0.8, 6, cycles=300, controller=controller)
+    assert run.rate(200) >= 0.97 * overlapped(world, prior, 0.8, 6, cycles=300).rate(200)

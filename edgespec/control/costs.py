@@ -24,18 +24,26 @@ PAUSE = 3.0  # times what is usual: beyond that, one timing alone is not believe
 MOST = 2**16  # rows or steps of a cycle
 AGREE = 1.5  # times more or less than another process found is still the same machine
 SURE = 2.0  # cycles' worth of evidence
+EXPIRED = 0.5  # cycles' worth of evidence below which overlapped passes are as if they had not been timed
+SPELL = 3  # timings of known points tell by their median whether the machine is slower or quicker than usual,
+STEADY = 1.25  # beyond so many times
 LATEST = 9  # timings kept of a point: their median shrugs off pauses of the machine
 
 
 class Curve:
     """Seconds as a function of a count: medians where measured, lines between, and beyond the last point the
-    flatter of `shape` and the line so far. Never less for more."""
+    flatter of `shape` and the line so far. Never less for more.
+
+    All of it times the machine's `pace`: for a while it may be slower than usual, for counts that are not
+    timed meanwhile as for those that are. Else what was tried in such a while would look dear long after it.
+    """
 
     def __init__(self, shape: Callable[[FloatArray], FloatArray], start: float | None = None) -> None:
         """`start`: the known value at 0, if there is one."""
         self.shape = shape
         self.start = start
         self._points: dict[int, _Point] = {}  # by bucket
+        self._pace, self._late = 1.0, deque[float](maxlen=SPELL)  # times what is usual; of the latest timings
         self._line: _Line | None = None
         self._lock = threading.Lock()  # conversations in threads of their own learn together
 
@@ -49,10 +57,23 @@ class Curve:
         """Something was measured."""
         return bool(self._points)
 
+    @property
+    def proven(self) -> bool:
+        """Measured, and not too long ago."""
+        with self._lock:
+            return sum(point.weight for point in self._points.values()) >= EXPIRED
+
+    def doubt(self) -> None:
+        """A single timing that is quicker than what was found so far is to be believed."""
+        with self._lock:
+            for point in self._points.values():
+                point.keep_latest()
+
     def fade(self) -> None:
         with self._lock:
             for point in self._points.values():
                 point.weight *= MEMORY
+            self._pace **= MEMORY
             self._line = None
 
     def add(self, count: int, seconds: float) -> None:
@@ -63,7 +84,13 @@ class Curve:
             point = self._points.get(_bucket(count))
             if point is None or point.kept:
                 point = self._points[_bucket(count)] = _Point()
-            point.add(count, seconds)
+            if len(point.seconds) >= SPELL and point.median > 0:
+                self._late.append(seconds / point.median)
+                slower, quicker = min(self._late), max(self._late)
+                lasting = len(self._late) == SPELL
+                self._pace = slower if lasting and slower > STEADY else 1.0
+                self._pace = quicker if lasting and quicker < 1 / STEADY else self._pace
+            point.add(count, seconds / self._pace)
             self._line = None
 
     def notes(self) -> Notes:
@@ -95,7 +122,7 @@ class Curve:
         there = np.maximum(wanted, last)
         beyond = np.maximum(line.scale * (self.shape(there) - self.shape(last)), 0.0)
         beyond = np.minimum(beyond, line.slope * (there - last))
-        seconds: FloatArray = np.interp(wanted, line.counts, line.seconds) + beyond
+        seconds: FloatArray = self._pace * (np.interp(wanted, line.counts, line.seconds) + beyond)
         return seconds
 
     def _fit(self) -> _Line:
@@ -146,7 +173,7 @@ class Costs:
         """Seconds of passes, with drafting in their waits or without: as long until more is known, as nothing
         gets quicker by it."""
         alone = self.verify.at(nodes)
-        known = overlapped and self.overlapped.known
+        known = overlapped and self.overlapped.proven
         return np.maximum(alone, self.overlapped.at(nodes)) if known else alone
 
     def sure(self, nodes: int, steps: int | None, overlapped: bool) -> bool:
@@ -167,13 +194,16 @@ class Costs:
         self.overlapped.fade()
         self.draft.fade()
         self.longest *= MEMORY
+        if not self.overlapped.proven:  # what was given up for it is tried again
+            self.overlapped.doubt()
         (self.overlapped if overlapped else self.verify).add(nodes, verify_seconds)
         if steps is not None:
             self.draft.add(steps, draft_seconds)
             self.longest = max(self.longest, steps)
 
     def notes(self) -> Notes:
-        curves = {"verify": self.verify, "overlapped": self.overlapped, "draft": self.draft}
+        overlapped = self.overlapped if self.overlapped.proven else Curve(self.prior.passes)
+        curves = {"verify": self.verify, "overlapped": overlapped, "draft": self.draft}
         return {name: curve.notes() for name, curve in curves.items()} | {"longest": round(self.longest, 3)}
 
     def recall(self, notes: Notes) -> None:
@@ -211,6 +241,10 @@ class _Point:
         self.weight += 1
         self.counts.append(count)
         self.seconds.append(seconds)
+
+    def keep_latest(self) -> None:
+        self.counts = deque([self.counts[-1]], maxlen=LATEST)
+        self.seconds = deque([self.seconds[-1]], maxlen=LATEST)
 
     @property
     def median(self) -> float:

@@ -32,6 +32,9 @@ APART = 10.0  # seconds at least between two writings
 ELSEWHERE = ("memory", "context", "offline")  # options that change nothing here but the dial, which is asked
 
 
+DRAFTED_WITH = ("draft_model", "adapters")  # what may be made anew under the same name
+
+
 class Knowledge:
     """Of one model, run in one way."""
 
@@ -48,7 +51,12 @@ class Knowledge:
     def of(digest: str, options: EngineOptions, dial: int) -> Knowledge:
         """`digest`: of the model; `dial`: bytes, of which two digits count."""
         asked = {name: value for name, value in asdict(options).items() if name not in ELSEWHERE}
-        return Knowledge(f"{digest} {dial:.1e} {json.dumps(asked, sort_keys=True, default=str)}")
+        made = {name: _made(Path(value)) for name in DRAFTED_WITH if (value := asked[name]) is not None}
+        return Knowledge(f"{digest} {dial:.1e} {json.dumps(asked | made, sort_keys=True, default=str)}")
+
+    def stop(self) -> None:
+        """Keep nothing more: what is learned from now on is about several ways to run."""
+        self._path = None
 
     def recall(self, controller: Adaptive) -> Adaptive:
         """It begins with what was kept; without anything sound, with what it would have begun with."""
@@ -84,3 +92,13 @@ class Knowledge:
             files = sorted(self._path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
             for file in files[:-FILES]:
                 file.unlink(missing_ok=True)
+
+
+def _made(path: Path) -> list[str]:
+    """Which files these are, as of now: of a folder, or one; a model of the hub has its name alone."""
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        found = [(file.resolve(), file.stat()) for file in files[:FILES]]
+    except OSError:
+        return [str(path)]
+    return [f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in found]
