@@ -25,8 +25,8 @@ MOST = 2**16  # rows or steps of a cycle
 AGREE = 1.5  # times more or less than another process found is still the same machine
 SURE = 2.0  # cycles' worth of evidence
 EXPIRED = 0.5  # cycles' worth of evidence below which overlapped passes are as if they had not been timed
-SPELL = 3  # timings of known points tell by their median whether the machine is slower or quicker than usual,
-STEADY = 1.25  # beyond so many times
+SPELL = 3  # timings of known points in a row, all of them slower or quicker than usual by so many times
+STEADY = 1.25  # or more, are the machine's pace
 LATEST = 9  # timings kept of a point: their median shrugs off pauses of the machine
 
 
@@ -87,9 +87,8 @@ class Curve:
             if len(point.seconds) >= SPELL and point.median > 0:
                 self._late.append(seconds / point.median)
                 slower, quicker = min(self._late), max(self._late)
-                lasting = len(self._late) == SPELL
-                self._pace = slower if lasting and slower > STEADY else 1.0
-                self._pace = quicker if lasting and quicker < 1 / STEADY else self._pace
+                steady = len(self._late) < SPELL or (slower <= STEADY and quicker >= 1 / STEADY)
+                self._pace = 1.0 if steady else slower if slower > 1 else quicker
             point.add(count, seconds / self._pace)
             self._line = None
 
