@@ -11,6 +11,7 @@ from edgespec.devices.machine import Machine
 from edgespec.errors import BudgetError, OptionError
 from edgespec.models.planning import choose_dial
 from edgespec.offload.plan.needs import Request
+from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.formats.needs import plan_model
 from edgespec.tuning.candidate import Candidate
 from edgespec.tuning.candidates import find_candidates
@@ -91,11 +92,12 @@ class SettingSearch:
         not even plain decoding runs."""
         found = list[Setting]()
         for subject, candidates in self.subjects if lossy else self.subjects[:1]:
+            plan: Plan | None = None
             for candidate in candidates:
                 if like and (like.drafter, like.precision) != (candidate.drafter, subject.precision):
                     continue
                 try:
-                    new = self._predicted(dial, subject, candidate)
+                    new = self._predicted(dial, subject, candidate, plan)
                 except (BudgetError, OptionError) as error:
                     fits = isinstance(error, BudgetError) and (candidate.members or subject.packed)
                     if (
@@ -103,15 +105,20 @@ class SettingSearch:
                     ):  # the user may have fixed what another depth would need
                         raise
                     continue
+                plan = new[-1].plan if new else plan
                 # What is set apart may be what the plan comes to by itself.
                 known = {(s.precision, s.drafter, s.schedule, s.depth) for s in found}
                 found += [s for s in new if (s.precision, s.drafter, s.schedule, s.depth) not in known]
         return found
 
-    def _predicted(self, dial: int, subject: Subject, candidate: Candidate) -> Iterable[Setting]:
+    def _predicted(
+        self, dial: int, subject: Subject, candidate: Candidate, plan: Plan | None
+    ) -> list[Setting]:
+        """plan: of a candidate before; n-grams keep no more than plain decoding, and have its plan."""
         options = self.options
-        request = Request(dial, options.context, options.resident_layers)
-        plan = plan_model(subject.files, self.machine, request, candidate.extras)
+        if plan is None or plan.extras != candidate.extras:
+            request = Request(dial, options.context, options.resident_layers)
+            plan = plan_model(subject.files, self.machine, request, candidate.extras)
         if not candidate.used(plan):
             return []
         schedules = legal_schedules(candidate, options, subject.files.config)
