@@ -358,6 +358,9 @@ class Screen:
         )  # fmt: skip
 
     def resize(self, rows: int, columns: int) -> None:
+        """When nothing is being written: the signal would cut it off, and with it where the cursor went."""
+        while self._read(0.3):
+            pass
         self.rows = rows
         self._size((rows, columns))
 
