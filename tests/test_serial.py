@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -244,7 +245,7 @@ def test_a_losing_draft_model_makes_room_for_layers(model: Path) -> None:
         for chunk in dropped:
             del weights.pinned[chunk.index]
         weights.pin([])  # the others are streamed from now on
-        plan = engine.plan.__class__(**{**engine.plan.__dict__, "pinned": kept})
+        plan = replace(engine.plan, pinned=kept)
         after = without_drafter(plan)
         assert after is not None
         assert after.pinned > kept
