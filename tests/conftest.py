@@ -77,6 +77,25 @@ def _given_machine() -> Iterator[None]:
 
 
 @pytest.fixture
+def best_level() -> Iterator[None]:
+    """Compiled kernels use this CPU's best instructions again, whatever a test has tried."""
+    yield
+    from edgespec.kernels import compiled
+
+    if not compiled.unavailable():
+        compiled.level(len(compiled.LEVELS))
+
+
+@pytest.fixture
+def tuned_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who tunes for this machine finds `tests.machine.MACHINE`."""
+    from edgespec.devices.machine import Machine
+    from tests.machine import MACHINE
+
+    monkeypatch.setattr(Machine, "remembered", staticmethod(lambda weights: MACHINE))
+
+
+@pytest.fixture
 def without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the extra `plot` is not installed."""
     plain: Callable[..., Any] = builtins.__import__

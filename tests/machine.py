@@ -18,6 +18,8 @@ GIVEN = Machine(
     total=64 * 10**9, available=8 * 10**9, baseline=300 * 10**6, cores=2, memory_gbps=10.0, disk=None
 )
 DISK = ReadRate(1.0, ReadSettings(2, 4 * 2**20))
+GB = 10**9
+MACHINE = replace(GIVEN, disk=DISK, available=12 * GB, total=16 * GB)  # that the tuner works for
 
 measure = Machine.measure  # the real one
 

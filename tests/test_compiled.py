@@ -6,7 +6,6 @@ import importlib.machinery
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,10 @@ from edgespec.kernels.gguf_blocks import BLOCKS, dequantize
 from edgespec.kernels.matmul import Block, linear
 from edgespec.kernels.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 
-pytestmark = pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.unavailable())
+pytestmark = [
+    pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.unavailable()),
+    pytest.mark.usefixtures("best_level"),
+]
 
 COUNTS = (1, 2, 3, 4, 5, 6, 8, 13, 16, 31, 63, 64, 65, 67, 128, 129, 256)
 SHAPES = [(1, 256), (16, 256), (37, 512), (40, 1536)]
@@ -32,12 +34,6 @@ LOW_BIT = [case for case in CASES if case[0] not in PLAIN]
 
 FORMATS = tuple(compiled.FORMATS)
 ROWS = (1, 3, 37, 16, 200, 5, 64, 33, 17, 80, 2, 31, 48, 7, 21, 9)  # of each block in a call of many
-
-
-@pytest.fixture(autouse=True)
-def _best_level() -> Iterator[None]:
-    yield
-    compiled.level(len(compiled.LEVELS))
 
 
 def weights(encoding: str, rows: int, columns: int, seed: int = 0) -> tuple[Block, Tensor]:

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from edgespec.kernels import compiled, dispatch, elementwise, reference
+from tests.test_half import levels
 
-pytestmark = pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.unavailable())
+pytestmark = [
+    pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.unavailable()),
+    pytest.mark.usefixtures("best_level"),
+]
 
 TYPES = tuple(compiled.SOURCES)
 COLUMNS = (1, 2, 15, 16, 17, 64, 100, 511, 512, 513, 1000, 2048, 5632)
 HALVES = (1, 3, 8, 32, 37, 64, 127, 128, 129, 300)
 SPECIAL = (0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1.0)
-
-
-@pytest.fixture(autouse=True)
-def _best_level() -> Iterator[None]:
-    yield
-    compiled.level(len(compiled.LEVELS))
-
-
-def levels() -> Iterator[int]:
-    """Every instruction set of this CPU in turn, the plainest first."""
-    for level in range(compiled.level(len(compiled.LEVELS)) + 1):
-        assert compiled.level(level) == level
-        yield level
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

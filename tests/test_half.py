@@ -1,9 +1,10 @@
-"""fp16 weights by the compiled kernels: fp32 sums in one order, for every row count and thread count; a
-prompt's rows have AMX's."""
+"""16-bit weights by the compiled kernels: sums in one order, for every row count and thread count. What is
+fp16's own: a prompt's rows have AMX's; bf16's is in `test_bf16.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,22 +14,46 @@ from torch.nn import functional as F
 from edgespec.kernels import compiled, reference
 from edgespec.kernels.matmul import Block, Together, linear, one_class
 
-pytestmark = pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.unavailable())
+pytestmark = [
+    pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.unavailable()),
+    pytest.mark.usefixtures("best_level"),
+]
 
 TYPES = [torch.float16, torch.bfloat16, torch.float32]
 SHAPES = [(1, 1), (3, 15), (16, 16), (37, 512), (9, 1100), (24, 1025), (5, 33)]
-COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 31, 33, 63, 64, 65, 67, 128, 255)
+WIDER = [*SHAPES, (63, 97), (49, 64), (128, 321)]  # tiles, pairs of tiles, and what is left over
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 31, 33, 63, 64, 65, 67, 128, 255, 256)
 
 
-@pytest.fixture(autouse=True)
-def _best_level() -> Iterator[None]:
-    yield
-    compiled.level(len(compiled.LEVELS))
+@dataclass(frozen=True)
+class Half:
+    """An encoding of 16 bits, and its numbers."""
+
+    encoding: str
+    dtype: torch.dtype
+
+    def block(self, w: Tensor) -> Block:
+        return Block(self.encoding, w.to(self.dtype), None, *w.shape)
+
+    def multiply(
+        self, x: Tensor, block: Block, dtype: torch.dtype = torch.float32, prompt: bool = False
+    ) -> Tensor:
+        return compiled.linear(x, self.encoding, block.data, None, dtype, prompt)
+
+
+FP16, BF16 = Half("F16", torch.float16), Half("BF16", torch.bfloat16)
+both = pytest.mark.parametrize("half", [FP16, BF16], ids=lambda half: half.encoding)
+
+
+def on_amx() -> bool:
+    """bf16 rows by bf16 weights have the order of sums of AMX's tiles."""
+    library = compiled.library()
+    return library is not None and bool(library.es_bf16_on_amx())
 
 
 def levels() -> Iterator[int]:
     """Each instruction set that this CPU has, in use."""
-    for level in range(compiled.level() + 1):
+    for level in range(compiled.level(len(compiled.LEVELS)) + 1):
         assert compiled.level(level) == level
         yield level
 
@@ -44,29 +69,109 @@ def inputs(n: int, columns: int, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def block_of(w: Tensor) -> Block:
-    return Block("F16", w.half(), None, *w.shape)
-
-
-def multiply(x: Tensor, block: Block, dtype: torch.dtype = torch.float32, prompt: bool = False) -> Tensor:
-    return compiled.linear(x, "F16", block.data, None, dtype, prompt)
-
-
 def exact(x: Tensor, block: Block) -> Tensor:
     return reference.linear(x, block.data, torch.ones(block.rows))
 
 
+@both
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_values_are_the_references(shape: tuple[int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("shape", WIDER)
+def test_values_are_the_references(shape: tuple[int, int], dtype: torch.dtype, half: Half) -> None:
     """Off by what fp32 sums lose, of any type of activations; rounded once to the output's."""
-    block, x = block_of(normal(*shape)), inputs(9, shape[1], dtype)
-    for n in (1, 9):
-        found = multiply(x[:n], block)
-        size = (x[:n].double().square() @ block.data.double().square().t()).sqrt()
-        assert ((found.double() - exact(x[:n], block)).abs() <= size * 2**-20).all()
-        for out in TYPES:
-            assert torch.equal(multiply(x[:n], block, out), found.to(out))
+    block, x = half.block(normal(*shape)), inputs(70, shape[1], dtype)
+    for _ in levels():
+        for n in (1, 9, 17, 33, 49, 70):
+            found = half.multiply(x[:n], block)
+            size = (x[:n].double().square() @ block.data.double().square().t()).sqrt()
+            assert ((found.double() - exact(x[:n], block)).abs() <= size * 2**-20).all()
+            for out in TYPES:
+                assert torch.equal(half.multiply(x[:n], block, out), found.to(out))
+
+
+@both
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", WIDER)
+def test_a_rows_bits_depend_on_nothing_else(shape: tuple[int, int], dtype: torch.dtype, half: Half) -> None:
+    block, x = half.block(normal(*shape)), inputs(300, shape[1], dtype)
+    used = half is FP16 or compiled.available("BF16")  # else torch multiplies
+    assert not used or one_class(half.encoding, shape[1])
+    whole = half.multiply(x, block)
+    for n in COUNTS:
+        assert torch.equal(half.multiply(x[:n], block), whole[:n])
+        assert torch.equal(half.multiply(x[-n:], block), whole[-n:])
+        assert not used or torch.equal(linear(x[:n], block, True), whole[:n].to(dtype))
+    assert not used or torch.equal(linear(x, block, True), whole.to(dtype))
+    tiles = half is BF16 and dtype == torch.bfloat16  # where there are any
+    narrow: Tensor | None = None if tiles and on_amx() else whole
+    for _ in levels():
+        if tiles and on_amx():
+            continue
+        narrow = half.multiply(x, block) if narrow is None else narrow
+        for n in (1, 2, 3, 4, 5, 6, 70):
+            assert torch.equal(half.multiply(x[:n], block), narrow[:n])
+
+
+@both
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_do_not_change_it(threads: int, half: Half) -> None:
+    block, x = half.block(normal(421, 700)), inputs(70, 700, half.dtype)
+    before = torch.get_num_threads()
+    whole = half.multiply(x, block)
+    try:
+        torch.set_num_threads(threads)
+        for n in (1, 3, 20, 70) * 5:
+            assert torch.equal(half.multiply(x[:n], block), whole[:n])
+    finally:
+        torch.set_num_threads(before)
+
+
+@both
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("at", [(2, 5), (7, 40), (17, 40), (36, 42)])
+def test_what_is_not_finite_shows_where_it_is(at: tuple[int, int], bad: float, half: Half) -> None:
+    """A weight's in its own output, an activation's in its row, not beside it or in the next row."""
+    w, x = normal(37, 43), inputs(40, 43, half.dtype)
+    worse = w.clone()
+    worse[at] = bad
+    hot = x.clone()
+    hot[2, at[1]] = bad
+    for _ in levels():
+        for n in (1, 3, 6, 17, 40):
+            clean = half.multiply(x[:n], half.block(w))
+            found = half.multiply(x[:n], half.block(worse))
+            column = exact(x[:n], half.block(worse))[:, at[0]].float()
+            assert torch.equal(found[:, at[0]].nan_to_num(7), column.nan_to_num(7))
+            assert not column.isfinite().any()
+            found[:, at[0]] = clean[:, at[0]]
+            assert torch.equal(found, clean)
+        found, clean = half.multiply(hot, half.block(w)), half.multiply(x, half.block(w))
+        assert not found[2].isfinite().any()
+        found[2] = clean[2]
+        assert torch.equal(found, clean)
+
+
+@both
+def test_blocks_of_rows_and_strides_do_not_change_it(half: Half) -> None:
+    """Of a matrix in blocks, of rows that lie apart, and of q, k and v in one call, one of them fp16."""
+    if half is BF16 and not compiled.available("BF16"):
+        pytest.skip("torch multiplies bf16 here")
+    block, other = half.block(normal(50, 96)), FP16.block(normal(40, 96))
+    wide = torch.zeros(50, 100, dtype=half.dtype)
+    wide[:, :96] = block.data
+    parts = [Block(half.encoding, wide[i:j, :96], None, j - i, 96) for i, j in ((0, 17), (17, 18), (18, 50))]
+    for n in (1, 5, 40):
+        x = inputs(n, 96, half.dtype)
+        whole = linear(x, block, True)
+        assert torch.equal(torch.cat([linear(x, part, True) for part in parts], dim=1), whole)
+        together = Together({"q": parts, "k": parts[:1], "v": [other]}).call(("q", "v", "k"), x, True)
+        assert together is not None
+        q, v, k = together.times(x, half.dtype)
+        assert torch.equal(q, whole)
+        assert torch.equal(v, linear(x, other, True))
+        assert torch.equal(k, whole[:, :17])
+
+
+# What is fp16's own.
 
 
 def padded(numbers: Tensor, columns: int) -> Tensor:
@@ -107,81 +212,29 @@ def in_tiles(x: Tensor, w: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sums_are_in_the_order_that_is_defined(shape: tuple[int, int]) -> None:
-    block, x = block_of(normal(*shape)), inputs(7, shape[1], torch.float16)
+    block, x = FP16.block(normal(*shape)), inputs(7, shape[1], torch.float16)
     expected, tiles = in_places(x, block.data), in_tiles(x, block.data)
     for _ in levels():
         prompts = tiles if compiled.half_on_amx() else expected
         for n in (1, 2, 7):
-            assert torch.equal(multiply(x[:n], block), expected[:n])
-            assert torch.equal(multiply(x[:n], block, prompt=True), prompts[:n])
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_rows_bits_depend_on_nothing_else(shape: tuple[int, int], dtype: torch.dtype) -> None:
-    block, x = block_of(normal(*shape)), inputs(256, shape[1], dtype)
-    whole = multiply(x, block)
-    assert one_class("F16", shape[1])
-    for n in COUNTS:
-        assert torch.equal(multiply(x[:n], block), whole[:n])
-        assert torch.equal(multiply(x[-n:], block), whole[-n:])
-        assert torch.equal(linear(x[:n], block, True), whole[:n].to(dtype))
-    for _ in levels():
-        for n in (1, 2, 3, 4, 5, 6, 70):
-            assert torch.equal(multiply(x[:n], block), whole[:n])
+            assert torch.equal(FP16.multiply(x[:n], block), expected[:n])
+            assert torch.equal(FP16.multiply(x[:n], block, prompt=True), prompts[:n])
 
 
 @pytest.mark.parametrize("shape", [(1, 30), (33, 100), (300, 300), (31, 1000)])
 def test_a_prompts_rows_have_bits_of_their_own_alone(shape: tuple[int, int]) -> None:
     """By whatever multiplies them: AMX, else torch."""
-    block, x = block_of(normal(*shape)), inputs(700, shape[1], torch.float16)
-    whole = multiply(x, block, prompt=True)
+    block, x = FP16.block(normal(*shape)), inputs(700, shape[1], torch.float16)
+    whole = FP16.multiply(x, block, prompt=True)
     size = (x.double().square() @ block.data.double().square().t()).sqrt()
     assert ((whole.double() - exact(x, block)).abs() <= size * 2**-19).all()
     for n in (1, 15, 16, 17, 33, 256, 257, 300):
-        assert torch.equal(multiply(x[:n], block, prompt=True), whole[:n])
-        assert torch.equal(multiply(x[-n:], block, prompt=True), whole[-n:])
+        assert torch.equal(FP16.multiply(x[:n], block, prompt=True), whole[:n])
+        assert torch.equal(FP16.multiply(x[-n:], block, prompt=True), whole[-n:])
     out = linear(x, block, False)
     assert ((out.double() - exact(x, block)).abs() <= size * 2**-9).all()
     if compiled.half_on_amx():
         assert torch.equal(out, whole.half())
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_do_not_change_it(threads: int) -> None:
-    block, x = block_of(normal(400, 700)), inputs(70, 700, torch.float16)
-    before = torch.get_num_threads()
-    whole = multiply(x, block)
-    try:
-        torch.set_num_threads(threads)
-        for n in (1, 3, 70) * 5:
-            assert torch.equal(multiply(x[:n], block), whole[:n])
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("at", [(2, 5), (7, 40), (10, 42)])
-def test_what_is_not_finite_shows_where_it_is(at: tuple[int, int], bad: float) -> None:
-    """A weight's in its own output, an activation's in its row, not beside it or in the next row."""
-    w, x = normal(11, 43), inputs(6, 43, torch.float16)
-    worse = w.clone()
-    worse[at] = bad
-    for _ in levels():
-        for n in (1, 3, 6):
-            clean = multiply(x[:n], block_of(w))
-            found = multiply(x[:n], block_of(worse))
-            column = exact(x[:n], block_of(worse))[:, at[0]].float()
-            assert torch.equal(found[:, at[0]].nan_to_num(7), column.nan_to_num(7))
-            assert not column.isfinite().any()
-            found[:, at[0]] = clean[:, at[0]]
-            assert torch.equal(found, clean)
-        hot = x.clone()
-        hot[2, at[1]] = bad
-        found, clean = multiply(hot, block_of(w)), multiply(x, block_of(w))
-        assert not found[2].isfinite().any()
-        found[2] = clean[2]
-        assert torch.equal(found, clean)
 
 
 def test_numbers_of_any_size() -> None:
@@ -193,21 +246,6 @@ def test_numbers_of_any_size() -> None:
         for column in range(64):
             one = torch.zeros_like(x)
             one[0, column] = x[0, column]
-            assert multiply(one, block_of(w)).double().item() == products[column]
-        large = multiply(x.abs().expand(3, -1), block_of(w.abs()), torch.float16)
+            assert FP16.multiply(one, FP16.block(w)).double().item() == products[column]
+        large = FP16.multiply(x.abs().expand(3, -1), FP16.block(w.abs()), torch.float16)
         assert (large == torch.inf).all()
-
-
-def test_blocks_of_rows_and_strides_do_not_change_it() -> None:
-    """Of a matrix in blocks, of rows that lie apart, and of q, k and v in one call."""
-    block, x = block_of(normal(50, 96)), inputs(5, 96, torch.float16)
-    whole = linear(x, block, True)
-    wide = torch.zeros(50, 100, dtype=torch.float16)
-    wide[:, :96] = block.data
-    parts = [Block("F16", wide[i:j, :96], None, j - i, 96) for i, j in ((0, 17), (17, 18), (18, 50))]
-    assert torch.equal(torch.cat([linear(x, part, True) for part in parts], dim=1), whole)
-    together = Together({"q": parts, "k": parts[:1]}).call(("q", "k"), x, True)
-    assert together is not None
-    q, k = together.times(x, torch.float16)
-    assert torch.equal(q, whole)
-    assert torch.equal(k, whole[:, :17])

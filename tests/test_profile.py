@@ -6,7 +6,6 @@ import io
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,18 @@ import pytest
 import edgespec
 from edgespec.apps import common, main
 from edgespec.config import EngineOptions
-from edgespec.devices.machine import Machine
 from edgespec.errors import OptionError, StorageError
 from edgespec.tuning import profile as profiles
 from edgespec.tuning.profile import read_profile, settings_of, write_profile
 from edgespec.tuning.tune import tune_model
 from tests.fake_engine import FakeEngine
-from tests.machine import DISK, GIVEN
+from tests.machine import GB
 from tests.test_session import write_model
 from tests.test_tune import SEVEN, config_only
 
-GB = 10**9
-
 
 @pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = replace(GIVEN, disk=DISK, available=12 * GB, total=16 * GB)
-    monkeypatch.setattr(Machine, "remembered", staticmethod(lambda weights: found))
+def machine(tuned_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiles, "memory_total", lambda: 16 * GB)
     for name in [name for name in os.environ if name.startswith("EDGESPEC_") and name != "EDGESPEC_CACHE"]:
         monkeypatch.delenv(name)

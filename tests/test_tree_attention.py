@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,17 +17,11 @@ from edgespec.runtimes.torch import attention
 from edgespec.runtimes.torch.attention import AttentionPlan, ancestor_paths
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 
+pytestmark = pytest.mark.usefixtures("best_level")
 needs_library = pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.unavailable())
 
 TYPES = tuple(compiled.SOURCES)
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def _best_level() -> Iterator[None]:
-    yield
-    if not compiled.unavailable():
-        compiled.level(len(compiled.LEVELS))
 
 
 def normal(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:

@@ -39,12 +39,11 @@ from edgespec.tuning.profile import settings_of
 from edgespec.tuning.subject import low_bit_bytes, open_subject
 from edgespec.tuning.tune import tune_model
 from edgespec.tuning.watch import Watch
-from tests.machine import DISK, GIVEN
+from tests.machine import DISK, GB, MACHINE
 from tests.models import make_checkpoint, write_gguf
 from tests.test_hub import REPOS, FakeHub
 
-GB = 10**9
-MACHINE = replace(GIVEN, disk=DISK, available=12 * GB, total=16 * GB)
+pytestmark = pytest.mark.usefixtures("tuned_machine")
 
 SEVEN = {
     "architectures": ["LlamaForCausalLM"],
@@ -80,12 +79,6 @@ def seven(tmp_path: Path) -> str:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("tune") / "m", dtype="bfloat16")
-
-
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who tunes for this machine finds `MACHINE`."""
-    monkeypatch.setattr(Machine, "remembered", staticmethod(lambda weights: MACHINE))
 
 
 # What is known of a model.

@@ -26,22 +26,16 @@ from edgespec.apps.tune_cycle import cycle_svg, cycle_words, lanes_of
 from edgespec.apps.tune_files import check_files
 from edgespec.apps.tune_page import page_of, write_page
 from edgespec.config import EngineOptions
-from edgespec.devices.machine import Machine
 from edgespec.errors import OptionError
 from edgespec.tuning.result import Tuning
 from edgespec.tuning.tune import tune_model
 from edgespec.values import two_digits as number
-from tests.machine import DISK, GIVEN
+from tests.machine import GB
 from tests.test_tune import SEVEN, SEVENTY, config_only
 
-GB = 10**9
+pytestmark = pytest.mark.usefixtures("tuned_machine")
+
 HOSTILE = "<script>alert(1)</script> & \"x\" 'y' $\\frac{1}{$ <!--"
-
-
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = replace(GIVEN, disk=DISK, available=12 * GB, total=16 * GB)
-    monkeypatch.setattr(Machine, "remembered", staticmethod(lambda weights: found))
 
 
 @pytest.fixture

@@ -31,7 +31,6 @@ from edgespec.apps.tune_view import (
     moved,
 )
 from edgespec.config import EngineOptions
-from edgespec.devices.machine import Machine
 from edgespec.errors import BudgetError, OptionError
 from edgespec.runtimes.formats.needs import DRIFT
 from edgespec.tuning import live as living
@@ -42,19 +41,14 @@ from edgespec.tuning.reasons import reasons_for
 from edgespec.tuning.result import Tuning
 from edgespec.tuning.tune import open_tuner, tune_model
 from edgespec.values import format_bytes
-from tests.machine import DISK, GIVEN
+from tests.machine import GB, MACHINE
 from tests.test_tune import SEVEN, config_only
 
-GB = 10**9
-MACHINE = replace(GIVEN, disk=DISK, available=12 * GB, total=16 * GB)
+pytestmark = pytest.mark.usefixtures("tuned_machine")
+
 SMALL = SEVEN | {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8}
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = ("left", "right", "pageup", "pagedown", "home", "end", "up", "down")
-
-
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Machine, "remembered", staticmethod(lambda weights: MACHINE))
 
 
 class View:

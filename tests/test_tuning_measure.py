@@ -33,18 +33,13 @@ from edgespec.tuning.measure import (
 from edgespec.tuning.profile import settings_of
 from edgespec.tuning.tune import tune_model
 from edgespec.tuning.watch import LEAST_CYCLES
-from tests.machine import DISK, GIVEN
+from tests.machine import GB, MACHINE
 from tests.models import make_checkpoint
 from tests.test_tune import SEVEN, config_only
 
-GB = 10**9
-MACHINE = replace(GIVEN, disk=DISK, available=12 * GB, total=16 * GB)
+pytestmark = pytest.mark.usefixtures("tuned_machine")
+
 OPTIONS = EngineOptions(memory=GB, context=200)
-
-
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Machine, "remembered", staticmethod(lambda weights: MACHINE))
 
 
 @pytest.fixture

@@ -42,17 +42,11 @@ from edgespec.tuning.runs import FILE_BYTES, MODELS, RUNS, Trial, keep_run, reca
 from edgespec.tuning.subject import open_subject
 from edgespec.tuning.tune import tune_model
 from edgespec.tuning.watch import LEAST_CYCLES, Watch
-from tests.machine import DISK, GIVEN
+from tests.machine import GB, MACHINE
 from tests.models import make_checkpoint
 from tests.test_tune import SEVEN, config_only
 
-GB = 10**9
-MACHINE = replace(GIVEN, disk=DISK, available=12 * GB, total=16 * GB)
-
-
-@pytest.fixture(autouse=True)
-def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Machine, "remembered", staticmethod(lambda weights: MACHINE))
+pytestmark = pytest.mark.usefixtures("tuned_machine")
 
 
 def trial(**changes: Any) -> Trial:
