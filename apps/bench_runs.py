@@ -215,7 +215,7 @@ class _Runs:
     def _direct_rate(self) -> float | None:
         """GB/s of direct reads of the model's largest file, now that the engine has the disk at rest; None
         where it needs none, or for a file too small to tell."""
-        from edgespec.devices.rates import SMALLEST_FILE, raw_rate
+        from edgespec.devices.rates import SMALLEST_FILE, measure_reads
 
         largest = max(self.engine.plan.table.files(), key=lambda path: path.stat().st_size)
         if not self.engine.plan.streamed_bytes or largest.stat().st_size < SMALLEST_FILE:
@@ -224,7 +224,8 @@ class _Runs:
         while (now := self.engine.bytes_read) != before:  # the ring is being filled for the next pass
             before = now
             sleep(SETTLED_SECONDS)
-        return raw_rate(largest)
+        rate = measure_reads(largest)
+        return None if rate is None else rate.gbps
 
     def _fill(self, depth: int) -> None:
         """Have the context hold the first `depth` tokens of the filling; what it holds of them stays."""

@@ -1,4 +1,5 @@
-"""How this system reads a file without filling its page cache, and how many reads it wants at once."""
+"""How this system reads a file without filling its page cache, into what memory, and how many reads it wants
+at once."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from edgespec.errors import DeviceError
 
 PAGE = 4096  # direct reads: offsets, lengths and addresses are multiples of this on every disk we know
 
@@ -59,6 +62,26 @@ def open_for_reading(path: Path, direct: bool = True) -> tuple[int, bool]:
         with contextlib.suppress(OSError):
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     return descriptor, False
+
+
+def aligned_buffer(nbytes: int) -> memoryview:
+    """`nbytes` bytes of zeroed, page-aligned anonymous memory, in huge pages where there are any.
+
+    The memory lives as long as the view, its slices or arrays made from them. Pages become real when first
+    written. Raises DeviceError when the system refuses.
+    """
+    try:
+        if sys.platform == "win32":
+            area = mmap.mmap(-1, nbytes)
+        else:
+            # Python's default is MAP_SHARED: shared memory, which is charged as page cache.
+            area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise DeviceError(f"the system refused {nbytes} bytes of memory: {error}; lower memory=") from None
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
+            area.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(area)
 
 
 def read_at(descriptor: int, view: memoryview, offset: int) -> int:

@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import json
 import math
-import mmap
 import os
 import platform
 import sys
@@ -24,12 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.devices.disk import ReadSettings, forget, open_for_reading, read_at
+from edgespec.devices.disk import ReadSettings, aligned_buffer, forget, open_for_reading, read_at
 from edgespec.devices.files import read_bounded, replacing
 from edgespec.devices.probe import cpu_count, cpu_name, disk_of
-from edgespec.errors import EdgeSpecError
+from edgespec.errors import DeviceError, EdgeSpecError
 
 VERSION = 1
+READS = 2  # the way of measuring reads: rates by another are not comparable
 CACHE_LIMIT = 2**20  # bytes; a larger cache file is not ours
 
 # What is tried, the default first. Another must beat it by TIE, or the difference is noise.
@@ -45,7 +45,9 @@ ROUNDS = 2  # interleaved, so that a disturbance does not hit one candidate alon
 TRIALS = ROUNDS * len(CANDIDATES)
 SECONDS = 1.0  # of all trials together
 BYTES = 10**9  # of all trials together
-RAW_SECONDS, RAW_MEMORY = 0.5, 32 * 2**20  # of `raw_rate`
+# Bytes that reads go into in turn, as the ring has them: private, in huge pages. 8 MiB stay in a processor's
+# cache, where the disk of a virtual machine gave 2.7 GB/s and 2.2 from 32 MiB on; into small pages, 1.4.
+MEMORY = 32 * 2**20
 SMALLEST_FILE = 256 * 2**20  # bytes; less says little about a disk
 STALE = 30 * 86400.0  # seconds, after which a disk is measured again
 
@@ -66,7 +68,7 @@ class ReadRate:
 def read_rate(path: Path, fresh: bool = False) -> ReadRate | None:
     """The rate of the disk that holds `path`: remembered, or (also when `fresh`) measured with that file.
 
-    Measuring takes about a second, moves at most 1 GB and needs 16 MiB of memory. None means unknown:
+    Measuring takes about a second, moves at most 1 GB and needs 32 MiB of memory. None means unknown:
     nothing is remembered, and the file is too small or cannot be read.
     """
     path = Path(path)
@@ -75,11 +77,11 @@ def read_rate(path: Path, fresh: bool = False) -> ReadRate | None:
         stored: Any = None if fresh else _load().get(key)
         known = _as_read_rate(stored)
         current = known is not None and is_fresh(stored["when"])
-        if current or path.stat().st_size < SMALLEST_FILE or sys.platform == "win32":
-            return known
-        measured = measure_reads(path)
     except OSError:
         return None
+    measured = None if current else measure_reads(path)
+    if measured is None:
+        return known
     _store(key, _record(measured))
     return measured
 
@@ -88,16 +90,16 @@ def read_table(path: Path, fresh: bool = False) -> tuple[ReadRate, ...] | None:
     """The rate of the disk that holds `path` for each of the `GRID` (settings, in its order): remembered, or
     measured with that file, when `read_rate` is set anew, too.
 
-    Measuring takes two seconds and moves at most 1.6 GB. None means unknown, as for `read_rate`.
+    Measuring takes two seconds, moves at most 1.6 GB and needs 64 MiB of memory. None means unknown, as for
+    `read_rate`.
     """
     try:
         key = _disk_key("reads", path)
         known = None if fresh else _as_table(_load().get(key))
-        if known is not None or path.stat().st_size < SMALLEST_FILE or sys.platform == "win32":
-            return known
-        found = try_settings(path, GRID)
     except OSError:
         return None
+    if known is not None or (found := _try_settings(path, GRID)) is None:
+        return known
     _store(key, {"gbps": [rate.gbps for rate in found], "when": time()})
     _store(_disk_key("read", path), _record(_best(found)))
     return found
@@ -110,7 +112,7 @@ def is_fresh(when: float) -> bool:
 
 def _disk_key(figure: str, path: Path) -> str:
     disk = disk_of(path)
-    return f"{figure} {this_machine()} {disk.device} {disk.name} {disk.nbytes}"
+    return f"{figure} {READS} {this_machine()} {disk.device} {disk.name} {disk.nbytes}"
 
 
 def _record(rate: ReadRate) -> dict[str, Any]:
@@ -132,63 +134,41 @@ def memory_rate(fresh: bool = False) -> float:
     return known
 
 
-def measure_reads(path: Path) -> ReadRate:
-    """The best of CANDIDATES on `path`. Raises OSError."""
-    return _best(try_settings(path, CANDIDATES, ROUNDS))
+def measure_reads(path: Path) -> ReadRate | None:
+    """The best of CANDIDATES on `path`, now: nothing is remembered. None for a file that is too small or
+    cannot be read, and where the system has no memory for it."""
+    found = _try_settings(path, CANDIDATES, ROUNDS)
+    return None if found is None else _best(found)
 
 
-def raw_rate(path: Path) -> float | None:
-    """GB/s of direct reads of `path` now, into memory as weights have it: private, in huge pages. Nothing is
-    remembered. None for a file that is too small or cannot be read.
-
-    Takes half a second, and 32 MiB of memory, which reads go through in turn: 8 MiB stay in a processor's
-    cache, where the disk of a virtual machine gave 2.7 GB/s and 2.2 from 32 MiB on; into shared memory in
-    small pages, 1.4.
-    """
-    settings = CANDIDATES[0]
-    try:
-        if path.stat().st_size < SMALLEST_FILE or sys.platform == "win32":
-            return None
-        descriptor, direct = open_for_reading(path)
-        try:
-            nbytes = min(path.stat().st_size, BYTES)
-            if not direct:
-                forget(descriptor, 0, nbytes)
-            areas = [_huge(RAW_MEMORY // settings.threads) for _ in range(settings.threads)]
-            moved, seconds = _trial(descriptor, direct, settings, 0, nbytes, areas, RAW_SECONDS)
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return None
-    return moved / seconds / 1e9
-
-
-def _huge(nbytes: int) -> mmap.mmap:
-    """Private memory, in huge pages where there are any."""
-    area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            area.madvise(mmap.MADV_HUGEPAGE)
-    return area
-
-
-def try_settings(path: Path, settings: Sequence[ReadSettings], rounds: int = 1) -> tuple[ReadRate, ...]:
-    """What each reaches on `path`, in interleaved rounds; no two trials read one part. Raises OSError."""
-    descriptor, direct = open_for_reading(path)
+def _try_settings(
+    path: Path, settings: Sequence[ReadSettings], rounds: int = 1
+) -> tuple[ReadRate, ...] | None:
+    """What each reaches on `path`, in interleaved rounds; no two trials read one part. None as for
+    `measure_reads`."""
     moved, seconds = [0] * len(settings), [0.0] * len(settings)
     trials = rounds * len(settings)
     try:
-        part = path.stat().st_size // trials
-        if not direct:
-            forget(descriptor, 0, part * trials)  # or memory would be measured
-        for trial in range(trials):
-            i = trial % len(settings)
-            nbytes = min(part, BYTES // TRIALS)
-            got, took = _trial(descriptor, direct, settings[i], trial * part, nbytes)
-            moved[i] += got
-            seconds[i] += took
-    finally:
-        os.close(descriptor)
+        size = path.stat().st_size
+        if size < SMALLEST_FILE or sys.platform == "win32":
+            return None
+        memory = aligned_buffer(max(MEMORY, *(one.threads * one.request_bytes for one in settings)))
+        np.frombuffer(memory, dtype=np.uint8)[:] = 0  # really there before any clock runs
+        descriptor, direct = open_for_reading(path)
+        try:
+            part = size // trials
+            if not direct:
+                forget(descriptor, 0, part * trials)  # or memory would be measured
+            for trial in range(trials):
+                i = trial % len(settings)
+                nbytes = min(part, BYTES // TRIALS)
+                got, took = _trial(descriptor, direct, settings[i], trial * part, nbytes, memory)
+                moved[i] += got
+                seconds[i] += took
+        finally:
+            os.close(descriptor)
+    except (OSError, DeviceError):
+        return None
     return tuple(ReadRate(n / s / 1e9, one) for n, s, one in zip(moved, seconds, settings, strict=True))
 
 
@@ -198,38 +178,28 @@ def _best(found: Sequence[ReadRate]) -> ReadRate:
 
 
 def _trial(
-    descriptor: int,
-    direct: bool,
-    settings: ReadSettings,
-    start: int,
-    nbytes: int,
-    areas: Sequence[mmap.mmap] = (),
-    seconds: float = SECONDS / TRIALS,
+    descriptor: int, direct: bool, settings: ReadSettings, start: int, nbytes: int, memory: memoryview
 ) -> tuple[int, float]:
-    """(bytes moved, seconds) of reading `nbytes` bytes from about `start`, or as far as the `seconds` allow.
-
-    areas: memory for each thread, whole requests, that it reads into in turn; () = one request each.
-    """
+    """(bytes moved, seconds) of reading `nbytes` bytes from about `start`, or as far as the time allows, into
+    all of `memory` in turn: each thread has its part, which holds whole requests."""
     request = settings.request_bytes
     first, count = start // request, nbytes // request
-    buffers = areas or [mmap.mmap(-1, request) for _ in range(settings.threads)]
-    for buffer in buffers:
-        np.frombuffer(buffer, dtype=np.uint8)[:] = 0  # real memory before the clock runs
+    own = len(memory) // settings.threads // request * request  # bytes of a thread
     numbers = itertools.count()  # the requests, shared by the threads
     with ThreadPoolExecutor(settings.threads) as pool:
         began = perf_counter()
 
-        def work(buffer: mmap.mmap) -> int:
+        def work(thread: int) -> int:
             moved = 0
-            places = itertools.cycle(range(0, len(buffer), request))
-            while (number := next(numbers)) < count and perf_counter() - began < seconds:
+            places = itertools.cycle(range(thread * own, (thread + 1) * own, request))
+            while (number := next(numbers)) < count and perf_counter() - began < SECONDS / TRIALS:
                 offset, at = (first + number) * request, next(places)
-                moved += read_at(descriptor, memoryview(buffer)[at : at + request], offset)
+                moved += read_at(descriptor, memory[at : at + request], offset)
                 if not direct:
                     forget(descriptor, offset, request)
             return moved
 
-        moved = sum(pool.map(work, buffers))
+        moved = sum(pool.map(work, range(settings.threads)))
         return moved, perf_counter() - began
 
 

@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from edgespec.devices.disk import aligned_buffer
 from edgespec.offload.chunks import aligned_span
 from edgespec.offload.reader import DirectFile
-from edgespec.offload.ring import aligned_buffer
 
 THREADS = 2  # enough to keep a disk busy
 

@@ -8,10 +8,9 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-from edgespec.devices.disk import ReadSettings, forget, open_for_reading, read_at
+from edgespec.devices.disk import ReadSettings, aligned_buffer, forget, open_for_reading, read_at
 from edgespec.errors import CorruptFileError, StorageError
 from edgespec.offload.chunks import PAGE, aligned_span
-from edgespec.offload.ring import aligned_buffer
 
 __all__ = ["DirectFile", "ReadSettings"]
 

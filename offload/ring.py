@@ -1,38 +1,15 @@
-"""Memory that weights are read into: page-aligned buffers, and one circular buffer that chunks share."""
+"""Memory that weights are read into: one circular buffer that chunks share."""
 
 from __future__ import annotations
 
-import contextlib
-import mmap
-import sys
 from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
 
-from edgespec.errors import DeviceError
+from edgespec.devices.disk import aligned_buffer
 from edgespec.offload.chunks import PAGE, Chunk
-
-
-def aligned_buffer(nbytes: int) -> memoryview:
-    """`nbytes` bytes of zeroed, page-aligned anonymous memory, in huge pages where there are any.
-
-    The memory lives as long as the view, its slices or arrays made from them. Pages become real when first
-    written. Raises DeviceError when the system refuses.
-    """
-    try:
-        if sys.platform == "win32":
-            area = mmap.mmap(-1, nbytes)
-        else:
-            # Python's default is MAP_SHARED: shared memory, which is charged as page cache.
-            area = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise DeviceError(f"the system refused {nbytes} bytes of memory: {error}; lower memory=") from None
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
-            area.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(area)
 
 
 class Ring:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 
 from edgespec.devices import allocator, cgroup, probe, rates
 from edgespec.devices.cgroup import MemoryCgroup, cpu_quota, memory_cgroups
-from edgespec.devices.disk import ReadSettings
+from edgespec.devices.disk import ReadSettings, aligned_buffer
+from edgespec.errors import DeviceError
 
 GB = 10**9
 MACHINE = psutil.virtual_memory().total
@@ -273,24 +275,68 @@ def test_a_read_rate_is_measured_once(cache: Path, big: Path, monkeypatch: pytes
     assert rates.read_rate(small) == again(big)  # same disk
 
 
-def test_the_raw_rate_is_of_now(cache: Path, big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of reads into all of its memory in turn; nothing is remembered."""
-    seen: list[tuple[int, int]] = []  # addresses and lengths
-    read = rates.read_at
+def test_reads_go_into_memory_as_the_ring_has_it(
+    cache: Path, big: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it in turn, each thread its own part; nothing of `measure_reads` is remembered."""
+    seen: list[tuple[int, int, int]] = []  # threads, addresses and lengths
+    made: list[memoryview] = []
+    read, buffer = rates.read_at, rates.aligned_buffer
 
     def reads(descriptor: int, view: memoryview, offset: int) -> int:
-        seen.append((np.frombuffer(view, np.uint8).ctypes.data, len(view)))
+        seen.append((threading.get_ident(), np.frombuffer(view, np.uint8).ctypes.data, len(view)))
         return read(descriptor, view, offset)
 
+    def remade(nbytes: int) -> memoryview:
+        made.append(buffer(nbytes))
+        return made[-1]
+
+    monkeypatch.setattr(rates, "SECONDS", 1e9)
+    monkeypatch.setattr(rates, "ROUNDS", 1)
+    monkeypatch.setattr(rates, "CANDIDATES", (ReadSettings(2, 4 * 2**20),))
+    monkeypatch.setattr(rates, "TRIALS", 1)
     monkeypatch.setattr(rates, "read_at", reads)
-    found = rates.raw_rate(big)
+    monkeypatch.setattr(rates, "aligned_buffer", remade)
+    found = rates.measure_reads(big)
     assert found is not None
-    assert found > 0
+    assert found.gbps > 0
     assert not cache.exists()
-    assert {length for _, length in seen} == {4 * 2**20}
-    assert len({address for address, _ in seen}) <= rates.RAW_MEMORY // (4 * 2**20)
-    assert len(seen) == 1 or len({address for address, _ in seen}) > 1
-    assert rates.raw_rate(big.with_name("gone")) is None
+    (memory,) = made
+    assert len(memory) == rates.MEMORY
+    start = np.frombuffer(memory, np.uint8).ctypes.data
+    assert {length for *_, length in seen} == {4 * 2**20}
+    assert {address for _, address, _ in seen} <= {start + at for at in range(0, rates.MEMORY, 4 * 2**20)}
+    for thread in {one for one, *_ in seen}:
+        places = [address for one, address, _ in seen if one == thread]
+        assert len(set(places)) == min(len(places), 4)
+        assert max(places) - min(places) < rates.MEMORY // 2
+    assert rates.measure_reads(big.with_name("gone")) is None
+
+
+def test_rates_by_another_way_of_measuring_are_not_taken(
+    cache: Path, big: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def two(path: Path) -> rates.ReadRate:
+        return rates.ReadRate(2.0, ReadSettings())
+
+    with monkeypatch.context() as then:
+        then.setattr(rates, "measure_reads", two)
+        then.setattr(rates, "READS", rates.READS - 1)
+        assert rates.read_rate(big) == two(big)
+    monkeypatch.setattr(rates, "measure_reads", lambda path: rates.ReadRate(3.0, ReadSettings()))
+    assert rates.read_rate(big) == rates.ReadRate(3.0, ReadSettings())
+
+
+def test_a_disk_is_unknown_where_the_system_has_no_memory_to_measure_with(
+    cache: Path, big: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(nbytes: int) -> memoryview:
+        raise DeviceError("none left")
+
+    monkeypatch.setattr(rates, "aligned_buffer", refused)
+    assert rates.read_rate(big) is None
+    assert rates.read_table(big) is None
+    assert not cache.exists()
 
 
 def test_unknown_is_none_not_nonsense(cache: Path, tmp_path: Path) -> None:
@@ -303,12 +349,15 @@ def test_unknown_is_none_not_nonsense(cache: Path, tmp_path: Path) -> None:
 def test_the_probe_reads_disjoint_parts_within_its_budget(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[ReadSettings, int, int]] = []
 
-    def trial(fd: int, direct: bool, settings: ReadSettings, start: int, nbytes: int) -> tuple[int, float]:
+    def trial(
+        fd: int, direct: bool, settings: ReadSettings, start: int, nbytes: int, memory: memoryview
+    ) -> tuple[int, float]:
         seen.append((settings, start, nbytes))
         return nbytes, {0: 1.0, 1: 0.9, 2: 2.0, 3: 0.8, 4: 2.0}[rates.CANDIDATES.index(settings)]
 
     monkeypatch.setattr(rates, "_trial", trial)
     best = rates.measure_reads(big)
+    assert best is not None
     assert best.settings == rates.CANDIDATES[3]  # 1.25 times the default's rate
     part = rates.SMALLEST_FILE // rates.TRIALS
     assert best.gbps == pytest.approx(part / 0.8 / 1e9)
@@ -318,11 +367,15 @@ def test_the_probe_reads_disjoint_parts_within_its_budget(big: Path, monkeypatch
 
 
 def test_the_default_wins_ties(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trial(fd: int, direct: bool, settings: ReadSettings, start: int, nbytes: int) -> tuple[int, float]:
+    def trial(
+        fd: int, direct: bool, settings: ReadSettings, start: int, nbytes: int, memory: memoryview
+    ) -> tuple[int, float]:
         return nbytes, 1.0 if settings == rates.CANDIDATES[0] else 0.9
 
     monkeypatch.setattr(rates, "_trial", trial)
-    assert rates.measure_reads(big).settings == ReadSettings()
+    best = rates.measure_reads(big)
+    assert best is not None
+    assert best.settings == ReadSettings()
 
 
 def test_a_trial_reads_each_request_once(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +390,12 @@ def test_a_trial_reads_each_request_once(big: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(rates, "SECONDS", 1e9)
     with big.open("rb") as handle:
         moved, seconds = rates._trial(
-            handle.fileno(), False, ReadSettings(3, 2**20), 5 * 2**20 + 7, 9 * 2**20 + 5
+            handle.fileno(),
+            False,
+            ReadSettings(3, 2**20),
+            5 * 2**20 + 7,
+            9 * 2**20 + 5,
+            aligned_buffer(2**22),
         )
     assert sorted(offsets) == [i * 2**20 for i in range(5, 14)]
     assert moved == 9 * 2**20

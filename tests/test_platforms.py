@@ -14,7 +14,7 @@ import edgespec
 from edgespec.apps.main import run
 from edgespec.config import NOT_YET
 from edgespec.devices import rates
-from edgespec.devices.disk import ReadSettings, open_for_reading
+from edgespec.devices.disk import ReadSettings, aligned_buffer, open_for_reading
 from edgespec.errors import CorruptFileError, DeviceError, StorageError
 from edgespec.offload import reader
 from edgespec.offload.reader import DirectFile
@@ -105,7 +105,9 @@ def test_a_disk_is_measured_without_preadv(
     monkeypatch.delattr(os, "preadv")
     monkeypatch.setattr(rates, "SECONDS", 1e9)
     with (tmp_path / "file").open("rb") as file:
-        moved, _ = rates._trial(file.fileno(), False, ReadSettings(2, 4096, False), 0, PAGES * 4096)
+        moved, _ = rates._trial(
+            file.fileno(), False, ReadSettings(2, 4096, False), 0, PAGES * 4096, aligned_buffer(2 * 4096)
+        )
     assert moved == PAGES * 4096
 
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.devices.disk import open_for_reading
+from edgespec.devices.disk import aligned_buffer, open_for_reading
 from edgespec.errors import CorruptFileError, StorageError
 from edgespec.offload.chunks import PAGE, aligned_span
 from edgespec.offload.reader import DirectFile, ReadSettings
-from edgespec.offload.ring import aligned_buffer
 
 SIZE = 5 * PAGE + 123  # the last page is not whole
 

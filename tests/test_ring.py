@@ -8,8 +8,9 @@ from collections import deque
 import numpy as np
 import pytest
 
+from edgespec.devices.disk import aligned_buffer
 from edgespec.offload.chunks import PAGE
-from edgespec.offload.ring import Ring, aligned_buffer
+from edgespec.offload.ring import Ring
 
 
 def test_buffer_is_page_aligned_zeroed_and_outlives_its_maker() -> None:

@@ -38,7 +38,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[ReadSettings]:
     """Trials take no time: 4 MiB requests of two threads read at 2 GB/s, others at 1. Gets what was tried."""
     tried: list[ReadSettings] = []
 
-    def trial(fd: int, direct: bool, settings: ReadSettings, start: int, nbytes: int) -> tuple[int, float]:
+    def trial(
+        fd: int, direct: bool, settings: ReadSettings, start: int, nbytes: int, memory: memoryview
+    ) -> tuple[int, float]:
         tried.append(settings)
         return nbytes, nbytes / (2e9 if settings == ReadSettings(2, 4 * 2**20) else 1e9)
 
@@ -90,17 +92,24 @@ def test_the_largest_file_is_found_through_links_and_within_bounds(tmp_path: Pat
 
 def test_a_stale_disk_is_measured_again(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1e9
+
+    def measures(gbps: float) -> None:
+        def measured(path: Path) -> ReadRate | None:
+            return ReadRate(gbps, ReadSettings()) if path.is_file() else None
+
+        monkeypatch.setattr(rates, "measure_reads", measured)
+
     monkeypatch.setattr(rates, "time", lambda: now)
-    monkeypatch.setattr(rates, "measure_reads", lambda path: ReadRate(2.0, ReadSettings()))
+    measures(2.0)
     assert rates.read_rate(big) == ReadRate(2.0, ReadSettings())
-    monkeypatch.setattr(rates, "measure_reads", lambda path: ReadRate(3.0, ReadSettings()))
+    measures(3.0)
     now += STALE - 1
     assert rates.read_rate(big) == ReadRate(2.0, ReadSettings())
     now += 2
     assert rates.read_rate(big.parent) == ReadRate(2.0, ReadSettings())  # no file to measure with
     assert rates.read_rate(big) == ReadRate(3.0, ReadSettings())
     now -= 10 * STALE  # a clock that was wrong then, or is now
-    monkeypatch.setattr(rates, "measure_reads", lambda path: ReadRate(4.0, ReadSettings()))
+    measures(4.0)
     assert rates.read_rate(big) == ReadRate(4.0, ReadSettings())
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from edgespec import __version__
 from edgespec.devices.files import read_bounded, replacing
 from edgespec.devices.probe import cpu_count, cpu_name
-from edgespec.devices.rates import cache_folder, is_fresh
+from edgespec.devices.rates import READS, cache_folder, is_fresh
 from edgespec.errors import EdgeSpecError
 
 FORMAT = 1
@@ -136,10 +136,11 @@ def _finite(item: Any) -> Any:
 
 
 def _file(digest: str, precision: str) -> Path:
-    """Another processor, number of cores or version begins anew; home folders can be shared by machines."""
+    """Another processor, number of cores or version begins anew, and another way of measuring reads, which
+    `Trial.flash` is a factor on; home folders can be shared by machines."""
     import platform
 
-    parts = (digest, precision, platform.node(), cpu_name(), str(cpu_count()), __version__)
+    parts = (digest, precision, platform.node(), cpu_name(), str(cpu_count()), __version__, str(READS))
     name = hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:32]
     return cache_folder() / "runs" / f"{name}.json"
 

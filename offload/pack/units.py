@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from edgespec.devices.disk import aligned_buffer
 from edgespec.offload.chunks import PAGE, aligned_span
 from edgespec.offload.pack.convert import Bytes, convert, one_torch_thread, tiles
 from edgespec.offload.pack.journal import Journal
 from edgespec.offload.pack.layout import Layout, Unit
 from edgespec.offload.pack.weight_writer import WeightWriter
 from edgespec.offload.read_ahead import THREADS, read_ahead
-from edgespec.offload.ring import aligned_buffer
 
 SYNC_BYTES = 128 * 2**20  # written between two entries in the journal
 _CONVERTERS = 8  # threads at most, and one more that reads meanwhile; each takes some 20 MB

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgespec.devices.disk import ReadSettings
+from edgespec.devices.disk import ReadSettings, aligned_buffer
 from edgespec.errors import DeviceError
 from edgespec.offload.chunks import Chunk, ChunkEvent, ChunkTable, aligned_span
 from edgespec.offload.digest import mismatch
 from edgespec.offload.plan.plan import Plan
 from edgespec.offload.reader import DirectFile
-from edgespec.offload.ring import aligned_buffer
 from edgespec.offload.streamer import Streamer
 from edgespec.runtimes.base import PassObserver
 from edgespec.runtimes.torch.embedding import Embedding
