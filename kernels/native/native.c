@@ -199,11 +199,10 @@ int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void
   for (int i = 0; i < count; i++) all += matrices[i].rows;
   for (int i = 0; i < count; i++) {
     const Matrix *a = matrices + i;
-    int64_t rows = task_rows(all, TASK_BYTES / (a->row_bytes ? a->row_bytes : 1), threads);
+    const int64_t bytes = is_plain((int)a->format) ? 4 * TASK_BYTES : TASK_BYTES; /* what is asked for ahead ends with a task */
+    int64_t rows = task_rows(all, bytes / (a->row_bytes ? a->row_bytes : 1), threads);
     int64_t its_room = ROOM;
 #ifdef HAS_AMX
-    if (a->format == BFLOAT && in_tiles(&l, BFLOAT)) /* what is asked for ahead ends with a task */
-      rows = task_rows(all, 4 * TASK_BYTES / (a->row_bytes ? a->row_bytes : 1), threads);
     if (a->format == HALF && in_tiles(&l, HALF)) {
       rows = task_rows(all, AMX_HALF_ROWS, threads);
       its_room = amx_half_room(n, rows);
