@@ -237,6 +237,25 @@ def test_a_prompts_rows_have_bits_of_their_own_alone(shape: tuple[int, int]) -> 
         assert torch.equal(out, whole.half())
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("at", [(2, 5), (31, 40), (36, 42)])
+def test_a_prompts_numbers_are_not_finite_where_any_rows_are(at: tuple[int, int], bad: float) -> None:
+    """AMX multiplies infinity in parts, which may make it NaN, but in no other output."""
+    w, x = normal(37, 43), inputs(270, 43, torch.float16)
+    worse, hot = w.clone(), x.clone()
+    worse[at] = hot[at] = bad
+    w[7] = worse[7] = 0
+    for _ in levels():
+        clean = FP16.multiply(x, FP16.block(w), prompt=True)
+        assert clean.isfinite().all()
+        for rows, weights in ((hot, w), (x, worse), (hot, worse)):
+            found = FP16.multiply(rows, FP16.block(weights), prompt=True)
+            finite = FP16.multiply(rows, FP16.block(weights)).isfinite()
+            assert not finite.all()
+            assert torch.equal(found.isfinite(), finite)
+            assert torch.equal(found[finite], clean[finite])
+
+
 def test_numbers_of_any_size() -> None:
     """Subnormal fp16 numbers, the largest, and a sum that no fp16 number holds."""
     sizes = torch.tensor([0.0, 2**-24, -(2**-24), 3 * 2**-24, 2**-14, 1.0, 65504.0, -65504.0])

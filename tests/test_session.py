@@ -329,7 +329,8 @@ def test_trees_too_large_together_leave_their_caches_committed(engine: Engine) -
     assert len(verify(engine.target, trees[:1])) == 1
 
 
-def test_numbers_beyond_float16_are_an_error_and_bf16_is_the_remedy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [20, 300])  # the second is multiplied as a prompt's block
+def test_numbers_beyond_float16_are_an_error_and_bf16_is_the_remedy(tmp_path: Path, length: int) -> None:
     """As in a bfloat16 model that somebody stored as F16: its weights fit, what it computes does not."""
     path = write_model(tmp_path / "m", torch_dtype="float16")
     tensors = load_file(path / "model.safetensors")
@@ -337,21 +338,21 @@ def test_numbers_beyond_float16_are_an_error_and_bf16_is_the_remedy(tmp_path: Pa
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     assert all(bool(torch.isfinite(t).all()) for t in tensors.values())
     with (
-        edgespec.load(path, memory="2GB", context=100) as engine,
+        edgespec.load(path, memory="2GB", context=400) as engine,
         pytest.raises(ModelError, match=r"range of float16.*precision='bf16'"),
     ):
-        tokens_of(engine, prompt_of(20))
+        tokens_of(engine, prompt_of(length))
     packed = pack_checkpoint(path, tmp_path / "p", "bf16")
-    with edgespec.load(packed, memory="2GB", context=100) as engine:
-        assert len(tokens_of(engine, prompt_of(20))) == 30
+    with edgespec.load(packed, memory="2GB", context=400) as engine:
+        assert len(tokens_of(engine, prompt_of(length))) == 30
     tensors["model.layers.1.mlp.down_proj.weight"][3, 3] = torch.nan
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     packed = pack_checkpoint(path, tmp_path / "damaged", "bf16")
     with (
-        edgespec.load(packed, memory="2GB", context=100) as engine,
+        edgespec.load(packed, memory="2GB", context=400) as engine,
         pytest.raises(ModelError, match="weights are damaged"),
     ):
-        tokens_of(engine, prompt_of(20))
+        tokens_of(engine, prompt_of(length))
 
 
 def test_stop_strings_and_eos(engine: Engine) -> None:
