@@ -80,6 +80,7 @@ def stats_object(stats: Stats, plan: dict[str, Any], expected: Interval | None =
         "drafted": stats.drafted,
         "accepted": stats.accepted,
         "schedule": stats.schedule,
+        "schedules": stats.schedules,
         "cache_hits": stats.cache_hits,
         "cache_misses": stats.cache_misses,
         "drafted_while_verifying": stats.drafted_while_verifying,

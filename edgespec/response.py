@@ -38,6 +38,7 @@ class Stats:
     drafted: int = 0  # nodes of the trees that were verified, roots aside
     accepted: int = 0  # of these, kept
     schedule: str = "plain"  # when drafting happened
+    schedules: dict[str, int] = field(default_factory=dict)  # cycles by when they did; see `trace.Cycle`
     cache_hits: int = 0  # passes whose outcome had been drafted for while they were under way,
     cache_misses: int = 0  # and those whose outcome had not
     drafted_while_verifying: int = 0  # nodes, of all outcomes that were drafted for

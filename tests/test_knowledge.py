@@ -132,6 +132,7 @@ def damage() -> dict[str, Callable[[Any], Any]]:
     for name, value in numbers.items():
         found[f"{name} hits"] = put(value, "hits", "sums", 0)
         found[f"{name} seconds"] = put(value, "costs", "verify", "seconds", 0)
+        found[f"{name} asking"] = put(value, "asking", "sums", 1, 3)
         found[f"{name} longest"] = put(value, "costs", "longest")
         found[f"{name} chance"] = put(value, "beliefs", "chances", "claimed", 3, 1)
         found[f"{name} yield"] = put(value, "beliefs", "gives", "own", 2, 5)

@@ -195,8 +195,8 @@ def test_options_that_this_model_cannot_have_are_refused_before_it_is_loaded(
         check_options(EngineOptions(schedule="mirror", drafter="cascade", adapters="a"))
 
 
-def test_auto_is_never_mirror() -> None:
-    """Until it is measured to be better than ssd."""
+def test_auto_is_not_mirror_by_name() -> None:
+    """But ssd, whose exit is asked where that is measured to pay (`test_asking`)."""
     assert {choose_schedule("auto", ["model"], streams) for streams in (True, False)} == {"ssd", "serial"}
 
 

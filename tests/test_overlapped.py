@@ -3,7 +3,7 @@ decoding, serial drafting, and what could be had."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +21,20 @@ from tests.test_controller import LIMIT, REGIMES, SUBSTITUTES, WIDTH, Run, World
 WORLDS = REGIMES | SUBSTITUTES
 
 
+@dataclass
+class Exit:
+    """An early exit of the target: asked, an outcome has been prepared for with chance `hits`, as far as
+    `prepared` passes go, and the pass is longer by `drag` of it."""
+
+    hits: float
+    prepared: int
+    drag: float = 0.0
+    asked: list[bool] = field(default_factory=list)  # in each pass with drafting in its waits
+
+    def share(self, start: int) -> float:
+        return float(np.mean(self.asked[start:]))
+
+
 def overlapped(
     world: World,
     prior: CostModel | None,
@@ -30,15 +44,18 @@ def overlapped(
     cycles: int = 250,
     seed: int = 0,
     controller: Adaptive | None = None,
+    exit: Exit | None = None,
+    noise: float = 0.0,
 ) -> Run:
     """Cycles in which an outcome has been prepared for with chance `hits`, as far as `prepared` passes go;
     drafting in the waits makes a pass longer by `drag` of it."""
     controller, rng = controller or Adaptive(prior), np.random.default_rng(seed)
     tokens, seconds, chosen, nodes = [], [], list[int | None](), list[int]()
-    ahead = False
+    ahead = asked = False
     for _ in range(cycles):
-        hit = rng.random() < hits if ahead else None
-        found = world.tree(prepared) if hit else TokenTree.root(1)
+        chance, depth = (exit.hits, exit.prepared) if exit and asked else (hits, prepared)
+        hit = rng.random() < chance if ahead else None
+        found = world.tree(depth) if hit else TokenTree.root(1)
         budget = controller.overlapped(LIMIT, world.paid, found, WIDTH)
         tree, draft_seconds, overlap = TokenTree.root(1), 0.0, Overlap(hit)
         if budget is not None:
@@ -52,7 +69,14 @@ def overlapped(
             draft_seconds = budget.passes * world.step
             overlap = replace(overlap, found=budget.found, fallback=late, steps=int(budget.ahead))
         ahead = budget is not None and budget.ahead
-        verify_seconds = float(world.verify(np.array([len(tree)]))[0]) * (1 + drag * ahead)
+        asked = exit is not None and ahead and controller.asks()
+        overlap, longer = replace(overlap, asked=asked), drag * ahead
+        if exit is not None and ahead:
+            exit.asked.append(asked)
+            longer += exit.drag * asked
+        verify_seconds = float(world.verify(np.array([len(tree)]))[0]) * (1 + longer)
+        if noise:
+            verify_seconds *= rng.lognormal(0, noise)
         outcome = world.outcome(tree, rng)
         passes = None if budget is None else budget.passes
         controller.record(Cycle(passes, tree, outcome, draft_seconds, verify_seconds, None, overlap))

@@ -30,6 +30,7 @@ import numpy as np
 
 from edgespec.control.beliefs import Beliefs
 from edgespec.control.costs import PAUSE, Costs
+from edgespec.control.early_exit import Asking
 from edgespec.control.estimates import STEPS
 from edgespec.control.hits import Hits
 from edgespec.control.notes import Notes
@@ -74,6 +75,9 @@ class Fixed:
         found = min(int(prepared.depths.max()), budget.passes)
         return replace(budget, passes=budget.passes - found, found=found, ahead=True)
 
+    def asks(self) -> bool:
+        return True
+
     def prune(self, tree: TokenTree) -> TokenTree:
         return tree
 
@@ -90,7 +94,7 @@ class Adaptive:
     def __init__(self, prior: CostModel | None = None) -> None:
         self.costs = Costs(prior)
         self.beliefs = Beliefs()
-        self.hits = Hits()
+        self.hits, self.asking = Hits(), Asking()
         self.credit = GRACE  # plain cycles that drafting may still lose
         self._rate = 0.0  # the highest expected tokens per second, as of the last budget
         self._overlaps = False  # the drafter is to go on in the next pass, likewise
@@ -113,6 +117,8 @@ class Adaptive:
         successor.beliefs.begin_anew()
         successor.hits = deepcopy(self.hits)
         successor.hits.fade(APART)
+        successor.asking = deepcopy(self.asking)
+        successor.asking.fade(APART)
         successor.credit = min(self.credit, GRACE)
         return successor
 
@@ -126,15 +132,17 @@ class Adaptive:
             "costs": self.costs.notes(),
             "beliefs": learned.beliefs.notes(),
             "hits": learned.hits.notes(),
+            "asking": learned.asking.notes(),
         }
 
     def recall(self, notes: Notes) -> None:
         """Begin with them, or, raising ValueError, TypeError or KeyError, with what was there before."""
-        costs, beliefs, hits = Costs(self.costs.prior), Beliefs(), Hits()
+        costs, beliefs, hits, asking = Costs(self.costs.prior), Beliefs(), Hits(), Asking()
         costs.recall(notes["costs"])
         beliefs.recall(notes["beliefs"])
         hits.recall(notes["hits"])
-        self.costs, self.beliefs, self.hits = costs, beliefs, hits
+        asking.recall(notes["asking"])
+        self.costs, self.beliefs, self.hits, self.asking = costs, beliefs, hits, asking
 
     def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
         if self._rests(limit):
@@ -234,6 +242,9 @@ class Adaptive:
             f"{ALLOWANCE:.1%} of the time"
         )
 
+    def asks(self) -> bool:
+        return self.asking.choose()
+
     def prune(self, tree: TokenTree) -> TokenTree:
         """The nodes that earn their verification at the best rate known; a sampled tree stays whole."""
         if tree.drafts is not None or len(tree) == 1:
@@ -250,8 +261,9 @@ class Adaptive:
         overlap = cycle.overlap or Overlap()
         self.beliefs.fade()
         self.hits.fade()
+        self.asking.fade()
         # A pause of the machine is nobody's fault.
-        ahead = overlap.steps > 0 or overlap.nodes > 0  # steps are of this process
+        ahead, alone = overlap.ahead, float(self.costs.verify.at(nodes))
         usual = float(self.costs.passes(nodes, ahead) + self.costs.draft.at(cycle.passes or 0))
         seconds = cycle.draft_seconds + cycle.verify_seconds
         if seconds > PAUSE * usual > 0:
@@ -261,13 +273,17 @@ class Adaptive:
         # A plain cycle would have shared the pass with the same others.
         self.took = took = seconds / max(float(self.costs.verify.at(1 + beside)), 1e-9)
         self.credit += ALLOWANCE * took
+        saved = None
         if cycle.passes is not None:
             steps = min(cycle.passes + overlap.found, int(STEPS[-1]))
             expected = self.beliefs.learn(steps, cycle.tree, cycle.outcome)
             if overlap.hit is not None:
-                self.hits.add(overlap.hit, float(self.costs.draft.at(overlap.found)))
+                saved = float(self.costs.draft.at(overlap.found)) if overlap.hit else 0.0
+                self.hits.add(overlap.hit, saved)
             # Half of luck counts: bad luck alone should not end what pays, nor hope alone pay for it.
             self.credit += (tokens + 1 + expected) / 2 - took
+        late = min(cycle.verify_seconds, PAUSE * alone) - alone
+        self.asking.learn(saved, overlap.asked, late if ahead else None)
         self.credit = min(self.credit, SAVED)
 
     @property

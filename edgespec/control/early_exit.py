@@ -7,7 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.control.estimates import LEAN, MEMORY
+from edgespec.control.notes import Notes, as_notes, from_notes
 from edgespec.control.overlap import deepest_exit
+
+TRIED = 8  # passes, in one of which what is not known to be better is tried
+KNOWN = 3.0  # passes' worth of evidence below which nothing is known
 
 
 class Trust:
@@ -49,3 +53,51 @@ class OverlapBudget:
             return None
         wanted = nodes * self._draft / self._nodes
         return deepest_exit((self._layers / self._passes).tolist(), wanted) or 1
+
+
+class Asking:
+    """Whether to ask the exit, by what passes with drafting in their waits were measured to save, asked and
+    not: seconds of drafting that what was prepared is worth, without those that the pass took longer than by
+    itself. Fading; no clock and no chance.
+
+    It is asked where that is known to pay, by more than both means may be off; and in one of `TRIED` passes
+    the other way round, so that a change is noticed.
+    """
+
+    def __init__(self) -> None:
+        # [not asked, asked] passes, seconds that they saved, seconds that they lost, squares of these.
+        self._sums = np.zeros((2, 4))
+        self._passes = 0
+        self._latest: tuple[bool, float] | None = None  # pass: whether it was asked, and seconds late
+
+    def choose(self) -> bool:
+        """For the next pass."""
+        self._passes += 1
+        return self.pays != (self._passes % TRIED == 0)
+
+    @property
+    def pays(self) -> bool:
+        if self._sums[:, 0].min() < KNOWN:
+            return False
+        passes, saved, lost, squares = self._sums.T
+        means = (saved - lost) / passes
+        off = np.maximum(squares / passes - means**2, 0.0) / passes
+        return float(means[1] - means[0]) > float(np.sqrt(off.sum()))
+
+    def learn(self, saved: float | None, asked: bool, late: float | None) -> None:
+        """A cycle: what had been prepared in the pass before saved so many seconds (None: nobody looked), and
+        its own pass took `late` seconds longer than by itself (None: nothing was drafted in its waits)."""
+        if saved is not None and self._latest is not None:
+            gain = saved - self._latest[1]
+            self._sums[int(self._latest[0])] += 1, max(gain, 0.0), max(-gain, 0.0), gain**2
+        self._latest = None if late is None else (asked, late)
+
+    def fade(self, cycles: int = 1) -> None:
+        self._sums *= MEMORY**cycles
+
+    def notes(self) -> Notes:
+        return {"sums": as_notes(self._sums)}
+
+    def recall(self, notes: Notes) -> None:
+        """Raises ValueError, TypeError or KeyError."""
+        self._sums = from_notes(notes["sums"], 2, 4)

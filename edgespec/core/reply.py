@@ -227,6 +227,7 @@ class _Clock:
         if cycle.took is not None and cycle.predicted is not None:
             self.stats.plain_cycles += cycle.took
             self.stats.predicted_tokens += cycle.took * cycle.predicted
+        self.stats.schedules[cycle.schedule] = self.stats.schedules.get(cycle.schedule, 0) + 1
         if (overlap := cycle.overlap) is not None:
             self.stats.cache_hits += overlap.hit is True
             self.stats.cache_misses += overlap.hit is False

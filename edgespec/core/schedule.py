@@ -86,6 +86,9 @@ class Controller(Protocol):
         what is `prepared` (the root alone: nothing) and costs nothing. A pass goes on from `width` of its
         ends."""
 
+    def asks(self) -> bool:
+        """Whether the early exit is to say in the next pass what to draft for; asked once a pass."""
+
     def prune(self, tree: TokenTree) -> TokenTree:
         """The part of a drafted tree that is worth verifying."""
 

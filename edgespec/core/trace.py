@@ -63,6 +63,7 @@ class Overlap:
     hit: the outcome before had been prepared for; None = nothing had been drafted ahead of it.
     found: passes of drafting that what was prepared is worth.
     fallback: what was prepared was of no use, and something else drafted the tree.
+    asked: the target's early exit was to say meanwhile what to draft for.
     steps, passes, nodes: of drafting while the tree was verified; they cost no time of their own. A step is a
         part of a pass, as far as this process makes them.
     exited: what the target's early exit said; None = there is none, or it did not come to speak.
@@ -71,10 +72,16 @@ class Overlap:
     hit: bool | None = None
     found: int = 0
     fallback: bool = False
+    asked: bool = False
     steps: int = 0
     passes: int = 0
     nodes: int = 0
     exited: Exited | None = None
+
+    @property
+    def ahead(self) -> bool:
+        """Something was drafted, or begun, while the tree was verified."""
+        return self.steps > 0 or self.nodes > 0  # steps are of this process
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,13 @@ class Cycle:
     took: float | None = None  # in plain cycles, as the controller knows them; None = nobody measures
     overlap: Overlap | None = None  # None = the drafter rests while the target verifies
     predicted: float | None = None  # tokens that a plain cycle's time should give, as the controller believes
+
+    @property
+    def schedule(self) -> str:
+        """When it drafted, by the name of the schedule that always does so; "plain" = not at all."""
+        if self.overlap is not None and self.overlap.ahead:
+            return "mirror" if self.overlap.asked else "ssd"
+        return "plain" if self.passes is None else "serial"
 
 
 @dataclass(frozen=True)

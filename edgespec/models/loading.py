@@ -52,7 +52,8 @@ def load_model(
 
     target = open_target(search.files, plan, machine.read_settings, advance, device)
     try:
-        exits = None if drafters.exit is None else drafters.exit.open(target, advance)
+        planned = drafters.exit is not None and set(drafters.exit.extras.names) <= set(plan.extras.names)
+        exits = drafters.exit.open(target, advance) if drafters.exit is not None and planned else None
         return plan, target, drafters.open(target, plan, advance), exits
     except BaseException:
         target.weights.close()

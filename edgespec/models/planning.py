@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from edgespec.config import EngineOptions
@@ -29,13 +30,20 @@ def plan_engine(
 ) -> Plan:
     """The plan for these options on this machine, with room for these drafters; reads no weights.
 
-    Under drafter `auto` those that it can do without are left out where they do not fit.
+    Under drafter `auto` those that it can do without are left out where they do not fit, and under schedule
+    `auto` an early exit that there is no use for.
 
     Raises BudgetError and OptionError.
     """
     dial = choose_dial(options, machine)
     request = Request(dial, options.context, options.resident_layers, options.device_memory)
     drafters = drafters or Drafters({})
+    if options.schedule == "auto" and drafters.exit is not None:
+        with suppress(BudgetError):
+            plan = plan_model(files, machine, request, drafters.extras)
+            if _able(plan, options):
+                return _explained(plan, drafters)
+        drafters = replace(drafters, exit=None)
     try:
         plan = plan_model(files, machine, request, drafters.extras)
     except BudgetError:
@@ -43,5 +51,16 @@ def plan_engine(
             raise
         drafters = drafters.without_spare()
         plan = plan_model(files, machine, request, drafters.extras)
+    return _explained(plan, drafters)
+
+
+def _able(plan: Plan, options: EngineOptions) -> bool:
+    """An early exit would speak: by a head in memory, while something drafts beside the target's pass."""
+    head = {chunk.index for chunk in plan.table.chunks if chunk.layer == plan.table.layers}
+    kept = head <= plan.pinned | plan.on_device
+    return kept and (plan.streamed_bytes > 0 or options.draft_worker is not None)
+
+
+def _explained(plan: Plan, drafters: Drafters) -> Plan:
     unused = [why for found in drafters.found.values() if (why := found.unused(plan)) is not None]
     return replace(plan, reasons=[*plan.reasons, *drafters.reasons, *unused])

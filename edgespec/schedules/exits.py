@@ -14,6 +14,8 @@ from edgespec.errors import OptionError
 from edgespec.offload.plan.needs import Extras
 from edgespec.runtimes.base import EarlyExit, KVCache, Target
 from edgespec.runtimes.formats.needs import exit_bytes
+from edgespec.schedules.kinds import choose_schedule
+from edgespec.schedules.mirror import check
 
 if TYPE_CHECKING:
     from edgespec.runtimes.formats.describe import ModelFiles
@@ -22,11 +24,17 @@ if TYPE_CHECKING:
 def find_exit(options: EngineOptions, files: ModelFiles, drafters: Drafters) -> ExitFound | None:
     """The early exit that these drafters are told of; None where the schedule asks none. Raises
     OptionError and ModelError for an adapter that is not there, does not fit, or that no drafter would hear.
+
+    Under `auto` it is the target's own head, which costs nothing while it is not asked: an adapter would
+    follow every pass.
     """
+    if options.schedule == "auto":
+        able = choose_schedule("auto", list(drafters.found), free=True) == "ssd"
+        return BareExit.of(options, files) if able and options.fan_out == "best-first" else None
     if "adapters" not in OF_SCHEDULES.get(options.schedule, ()):
         return None
     if options.adapters is None:
-        return BareExit(files, options.exit_layer or files.config.layers // 2) if drafters.found else None
+        return BareExit.of(options, files) if drafters.found else None
     if not drafters.found:
         raise OptionError(
             f"schedule {options.schedule} tells drafters that prepare outcomes what the early exit says, and "
@@ -44,6 +52,15 @@ class BareExit:
     files: ModelFiles
     layers: int
     reads = 0
+
+    @staticmethod
+    def of(options: EngineOptions, files: ModelFiles) -> BareExit | None:
+        """As the schedule's options have it; None = this model cannot have it so."""
+        try:
+            check(options, files.config)
+        except OptionError:
+            return None
+        return BareExit(files, options.exit_layer or files.config.layers // 2)
 
     @property
     def extras(self) -> Extras:

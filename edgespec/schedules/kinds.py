@@ -176,8 +176,11 @@ def make_schedule(
     controller: Controller,
     place: Place,
 ) -> Schedule:
-    """The schedule of this name, for the conversation of these drafters."""
+    """The schedule of this name, for the conversation of these drafters. Under `auto` an early exit that
+    there is room for is asked now and then, and always where that pays."""
     if not drafters:
         return Plain()
+    if options.schedule == "auto" and name == "ssd" and place.exit is not None:
+        name = "mirror"
     make: Make = resolve_name(schedule_kind(name).make)
     return make(drafters[0] if len(drafters) == 1 else Combined(drafters), controller, options, place)

@@ -55,7 +55,8 @@ def make(drafter: Drafter, controller: Controller, options: EngineOptions, place
     layers = place.target.config.layers
     exit = place.exit or place.target.early_exit(options.exit_layer or layers // 2)
     moves = layers if options.exit_layer == 0 else 0
-    return Mirror(drafter, controller, options.tree_nodes, exit, options.kappa, moves, options.fallback)
+    own = exit, options.kappa, moves, options.fallback, options.schedule == "auto"
+    return Mirror(drafter, controller, options.tree_nodes, *own)
 
 
 def check(options: EngineOptions, config: ModelConfig) -> None:
@@ -99,13 +100,16 @@ class Mirror(Ssd):
         kappa: int = 8,
         moves: int = 0,
         fallback: str = "jit",
+        weighs: bool = False,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """kappa: tokens that the exit says follow a row. moves: the target's layers, if the exit is to lie as
-        late as the drafting, as measured, stays hidden behind it; 0 = it stays where it is. Others as `Ssd`.
-        """
+        late as the drafting, as measured, stays hidden behind it; 0 = it stays where it is. weighs: pass by
+        pass it is the controller that says whether the exit is asked, and this is ssd where it is not. Others
+        as `Ssd`."""
         super().__init__(drafter, controller, nodes, fallback, clock=clock)
-        self.exit, self.kappa = exit, kappa
+        self.exit, self.kappa, self.weighs = exit, kappa, weighs
+        self.name = "ssd" if weighs else "mirror"
         self.trust = Trust()
         self.budget = OverlapBudget(moves) if moves else None
         self._passing = Passing()
@@ -113,7 +117,8 @@ class Mirror(Ssd):
 
     @property
     def undrafted(self) -> str | None:
-        if (reason := super().undrafted) is not None or not self.drafter.resident or self.exit.able:
+        reason = super().undrafted
+        if reason is not None or self.weighs or not self.drafter.resident or self.exit.able:
             return reason
         return "the LM head is read from flash, so the early exit says nothing: drafters guess without it"
 
@@ -125,9 +130,11 @@ class Mirror(Ssd):
     def next_tree(self, root: int) -> TokenTree:
         self._passing = Passing()
         tree = super().next_tree(root)
-        if isinstance(self._ahead, Hearing) and self.exit.able:
-            self._ahead.expect()
+        ahead = self._ahead
+        if isinstance(ahead, Hearing) and self.exit.able and (not self.weighs or self.controller.asks()):
+            ahead.expect()
             self._passing.asks = True
+            self.overlap = replace(self.overlap, asked=True)
         return tree
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
