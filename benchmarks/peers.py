@@ -66,8 +66,10 @@ class Peers:
             found += ["edgespec F16, ngram", "llama.cpp F16, prompt lookup", "transformers, prompt lookup"]
         if self.args.draft:
             found += ["edgespec F16, model", "llama.cpp F16, draft model", "transformers, draft model"]
+        if "F16" in self.args.gguf:
+            found += ["edgespec F16, GGUF"]
         if self.args.copy:
-            found += ["edgespec F16, substitute"]
+            found += ["edgespec int4", "edgespec F16, substitute"]
         streaming = ["neurostream F16"] if "F16" in self.args.gguf else []
         return [*found, *streaming, "accelerate, disk_offload", "accelerate, max_memory", "AirLLM"]
 
@@ -75,10 +77,11 @@ class Peers:
         """What an arm reads; made now if it is not there."""
         if name == "AirLLM":
             return self.split
+        if name == "edgespec int4":
+            return Path(self.args.copy)
         kind = kind_of(name)
-        if not name.startswith(("llama.cpp", "neurostream")) and kind == "F16":
-            path: Path = self.model
-            return path
+        if kind == "F16" and not name.startswith(("llama.cpp", "neurostream")) and "GGUF" not in name:
+            return Path(self.model)
         return self.gguf(self.model, kind)
 
     def gguf(self, model: Path, kind: str) -> Path:
@@ -96,7 +99,8 @@ class Peers:
         if runtime.startswith("edgespec"):
             named = {"substitute": self.args.copy, "model": self.args.draft}.get(way)
             more = ("--draft-model", named) if named else ()
-            return [*generate_command(weights, self.text, dial, self.args.tokens, way or "none", *more)]
+            drafter = "none" if way in ("", "GGUF") else way
+            return [*generate_command(weights, self.text, dial, self.args.tokens, drafter, *more)]
         program, *options = {
             "llama.cpp, mmap in place": ["llama_cpp"],
             "llama.cpp, defaults": ["llama_cpp", "--repack"],
@@ -160,20 +164,25 @@ def versions(python: str) -> dict[str, str]:
 
 
 def add_rows(report: Report, where: Row, results: dict[str, list[Row]]) -> None:
-    """One row an arm: its speed, and how many times faster plain EdgeSpec is with the same weights."""
+    """One row an arm: its speed, how many times faster plain EdgeSpec is with the same weights, and how many
+    times faster an EdgeSpec arm is than llama.cpp with the file that it is to be held against."""
     for name, rows in results.items():
         row = {**where, "runtime": name}
-        row |= dict.fromkeys(("tokens/s", "EdgeSpec is ×", "GB read a token", "peak"), "–")
+        row |= dict.fromkeys(("tokens/s", "EdgeSpec is ×", "× llama.cpp", "GB read a token", "peak"), "–")
         row |= {"limit": limit_met(rows), "remarks": failure(rows)}
         if not row["remarks"]:
             read = statistics.median(run["stats"]["bytes_per_token"] for run in rows)
             row["tokens/s"] = spread(speeds(rows), 3)
             row["GB read a token"] = f"{read / 1e9:.2f}"
             row["peak"] = format_bytes(max(run["peak"] for run in rows))
-            ours = results.get(f"edgespec {kind_of(name)}", [])
+            low_bit = name == "edgespec int4"
+            ours = [] if low_bit else results.get(f"edgespec {kind_of(name)}", [])
             if ours and not failure(ours):
                 row["EdgeSpec is ×"] = ratio(speeds(ours), speeds(rows))
                 row["remarks"] = "" if rows[0]["tokens"] == ours[0]["tokens"] else "its tokens differ"
+            peer = results.get(f"llama.cpp {'Q4_K_M' if low_bit else kind_of(name)}, mmap in place", [])
+            if name.startswith("edgespec") and peer and not failure(peer):
+                row["× llama.cpp"] = ratio(speeds(rows), speeds(peer))
         report.add(row)
 
 
