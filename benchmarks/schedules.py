@@ -13,9 +13,13 @@ until its pass has taken so many milliseconds: every arm, serial among them, wai
 
     python -m benchmarks.schedules ... --device-stand-in 60 --arms "serial 8,serial,ssd 8,ssd"
 
+Where a shared disk changes its rate from minute to minute, arms can be compared at one that it always keeps
+(--throttle, in the kernel).
+
 Beside the measured speed stands what it should be, both from the same replies:
 
-    Theorem 7   of SSD, with the measured hit rate, tokens after hits and misses, and seconds of drafting
+    Theorem 7   of SSD, with the measured hit rate, tokens after hits and misses, and seconds of drafting, a
+                pass taking what the first arm's takes (so let that be a serial one)
     promised    tokens a cycle / the median pass of plain decoding: as if drafting and larger trees were free
 
 Of mirror with its own controller (which knows what passes take by themselves), Equation 10 is what cycles
@@ -31,10 +35,11 @@ from __future__ import annotations
 
 import statistics
 from contextlib import suppress
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 from benchmarks.arms import OWN, SMALL_MEMORY, low_bit, middle, open_worker, whole
+from benchmarks.cgroup import THROTTLE_HELP, require_throttle, throttled
 from benchmarks.common import Row, arguments, compile_checkout, in_turn, names, sizes
 from benchmarks.held_out import prompts, stories
 from benchmarks.tables import RESULTS, Report, Store, ratio, spread
@@ -63,7 +68,8 @@ class Replies:
         parser.add_argument("--small", type=Path, required=True, help="the target, not inflated")
         parser.add_argument("--target", type=Path, required=True, help="the same, inflated")
         parser.add_argument("--draft", type=Path, help="for drafter `model`: a draft model, inflated")
-        parser.add_argument("--drafters", type=names, default=["model"], help="model, substitute, ...")
+        parser.add_argument("--adapters", type=Path, help="for drafter `cascade`: its adapters, inflated")
+        parser.add_argument("--drafters", type=names, default=["model"], help="model, substitute, cascade")
         parser.add_argument("--dials", type=sizes, default=sizes("8GB,4GB"))
         parser.add_argument("--arms", type=names, default=names("serial 4,serial 8,serial,ssd"))
         parser.add_argument(
@@ -72,11 +78,14 @@ class Replies:
             metavar="MS",
             help="a pass of drafter `model`, on a device of its own",
         )
+        parser.add_argument("--throttle", type=sizes, default=[None], help=THROTTLE_HELP)
         parser.add_argument("--prompts", type=int, default=3, help="replies a round and arm")
         parser.add_argument("--least", type=int, default=1, help="tokens of a reply; more are stories")
         self.args = args = parser.parse_args()
         if args.device_stand_in and (args.drafters != ["model"] or args.draft is None):
             parser.error("--device-stand-in is for drafter `model`; give --draft")
+        if args.throttle != [None]:
+            require_throttle(args.target)
         compile_checkout()
         self.store = Store(args.json or RESULTS / "schedules.json")
         self.known: list[Row] = self.store.get(f"plain replies/{args.least}", self._known)["known"]
@@ -95,17 +104,21 @@ class Replies:
             )
         return {"known": found[:count]}
 
-    def measure(self, dial: int, drafter: str) -> None:
-        args, stem = self.args, self.stem(dial, drafter)
+    def measure(self, rate: int | None, dial: int, drafter: str) -> None:
+        args, stem = self.args, self.stem(rate, dial, drafter)
         for turn in range(args.rounds):
             asked = self.known[turn :: args.rounds]
-            self.store.get(f"{format_bytes(dial)}/plain/{turn}", self.plain, dial, asked[0])
-            for arm in in_turn(args.arms, turn):
-                self.store.get(f"{stem}/{arm}/{turn}", self.replies, dial, drafter, arm, asked)
+            with throttled(args.target, rate):
+                self.store.get(f"{self.where(rate, dial)}/plain/{turn}", self.plain, dial, asked[0])
+                for arm in in_turn(args.arms, turn):
+                    self.store.get(f"{stem}/{arm}/{turn}", self.replies, dial, drafter, arm, asked)
 
-    def stem(self, dial: int, drafter: str) -> str:
+    def where(self, rate: int | None, dial: int) -> str:
+        return format_bytes(dial) + (f", disk {format_bytes(rate)}/s" if rate else "")
+
+    def stem(self, rate: int | None, dial: int, drafter: str) -> str:
         pace = self.args.device_stand_in
-        return f"{format_bytes(dial)}/{drafter}" + (f", {pace:g} ms a pass" if pace else "")
+        return f"{self.where(rate, dial)}/{drafter}" + (f", {pace:g} ms a pass" if pace else "")
 
     def plain(self, dial: int, known: Row) -> Row:
         with open_worker(self.args.target, dial, "none") as worker:
@@ -115,22 +128,20 @@ class Replies:
     def replies(self, dial: int, drafter: str, arm: str, asked: list[Row]) -> Row:
         schedule, _, steps = arm.partition(" ")
         mode: Row = {"kind": "fixed", "steps": [int(steps)]} if steps else OWN
-        options = {"model": {"draft_model": self.args.draft}}.get(drafter) or low_bit(self.args.target)
-        options["schedule"] = schedule
+        found = {"model": {"draft_model": self.args.draft}, "cascade": {"adapters": self.args.adapters}}
+        options: Row = {**(found.get(drafter) or low_bit(self.args.target)), "schedule": schedule}
         if pace := self.args.device_stand_in:
             drafter, options = "none", {}
             mode = {"kind": "paced", "model": str(self.args.draft), "ms": pace, "schedule": schedule}
             mode["steps"] = [int(steps)] if steps else []
-        found = []
         with open_worker(self.args.target, dial, drafter, **options) as worker:
-            for known in asked:
-                found.append(worker.run(known["prompt"], LONGEST, mode))
-        return {"replies": found, "plan": worker.loaded["plan"]}
+            replies = [worker.run(known["prompt"], LONGEST, mode) for known in asked]
+        return {"replies": replies, "plan": worker.loaded["plan"]}
 
-    def table(self, dial: int, drafter: str) -> Report:
-        args, stem = self.args, self.stem(dial, drafter)
+    def table(self, rate: int | None, dial: int, drafter: str) -> Report:
+        args, stem = self.args, self.stem(rate, dial, drafter)
         rounds = range(args.rounds)
-        plain = [self.store.rows.get(f"{format_bytes(dial)}/plain/{turn}", {}) for turn in rounds]
+        plain = [self.store.rows.get(f"{self.where(rate, dial)}/plain/{turn}", {}) for turn in rounds]
         report = Report(f"{stem}: whole replies, {middle(plain):.2f} s a plain cycle")
         asked = {
             arm: [self.store.rows.get(f"{stem}/{arm}/{turn}", {}) for turn in rounds] for arm in args.arms
@@ -142,7 +153,7 @@ class Replies:
                 report.failed(arm, errors[0])
             elif arm in done:
                 same = same_text(found, first, plain)
-                row = figures(found, plain) | theory(found, first, plain)
+                row = figures(found, first, plain) | theory(found, first)
                 report.add({"schedule": arm, **row, "same text": same})
         said, own = sum(len(r["tokens"]) for row in first for r in row["replies"]), sum(map(told, plain))
         report.notes.append(
@@ -178,12 +189,12 @@ def parting(one: list[int], other: list[int]) -> int:
     return shared_prefix(one, other) + 1
 
 
-def figures(rounds: list[Row], plain: list[Row]) -> Row:
+def figures(rounds: list[Row], first: list[Row], plain: list[Row]) -> Row:
     each = [reply for row in rounds for reply in row["replies"]]
     cycles = [cycle for reply in each for cycle in reply["cycles"]]
     rates = [rate(row["replies"]) for row in rounds]
     once = [1 / middle([row]) for row in plain]  # type: ignore[operator]
-    laws = [theorem_7(*pair) for pair in zip(rounds, plain, strict=True)]
+    laws = [theorem_7(*pair) for pair in zip(rounds, first, strict=True)]
     ideal = [promised(*pair) for pair in zip(rounds, plain, strict=True)]
     overlap = [reply["overlap"] for reply in each]
     hits, misses = (sum(row[key] for row in overlap) for key in ("cache_hits", "cache_misses"))
@@ -207,7 +218,7 @@ def figures(rounds: list[Row], plain: list[Row]) -> Row:
     }
 
 
-def theory(rounds: list[Row], first: list[Row], plain: list[Row]) -> Row:
+def theory(rounds: list[Row], first: list[Row]) -> Row:
     """Beside the first arm: the measured gain, and what it should be by the hits of these replies."""
     gain = ratio([rate(row["replies"]) for row in rounds], [rate(row["replies"]) for row in first])
     found = dict.fromkeys(("× first arm", "Equation 10", "Equation 1", "Corollary 9", "after a miss"), "")
@@ -219,14 +230,14 @@ def theory(rounds: list[Row], first: list[Row], plain: list[Row]) -> Row:
     hits, misses = ([cycle for cycle in cycles if cycle["hit"] is hit] for hit in (True, False))
     if not (hits and misses):
         return found
-    once = statistics.median(map(pass_seconds, plain))
+    once = statistics.median(map(pass_seconds, first))
     share, late = len(hits) / len(cycles), drafted(misses, once)
     primary = Drafted(drafted(hits, once).tokens, 0.0)  # drafted within a pass
     pairs = [(a["hit"], b["hit"]) for reply in looked_up for a, b in pairwise(reply)]
     after = [[then for before, then in pairs if before is hit] for hit in (True, False)]
     with suppress(ValueError):  # without pairs, or where a hit follows every hit and no miss
         found["Equation 1"] = f"{hit_rate(*map(statistics.fmean, after)):.0%}"
-    alone = drafted([c for row in first for r in row["replies"] for c in r["cycles"]], once)
+    alone = drafted([cycle for row in first for cycle in cycles_of(row)], once)
     least, most = speedup_bounds(share, primary, alone)
     found["Corollary 9"] = f"{least:.2f}–{most:.2f}"
     name = best_fallback(share, primary, {"the drafter": late}) or "nobody"
@@ -242,11 +253,10 @@ def equation_10(rounds: list[Row]) -> str:
     return f"{law / took:.2f}" if took else ""
 
 
-def theorem_7(row: Row, plain: Row) -> float:
-    """Tokens/s that a round should make, if a pass took what plain decoding's takes: SSD's Theorem 7 by the
+def theorem_7(row: Row, first: Row) -> float:
+    """Tokens/s that a round should make, if a pass took what the first arm's takes: SSD's Theorem 7 by the
     measured hits, or E / (1 + T) (its Corollary 9) where nothing was looked up."""
-    cycles = [cycle for reply in row["replies"] for cycle in reply["cycles"]]
-    once = pass_seconds(plain)
+    cycles, once = cycles_of(row), pass_seconds(first)
     asked = [cycle for cycle in cycles if cycle.get("hit") is not None]
     hits, misses = ([cycle for cycle in asked if cycle["hit"] is hit] for hit in (True, False))
     if not asked:
@@ -269,9 +279,15 @@ def promised(row: Row, plain: Row) -> float:
     return sum(map(made, row["replies"])) / cycles / pass_seconds(plain)
 
 
-def pass_seconds(plain: Row) -> float:
-    """The median of plain decoding's."""
-    return float(statistics.median(cycle["verify"] for cycle in plain["cycles"]))
+def cycles_of(row: Row) -> list[Row]:
+    """Of a round's replies, or of plain decoding."""
+    found: list[Row] = row["cycles"] if "cycles" in row else [c for r in row["replies"] for c in r["cycles"]]
+    return found
+
+
+def pass_seconds(row: Row) -> float:
+    """The median of a round."""
+    return float(statistics.median(cycle["verify"] for cycle in cycles_of(row)))
 
 
 def made(reply: Row) -> int:
@@ -286,7 +302,7 @@ def rate(replies: list[Row]) -> float:
 
 def main() -> None:
     bench = Replies()
-    cells = [(dial, drafter) for dial in bench.args.dials for drafter in bench.args.drafters]
+    cells = list(product(bench.args.throttle, bench.args.dials, bench.args.drafters))
     for cell in cells:
         bench.measure(*cell)
     for cell in cells:
