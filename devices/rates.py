@@ -45,9 +45,9 @@ ROUNDS = 2  # interleaved, so that a disturbance does not hit one candidate alon
 TRIALS = ROUNDS * len(CANDIDATES)
 SECONDS = 1.0  # of all trials together
 BYTES = 10**9  # of all trials together
-# Bytes that reads go into in turn, as the ring has them: private, in huge pages. 8 MiB stay in a processor's
-# cache, where the disk of a virtual machine gave 2.7 GB/s and 2.2 from 32 MiB on; into small pages, 1.4.
-MEMORY = 32 * 2**20
+# Bytes that reads go into in turn, as the ring has them: private, in huge pages. With 16 MiB, which stay in
+# the processor's cache, a virtual machine's disk gave 2.9 GB/s, with 32 2.4, with more 2.3; small pages, 1.7.
+MEMORY = 64 * 2**20
 SMALLEST_FILE = 256 * 2**20  # bytes; less says little about a disk
 STALE = 30 * 86400.0  # seconds, after which a disk is measured again
 
@@ -68,7 +68,7 @@ class ReadRate:
 def read_rate(path: Path, fresh: bool = False) -> ReadRate | None:
     """The rate of the disk that holds `path`: remembered, or (also when `fresh`) measured with that file.
 
-    Measuring takes about a second, moves at most 1 GB and needs 32 MiB of memory. None means unknown:
+    Measuring takes about a second, moves at most 1 GB and needs 64 MiB of memory. None means unknown:
     nothing is remembered, and the file is too small or cannot be read.
     """
     path = Path(path)

@@ -34,7 +34,7 @@ from edgespec.tuning import tune as tuning
 from edgespec.tuning.acceptance import MOST_NODES, PRIORS, expected_hits, tree_tokens
 from edgespec.tuning.candidate import PLAIN
 from edgespec.tuning.candidates import find_candidates
-from edgespec.tuning.predict import Interval
+from edgespec.tuning.predict import Interval, Setting
 from edgespec.tuning.profile import settings_of
 from edgespec.tuning.subject import low_bit_bytes, open_subject
 from edgespec.tuning.tune import tune_model
@@ -295,6 +295,23 @@ def test_more_memory_is_never_slower_and_the_front_rises(seven: str) -> None:
     assert all(b.speed.middle < 0.95 * fastest for b in best if b.dial < found.recommended.dial)
     assert all(row.more is None or row.more > 0.99 for row in found.rows)
     assert found.rows[-1].more is None  # this machine has no more
+
+
+def test_a_gigabyte_more_may_leave_a_drafter_nothing_to_do(
+    seven: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a copy of what streams where nothing does: then it would give what the others do."""
+    with tuning.open_tuner(seven, EngineOptions()) as tuner:
+        settings = tuner.search.settings
+
+        def idle(dial: int, like: Setting | None = None, lossy: bool = True) -> list[Setting]:
+            return [] if like is not None else settings(dial, lossy=lossy)
+
+        monkeypatch.setattr(tuner.search, "settings", idle)
+        row, more = tuner.search.row(4 * GB), tuner.search.at(5 * GB, lossy=False)
+    assert row.best is not None
+    assert more.best is not None
+    assert row.more == pytest.approx(more.best.speed.middle / row.best.speed.middle)
 
 
 def test_what_is_not_the_model_s_own_output_is_never_recommended(seven: str) -> None:

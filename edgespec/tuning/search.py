@@ -56,8 +56,10 @@ class SettingSearch:
         row = self.at(dial)
         if row.best is None or dial + MORE > self.machine.total:
             return row
-        more = max(middle(s) for s in self.settings(dial + MORE, row.best))
-        return replace(row, more=more / middle(row.best))
+        like = self.settings(dial + MORE, row.best)
+        if not like:  # that drafter has nothing left to stand for
+            like = [s for s in self.settings(dial + MORE, lossy=False) if not s.before]
+        return replace(row, more=max(map(middle, like)) / middle(row.best))
 
     def at(self, dial: int, lossy: bool = True) -> Row:
         """Likewise, without what more would give; lossy: at other precisions than the files' own, too."""
