@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -197,19 +197,22 @@ def throttled(path: Path, bytes_per_second: int | None) -> Iterator[None]:
             (group.io_directory.parent / "cgroup.procs").write_text("0")
 
 
-@contextmanager
-def remembering(read_bps: int | None) -> Iterator[None]:
+def remembering(read_bps: int | None) -> AbstractContextManager[object]:
     """What processes remember of an emulated disk stays theirs: nothing is known of it, and nothing kept."""
+    return nullcontext() if read_bps is None else own_cache()
+
+
+@contextmanager
+def own_cache() -> Iterator[Path]:
+    """An empty folder in which this process, and those that it starts, remember things for the moment."""
     before = os.environ.get("EDGESPEC_CACHE")
     with tempfile.TemporaryDirectory() as folder:
-        if read_bps is not None:
-            os.environ["EDGESPEC_CACHE"] = folder
+        os.environ["EDGESPEC_CACHE"] = folder
         try:
-            yield
+            yield Path(folder)
         finally:
-            if read_bps is not None:
-                os.environ.pop("EDGESPEC_CACHE")
-                os.environ.update({} if before is None else {"EDGESPEC_CACHE": before})
+            os.environ.pop("EDGESPEC_CACHE")
+            os.environ.update({} if before is None else {"EDGESPEC_CACHE": before})
 
 
 @lru_cache

@@ -7,6 +7,7 @@ A job is a JSON line: `prompt` (ids or text), `tokens` and `cycles` (at most so 
 
     {"kind": "own"}                        the engine's own drafter and controller
     {"kind": "fixed", "steps": [4, 8]}     its drafter, cycle by cycle with the next of these numbers of steps
+    {"kind": "fixed", ..., "nodes": 16}    in trees of so many nodes
     {"kind": "fixed", ..., "variant": "chain"}    its cascade so
     {"kind": "set", "steps": [8], "reply": [...], "p": 0.9}      `SetAcceptance` around its drafter
     {"kind": "paced", "model": DIR, "ms": 30, "schedule": "ssd", "steps": []}
@@ -69,9 +70,9 @@ class Rotating(Fixed):
         return next(self.turns).budget(limit, passes)
 
 
-def fixed(steps: Sequence[int]) -> Rotating:
+def fixed(steps: Sequence[int], nodes: int = NODES) -> Rotating:
     """No steps: n-grams, whose drafts are free."""
-    return Rotating([TreeBudget(NODES, n or 24, n) for n in steps])
+    return Rotating([TreeBudget(nodes, n or 24, n) for n in steps])
 
 
 class Traffic:
@@ -129,7 +130,7 @@ class Conversations:
             return self._paced(mode, trace)
         if not engine.drafters:
             raise EdgeSpecError("this engine has no drafter to drive")
-        controller = fixed(mode["steps"])
+        controller = fixed(mode["steps"], mode.get("nodes", NODES))
         if mode.get("variant"):
             cache = self._cache()
             return self._session(cache, self._cascade(cache, mode["variant"]), controller, trace)

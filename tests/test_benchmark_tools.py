@@ -10,7 +10,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,6 +29,7 @@ from benchmarks import (
     page_cache,
     peers,
     raw_rates,
+    regret,
     schedules,
     tables,
 )
@@ -409,7 +410,8 @@ def mains() -> list[str]:
     return [
         name
         for name in names
-        if name not in ("engine_process", "soak_process", "dial_process", "paced_worker")
+        if name
+        not in ("engine_process", "soak_process", "dial_process", "paced_worker", "validation_process")
     ]
 
 
@@ -577,6 +579,80 @@ def import_graph() -> dict[str, set[str]]:
         names = [part for name in imported_modules(file) for part in (name, name.rpartition(".")[0])]
         graph[module] = files.keys() & names
     return graph
+
+
+def test_what_the_tuner_says_stands_beside_what_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The tables, of what is in the results file already; nothing runs again."""
+
+    def replied(seconds: float, predicted: float, after: bool = False) -> common.Row:
+        said = [0.8 * predicted, predicted, 1.25 * predicted]
+        row = {"after measuring": after, "raw": [2.0, 2.2], "predicted": said, "predicted cycle": 0.5}
+        return {**row, "cycles": 10, "tokens": 20, "seconds": seconds}
+
+    plain = {"replies": [replied(5.0, 4.0), replied(5.0, 4.0)]}  # cycles of 0.5 s, 4 tokens/s
+    slow = {"replies": [replied(6.0, 4.0)]}
+    drafted = {"replies": [replied(8.0, 4.0), replied(5.0, 3.0, after=True)]}
+    held = {"dial": 900 * 10**6, "peak": 850 * 10**6, "fits": False}
+    held |= {"owners": {"ring": [100.0, 100.0], "conversation": [108.0, 100.0]}, "total": [790e6, 800e6]}
+    small = {"predicted": 650 * 10**6, "found": 640 * 10**6}
+    measured: common.Row = {
+        "rates": {"rates": "{}"},
+        "speed/0.5b-inflated 900 MB none": plain,
+        "speed/0.5b-inflated 900 MB none, 0.5 GB/s": slow,
+        "speed/0.5b-inflated 1000 MB ngram": drafted,
+        "memory/0.5b-inflated 900 MB 512 positions": held,
+        "smallest/0.5b-inflated": small,
+    }
+    for key in list(measured)[1:]:
+        what, _, only = key.partition("/")
+        file = tmp_path / f"{only.replace('/', ' ')}.json"
+        file.write_text(json.dumps({"measured": {**measured, key: measured[key]}}))
+        rows = [name for name in measured if name.startswith(f"{what}/") and only in name]
+        monkeypatch.setattr(Store, "get", lambda self, key, *job: self.rows.get(key, {"error": "not run"}))
+        start(
+            monkeypatch, "validation", "--what", what, "--only", only, "--throttle", "0.5GB", "--json", file
+        )
+        table = json.loads(file.with_stem(f"{file.stem}-{what}").read_text())["table"]
+        assert len(table) == len(rows)
+    out = capsys.readouterr().out
+    assert (
+        "| 0.5b-inflated 900 MB none | 2.10 | 0.500 | 0.500 | +0.0% | 4.00 (3.20–5.00) | 4.00 |  |  |  |"
+        in out
+    )
+    assert "| 0.5b-inflated 900 MB none, 0.5 GB/s | 2.10 | 0.500 | 0.600 | -16.7% |" in out
+    assert "Plain tokens/s within 15%: 1 of 2" in out
+    assert "| 4.00 (3.20–5.00) | 2.50 | 3.00 | 4.00 | -25.0% |" in out
+    assert "in the interval that was stated: 0 of 1" in out
+    assert "other prompts: tokens/s within 15%: 0 of 1" in out
+    assert "Owners of 8 MB or more within 5%: 1 of 2" in out
+    assert "Totals within 3%: 1 of 1" in out
+    assert "| 0.5b-inflated | 650 MB | 640 MB | +1.6% |" in out
+
+
+def test_regret_is_of_the_same_replies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three seconds a setting's step: what the tuner names is half as fast as the best of the search."""
+
+    def timed(worker: object, prompt: list[int], arm: regret.Arm) -> common.Row:
+        fast = arm.drafter == "substitute" and arm.nodes == 16
+        return {"tokens": 40, "seconds": 1.0 if fast else 2.0}
+
+    said = {"drafter": "ngram", "schedule": "serial", "copy": "", "nodes": 8, "steps": 0}
+    monkeypatch.setattr(regret, "timed", timed)
+    monkeypatch.setattr(regret, "stories", lambda model, count: [[1]] * count)
+    monkeypatch.setattr(regret.Search, "open", lambda self, arm: nullcontext())
+    monkeypatch.setattr(regret.Search, "recommended", lambda self: {"tune": {"arm": said}})
+    start(monkeypatch, "regret", "--model", tmp_path, "--json", tmp_path / "r.json")
+    out = capsys.readouterr().out
+    assert "| ngram serial, 8 nodes, 0 steps | 20.00 (20.00–20.00) | 20.00 | tune | 2.00 (2.00–2.00) |" in out
+    assert "| ngram serial, own controller | 20.00 (20.00–20.00) | nan | tune, own controller | 2.00" in out
+    assert len(json.loads((tmp_path / "r-table.json").read_text())["table"]) == regret.BEST + 2
+    measured = json.loads((tmp_path / "r.json").read_text())["measured"]
+    searched = [name for key, row in measured.items() if key.startswith("search/") for name in row["speeds"]]
+    assert len(searched) == len(set(searched)) >= 60
 
 
 def test_hits_by_fan_out() -> None:

@@ -22,6 +22,7 @@ from edgespec.text.prompt import Prompt
 from edgespec.tuning.predict import Setting
 from edgespec.tuning.profile import settings_of
 from edgespec.tuning.result import Tuning
+from edgespec.tuning.runs import Trial
 from edgespec.tuning.subject import open_subject
 from edgespec.tuning.tune import tune_model
 from edgespec.tuning.watch import LEAST_CYCLES, Watch
@@ -86,7 +87,7 @@ def measure_model(
         share = left * shares[number] / sum(shares[number:])
         try:
             with _load(model, options, setting, progress) as engine:
-                _reply(engine, setting, prompts, perf_counter() + share, progress)
+                run_setting(engine, setting, prompts, perf_counter() + share, progress)
         except BudgetError as error:  # this process has grown
             if setting.drafter == "none":
                 raise
@@ -154,15 +155,16 @@ def _load(model: str, options: EngineOptions, setting: Setting, progress: Progre
     return Engine.load(model, EngineOptions(**where, **settings_of(setting, options)), progress)
 
 
-def _reply(
+def run_setting(
     engine: Engine,
     setting: Setting,
     prompts: Sequence[Prompt],
     ends: float,
-    progress: ProgressCallback | None,
-) -> None:
-    """Reply to one prompt after the other, until the time is over; the first gets its cycles in any case."""
-    watch = Watch(engine)
+    progress: ProgressCallback | None = None,
+) -> list[Trial]:
+    """Reply to one prompt after the other with the tree and the steps of the setting, until the time is over
+    (`ends`, as of perf_counter); the first gets its cycles in any case. What each reply showed is kept."""
+    watch, found = Watch(engine), list[Trial]()
     engine.target.weights.listen(watch.chunk)
     steps = setting.steps if watch.candidate is not None and watch.candidate.layers else 0
     budget = TreeBudget(setting.tree_nodes, setting.steps, steps)
@@ -170,7 +172,7 @@ def _reply(
     for number, prompt in enumerate(texts):
         now = perf_counter()
         if number and now >= ends:
-            return
+            break
         stop = now + (ends - now) / (len(texts) - number)
         with engine.new_session(controller=Fixed(budget), trace=watch.trace) as session:
             tokens = engine.encode(prompt)[-min(PROMPT_TOKENS, session.context // 2) :]
@@ -184,8 +186,9 @@ def _reply(
                         if done >= REPLY_CYCLES or (done >= LEAST_CYCLES and perf_counter() >= stop):
                             break
             finally:
-                if stats is not None:
-                    watch.reply(stats)
+                if stats is not None and (run := watch.reply(stats)) is not None:
+                    found.append(run)
+    return found
 
 
 def _samples(engine: Engine) -> list[Prompt]:

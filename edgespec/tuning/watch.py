@@ -106,9 +106,10 @@ class Watch:
 
     # What it tells.
 
-    def expected(self, fit: Fit | None = None) -> Setting | None:
+    def expected(self, fit: Fit | None = None, plan: Plan | None = None) -> Setting | None:
         """What the engine's own setting should give, by what runs before have shown, unless another `fit` is
-        given; None where its way of drafting cannot be predicted."""
+        given, and with its own plan, unless another is (as of another disk); None where its way of drafting
+        cannot be predicted."""
         candidate = self.candidate
         if candidate is None:
             return None
@@ -118,11 +119,11 @@ class Watch:
             self._warnings += [note for note in notes if note not in self._warned]
             self._warned += self._warnings
             fit = fit_runs(runs)
-        engine = self.engine
-        doubt = MEASURED if engine.plan.rates.matmuls is not None else UNMEASURED
+        engine, plan = self.engine, plan or self.engine.plan
+        doubt = MEASURED if plan.rates.matmuls is not None else UNMEASURED
         schedule = engine.schedule if candidate.members else "serial"
         nodes = engine.options.tree_nodes
-        return next(predict(engine.plan, candidate, [schedule], nodes, doubt, exact=True, fit=fit))
+        return next(predict(plan, candidate, [schedule], nodes, doubt, exact=True, fit=fit))
 
     def warnings(self) -> list[str]:
         """What is to be said, once."""

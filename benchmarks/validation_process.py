@@ -1,0 +1,117 @@
+"""One setting of `validation.py` in a process of its own: what the tuner says of it, and what comes.
+
+    python -m benchmarks.validation_process speed MODEL '{"memory": 9e8, "drafter": "ngram"}' '{"replies": 3}'
+    python -m benchmarks.validation_process memory MODEL '{"memory": 9e8, "context": 512}' '{}'
+
+The last line of stdout is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from benchmarks.common import PROMPT, Row
+from benchmarks.held_out import stories
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.devices.allocator import return_freed_memory
+from edgespec.devices.probe import forget_peak, peak_memory, process_memory
+from edgespec.devices.rates import measure_reads
+from edgespec.engine import Engine
+from edgespec.runtimes.formats.needs import PROGRAM_CACHE
+from edgespec.text.prompt import Prompt
+from edgespec.tuning.fit import fit_runs
+from edgespec.tuning.measure import run_setting
+from edgespec.tuning.runs import Trial
+from edgespec.tuning.watch import Watch
+
+STEADY = 0.1  # raw rates before and after a reply differ by no more: else the disk has changed
+BASE, TALK = "interpreter and libraries", "conversation"  # owners
+SECONDS = 1.5
+CAST = 3  # replies whose place another takes, at most
+
+
+def speed(engine: Engine, replies: int) -> Row:
+    """Replies as `tune --measure` has them, each of SECONDS or four cycles; with drafts as many again to
+    other prompts, by what the first have shown. The raw rate beside each is what its prediction goes by."""
+    files, streams = engine.files, engine.plan.streamed_bytes > 0
+    largest = max(files.table.files(), key=lambda path: path.stat().st_size)
+    watch, runs, found, left = Watch(engine), list[Trial](), list[Row](), CAST
+    asked: list[Prompt] = [PROMPT] * replies
+    if engine.drafters:
+        asked = [*stories(files.path, 2 * replies)]
+    after = raw(largest) if streams else 1.0
+    for turn, prompt in enumerate(asked):
+        fit = fit_runs(runs[:replies] if turn >= replies else ())
+        while True:
+            before, rates = after, engine.plan.rates
+            plan = replace(engine.plan, rates=replace(rates, read=before))
+            setting = watch.expected(fit, plan)
+            assert setting is not None
+            (run,) = run_setting(engine, setting, [prompt], perf_counter() + SECONDS)
+            after = raw(largest) if streams else 1.0
+            if abs(after / before - 1) <= STEADY or not left:
+                break
+            left -= 1
+        if (
+            run.flash is not None and rates.read is not None
+        ):  # it goes by the rate of when the model was loaded
+            run = replace(run, flash=run.flash * before / rates.read)
+        runs.append(run)
+        found.append({
+            "after measuring": turn >= replies,
+            "raw": [before, after] if streams else None,
+            "tree": [setting.tree_nodes, setting.steps],
+            "predicted": [setting.speed.low, setting.speed.middle, setting.speed.high],
+            "predicted cycle": setting.cycle_seconds,
+            "cycles": run.cycles,
+            "tokens": run.tokens,
+            "seconds": run.seconds,
+            "factors": {name: getattr(run, name) for name in ("flash", "compute", "step", "chance", "rest")},
+        })  # fmt: skip
+    return {"replies": found, "cast": CAST - left, "plan": engine.plan.to_dict()}
+
+
+def raw(file: Path) -> float:
+    """GB/s."""
+    rate = measure_reads(file)
+    if rate is None:
+        raise SystemExit(f"{file} cannot be read, or is too small to tell a rate")
+    return rate.gbps
+
+
+def memory(engine: Engine) -> Row:
+    """Bytes by owner, as they are: of weights, what their buffers take; of a conversation, by how much the
+    process has grown with the whole context in use. `peak`: of the process, from its start on."""
+    return_freed_memory()
+    peak = peak_memory()
+    weights, loaded = engine.target.weights, process_memory().current
+    ring = weights.streamer
+    owners = {
+        "pinned weights": sum(-(-len(view) // 4096) * 4096 for view in weights.pinned.values()),
+        "ring": 0 if ring is None else len(ring.buffer),
+    }
+    forget_peak()
+    with engine.new_session() as session:
+        length = session.context - 16
+        prompt = np.random.default_rng(0).integers(300, 3000, length).tolist()
+        for _ in session.generate(prompt, GenerationOptions(max_tokens=8, ignore_eos=True)):
+            pass
+        owners[TALK] = peak_memory() - loaded
+    base = engine.plan.owners[BASE] - PROGRAM_CACHE
+    return {"owners": {BASE: base, **owners}, "resident": max(peak, loaded + owners[TALK])}
+
+
+def main() -> None:
+    kind, model, given, what = sys.argv[1:]
+    with Engine.load(Path(model), EngineOptions(**json.loads(given))) as engine:
+        print(json.dumps({"speed": speed, "memory": memory}[kind](engine, **json.loads(what))))
+
+
+if __name__ == "__main__":
+    main()
