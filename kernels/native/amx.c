@@ -1,6 +1,7 @@
-/* Many rows of x on AMX: the sums of native.h, bit for bit. Activations are two digits, 256 * high + low; the numbers
-   of int4 and Q6_K, which are longer than a byte, too. A tile holds the products of 16 rows of weights and 16 of x
-   over one group of 32 columns, exact in int32; its sums then go on as everywhere. */
+/* Many rows of x on AMX: the sums of native.h, bit for bit. Activations are two digits, 256 * high + low; the numbers of Q6_K,
+   which are longer than a byte, too. A tile holds the products of 16 rows of weights and 16 of x over one group of 32 columns,
+   exact in int32; its sums then go on as everywhere. int4's are multiplied without a group's multiplier: their sums, below 32
+   * 8 * 16384, are exact in fp32, so that times it they are rounded once, as the whole integer would be. */
 #include "native.h"
 
 #ifdef HAS_AMX
@@ -68,7 +69,7 @@ INLINE void products(const Decoded *tile, const Packed *x, int g, int digits, Do
 }
 
 /* sums [8][16 weights][16 rows of x] += one super's groups. */
-INLINE void multiply(const Decoded *tile, const Packed *x, int minima, int digits, float (*sums)[TILE_ROWS][X_ROWS]) {
+INLINE void multiply(const Decoded *tile, const Packed *x, int format, int digits, float (*sums)[TILE_ROWS][X_ROWS]) {
   Dots dots[2] __attribute__((aligned(64)));
   products(tile, x, 0, digits, dots[0]);
   for (int g = 0; g < GROUPS; g++, x++) {
@@ -78,8 +79,10 @@ INLINE void multiply(const Decoded *tile, const Packed *x, int minima, int digit
     for (int w = 0; w < TILE_ROWS; w++) {
       __m512i dot = _mm512_add_epi32(_mm512_load_si512(t[0][w]), _mm512_slli_epi32(_mm512_load_si512(t[1][w]), 8));
       if (digits == 2) dot = _mm512_add_epi32(dot, _mm512_slli_epi32(_mm512_load_si512(t[2][w]), 16));
-      __m512 v = _mm512_mul_ps(_mm512_set1_ps(tile[w].factor[g]), _mm512_cvtepi32_ps(dot));
-      if (minima) v = _mm512_fnmadd_ps(_mm512_set1_ps(tile[w].minimum[g]), totals, v);
+      __m512 v = _mm512_cvtepi32_ps(dot);
+      if (format == INT4) v = _mm512_mul_ps(_mm512_set1_ps(tile[w].minimum[g]), v); /* the multiplier is there */
+      v = _mm512_mul_ps(_mm512_set1_ps(tile[w].factor[g]), v);
+      if (has_minima(format)) v = _mm512_fnmadd_ps(_mm512_set1_ps(tile[w].minimum[g]), totals, v);
       _mm512_store_ps(sums[g][w], _mm512_fmadd_ps(steps, v, _mm512_load_ps(sums[g][w])));
     }
   }
@@ -98,7 +101,7 @@ static void total(const float (*sums)[TILE_ROWS][X_ROWS], int lanes, int64_t n, 
   }
 }
 
-INLINE void tiles(const Matmul *m, void (*decode)(const Row *, int64_t, Decoded *), int minima, int digits,
+INLINE void tiles(const Matmul *m, void (*decode)(const Row *, int64_t, Decoded *), int format, int digits,
                   int64_t first, int64_t last, void *room) {
   Tiles shape = {.palette = 1};
   for (int t = 0; t < 8; t++) {
@@ -123,7 +126,7 @@ INLINE void tiles(const Matmul *m, void (*decode)(const Row *, int64_t, Decoded 
         }
         for (int64_t b = 0; b < blocks; b++) {
           int64_t at = (x0 / X_ROWS + b) * groups + s * GROUPS;
-          multiply(tile, (const Packed *)m->packed + at, minima, digits, sums[b]);
+          multiply(tile, (const Packed *)m->packed + at, format, digits, sums[b]);
         }
       }
       for (int64_t b = 0; b < blocks; b++) {
@@ -137,12 +140,12 @@ INLINE void tiles(const Matmul *m, void (*decode)(const Row *, int64_t, Decoded 
 }
 
 #define CASE(which, name, digits) \
-  case which: tiles(m, x86_##name, has_minima(which), digits, first, last, room); return;
+  case which: tiles(m, x86_##name, which, digits, first, last, room); return;
 
 void amx_rows(const Matmul *m, int64_t first, int64_t last, void *room) {
   switch (m->format) {
     CASE(INT8, int8, 1)
-    CASE(INT4, int4, 2)
+    CASE(INT4, int4, 1)
     CASE(Q8_0, q8_0, 1)
     CASE(Q4_0, q4_0, 1)
     CASE(Q4_K, q4_k, 1)

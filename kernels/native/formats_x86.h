@@ -76,18 +76,33 @@ INLINE void x86_int8(const Row *r, int64_t s, Decoded *out) {
 
 INLINE void x86_int4(const Row *r, int64_t s, Decoded *out) {
   int64_t groups = (r->columns + 63) / 64; /* groups of 32 in each half */
-  if (clip(groups - 4 * s, 4) < 4) {
+  int some = clip(groups - 4 * s, 4);
+#ifndef BYTES
+  if (some < 4) {
     decode_int4(r, s, out);
-    portably(out);
     return;
   }
+#endif
   const int8_t *m = (const int8_t *)r->row + groups * 32, *a = m + 2 * s;
-  for (int g = 0; g < 4; g++) {
+  for (int g = 0; g < some; g++) {
     __m256i v = bytes32(r->row + s * 128 + 32 * g);
     int b = m[(groups + 4 * s + g) / 2];
+#ifdef BYTES /* the multipliers apart, in `minimum` */
+    put(out, 32 * g, minus(low_nibbles(v), 8));
+    put(out, 128 + 32 * g, minus(high_nibbles(v), 8));
+    out->minimum[g] = a[g / 2], out->minimum[4 + g] = b;
+#else
     put_times(out, 32 * g, minus(low_nibbles(v), 8), a[g / 2], a[g / 2]);
     put_times(out, 128 + 32 * g, minus(high_nibbles(v), 8), b, b);
+#endif
   }
+#ifdef BYTES
+  for (int g = some; g < 4; g++) {
+    put(out, 32 * g, _mm256_setzero_si256());
+    put(out, 128 + 32 * g, _mm256_setzero_si256());
+    out->minimum[g] = out->minimum[4 + g] = 0;
+  }
+#endif
   _mm256_storeu_ps(out->factor, _mm256_set1_ps(r->scale));
 }
 
