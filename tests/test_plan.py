@@ -174,7 +174,7 @@ def test_prediction_is_the_slower_of_reading_and_computing() -> None:
     made = plan(200 * MB)
     assert made.predicted_cycle_seconds == pytest.approx(made.bytes_per_pass / 2e9)
     resident = plan(10**9)
-    assert resident.predicted_cycle_seconds == pytest.approx(resident.table.nbytes / 10e9 + 8 * 0.8e-3)
+    assert resident.predicted_cycle_seconds == pytest.approx(resident.table.nbytes / 10e9 + 8 * 0.25e-3)
     unknown = make_plan(table(), needs(), Rates(None, 10.0), Request(200 * MB))
     assert unknown.predicted_tokens_per_second is None
 

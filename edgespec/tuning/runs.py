@@ -17,14 +17,17 @@ from typing import Any
 
 from edgespec import __version__
 from edgespec.devices.files import read_bounded, replacing
+from edgespec.devices.matmuls import MULTIPLIED
 from edgespec.devices.probe import cpu_count, cpu_name
 from edgespec.devices.rates import READS, cache_folder, is_fresh
 from edgespec.errors import EdgeSpecError
+from edgespec.offload.plan.costs import LAYER_SECONDS
 
 FORMAT = 1
 RUNS = 64  # of a model; the latest are kept
 FILE_BYTES = 2**18  # 64 runs take 40 KB
 MODELS = 64  # files; those written last are kept
+LAWS = READS, MULTIPLIED, LAYER_SECONDS
 MOST_TEXT = 1000  # characters of a name
 
 
@@ -136,11 +139,11 @@ def _finite(item: Any) -> Any:
 
 
 def _file(digest: str, precision: str) -> Path:
-    """Another processor, number of cores or version begins anew, and another way of measuring reads, which
-    `Trial.flash` is a factor on; home folders can be shared by machines."""
+    """Another processor, number of cores or version begins anew, and what factors are on, measured
+    in another way; home folders can be shared by machines."""
     import platform
 
-    parts = (digest, precision, platform.node(), cpu_name(), str(cpu_count()), __version__, str(READS))
+    parts = (digest, precision, platform.node(), cpu_name(), str(cpu_count()), __version__, *map(str, LAWS))
     name = hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:32]
     return cache_folder() / "runs" / f"{name}.json"
 

@@ -17,7 +17,9 @@ from edgespec.devices.matmuls import ROWS, Matmuls
 
 FloatArray = NDArray[np.float64]
 
-LAYER_SECONDS = 0.8e-3  # of a pass of one row, beside the weights: attention, norms, Python (measured)
+# Of a pass of one row, beside the weights: attention, norms, Python. Measured with the demo model, whose
+# weights hardly count (2 cores, compiled kernels).
+LAYER_SECONDS = 0.25e-3
 FREE_ROWS = 32  # so many cost one more: between what was measured with AMX (64) and plain AVX2 (16)
 
 
