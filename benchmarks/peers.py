@@ -36,6 +36,7 @@ from edgespec.values import format_bytes
 
 PEERS = Path(__file__).parent / "peers"
 GGUF = ("F16", "Q4_K_M", "Q4_0", "Q8_0")  # EdgeSpec runs the checkpoint where llama.cpp runs its F16 twin
+INT4 = "edgespec int4"  # packed by EdgeSpec; beside llama.cpp's Q4_K_M
 PACKAGES = ("llama-cpp-python", "accelerate", "transformers", "airllm", "neurostream", "torch")
 
 Command = list[str | Path | int]
@@ -69,7 +70,8 @@ class Peers:
         if "F16" in self.args.gguf:
             found += ["edgespec F16, GGUF"]
         if self.args.copy:
-            found += ["edgespec int4", "edgespec F16, substitute"]
+            found += [INT4, "edgespec F16, substitute"]
+            found += [f"{INT4}, model"] if self.args.draft else []
         streaming = ["neurostream F16"] if "F16" in self.args.gguf else []
         return [*found, *streaming, "accelerate, disk_offload", "accelerate, max_memory", "AirLLM"]
 
@@ -77,7 +79,7 @@ class Peers:
         """What an arm reads; made now if it is not there."""
         if name == "AirLLM":
             return self.split
-        if name == "edgespec int4":
+        if name.startswith(INT4):
             return Path(self.args.copy)
         kind = kind_of(name)
         if kind == "F16" and not name.startswith(("llama.cpp", "neurostream")) and "GGUF" not in name:
@@ -88,11 +90,13 @@ class Peers:
         """llama.cpp is faster with F16 than with BF16; other types are its own quantisation of that."""
         from benchmarks.models.make_gguf import ensure_gguf
 
-        twin = ensure_gguf(model)
         out = Path(f"{model}-{kind.lower()}.gguf")
-        if kind != "F16" and not out.exists():
+        if kind == "F16" or not out.exists():
+            twin = ensure_gguf(model)
+            if kind == "F16":
+                return twin
             once([self.args.peer_python, PEERS / "quantize_llama_cpp.py", twin, out, kind])
-        return twin if kind == "F16" else out
+        return out
 
     def command(self, name: str, dial: int) -> Command:
         weights, (runtime, _, way) = self.weights(name), name.partition(", ")
@@ -175,7 +179,7 @@ def add_rows(report: Report, where: Row, results: dict[str, list[Row]]) -> None:
             row["tokens/s"] = spread(speeds(rows), 3)
             row["GB read a token"] = f"{read / 1e9:.2f}"
             row["peak"] = format_bytes(max(run["peak"] for run in rows))
-            low_bit = name == "edgespec int4"
+            low_bit = name.startswith(INT4)
             ours = [] if low_bit else results.get(f"edgespec {kind_of(name)}", [])
             if ours and not failure(ours):
                 row["EdgeSpec is ×"] = ratio(speeds(ours), speeds(rows))
