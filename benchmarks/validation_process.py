@@ -43,8 +43,8 @@ def speed(engine: Engine, replies: int) -> Row:
     largest = max(files.table.files(), key=lambda path: path.stat().st_size)
     watch, runs, found, left = Watch(engine), list[Trial](), list[Row](), CAST
     asked: list[Prompt] = [PROMPT] * replies
-    if engine.drafters:
-        asked = [*stories(files.path, 2 * replies)]
+    if engine.tokenizer.template.is_chat:  # an inflated model, whose replies end
+        asked = [*stories(files.path, 2 * replies if engine.drafters else replies)]
     after = raw(largest) if streams else 1.0
     for turn, prompt in enumerate(asked):
         fit = fit_runs(runs[:replies] if turn >= replies else ())
