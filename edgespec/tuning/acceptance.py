@@ -26,6 +26,7 @@ class Prior:
     high: float
     source: str
     branches: bool = True  # its other drafts may be right where the likeliest is not
+    width: int = MOST_NODES  # nodes that a pass of its expands; the likeliest come first
 
     @staticmethod
     def around(agreement: float) -> Prior:
@@ -37,16 +38,19 @@ class Prior:
 # N-grams: 1.4 tokens a cycle where 9 % of 4-grams repeat (benchmarks/README.md), more where text is copied.
 PRIORS = {
     "ngram": Prior(0.05, 0.28, 0.55, "what benchmarks measured of short answers", branches=False),
-    "model": Prior(0.5, HOPE, 0.9, "what the controller hopes; SubSpec's table 1 has more, 1.5b for 7b"),
-    "substitute": Prior(0.8, 0.9, 0.96, "QuantSpec: 4-bit copies agree in about 90 %"),
+    "model": Prior(0.5, HOPE, 0.9, "what the controller hopes; SubSpec has more, 1.5b for 7b", width=8),
+    "substitute": Prior(0.8, 0.9, 0.96, "QuantSpec: 4-bit copies agree in about 90 %", width=1),
     "cascade": Prior(0.45, 0.62, 0.75, "CATS on Vicuna-7B"),
 }
 
 
-def tree_tokens(chance: float, depth: int, nodes: int, branches: bool = True) -> float:
+def tree_tokens(
+    chance: float, depth: int, nodes: int, branches: bool = True, width: int = MOST_NODES
+) -> float:
     """Tokens of a cycle, the bonus token included, with the best tree of at most so many nodes (root
-    included) and levels below the root, if `chance` holds at every node."""
-    return _curve(round(chance, 3), depth, branches)[max(0, min(nodes, MOST_NODES) - 1)]
+    included) and levels below the root, for each of which `width` nodes were expanded, if `chance` holds at
+    every node."""
+    return _curve(round(chance, 3), depth, branches, width)[max(0, min(nodes, MOST_NODES) - 1)]
 
 
 def expected_hits(passes: int, spread: float = SPREAD) -> float:
@@ -56,9 +60,9 @@ def expected_hits(passes: int, spread: float = SPREAD) -> float:
 
 
 @cache
-def _curve(chance: float, depth: int, branches: bool) -> tuple[float, ...]:
+def _curve(chance: float, depth: int, branches: bool, width: int) -> tuple[float, ...]:
     """[MOST_NODES] by number of nodes: the likeliest nodes are taken first, each with its parent there."""
-    tokens = [1.0]
+    tokens, expanded = [1.0], 1
     # Minus the chance that the node is on the path, that of its parent, its level and its rank.
     heap = [(-chance, 1.0, 1, 0)] if depth else []
     while heap and len(tokens) < MOST_NODES:
@@ -66,7 +70,8 @@ def _curve(chance: float, depth: int, branches: bool) -> tuple[float, ...]:
         tokens.append(tokens[-1] - value)
         if branches:
             heapq.heappush(heap, (-parent * _of_rank(chance, rank + 1), parent, level, rank + 1))
-        if level < depth:
+        if level < depth and expanded < width * depth:
+            expanded += 1
             heapq.heappush(heap, (value * chance, -value, level + 1, 0))
     return tuple(tokens + [tokens[-1]] * (MOST_NODES - len(tokens)))
 

@@ -14,7 +14,7 @@ from math import exp, hypot, log, sqrt
 from statistics import median
 
 from edgespec.offload.plan.costs import CostModel
-from edgespec.tuning.acceptance import SPREAD, Prior, tree_tokens
+from edgespec.tuning.acceptance import MOST_NODES, SPREAD, Prior, tree_tokens
 from edgespec.tuning.runs import Trial, runs_of
 
 LEAN = 4.0  # cycles' worth of trust in what is believed without runs
@@ -57,7 +57,7 @@ class Seen:
         wide = NORMAL_80 * self.sd * sqrt(1 + 1 / max(1, self.texts))
         low, high = max(0.01, middle - wide), min(0.99, middle + wide)
         source = f"measured, {self.cycles} cycles"
-        return Prior(min(low, middle), middle, max(high, middle), source, believed.branches)
+        return Prior(min(low, middle), middle, max(high, middle), source, believed.branches, believed.width)
 
     def left_over(self, schedule: str) -> Factor:
         """Of a schedule that was not run, what its others leave."""
@@ -153,13 +153,15 @@ def _factor(values: Iterable[float | None], least: int) -> Factor:
     return Factor(exp(middle), hypot(sd, sd / sqrt(len(logs)), overruled), len(logs))
 
 
-def matching_chance(trees: Sequence[tuple[int, int]], tokens: int, branches: bool) -> float:
+def matching_chance(
+    trees: Sequence[tuple[int, int]], tokens: int, branches: bool, width: int = MOST_NODES
+) -> float:
     """The chance with which trees of so many (levels, nodes), the root among them, should give so many tokens
-    in all, bonus tokens included."""
+    in all, bonus tokens included; see `tree_tokens`."""
     low, high = 0, 1000  # thousandths: the curve is drawn for these
     while high - low > 1:
         middle = (low + high) // 2
-        given = sum(tree_tokens(middle / 1000, depth, nodes, branches) for depth, nodes in trees)
+        given = sum(tree_tokens(middle / 1000, depth, nodes, branches, width) for depth, nodes in trees)
         low, high = (middle, high) if given <= tokens else (low, middle)
     return low / 1000
 

@@ -152,7 +152,7 @@ def predict(
     prior, doubt = seen.prior(candidate.prior(plan)), doubt.after(fit)
 
     def guess(chance: float) -> Guess:
-        return lambda depth, nodes: tree_tokens(chance, depth, nodes, prior.branches)
+        return lambda depth, nodes: tree_tokens(chance, depth, nodes, prior.branches, prior.width)
 
     for schedule in schedules:
         options = []

@@ -225,7 +225,7 @@ def _drafts(run: Trial, cycles: Sequence[_Seen], candidate: Candidate, most: int
         free = not candidate.layers
         trees = [(FREE_DEPTH, most) if free else (one.levels, one.nodes) for one in asked]
         prior = candidate.prior(asked[-1].plan)
-        chance = matching_chance(trees, sum(one.tokens for one in asked), prior.branches)
+        chance = matching_chance(trees, sum(one.tokens for one in asked), prior.branches, prior.width)
         run = replace(run, chance=chance, judged=len(asked))
     ahead = [one.overlap.passes for one in cycles if one.overlap.passes]
     if looked and ahead:
