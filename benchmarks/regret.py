@@ -53,12 +53,15 @@ class Arm:
     steps: int | None = 0
 
     def __str__(self) -> str:
+        if self.drafter == "none":
+            return "plain"
         how = "own controller" if self.steps is None else f"{self.nodes} nodes, {self.steps} steps"
         return f"{self.drafter} {self.copy} {self.schedule}, {how}".replace("  ", " ")
 
     @property
     def mode(self) -> Row:
-        return OWN if self.steps is None else {"kind": "fixed", "steps": [self.steps], "nodes": self.nodes}
+        own = self.steps is None or self.drafter == "none"
+        return OWN if own else {"kind": "fixed", "steps": [self.steps], "nodes": self.nodes}
 
 
 class Search:
