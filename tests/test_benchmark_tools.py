@@ -611,6 +611,7 @@ def test_what_the_tuner_says_stands_beside_what_is(
         file.write_text(json.dumps({"measured": {**measured, key: measured[key]}}))
         rows = [name for name in measured if name.startswith(f"{what}/") and only in name]
         monkeypatch.setattr(Store, "get", lambda self, key, *job: self.rows.get(key, {"error": "not run"}))
+        monkeypatch.setattr("benchmarks.validation.require_throttle", lambda path: None)
         start(
             monkeypatch, "validation", "--what", what, "--only", only, "--throttle", "0.5GB", "--json", file
         )
