@@ -5,9 +5,9 @@
 
 Every setting runs in a process of its own (`validation_process.py`), which knows the machine's rates as they
 were taken at the start, and nothing else. Speed: replies as `tune --measure` has them, each predicted with
-the raw rate of reads just before it; with drafts the first by what is believed of drafts, and as many to
-other prompts by what the first have shown. Memory: the resident set, the whole context in use, from a cold
-start.
+the raw rate of reads just before it (of a throttled disk, the rate that the kernel was told); with drafts the
+first by what is believed of drafts, and as many to other prompts by what the first have shown. Memory: the
+resident set, the whole context in use, from a cold start.
 Smallest: the dial from which on a cold start in a cgroup of that limit never meets it, by bisection.
 
 Every measurement is kept in the results file; run it again to go on, or to print the tables.
@@ -127,7 +127,8 @@ def speed(case: Case, rate: int | None, rates: str) -> Row:
     model = models_dir() / case.model
     with own_cache() as folder:
         (folder / "rates.json").write_text(rates)
-        return once(model, "speed", case.options, rate, replies=case.replies)
+        throttled = None if rate is None else rate / 1e9
+        return once(model, "speed", case.options, rate, replies=case.replies, throttled=throttled)
 
 
 def memory(name: str, dial: int, context: int, rates: str) -> Row:

@@ -36,16 +36,21 @@ SECONDS = 1.5
 CAST = 3  # replies whose place another takes, at most
 
 
-def speed(engine: Engine, replies: int) -> Row:
+def speed(engine: Engine, replies: int, throttled: float | None = None) -> Row:
     """Replies as `tune --measure` has them, each of SECONDS or four cycles; with drafts as many again to
-    other prompts, by what the first have shown. The raw rate beside each is what its prediction goes by."""
+    other prompts, by what the first have shown. The raw rate beside each is what its prediction goes by:
+    `throttled`, in GB/s, which short reads exceed after a rest, or as measured."""
     files, streams = engine.files, engine.plan.streamed_bytes > 0
     largest = max(files.table.files(), key=lambda path: path.stat().st_size)
     watch, runs, found, left = Watch(engine), list[Trial](), list[Row](), CAST
     asked: list[Prompt] = [PROMPT] * replies
     if engine.tokenizer.template.is_chat:  # an inflated model, whose replies end
         asked = [*stories(files.path, 2 * replies if engine.drafters else replies)]
-    after = raw(largest) if streams else 1.0
+
+    def rate() -> float:
+        return throttled or (raw(largest) if streams else 1.0)
+
+    after = rate()
     for turn, prompt in enumerate(asked):
         fit = fit_runs(runs[:replies] if turn >= replies else ())
         while True:
@@ -54,7 +59,7 @@ def speed(engine: Engine, replies: int) -> Row:
             setting = watch.expected(fit, plan)
             assert setting is not None
             (run,) = run_setting(engine, setting, [prompt], perf_counter() + SECONDS)
-            after = raw(largest) if streams else 1.0
+            after = rate()
             if abs(after / before - 1) <= STEADY or not left:
                 break
             left -= 1
