@@ -27,12 +27,11 @@ class Beliefs:
 
     def __init__(self) -> None:
         self.chances, self.gives = Chances(), Yield()
-        self._late = self.chances, self.gives  # the same, of late cycles alone
         self.begin_anew()
 
     def begin_anew(self) -> None:
         """What comes now may be another text."""
-        self._late = Chances(), Yield()
+        self._late = Chances(), Yield()  # the same, of late cycles alone
         self._news = 0.0
 
     def fade(self, cycles: int = 1) -> None:

@@ -30,8 +30,6 @@ FILES = 64  # at most; the ones that were written longest ago go
 APART = 10.0  # seconds at least between two writings
 
 ELSEWHERE = ("memory", "context", "offline")  # options that change nothing here but the dial, which is asked
-
-
 DRAFTED_WITH = ("draft_model", "adapters")  # what may be made anew under the same name
 
 
