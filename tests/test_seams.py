@@ -186,7 +186,7 @@ def test_an_engine_is_closed_while_replies_run(
     model: Path, expected: list[list[int]], drafter: str, inside: bool
 ) -> None:
     options: dict[str, Any] = {"draft_model": model} if drafter == "model" else {}
-    with edgespec.load(model, memory="4GB", context=5000, resident_layers=1, **options) as engine:
+    with edgespec.load(model, memory="4GB", context=2000, resident_layers=1, **options) as engine:
         begun = threading.Event()
 
         def wait() -> None:

@@ -225,7 +225,7 @@ def test_chains_are_drawn_ahead_for_ratio(
     with load(packed, "none") as engine:
         plain = edgespec.generate(engine, PROMPT, GREEDY).tokens
     with load(packed, drafter) as engine, waiting(monkeypatch, lambda: 12):
-        rows = {"model": 1024, "substitute": 128}[drafter]
+        rows = {"model": 512, "substitute": 128}[drafter]
         assert engine.plan.owners["drawn drafts"] == rows * engine.config.vocab_size * 16
         with engine.new_session(200, Fixed(BUDGET)) as session:
             last = list(session.generate(PROMPT, drawn))[-1]
