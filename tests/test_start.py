@@ -22,9 +22,13 @@ def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[bytes
     return subprocess.run(command, cwd=ROOT, timeout=60, **{"capture_output": True, **options})  # type: ignore[call-overload, no-any-return]
 
 
+# A process begins with the signals ignored that its parents ignore: under nohup, SIGHUP.
+NOT_IGNORED = "import signal\nif hasattr(signal, 'SIGHUP'): signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
+
+
 def ended_by(number: signal.Signals, code: str) -> tuple[int, str, str]:
     """Start the command with `code` in place of its parts; once it says "ready", send the signal."""
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", NOT_IGNORED + code]
     process = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
