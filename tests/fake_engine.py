@@ -7,7 +7,6 @@ Characters are tokens. A message with "calm", "slow" or "glacial" gets such a re
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -76,10 +75,10 @@ class FakeSession:
         self.tokens: list[int] = []
         self.prompts: list[list[int]] = []
         self.options: list[GenerationOptions] = []
-        self._cancelled = threading.Event()
+        self._cancelled = False  # an Event that is waited for cannot be set by a signal's handler
 
     def cancel(self) -> None:
-        self._cancelled.set()
+        self._cancelled = True
 
     def generate(
         self,
@@ -100,7 +99,7 @@ class FakeSession:
     def _reply(
         self, prompt: list[int], options: GenerationOptions, progress: Any
     ) -> Generator[Response, None, None]:
-        self._cancelled.clear()
+        self._cancelled = False
         text = self.engine.tokenizer.decode(prompt)
         message = text.rsplit("<user>")[-1]
         reply = [*map(ord, self.engine.script(text)), EOS]
@@ -109,7 +108,8 @@ class FakeSession:
         stats.undrafted = self.engine.undrafted
         for place, token in enumerate(reply):
             for layer in range(LAYERS):
-                if self._cancelled.wait(next((s for word, s in SECONDS.items() if word in message), 0.0)):
+                time.sleep(next((s for word, s in SECONDS.items() if word in message), 0.0))
+                if self._cancelled:
                     yield Response("", None, False, "cancelled", stats=stats)
                     return
                 if progress is not None:
