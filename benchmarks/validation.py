@@ -45,10 +45,8 @@ from edgespec.values import format_bytes
 NEAR, NEAR_OWNER, NEAR_TOTAL = 0.15, 0.05, 0.03  # the goals: speed, an owner's bytes, the process's bytes
 OWNER = 8 * 10**6  # bytes; smaller owners are not told
 TRIVIAL = 0.97  # of the dial: what one would say of the total without a plan
-AROUND, HALVINGS = (
-    0.06,
-    5,
-)  # of the smallest dial that is predicted: where, and how far, one that works is sought
+# The smallest dial that works is sought so far around the one that is predicted, halving that so often.
+AROUND, HALVINGS = 0.06, 5
 WAYS = {"none": ("none", "serial"), "ngram": ("ngram", "serial"), "copy": ("substitute", "serial")}
 WAYS |= {
     "copy ssd": ("substitute", "ssd"),

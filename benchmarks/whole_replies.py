@@ -18,9 +18,7 @@ it prepares, which outcomes hit, and what is drafted after them is the product's
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +26,7 @@ import numpy as np
 from torch import Tensor
 
 from benchmarks.arms import LONGEST, SMALL_MEMORY, Arm, arm_of, drafting_arguments
+from benchmarks.cgroup import own_cache
 from benchmarks.common import Row, names
 from benchmarks.held_out import prompts, stories
 from benchmarks.tables import RESULTS, Report, Store, interval
@@ -218,8 +217,7 @@ def main() -> None:
     store = Store(args.json or RESULTS / "whole_replies.json")
     title = f"Whole replies, billed {args.plain:g} s a pass and {args.node:g} s a row more"
     report, inside = Report(title, store.rows), Report("Of what their cycles are made", {})
-    with tempfile.TemporaryDirectory() as nothing:
-        os.environ["EDGESPEC_CACHE"] = nothing  # what is learned from bills is no use to anybody
+    with own_cache():  # what is learned from bills is no use to anybody
         for name, step in zip(args.arms, map(float, args.step), strict=True):
             bill = Bill(args.plain, args.node, step, args.waits, args.slower)
             key = f"{name}/{bill}/{args.steps}/{args.what}/{args.prompts}/{args.least}"
