@@ -271,6 +271,7 @@ class World:
 
     def __init__(self, flash: float, compute: float, step: float, chance: float, spread: float) -> None:
         self.factors, self.chance, self.spread = (flash, compute, step), chance, spread
+        self.prompt = 1.0
         self.dice = random.Random(0)
 
     def costs(self, setting: Setting, candidate: Candidate) -> Any:
@@ -312,7 +313,8 @@ class World:
             passes = None if not drafts else depth if late else 0
             drafting = step * (passes or 0)
             watch.cycle(Cycle(passes, tree, outcome, drafting, verifying, overlap=overlap))
-        return watch.reply(Stats(prompt_tokens=200, prefill_seconds=max(reading, computing(200))))
+        prompt = self.prompt * max(reading, computing(200))
+        return watch.reply(Stats(prompt_tokens=200, prefill_seconds=prompt))
 
 
 def watch_of(model: str, setting: Setting, candidate: Candidate) -> Watch:
@@ -403,6 +405,21 @@ def test_a_short_run_and_a_stranger_show_nothing(pair: tuple[str, EngineOptions]
     watch._candidate = None
     assert world.play(watch, setting, candidate, 20) is None
     assert recall_runs("d", "source") == ([], [])
+
+
+@pytest.mark.parametrize("pause", [1e-5, 1e5])
+def test_an_absurd_time_does_not_lose_what_else_a_reply_showed(
+    pair: tuple[str, EngineOptions], pause: float
+) -> None:
+    model, options = pair
+    ((setting, candidate), *_) = of_drafter(model, options, "none")
+    world = World(1.2, 1.0, 1.0, 0.5, SPREAD)
+    world.prompt = pause
+    run = world.play(watch_of(model, setting, candidate), setting, candidate, 20)
+    assert run is not None
+    assert run.prompt == (1e2 if pause > 1 else 1e-2)
+    assert run.flash == pytest.approx(1.2, rel=0.05)
+    assert recall_runs("d", "source") == ([run], [])
 
 
 # Real runs.

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,15 @@ def sound(value: Any) -> Trial | None:
 
 def _within(value: Any, low: float, high: float) -> bool:
     return type(value) in (int, float) and low <= value <= high  # also refuses NaN
+
+
+def bounded(run: Trial) -> Trial:
+    """With every factor within what is kept: a pause of the machine makes any of them absurd, and the others
+    are shown all the same."""
+    shown = ((name, getattr(run, name), *ends) for name, ends in _FACTORS.items())
+    return replace(
+        run, **{name: min(max(value, low), high) for name, value, low, high in shown if value is not None}
+    )
 
 
 def recall_runs(digest: str, precision: str) -> tuple[list[Trial], list[str]]:

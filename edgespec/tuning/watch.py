@@ -19,7 +19,7 @@ from edgespec.tuning.candidate import PLAIN, Candidate
 from edgespec.tuning.candidates import find_candidates
 from edgespec.tuning.fit import Fit, fit_runs, matching_chance, matching_spread
 from edgespec.tuning.predict import FREE_DEPTH, MEASURED, UNMEASURED, Interval, Setting, costs_of, predict
-from edgespec.tuning.runs import Trial, keep_run, recall_runs
+from edgespec.tuning.runs import Trial, bounded, keep_run, recall_runs
 from edgespec.tuning.subject import Subject
 
 if TYPE_CHECKING:
@@ -162,9 +162,11 @@ class Watch:
         run = _passes(run, cycles, candidate)
         if candidate.members and self.texts:
             run = _drafts(run, cycles, candidate, self.engine.options.tree_nodes)
+        run = bounded(run)
         own = self.expected(fit_runs([run], least=1))
         if own is not None and (not candidate.members or run.judged >= max(LEAST_CYCLES, len(cycles) / 2)):
-            run = replace(run, rest=run.speed / own.speed.middle)  # else most of it was plain decoding
+            rest = run.speed / own.speed.middle  # else most of it was plain decoding
+            run = bounded(replace(run, rest=rest))
         files = self.engine.files
         keep_run(files.digest, files.table.precision, run)
         return run
