@@ -26,9 +26,9 @@ from benchmarks.tables import RESULTS, Report, Store, interval
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Fixed
 from edgespec.core.acceptance import Outcome, make_acceptance
-from edgespec.core.decode import decode
+from edgespec.core.decode import Chooser, Decoding, decode
 from edgespec.core.sampling import FloatArray, IntArray, Noise, Sampler
-from edgespec.core.schedule import Context, Controller, TreeBudget
+from edgespec.core.schedule import Controller, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.growth import KNOWN
@@ -75,18 +75,14 @@ class Bench:
     def reply(self, tokens: Sequence[int], how: str, policy: str, waits: int) -> Row:
         engine, (accepting, temperature) = self.engine, HOW[how]
         options = GenerationOptions(temperature=temperature, seed=0)
-        acceptance, sampler = make_acceptance(accepting, options), Sampler(options)
         seat = engine.verifier.new_seat(len(tokens) + LONGEST)
         drafter = engine.resident[0].drafter(seat, engine.config.vocab_size)
         shape = None if policy == "best-first" else CacheShape(policy, DEPTH, KNOWN)
         fixed = Fixed(TreeBudget(NODES, self.outcomes - 1, self.passes))  # each depth has an outcome
         schedule = Waiting(waits, drafter, fixed, shape=shape, outcomes=self.outcomes)
-        (logits,) = engine.verifier.prefill([(seat, tokens)])
-        noise = Noise(0)
-        schedule.begin(Context(tokens, sampler, noise, accepting == "ratio", accepting == "sample"), LONGEST)
-        root = sampler.pick(logits, noise, len(tokens))
+        chooser = Chooser(Sampler(options), Noise(0), make_acceptance(accepting, options))
         row = {"tokens": 0, "cycles": 0, "passes": 0, "hits": 0, "lookups": 0}
-        for cycle in decode(engine.verifier, seat, root, acceptance, noise, schedule):
+        for cycle in decode(Decoding(engine.verifier, seat, tokens, chooser, schedule, LONGEST)):
             said = cycle.outcome.tokens
             row["tokens"] += len(said)
             row["cycles"] += 1

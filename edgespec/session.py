@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from edgespec.arguments import check_progress, given_options
 from edgespec.config import GenerationOptions
 from edgespec.core.acceptance import make_acceptance
+from edgespec.core.batch import Part
 from edgespec.core.reply import Reply, SessionHost
 from edgespec.core.schedule import Schedule
 from edgespec.core.trace import Cycle, Trace
@@ -164,12 +165,10 @@ class Session:
     def _reply(self, reply: Reply) -> Generator[Response, None, None]:
         try:
             with suppress(Cancelled):
-                self._in_step(self._begin, reply)
-                yield from reply.writer.write([reply.root], drafted=0)
                 while not reply.writer.finished:
-                    cycle = self._in_step(self._cycle, reply)
-                    yield from reply.writer.write(cycle.outcome.tokens, drafted=cycle.outcome.accepted)
-                    self._in_step(self._after_cycle, reply, cycle)
+                    yield from self._in_step(self._pass, reply)
+                    if reply.cycle is not None:
+                        self._in_step(self._after_cycle, reply, reply.cycle)
             if not reply.writer.finished:
                 yield reply.cancelled()
         finally:
@@ -194,16 +193,30 @@ class Session:
         self._replying = reply
         # What the prompt shares stays, but for one token: somebody must say what comes next.
         self._keep(shared_prefix(self.tokens, reply.prompt[:-1]))
-        try:
-            reply.begin(self.cache, self.schedule)
-        finally:
-            self.tokens = reply.prompt[: self.cache.length]
+        reply.begin(self.cache, self.schedule)
 
-    def _cycle(self, reply: Reply) -> Cycle:
+    def _pass(self, reply: Reply) -> Iterator[Response]:
+        """The next pass of a reply, alone or with others'."""
+        part = self._ask(reply)
+        with reply.trace.telling(part.phase):
+            self.host.verifier.compute([part])
+        return self._answer(reply, part)
+
+    def _ask(self, reply: Reply) -> Part:
+        if self._replying is not reply:
+            self._begin(reply)
+        return reply.ask()
+
+    def _answer(self, reply: Reply, part: Part) -> Iterator[Response]:
         root = reply.root
-        cycle = reply.cycle()
-        self.tokens += committed(root, cycle.outcome)
-        return cycle
+        try:
+            responses = reply.answer(part)
+        finally:
+            if root < 0:
+                self.tokens = reply.prompt[: self.cache.length]
+        if reply.cycle is not None:
+            self.tokens += committed(root, reply.cycle.outcome)
+        return responses
 
     def _after_cycle(self, reply: Reply, cycle: Cycle) -> None:
         reply.cancellation.check()

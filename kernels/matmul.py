@@ -171,6 +171,21 @@ def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).to(x.dtype)
 
 
+def ragged(x: Tensor, block: Block, apart: Sequence[range]) -> Tensor:
+    """x [n, k] @ block^T -> [n, rows]: the rows before those of `apart`, which are the last ones of x, are
+    `exact`; each of these spans has the bits of a call of its own without `exact`.
+
+    Short spans, where their bits do not depend on n either, are multiplied with the rows before them.
+    """
+    together, apart = apart[0].start, list(apart)
+    if x.device.type == "cpu" and one_class(block.encoding, block.inner):
+        while apart and len(apart[0]) <= FEW:
+            together = apart.pop(0).stop
+    parts = [linear(x[:together], block, exact=True)] if together else []
+    parts += [linear(x[span.start : span.stop], block, exact=False) for span in apart]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def _in_integers(x: Tensor, block: Block) -> Tensor:
     assert block.scale is not None
     digits = integer.split(x)

@@ -30,9 +30,8 @@ IntArray = NDArray[np.int64]
 # reading it at 2 GB/s 202 ms if nothing is pinned, 101 ms if half of it is.
 PREFILL_ROWS = 512
 
-EXIT_ROWS = (
-    16  # nodes that an early exit is asked about; with plain AVX2 so many cost one more (`plan.costs`)
-)
+# Nodes that an early exit is asked about; with plain AVX2 so many cost one more (`plan.costs`).
+EXIT_ROWS = 16
 TREE_ROWS = 64  # nodes of the largest tree; a cache has room for them beside its context
 
 
@@ -69,10 +68,8 @@ class KVCache(Seat, Protocol):
         """[slots]: parent slot of each uncommitted slot; -1 = the last committed position."""
 
     def append(self, parents: Sequence[int] | IntArray) -> IntArray:
-        """Open one slot per entry and return their numbers; raises ContextError when there is no room.
-
-        `parents` are slot numbers below the new slot's own, or -1 for the committed prefix.
-        """
+        """Open one slot per entry, whose parents are slots below it or -1 (the committed prefix), and return
+        their numbers; raises ContextError when there is no room."""
 
     def adopt(self, parents: Sequence[int] | IntArray, written: IntArray, layers: int) -> IntArray:
         """`append`, in a cache without slots, for nodes that were run `inside` already: new slot i takes over
@@ -107,56 +104,64 @@ class Rows:
     """What the n rows of one pass are.
 
     Rows of one cache are contiguous and in slot order: `segments[c]` is the range of rows that belong to
-    `caches[c]`. `prefill` marks a pass over a prompt's block: one chain a cache, computed in one piece;
-    every other pass is computed so that a row's bits do not depend on how many rows share it. `apart`: each
-    segment of a prefill is multiplied for itself, so that its bits do not depend on the others.
+    `caches[c]`. `prompts[c]` marks a block of a prompt: a chain, computed in one piece. No row's bits depend
+    on what else is in the pass; but without `apart` blocks that are alone are multiplied in one piece, too.
     """
 
     caches: tuple[KVCache, ...]
     segments: tuple[range, ...]
     slots: IntArray  # [n] slot of each row in its own cache
     positions: IntArray  # [n] absolute position
-    prefill: bool = False
-    apart: bool = False
+    prompts: tuple[bool, ...]
+    apart: bool = True
 
     @property
     def n(self) -> int:
         return len(self.slots)
 
+    @property
+    def prefill(self) -> bool:
+        """There are blocks of prompts, and nothing else."""
+        return all(self.prompts)
+
+    @property
+    def blocks(self) -> tuple[range, ...]:
+        """The segments that are each to be multiplied for itself."""
+        whole = self.prefill and (len(self.segments) == 1 or not self.apart)
+        return (
+            () if whole else tuple(s for s, prompt in zip(self.segments, self.prompts, strict=True) if prompt)
+        )
+
     @staticmethod
     def append(cache: KVCache, parents: Sequence[int] | IntArray, prefill: bool = False) -> Rows:
         """Open new slots in one cache and describe them as rows."""
-        slots = cache.append(parents)
-        return Rows.of(cache, slots, prefill)
+        return Rows.of(cache, cache.append(parents), prefill)
 
     @staticmethod
     def of(cache: KVCache, slots: IntArray, prefill: bool = False) -> Rows:
         """Rows for slots that are open already (a cascade's nodes entering deeper layers)."""
-        return Rows(
-            caches=(cache,),
-            segments=(range(len(slots)),),
-            slots=slots,
-            positions=cache.length + slot_depths(cache.parents)[slots],
-            prefill=prefill,
-        )
+        positions = cache.length + slot_depths(cache.parents)[slots]
+        return Rows((cache,), (range(len(slots)),), slots, positions, (prefill,))
 
     def take(self, rows: IntArray) -> Rows:
         """Some of the rows, ascending; caches that have none of them are left out."""
         bounds = np.searchsorted(rows, [(s.start, s.stop) for s in self.segments])  # [caches, 2]
-        kept = [(c, range(*b)) for c, b in zip(self.caches, bounds.tolist(), strict=True) if b[0] < b[1]]
+        kept = [(c, range(*bounds[c].tolist())) for c in np.flatnonzero(bounds[:, 0] < bounds[:, 1])]
         return Rows(
-            caches=tuple(cache for cache, _ in kept),
+            caches=tuple(self.caches[c] for c, _ in kept),
             segments=tuple(segment for _, segment in kept),
             slots=self.slots[rows],
             positions=self.positions[rows],
-            prefill=self.prefill,
+            prompts=tuple(self.prompts[c] for c, _ in kept),
+            apart=self.apart,
         )
 
     @staticmethod
     def concat(parts: Sequence[Rows]) -> Rows:
-        """One ragged batch from rows of different caches; all of the same kind (prefill or not)."""
-        if len({p.prefill for p in parts}) != 1:
-            raise ValueError("a pass is either a prefill or not")
+        """One ragged batch from rows of different caches: trees, and behind them blocks of prompts."""
+        prompts = [prompt for p in parts for prompt in p.prompts]
+        if prompts != sorted(prompts):
+            raise ValueError("trees come before blocks of prompts")
         caches = [c for p in parts for c in p.caches]
         if len(set(map(id, caches))) != len(caches):
             raise ValueError("each cache may appear once in a pass")
@@ -169,7 +174,7 @@ class Rows:
             segments=tuple(segments),
             slots=np.concatenate([p.slots for p in parts]),
             positions=np.concatenate([p.positions for p in parts]),
-            prefill=parts[0].prefill,
+            prompts=tuple(prompts),
         )
 
 
@@ -312,8 +317,9 @@ class StoredWeights(Protocol):
 class Target(Protocol):
     """A model whose layers can be run in ranges. Holds no conversation."""
 
-    slots: int  # most rows of a pass that is no prefill, and uncommitted rows that a cache has room for
-    prefill_rows: int  # most rows of a prefill
+    slots: int  # uncommitted rows that a cache has room for
+    pass_rows: int  # most rows of a pass
+    judged_rows: int  # most of these that are looked at: trees' rows, and the last of a prompt
 
     @property
     def config(self) -> ModelConfig: ...

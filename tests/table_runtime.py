@@ -16,14 +16,15 @@ if __name__ == "__main__":
 
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Fixed
-from edgespec.core.acceptance import Acceptance, Logits, Outcome, make_acceptance
+from edgespec.core.acceptance import Logits, make_acceptance
+from edgespec.core.batch import Part, PrefillBlock, attempt
 from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import OptionError
-from edgespec.runtimes.base import PassObserver, kept_parents
+from edgespec.runtimes.base import kept_parents
 from edgespec.schedules.serial import Serial
 
 VOCABULARY = 12
@@ -121,36 +122,25 @@ class TableVerifier:
     def new_seat(self, context: int, slots: int | None = None) -> TableSeat:
         return TableSeat(context)
 
-    def prefill(
-        self,
-        prompts: Sequence[tuple[TableSeat, Sequence[int]]],
-        observer: PassObserver | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> list[Logits]:
-        self.begin(len(prompts), observer)
-        for seat, tokens in prompts:
-            seat.text += tokens
-        return [self.table[seat.text[-2], seat.text[-1]] for seat, _ in prompts]
+    def compute(self, parts: Sequence[Part]) -> Sequence[Part]:
+        self.seats.append(len(parts))
+        for part in parts:
+            part.error = attempt(self.one, part)
+        return parts
 
-    def verify(
-        self,
-        trees: Sequence[tuple[TableSeat, TokenTree, Noise]],
-        acceptance: Acceptance,
-        observer: PassObserver | None = None,
-    ) -> list[Outcome]:
-        self.begin(len(trees), observer)
-        outcomes = []
-        for seat, tree, noise in trees:
-            before = [seat.text[-1] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
-            outcome = acceptance.walk(tree, self.table[before, tree.tokens], noise, seat.length + 1)
-            seat.text += tree.tokens[outcome.path].tolist()
-            outcomes.append(outcome)
-        return outcomes
-
-    def begin(self, seats: int, observer: PassObserver | None) -> None:
-        self.seats.append(seats)
-        if observer is not None:
-            observer.on_chunk()
+    def one(self, part: Part) -> None:
+        seat = part.cache
+        if part.observer is not None:
+            part.observer.on_chunk()
+        if isinstance(part, PrefillBlock):
+            seat.text += part.tokens
+            part.logits = self.table[seat.text[-2], seat.text[-1]]
+            return
+        tree = part.tree
+        before = [seat.text[-1] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
+        logits = self.table[before, tree.tokens]
+        part.outcome = part.acceptance.walk(tree, logits, part.noise, seat.length + 1)
+        seat.text += tree.tokens[part.outcome.path].tolist()
 
 
 TABLE = TableRuntime().table  # the target

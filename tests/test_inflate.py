@@ -17,10 +17,8 @@ if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
 
 from benchmarks.models.inflate import Inflation, Source, inflate, inflate_adapters
 from benchmarks.models.shapes import Shape
-from edgespec.core.acceptance import Greedy
 from edgespec.core.decode import decode
 from edgespec.core.passes import LocalVerifier
-from edgespec.core.sampling import Noise
 from edgespec.kernels.quantize import (
     dequantize_int4,
     dequantize_int8,
@@ -31,9 +29,8 @@ from edgespec.runtimes.base import Rows
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.torch.adapter_files import describe_adapters
 from edgespec.runtimes.torch.target import TorchTarget
-from edgespec.schedules.serial import Plain
 from tests.test_cascade import train
-from tests.tiny import open_tiny, prefill, run_tree, write_checkpoint
+from tests.tiny import greedily, open_tiny, run_tree, write_checkpoint
 
 # Four times as wide, heads four times as large, one key-value head a query head, more of everything.
 BIG = Shape(layers=8, hidden=256, ffn=400, heads=12, kv_heads=12, vocab=400, head_dim=64)
@@ -58,11 +55,9 @@ def logits(target: TorchTarget, tokens: list[int]) -> torch.Tensor:
 
 
 def greedy(target: TorchTarget, count: int) -> list[int]:
-    cache = target.new_cache(512)
-    root = int(np.argmax(prefill(target, cache, PROMPT)))
-    said = [root]
-    for cycle in decode(LocalVerifier(target), cache, root, Greedy(), Noise(0), Plain()):
-        said += cycle.outcome.tokens
+    loop, said = greedily(LocalVerifier(target), target.new_cache(512), PROMPT), list[int]()
+    for cycle in decode(loop):
+        said += [*cycle.tree.tokens.tolist(), *cycle.outcome.tokens][bool(said) :]
         if len(said) >= count:
             return said
     raise AssertionError

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise, zip_longest
 from types import FrameType
 from typing import Any
 
@@ -15,20 +16,21 @@ import pytest
 import torch
 
 from edgespec.core import batch, decode, passes
-from edgespec.core.acceptance import Acceptance, Greedy, Outcome
-from edgespec.core.batch import FanOut, PrefillBlock, Verification
+from edgespec.core.acceptance import Acceptance, Greedy, Logits, Outcome
+from edgespec.core.batch import FanOut, Part, PrefillBlock, Verification, blocks
 from edgespec.core.passes import LocalVerifier
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import TokenTree
 from edgespec.core.verify import Cancellation
 from edgespec.errors import BusyError, Cancelled, ContextError, ModelError, StorageError
+from edgespec.kernels.matmul import STORED, Block, linear, ragged
+from edgespec.offload.chunks import stored_bytes
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
-from edgespec.schedules.serial import Plain
 from tests.sessions import WAIT, in_threads, wait_for
 from tests.test_decode import AllLogits, random_tree
-from tests.tiny import fill, open_tiny, prefill, verify, write_checkpoint
+from tests.tiny import fill, greedily, open_tiny, prefill, verify, write_checkpoint
 
 LAYERS = 3
 
@@ -76,15 +78,47 @@ class Heard:
         return False
 
 
-def seats(target: TorchTarget[Any], lengths: list[int]) -> list[TorchKVCache]:
-    caches = [target.new_cache(250) for _ in lengths]
+class Lists(LocalVerifier):
+    """Computes lists of prompts, and of trees, to their ends."""
+
+    def all(self, parts: Sequence[Part]) -> None:
+        left = list(parts)
+        while left:
+            taken = self.compute(left)
+            left = [part for part in left if part not in taken]
+        for part in parts:
+            part.raise_error()
+
+    def prefill(
+        self, prompts: Sequence[tuple[TorchKVCache, Sequence[int]]], observer: Heard | None = None
+    ) -> list[Logits]:
+        cut = [list(blocks(seat, tokens, observer)) for seat, tokens in prompts]
+        for step in zip_longest(*cut):  # the blocks of one prompt come one after the other
+            self.all([part for part in step if part is not None])
+        return [own[-1].result() for own in cut]
+
+    def verify(
+        self,
+        trees: Sequence[tuple[TorchKVCache, TokenTree, Noise]],
+        acceptance: Acceptance,
+        observer: Heard | None = None,
+    ) -> list[Outcome]:
+        parts = [
+            Verification(seat, tree, acceptance, noise, observer=observer) for seat, tree, noise in trees
+        ]
+        self.all(parts)
+        return [part.result() for part in parts]
+
+
+def seats(target: TorchTarget[Any], lengths: list[int], capacity: int = 250) -> list[TorchKVCache]:
+    caches = [target.new_cache(capacity) for _ in lengths]
     for seed, (cache, length) in enumerate(zip(caches, lengths, strict=True)):
         if length:
             fill(target, cache, np.random.default_rng(seed).integers(0, 160, length))
     return caches
 
 
-def in_one_turn(verifier: LocalVerifier, calls: list[Callable[[], Any]]) -> list[Any]:
+def in_one_turn(verifier: Lists, calls: list[Callable[[], Any]]) -> list[Any]:
     """As `in_threads`, where all wait for the same turn."""
 
     def started(count: int) -> None:
@@ -98,7 +132,7 @@ def in_one_turn(verifier: LocalVerifier, calls: list[Callable[[], Any]]) -> list
 
 def test_who_goes_first_waits_for_the_turn_under_way_alone(target: TorchTarget[Any]) -> None:
     """Whoever asks for a turn after it has begun to wait gets one after it."""
-    verifier, order = LocalVerifier(target), list[str]()
+    verifier, order = Lists(target), list[str]()
 
     def first() -> None:
         with verifier.first():
@@ -124,7 +158,7 @@ def test_who_goes_first_waits_for_the_turn_under_way_alone(target: TorchTarget[A
     assert free(verifier)
 
 
-def free(verifier: LocalVerifier) -> bool:
+def free(verifier: Lists) -> bool:
     """Nobody has the turn, this thread neither (BusyError)."""
     taken = verifier.turn.acquire(blocking=False)
     if taken:
@@ -154,7 +188,7 @@ def test_prompts_in_one_pass_have_the_bits_of_their_own(
     alone, shared, threaded = (seats(target, starts) for _ in range(3))
     ours, theirs = [Heard() for _ in prompts], [Heard() for _ in prompts]
     expected = [prefill(target, *job) for job in zip(alone, prompts, theirs, strict=True)]
-    verifier = LocalVerifier(target)
+    verifier = Lists(target)
     run_rows.clear()
     found = verifier.prefill(list(zip(shared, prompts, strict=True)))
     calls = [
@@ -169,23 +203,80 @@ def test_prompts_in_one_pass_have_the_bits_of_their_own(
     assert [len(heard.hidden) for heard in ours] == [LAYERS] * len(lengths)
 
 
+def test_prompts_and_trees_in_one_pass_have_the_bits_of_their_own(
+    target: TorchTarget[Any], run_rows: list[int]
+) -> None:
+    """Blocks of more rows than few (`kernels.matmul.FEW`) among them; whoever came first."""
+    lengths, sizes = [1, 7, 300, 33], [20, 1, 9]
+    prompts = [np.random.default_rng(n).integers(0, 160, n).tolist() for n in lengths]
+    trees, starts = trees_of(sizes), [0, 61, 3, 20, 70, 5, 128]
+    alone, shared = (seats(target, starts, 400) for _ in range(2))
+    theirs, ours = ([AllLogits() for _ in trees] for _ in range(2))
+    heard, expected_heard = ([Heard() for _ in starts] for _ in range(2))
+    expected = [prefill(target, *job) for job in zip(alone, prompts, expected_heard, strict=False)]
+    for *job, observer in zip(alone[4:], trees, theirs, expected_heard[4:], strict=True):
+        verify(target, [Verification(*job, Noise(0), observer=observer)], observer)
+    verifier = Lists(target)
+    asked = zip(shared, prompts, heard, strict=False)
+    calls: list[Callable[[], Any]] = [partial(verifier.prefill, [(c, p)], h) for c, p, h in asked]
+    judging = zip(shared[4:], trees, ours, heard[4:], strict=True)
+    calls[1:1] = [partial(judged, verifier, *job) for job in judging]
+    run_rows.clear()
+    found = in_one_turn(verifier, calls)
+    assert run_rows == [sum(lengths) + sum(sizes)]
+    outcomes = found[1:4]
+    assert [outcome.beside for outcome in outcomes] == [run_rows[0] - size for size in sizes]
+    for (logits,), row in zip(found[:1] + found[4:], expected, strict=True):
+        assert np.array_equal(logits, row)
+    assert all(np.array_equal(a.logits, b.logits) for a, b in zip(ours, theirs, strict=True))
+    assert all(same(a, b) for a, b in zip(shared, alone, strict=True))
+    assert heard_alike(heard, expected_heard)
+    assert [len(h.hidden) for h in heard] == [LAYERS] * len(starts)
+
+
+@pytest.mark.parametrize("encoding", ["F32", "BF16", "F16", "I8", "U8", "Q4_K"])
+@pytest.mark.parametrize("sizes", [(0, 5, 300), (3, 1, 40, 257), (1, 256), (70, 300)])
+def test_rows_of_a_ragged_matmul_have_the_bits_of_calls_of_their_own(
+    encoding: str, sizes: tuple[int, ...]
+) -> None:
+    """Trees' rows, and behind them blocks of prompts, short ones first."""
+    rng, inner, rows = np.random.default_rng(0), 256, 40
+    nbytes = stored_bytes(encoding, (rows, inner))
+    data = torch.from_numpy(rng.integers(0, 256, nbytes, dtype=np.uint8))
+    if encoding in STORED and encoding != "I8":
+        data = torch.from_numpy(rng.standard_normal((rows, inner))).to(STORED[encoding]).view(torch.uint8)
+    scale = torch.rand(rows, generator=torch.Generator().manual_seed(0)) if encoding in ("I8", "U8") else None
+    if encoding == "Q4_K":
+        data = data.view(-1, 144)
+        data[:, :4] = torch.tensor([0, 32, 0, 32], dtype=torch.uint8)  # two half numbers: block scales
+    block = Block.of_bytes(encoding, data.flatten(), rows, inner, scale)
+    dtype = {"F32": torch.float32, "F16": torch.float16}.get(encoding, torch.bfloat16)
+    x = torch.from_numpy(rng.standard_normal((sum(sizes), inner))).to(dtype)
+    ends = np.cumsum(sizes).tolist()
+    spans = [range(a, b) for a, b in pairwise(ends)]
+    own = [linear(x[: sizes[0]], block, exact=True)] if sizes[0] else []
+    own += [linear(x[s.start : s.stop], block, exact=False) for s in spans]
+    assert bool(torch.isfinite(torch.cat(own)).all())
+    assert torch.equal(ragged(x, block, spans), torch.cat(own))
+
+
 def test_a_long_prompt_is_cut_as_ever_beside_others(
     target: TorchTarget[Any], run_rows: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch, "PREFILL_ROWS", 40)
-    monkeypatch.setattr(target, "prefill_rows", 64)
+    monkeypatch.setattr(target, "pass_rows", 64)
     prompts = [np.random.default_rng(n).integers(0, 160, n).tolist() for n in (100, 20, 55)]
     alone, shared = (seats(target, [0, 0, 0]) for _ in range(2))
     expected = [prefill(target, cache, prompt) for cache, prompt in zip(alone, prompts, strict=True)]
     run_rows.clear()
-    found = LocalVerifier(target).prefill(list(zip(shared, prompts, strict=True)))
+    found = Lists(target).prefill(list(zip(shared, prompts, strict=True)))
     assert run_rows == [60, 40, 55, 20]  # 40+20, 40 | 40+15 | 20
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
     assert all(same(a, b) for a, b in zip(shared, alone, strict=True))
 
 
 def judged(
-    verifier: LocalVerifier,
+    verifier: Lists,
     cache: TorchKVCache,
     tree: TokenTree,
     acceptance: Acceptance,
@@ -209,7 +300,7 @@ def test_trees_that_wait_share_a_pass(target: TorchTarget[Any], run_rows: list[i
     heard = [Heard() for _ in trees]
     for job in zip(alone, trees, theirs, strict=True):
         verify(target, [Verification(*job, Noise(0))])
-    verifier = LocalVerifier(target)
+    verifier = Lists(target)
     run_rows.clear()
     jobs = zip(shared, trees, ours, heard, strict=True)
     outcomes = in_one_turn(verifier, [partial(judged, verifier, *job) for job in jobs])
@@ -271,7 +362,7 @@ def test_one_part_ends_alone(target: TorchTarget[Any], run_rows: list[int], what
             verify(target, [Verification(*job, Noise(0))])
     if what == "no slots":
         shared[place].append = raiser(ContextError("full"))  # type: ignore[method-assign]
-    verifier = LocalVerifier(target)
+    verifier = Lists(target)
     run_rows.clear()
     jobs = zip(shared, trees, judges, heard, strict=True)
     found = in_one_turn(verifier, [partial(judged, verifier, *job) for job in jobs])
@@ -287,7 +378,7 @@ def test_one_part_ends_alone(target: TorchTarget[Any], run_rows: list[int], what
 
 def test_a_pass_ends_when_nobody_is_left(target: TorchTarget[Any]) -> None:
     caches, heard = seats(target, [5, 9]), [Heard(raises(Cancelled("no more"))) for _ in range(2)]
-    verifier = LocalVerifier(target)
+    verifier = Lists(target)
     jobs = zip(caches, trees_of([3, 4]), [Greedy()] * 2, heard, strict=True)
     found = in_one_turn(verifier, [partial(judged, verifier, *job) for job in jobs])
     assert [str(error) for error in found] == ["no more"] * 2
@@ -296,7 +387,7 @@ def test_a_pass_ends_when_nobody_is_left(target: TorchTarget[Any]) -> None:
 
 
 def test_what_the_disk_says_concerns_all(target: TorchTarget[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    caches, verifier = seats(target, [5, 9]), LocalVerifier(target)
+    caches, verifier = seats(target, [5, 9]), Lists(target)
     monkeypatch.setattr(target, "run", raiser(StorageError("the disk went away")))
     jobs = zip(caches, trees_of([3, 4]), [Greedy()] * 2, strict=True)
     found = in_one_turn(verifier, [partial(judged, verifier, *job) for job in jobs])
@@ -306,7 +397,7 @@ def test_what_the_disk_says_concerns_all(target: TorchTarget[Any], monkeypatch: 
 
 @pytest.mark.parametrize("place", [0, 1])  # who would run the next pass, and who waits for it
 def test_who_waits_for_a_turn_hears_that_it_is_cancelled(target: TorchTarget[Any], place: int) -> None:
-    caches, heard, verifier = seats(target, [5, 9]), [Heard(), Heard()], LocalVerifier(target)
+    caches, heard, verifier = seats(target, [5, 9]), [Heard(), Heard()], Lists(target)
     found: list[Any] = [None, None]
 
     def run(i: int) -> None:
@@ -348,12 +439,12 @@ class Interrupt:
                 raise KeyboardInterrupt
 
 
-def text(verifier: LocalVerifier, cache: TorchKVCache, prompt: list[int], count: int) -> list[int]:
+def text(verifier: Lists, cache: TorchKVCache, prompt: list[int], count: int) -> list[int]:
     cache.truncate(0)
-    said = [int(np.argmax(verifier.prefill([(cache, prompt)])))]
-    loop = decode.decode(verifier, cache, said[0], Greedy(), Noise(0), Plain(), Heard())
+    loop, said = decode.decode(greedily(verifier, cache, prompt, Heard())), list[int]()
     while len(said) < count:
-        said += next(loop).outcome.tokens
+        cycle = next(loop)
+        said += [*cycle.tree.tokens.tolist(), *cycle.outcome.tokens][bool(said) :]
     loop.close()
     return said
 
@@ -371,7 +462,7 @@ def interrupted(nth: int, work: Callable[[], Any]) -> int:
 
 def test_ctrl_c_anywhere_harms_neither_its_conversation_nor_another_thread(target: TorchTarget[Any]) -> None:
     assert threading.current_thread() is threading.main_thread()
-    prompts, verifier = [[5, 6, 7], [8, 9]], LocalVerifier(target)
+    prompts, verifier = [[5, 6, 7], [8, 9]], Lists(target)
     main, other = seats(target, [0, 0])
     expected = [text(verifier, cache, p, 4) for cache, p in zip((main, other), prompts, strict=True)]
     wrong: list[Any] = []
@@ -413,7 +504,7 @@ def test_ctrl_c_in_a_pass_of_several_seats_of_the_main_thread(target: TorchTarge
         if next(turns):
             raise KeyboardInterrupt
 
-    verifier = LocalVerifier(target)
+    verifier = Lists(target)
     with pytest.raises(KeyboardInterrupt):
         verifier.verify([(c, t, Noise(0)) for c, t in zip(caches, trees, strict=True)], Greedy(), Heard(act))
     assert next(turns, None) is None

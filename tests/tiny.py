@@ -11,8 +11,12 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from edgespec.core.acceptance import Logits, Outcome
+from edgespec.config import GenerationOptions
+from edgespec.core.acceptance import Greedy, Logits, Outcome
 from edgespec.core.batch import Verification, blocks, run_pass
+from edgespec.core.decode import Chooser, Decoding
+from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.verify import Verifier
 from edgespec.offload.chunk_store import in_place
 from edgespec.offload.chunks import Chunk
 from edgespec.runtimes.base import PassObserver, Rows
@@ -21,6 +25,7 @@ from edgespec.runtimes.formats.checkpoint import read_checkpoint
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
+from edgespec.schedules.serial import Plain
 
 SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -109,3 +114,9 @@ def prefill(
         run_pass(target, [block], observer)
         block.raise_error()
     return block.result()
+
+
+def greedily(verifier: Verifier[Any], seat: Any, prompt: list[int], observer: Any = None) -> Decoding:
+    """A greedy reply without drafts."""
+    chooser = Chooser(Sampler(GenerationOptions()), Noise(0), Greedy())
+    return Decoding(verifier, seat, prompt, chooser, Plain(), 10**6, observer)

@@ -268,7 +268,8 @@ class Adaptive:
         seconds = cycle.draft_seconds + cycle.verify_seconds
         if seconds > PAUSE * usual > 0:
             seconds = usual if self.costs.sure(nodes, cycle.passes, ahead) else PAUSE * usual
-        self.costs.add(nodes, cycle.verify_seconds, cycle.passes, cycle.draft_seconds, ahead)
+        if not cycle.outcome.prompts:  # whose rows cost otherwise than trees'
+            self.costs.add(nodes, cycle.verify_seconds, cycle.passes, cycle.draft_seconds, ahead)
         self.costs.tried(overlap.passes)
         # A plain cycle would have shared the pass with the same others.
         self.took = took = seconds / max(float(self.costs.verify.at(1 + beside)), 1e-9)

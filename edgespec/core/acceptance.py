@@ -33,7 +33,7 @@ class Outcome:
     tokens: the accepted drafted tokens, then the *bonus token*, which is the next tree's root.
     drafted: nodes that were judged, the root aside.
     seconds: that the pass took, by who ran it, without waiting for its turn.
-    beside: rows that the pass had of other conversations.
+    beside: rows that the pass had of other conversations, with or without blocks of `prompts` among them.
     """
 
     path: IntArray
@@ -41,6 +41,7 @@ class Outcome:
     drafted: int = 0
     seconds: float = 0.0
     beside: int = 0
+    prompts: bool = False
 
     @property
     def accepted(self) -> int:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from edgespec.core.acceptance import Acceptance, Logits, Outcome
 from edgespec.core.sampling import IntArray, Noise
-from edgespec.core.tree import TokenTree
+from edgespec.core.tree import Computed, TokenTree
 from edgespec.errors import Cancelled, ModelError
-from edgespec.runtimes.base import PREFILL_ROWS, KVCache, PassObserver, Rows, Target
+from edgespec.runtimes.base import PREFILL_ROWS, PassObserver, Rows, Seat, Target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class _Part:
     """What one conversation wants of a pass; after it, there is a result or the `error`."""
 
-    cache: KVCache
+    cache: Any  # a seat of whoever computes it: here a KVCache
     observer: PassObserver | None = field(default=None, kw_only=True)
     rows: Rows | None = field(default=None, init=False)  # while the pass is under way
     error: BaseException | None = field(default=None, init=False)
@@ -48,6 +48,7 @@ class _Part:
 class Verification(_Part):
     """A tree, and after the pass its `outcome`, whose path is committed."""
 
+    phase: ClassVar[str] = "verify"  # `core.trace.Phase`
     tree: TokenTree
     acceptance: Acceptance
     noise: Noise
@@ -55,6 +56,29 @@ class Verification(_Part):
 
     def __len__(self) -> int:
         return len(self.tree)
+
+    @property
+    def judged(self) -> int:
+        """Last rows that are looked at."""
+        return len(self.tree)
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        """Of the parts in a pass: as they came, and before blocks of prompts."""
+        return False, 0
+
+    @property
+    def tokens(self) -> IntArray:
+        return self.tree.tokens
+
+    @property
+    def starts(self) -> IntArray:
+        """[n] layers that each row has been run through."""
+        return self.tree.starts
+
+    @property
+    def computed(self) -> Computed | None:
+        return self.tree.computed
 
     def result(self) -> Outcome:
         """The outcome; raises the error."""
@@ -70,6 +94,9 @@ class Verification(_Part):
             written, layers = self.tree.computed.slots, int(self.tree.starts.max())
             self.rows = Rows.of(self.cache, self.cache.adopt(self.tree.parents, written, layers))
 
+    def commit(self) -> None:
+        """What is accepted is, by `judge`."""
+
     def judge(self, logits: Logits) -> None:
         """Walk the tree by what follows each node, [n, V]."""
         outcome = self.acceptance.walk(self.tree, logits, self.noise, self.cache.length + 1)
@@ -82,12 +109,26 @@ class PrefillBlock(_Part):
     """Some tokens of a prompt, [n <= PREFILL_ROWS], committed as soon as the layers are through. After the
     pass the `last` block of a prompt has the `logits` [V] of what follows its last token."""
 
+    phase: ClassVar[str] = "prefill"
     tokens: Sequence[int]
     last: bool = True
     logits: Logits | None = field(default=None, init=False)
+    computed: ClassVar[None] = None
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def judged(self) -> int:
+        return int(self.last)
+
+    @property
+    def order(self) -> tuple[bool, int]:
+        return True, len(self.tokens)
+
+    @property
+    def starts(self) -> IntArray:
+        return np.zeros(len(self), dtype=np.int64)
 
     def result(self) -> Logits:
         """The logits, of a last block; raises the error."""
@@ -109,7 +150,7 @@ Part = Verification | PrefillBlock
 
 
 def blocks(
-    cache: KVCache, tokens: Sequence[int], observer: PassObserver | None = None
+    cache: Seat, tokens: Sequence[int], observer: PassObserver | None = None
 ) -> Iterator[PrefillBlock]:
     """A prompt, cut as its bits need it."""
     for start in range(0, len(tokens), PREFILL_ROWS):
@@ -118,7 +159,7 @@ def blocks(
 
 
 def run_pass(target: Target, parts: Sequence[Part], observer: PassObserver | None = None) -> None:
-    """One pass over parts of one kind, of different caches; `observer` hears all of it (`FanOut`).
+    """One pass over parts of different caches; `observer` hears all of it (`FanOut`).
 
     Each part has its result, or its own error, after it. What is raised concerns them all (Ctrl-C, the disk).
     Either way every cache is at its committed length.
@@ -126,12 +167,10 @@ def run_pass(target: Target, parts: Sequence[Part], observer: PassObserver | Non
     try:
         for part in parts:
             _alone(part, part.open)
-        trees = [p for p in parts if isinstance(p, Verification) and p.error is None]
-        prompts = [p for p in parts if isinstance(p, PrefillBlock) and p.error is None]
-        if trees:
-            _verify(target, trees, observer)
-        if prompts:
-            _prefill(target, prompts, observer)
+        # Short blocks first: their rows may share the trees' matmuls (`kernels.matmul.ragged`).
+        able = sorted((p for p in parts if p.error is None), key=lambda p: p.order)
+        if able:
+            _run(target, able, observer)
     finally:
         for part in parts:
             part.cache.truncate(part.cache.length)
@@ -177,35 +216,29 @@ class FanOut:
             raise Cancelled("no part of the pass is left")
 
 
-def _alone(part: Part, work: Callable[..., None], *arguments: Any) -> None:
-    """Do what concerns one part only: what it raises is its own error. But a Ctrl-C, which may come at any
-    moment in the main thread, is meant for the whole pass."""
+def attempt(work: Callable[..., None], *arguments: Any) -> BaseException | None:
+    """Do what concerns one conversation only, and return what it raises. But a Ctrl-C, which may come at any
+    moment in the main thread, is meant for all, and raised."""
     try:
         work(*arguments)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
+        return error
+    return None
+
+
+def _alone(part: Part, work: Callable[..., None], *arguments: Any) -> None:
+    """What this raises is the part's own error."""
+    if (error := attempt(work, *arguments)) is not None:
         part.error = error
 
 
-def _prefill(target: Target, parts: Sequence[PrefillBlock], observer: PassObserver | None) -> None:
+def _run(target: Target, parts: Sequence[Part], observer: PassObserver | None) -> None:
     rows = Rows.concat([part.rows for part in parts if part.rows is not None])
-    if len(parts) > 1:
-        rows = replace(rows, apart=True)
-    hidden = target.embed(np.concatenate([part.tokens for part in parts]))
-    hidden = target.run(hidden, rows, range(target.config.layers), observer)
-    for part in parts:
-        if part.error is None:
-            _alone(part, part.commit)
-    ends = [(part, span[-1:]) for part, span in zip(parts, rows.segments, strict=True) if part.last]
-    _judge(target, hidden, ends, observer)
-
-
-def _verify(target: Target, parts: Sequence[Verification], observer: PassObserver | None) -> None:
-    rows = Rows.concat([part.rows for part in parts if part.rows is not None])
-    trees = [part.tree for part in parts]
-    starts = np.concatenate([tree.starts for tree in trees])
-    hidden = _states(target, rows, trees, starts)
+    tokens = np.concatenate([part.tokens for part in parts])
+    starts = np.concatenate([part.starts for part in parts])
+    hidden = _states(target, rows, tokens, starts, parts)
     # A row enters the pass at the layer that its drafter has come to; each layer is run once, for all rows
     # that have entered.
     for first, stop in pairwise([*np.unique(starts).tolist(), target.config.layers]):
@@ -214,23 +247,25 @@ def _verify(target: Target, parts: Sequence[Verification], observer: PassObserve
             hidden = target.run(hidden, rows, range(first, stop), observer)
         else:
             hidden[entered] = target.run(hidden[entered], rows.take(entered), range(first, stop), observer)
-    _judge(target, hidden, list(zip(parts, rows.segments, strict=True)), observer)
+    for part in parts:
+        if part.error is None:
+            _alone(part, part.commit)
+    ends = [(part, span[-part.judged :]) for part, span in zip(parts, rows.segments, strict=True)]
+    _judge(target, hidden, [(part, span) for part, span in ends if part.judged], observer)
 
 
-def _states(target: Target, rows: Rows, trees: Sequence[TokenTree], starts: IntArray) -> Tensor:
+def _states(target: Target, rows: Rows, tokens: IntArray, starts: IntArray, parts: Sequence[Part]) -> Tensor:
     """The hidden state with which each row enters, [n, d]."""
-    tokens, fresh = np.concatenate([tree.tokens for tree in trees]), np.flatnonzero(starts == 0)
+    fresh = np.flatnonzero(starts == 0)
     if len(fresh) == rows.n:
         return target.embed(tokens)
-    parts = [(segment, tree.computed) for segment, tree in zip(rows.segments, trees, strict=True)]
-    some = next(computed for _, computed in parts if computed is not None)
-    hidden = some.hidden.new_empty((rows.n, target.config.hidden_size))
+    known = [(span, c) for span, p in zip(rows.segments, parts, strict=True) if (c := p.computed) is not None]
+    hidden = known[0][1].hidden.new_empty((rows.n, target.config.hidden_size))
     if len(fresh):
         hidden[fresh] = target.embed(tokens[fresh])
-    for segment, computed in parts:
-        if computed is not None:
-            known = np.flatnonzero(computed.slots >= 0)
-            hidden[segment.start + known] = computed.hidden[computed.slots[known]]
+    for segment, computed in known:
+        nodes = np.flatnonzero(computed.slots >= 0)
+        hidden[segment.start + nodes] = computed.hidden[computed.slots[nodes]]
     return hidden
 
 

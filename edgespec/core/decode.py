@@ -1,42 +1,99 @@
 """The core loop: propose a tree, verify it in one pass of the target, keep what the target agrees with.
 
-Plain decoding is the same loop with trees of one node. This module speaks token ids; text stays at the edge.
+Plain decoding is the same loop with trees of one node. A prompt comes before it, block by block. This module
+speaks token ids; text stays at the edge. Who runs the passes is somebody else: `decode` for one conversation
+by itself, a `core.batcher.Batcher` for many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from edgespec.core.acceptance import Acceptance
-from edgespec.core.sampling import Noise
-from edgespec.core.schedule import Schedule
+from edgespec.core.batch import Part, PrefillBlock, Verification, blocks
+from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.schedule import Context, Schedule
 from edgespec.core.trace import Cycle, Trace
-from edgespec.core.verify import S, Verifier
-from edgespec.runtimes.base import PassObserver
+from edgespec.core.verify import Verifier
+from edgespec.runtimes.base import PassObserver, Seat
 
 
-def decode(
-    verifier: Verifier[S],
-    seat: S,
-    root: int,
-    acceptance: Acceptance,
-    noise: Noise,
-    schedule: Schedule,
-    observer: PassObserver | None = None,
-    trace: Trace | None = None,
-) -> Generator[Cycle, None, None]:
-    """Cycles for ever, from the last emitted token on; the last token of each one's outcome is the next root.
+@dataclass(frozen=True)
+class Chooser:
+    """How a reply's tokens are chosen."""
 
-    `observer` hears of the passes, the schedule only through it; `trace` how long drafts and passes took.
-    """
-    trace = trace or Trace()
+    sampler: Sampler
+    noise: Noise
+    acceptance: Acceptance
+
+    def context(self, prompt: Sequence[int], check: Callable[[], None]) -> Context:
+        """What drafters are told of it."""
+        drawn, keyed = (self.acceptance.name == name for name in ("ratio", "sample"))
+        return Context(prompt, self.sampler, self.noise, drawn, keyed, check)
+
+
+class Decoding:
+    """A reply as tokens: what it wants of the next pass, and what came of it. `root` is the token said last,
+    -1 while the prompt is not all committed."""
+
+    def __init__(
+        self,
+        verifier: Verifier[Seat],
+        seat: Seat,
+        prompt: Sequence[int],
+        chooser: Chooser,
+        schedule: Schedule,
+        limit: int,
+        observer: PassObserver | None = None,
+        trace: Trace | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """prompt: all of it, more than the seat has committed. limit: of the reply, in tokens. observer: of
+        its rows in passes; the schedule hears of them only through it. check: raises Cancelled."""
+        self.verifier, self.seat, self.prompt, self.chooser = verifier, seat, prompt, chooser
+        self.schedule, self.limit, self.observer = schedule, limit, observer
+        self.trace, self.check = trace or Trace(), check
+        self.root = -1
+        self._blocks = deque(blocks(seat, prompt[seat.length :], observer))
+
+    def ask(self) -> Part:
+        """Its part of the next pass: a block of the prompt, or a tree."""
+        if self._blocks:
+            return self._blocks[0]
+        with self.verifier.turn:
+            self.check()  # it may have been cancelled, and its engine closed, meanwhile
+            with self.trace.telling("draft"):
+                tree = self.schedule.next_tree(self.root)
+        chooser = self.chooser
+        return Verification(self.seat, tree, chooser.acceptance, chooser.noise, observer=self.observer)
+
+    def answer(self, part: Part) -> Cycle | None:
+        """The part has been computed: what the cycle gave, None in the prompt. Raises the part's error."""
+        if isinstance(part, PrefillBlock):
+            part.raise_error()
+            self._blocks.popleft()
+            if part.last:
+                self._begin(part)
+            return None
+        cycle = self.schedule.settle(part.result())
+        self.root = cycle.outcome.bonus
+        return cycle
+
+    def _begin(self, last: PrefillBlock) -> None:
+        chooser, prompt = self.chooser, self.prompt
+        with self.verifier.turn:  # conversations share a draft model
+            self.check()
+            self.schedule.begin(chooser.context(prompt, self.check), self.limit)
+        self.root = chooser.sampler.pick(last.result(), chooser.noise, len(prompt))
+
+
+def decode(decoding: Decoding) -> Iterator[Cycle]:
+    """One conversation by itself: its prompt, and then cycles for ever."""
     while True:
-        with verifier.turn:
-            if observer is not None:
-                observer.on_chunk()  # the reply may have been cancelled, and its engine closed, meanwhile
-            with trace.telling("draft"):
-                tree = schedule.next_tree(root)
-        with trace.telling("verify"):
-            (outcome,) = verifier.verify([(seat, tree, noise)], acceptance, observer)
-        yield schedule.settle(outcome)
-        root = outcome.bonus
+        part = decoding.ask()
+        with decoding.trace.telling(part.phase):
+            decoding.verifier.compute([part])
+        if (cycle := decoding.answer(part)) is not None:
+            yield cycle

@@ -16,18 +16,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import zip_longest
 from time import perf_counter
 
-from edgespec.core.acceptance import Acceptance, Logits, Outcome
-from edgespec.core.batch import FanOut, Part, Verification, blocks, run_pass
-from edgespec.core.sampling import Noise
-from edgespec.core.tree import TokenTree
+from edgespec.core.batch import FanOut, Part, PrefillBlock, Verification, run_pass
 from edgespec.errors import BusyError
-from edgespec.runtimes.base import KVCache, PassObserver, Target
+from edgespec.runtimes.base import KVCache, Target
 
 TICK = 0.05  # seconds; who waits for a turn looks this often whether it is cancelled
 GATHER = 0.1  # of the last pass's time may the next one wait for those it served
@@ -75,45 +71,16 @@ class LocalVerifier:
     def new_seat(self, context: int, slots: int | None = None) -> KVCache:
         return self.target.new_cache(context, slots)
 
-    def prefill(
-        self,
-        prompts: Sequence[tuple[KVCache, Sequence[int]]],
-        observer: PassObserver | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> list[Logits]:
-        cut, done = [list(blocks(seat, tokens, observer)) for seat, tokens in prompts], 0
-        for step in zip_longest(*cut):  # the blocks of one prompt come one after the other
-            parts = [part for part in step if part is not None]
-            self._compute(parts)
-            for part in parts:
-                part.raise_error()
-            done += sum(map(len, parts))
-            if progress is not None:
-                progress(done)
-        return [own[-1].result() for own in cut]
-
-    def verify(
-        self,
-        trees: Sequence[tuple[KVCache, TokenTree, Noise]],
-        acceptance: Acceptance,
-        observer: PassObserver | None = None,
-    ) -> list[Outcome]:
-        parts = [
-            Verification(seat, tree, acceptance, noise, observer=observer) for seat, tree, noise in trees
-        ]
-        self._compute(parts)
-        return [part.result() for part in parts]
-
-    def _compute(self, parts: Sequence[Part]) -> None:
-        """Have a caller's parts computed, in this thread or another, as many in a pass as there is room for:
-        they have their results then, or their errors. Who has several shares no pass with other threads."""
+    def compute(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """See `core.verify.Verifier`. Who has several parts shares no pass with other threads."""
         if len(parts) != 1 or threading.current_thread() is threading.main_thread():
-            left = deque(parts)
-            while left:
-                with self.turn:
-                    self._run(self._fitting(left))
-        elif self._is_to_lead(parts[0]):
+            with self.turn:
+                taken = self._fitting(deque(parts))
+                self._run(taken)
+                return taken
+        if self._is_to_lead(parts[0]):
             self._lead(parts[0])
+        return parts
 
     def _is_to_lead(self, part: Part) -> bool:
         """Wait until the next pass is this thread's to run, or another thread has computed the part."""
@@ -168,13 +135,11 @@ class LocalVerifier:
             raise
 
     def _fitting(self, queue: deque[Part]) -> list[Part]:
-        """Take the first part, and those of its kind that the ledger has room for in one pass."""
-        parts = [queue.popleft()]
-        room = self.target.slots if isinstance(parts[0], Verification) else self.target.prefill_rows
-        room -= len(parts[0])
+        """Take the first part, and of the others those that the ledger has room for in one pass."""
+        parts, rows, judged = list[Part](), self.target.pass_rows, self.target.judged_rows
         for part in list(queue):
-            if type(part) is type(parts[0]) and len(part) <= room:
-                room -= len(part)
+            if not parts or (len(part) <= rows and part.judged <= judged):
+                rows, judged = rows - len(part), judged - part.judged
                 queue.remove(part)
                 parts.append(part)
         return parts
@@ -189,8 +154,9 @@ class LocalVerifier:
             run_pass(self.target, parts, observer)
         finally:
             self._seconds = perf_counter() - began
-        rows = sum(map(len, parts))
+        rows, prompts = sum(map(len, parts)), any(isinstance(part, PrefillBlock) for part in parts)
         for part in parts:
             if isinstance(part, Verification) and part.outcome is not None:
                 beside = rows - len(part)
-                part.outcome = replace(part.outcome, seconds=self._seconds, beside=beside)
+                seconds = self._seconds
+                part.outcome = replace(part.outcome, seconds=seconds, beside=beside, prompts=prompts)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.core.acceptance import Acceptance
-from edgespec.core.decode import decode
+from edgespec.core.batch import Part, PrefillBlock
+from edgespec.core.decode import Chooser, Decoding
 from edgespec.core.sampling import Noise, Sampler
-from edgespec.core.schedule import Context, Schedule
+from edgespec.core.schedule import Schedule
 from edgespec.core.trace import Cycle, Layer, Phase, Trace
 from edgespec.core.verify import Cancellation, Verifier
 from edgespec.progress import Progress, ProgressCallback
@@ -74,53 +75,60 @@ class Reply:
     ) -> None:
         """`limit`: the most tokens it may have."""
         self.host, self.prompt, self.limit = host, prompt, limit
-        self.acceptance, self.progress, self.trace = acceptance, progress, trace or Trace()
+        self.progress, self.trace = progress, trace or Trace()
+        self.chooser = Chooser(Sampler(options), Noise(options.seed), acceptance)
         self.cancellation = Cancellation()
-        self.noise, self.sampler = Noise(options.seed), Sampler(options)
         self.stats = Stats(prompt_tokens=len(prompt), dial=host.dial)
         self.stats.acceptance, self.stats.lossless = acceptance.name, acceptance.lossless
         self.writer = _Writer(host, options, limit, self.stats)
         self.clock = _Clock(host, self.stats)
-        self.root = -1  # the last token said
+        self.cycle: Cycle | None = None  # the latest; None in the prompt
         self.over = False
 
     def begin(self, seat: Seat, schedule: Schedule) -> None:
-        """Commit the prompt from the seat's length on, and choose the first token. Raises Cancelled."""
+        """From the seat's length on; no pass yet. Raises Cancelled."""
         self.cancellation.check()
         self.clock.start()
         reused = self.stats.reused_tokens = seat.length
-        host, fresh = self.host, self.prompt[reused:]
-        observer = _Observer(self.cancellation, schedule, host.config.layers, self.progress, self.trace)
-        observer.drafting = False  # the schedule is still at the reply before, which may have been cancelled
-
-        def advance(done: int) -> None:
-            if self.progress is not None:
-                self.progress(Progress("prefill", done, len(fresh), "tokens"))
-
-        with self.trace.telling("prefill"):
-            (logits,) = host.verifier.prefill([(seat, fresh)], observer, advance)
-        drawn, keyed = (self.acceptance.name == name for name in ("ratio", "sample"))
-        context = Context(self.prompt, self.sampler, self.noise, drawn, keyed, self.cancellation.check)
-        with host.verifier.turn:  # sessions share a draft model
-            self.cancellation.check()
-            schedule.begin(context, self.limit)
-        observer.drafting = True
-        self.root = self.sampler.pick(logits, self.noise, len(self.prompt))
+        self.fresh = len(self.prompt) - reused
         self.schedule, self.stats.schedule = schedule, schedule.name
-        how = self.acceptance, self.noise, schedule, observer, self.trace
-        self.cycles = decode(host.verifier, seat, self.root, *how)
-        self.clock.first_token()
+        layers, check = self.host.config.layers, self.cancellation.check
+        self.observer = _Observer(self.cancellation, schedule, layers, self.progress, self.trace)
+        self.observer.drafting = False  # the schedule is at the reply before, which may have been cancelled
+        how = self.chooser, schedule, self.limit, self.observer, self.trace, check
+        self.decoding = Decoding(self.host.verifier, seat, self.prompt, *how)
 
-    def cycle(self) -> Cycle:
-        """Some more tokens. Raises Cancelled."""
+    @property
+    def root(self) -> int:
+        """The token said last; -1 = none yet."""
+        return self.decoding.root
+
+    def ask(self) -> Part:
+        """What it wants of the next pass. Raises Cancelled."""
         self.cancellation.check()
-        cycle = next(self.cycles)
-        self.root = cycle.outcome.bonus
+        return self.decoding.ask()
+
+    def answer(self, part: Part) -> Iterator[Response]:
+        """What the part has given: responses to be, as they are asked for. `cycle` has the rest of it."""
+        seat = self.decoding.seat
+        if self.progress is not None and isinstance(part, PrefillBlock) and part.error is None:
+            done = self.fresh - (len(self.prompt) - seat.length)
+            self.progress(Progress("prefill", done, self.fresh, "tokens"))
+        self.cycle = self.decoding.answer(part)
+        if self.cycle is not None:
+            self._record(self.cycle)
+            return self.writer.write(self.cycle.outcome.tokens, drafted=self.cycle.outcome.accepted)
+        if self.root < 0:
+            return iter(())
+        self.observer.drafting = True
+        self.clock.first_token()
+        return self.writer.write([self.root], drafted=0)
+
+    def _record(self, cycle: Cycle) -> None:
         self.stats.drafter_damaged, self.stats.undrafted = self.schedule.damaged, self.schedule.undrafted
         self.clock.cycle(cycle)
         if self.trace.cycle is not None:
             self.trace.cycle(cycle)
-        return cycle
 
     def cancelled(self) -> Response:
         """The last response of a reply that was broken off."""

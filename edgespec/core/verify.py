@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from edgespec.core.acceptance import Acceptance, Logits, Outcome
-from edgespec.core.sampling import Noise
-from edgespec.core.tree import TokenTree
+from edgespec.core.batch import Part
 from edgespec.errors import Cancelled
-from edgespec.runtimes.base import PassObserver, Seat
+from edgespec.runtimes.base import Seat
 
-S = TypeVar("S", bound=Seat)
+S = TypeVar("S", bound=Seat, covariant=True)
 
 
 class Verifier(Protocol[S]):
     """Runs the target for conversations: any number of callers in threads of their own, each with one seat or
     several.
 
-    A *seat* is a conversation's place with it, wherever its keys and values are. Whatever a call raises
-    (Cancelled, KeyboardInterrupt, a disk error) leaves its seats at their committed lengths, and no pass
-    still uses them. An observer hears of each seat's rows by themselves.
+    A *seat* is a conversation's place with it, wherever its keys and values are. What it wants of a pass, the
+    next block of its prompt or a tree judged, is a *part* (`core.batch`). Whatever goes wrong (Cancelled,
+    KeyboardInterrupt, a disk error) leaves seats at their committed lengths, and no pass still uses them.
     """
 
     @property
@@ -38,26 +36,10 @@ class Verifier(Protocol[S]):
         """For a conversation of up to `context` positions, and beside them a tree of up to `slots` nodes
         (None: the largest)."""
 
-    def prefill(
-        self,
-        prompts: Sequence[tuple[S, Sequence[int]]],
-        observer: PassObserver | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> list[Logits]:
-        """Commit each seat's tokens, at least one; returns what follows the last of them, logits [V] each.
-
-        `progress` gets the number of tokens committed so far, after each block. What is raised on the way
-        leaves the blocks before committed.
-        """
-
-    def verify(
-        self,
-        trees: Sequence[tuple[S, TokenTree, Noise]],
-        acceptance: Acceptance,
-        observer: PassObserver | None = None,
-    ) -> list[Outcome]:
-        """Judge each seat's tree, and commit what is accepted. Blocks while others have their turn. What
-        goes wrong with one tree is raised when all have been judged."""
+    def compute(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """One pass for the first of these parts, each of another seat, and for as many others as there is
+        room for; returns those it took. Each of them has its result then, or its error, which is no matter
+        to the others. Blocks while others have their turn. What is raised concerns them all."""
 
 
 class Cancellation:

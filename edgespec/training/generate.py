@@ -6,8 +6,8 @@ memory for, and new ones join as others end.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -15,30 +15,41 @@ import torch
 
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.core.acceptance import make_acceptance
+from edgespec.core.batch import Part
+from edgespec.core.batcher import Batcher
+from edgespec.core.decode import Chooser, Decoding
 from edgespec.core.passes import LocalVerifier
 from edgespec.core.sampling import Noise, Sampler
-from edgespec.core.tree import TokenTree
 from edgespec.core.verify import Verifier
 from edgespec.progress import Progress, ProgressCallback
-from edgespec.runtimes.base import TREE_ROWS, Seat
+from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.needs import cache_bytes
+from edgespec.schedules.serial import Plain
 from edgespec.training.corpus import Sample
 from edgespec.training.data import Shards, padded
 from edgespec.training.target import KERNELS_BYTES, open_beside, pass_bytes
 
-MAX_SESSIONS = TREE_ROWS  # rows that the ledger has logits for
-PREFILL_ROWS = 1024  # of the prompts that join in one pass
+MAX_SESSIONS = 4 * TREE_ROWS  # streamed passes then compute about as long as they read
 SAVE_SECONDS = 60.0
 
 
-@dataclass
 class _Reply:
-    prompt: int  # its index
-    start: int  # its length
-    tokens: list[int]  # of both
-    seat: Seat
-    noise: Noise = field(repr=False)
+    """See `core.batcher.Member`."""
+
+    def __init__(self, index: int, decoding: Decoding, eos: frozenset[int]) -> None:
+        self.index, self.decoding, self.eos = index, decoding, eos
+        self.tokens = list(decoding.prompt)
+        self.ask = decoding.ask
+
+    def answer(self, part: Part) -> bool:
+        cycle = self.decoding.answer(part)
+        if cycle is not None:
+            self.tokens += cycle.outcome.tokens
+        elif self.decoding.root >= 0:
+            self.tokens.append(self.decoding.root)
+        most = len(self.decoding.prompt) + self.decoding.limit
+        return self.decoding.root not in self.eos and len(self.tokens) < most
 
 
 class Replies:
@@ -53,51 +64,27 @@ class Replies:
         options: GenerationOptions,
     ) -> None:
         """length: of prompt and reply together, in tokens; a reply ends there, or with a token of `eos`."""
-        self.verifier = verifier
-        self.eos = eos
-        self.sessions = sessions
-        self.length = length
-        self.sampler, self.seed = Sampler(options), options.seed
-        self.acceptance = make_acceptance(None, options)
+        self.verifier, self.eos = verifier, eos
+        self.sessions, self.length = sessions, length
+        self.options = options
 
     def run(self, prompts: Sequence[tuple[int, list[int]]], done: Callable[[int, Sample], None]) -> None:
         """`prompts`: (index, tokens); each shorter than `length`."""
-        waiting = list(reversed(prompts))
-        active: list[_Reply] = []
-        while waiting or active:
-            if waiting and (not active or (self.sessions - len(active)) * 4 >= self.sessions):
-                active += self._join(waiting, self.sessions - len(active))
-            else:
-                self._go_on(active)
-            for reply in active:
-                if self._ended(reply):
-                    done(reply.prompt, Sample.behind(reply.tokens, reply.start))
-            active = [reply for reply in active if not self._ended(reply)]
+        waiting, batcher = deque(prompts), Batcher[_Reply](self.verifier)
+        while waiting or len(batcher):
+            while waiting and len(batcher) < self.sessions:
+                batcher.join(self._reply(*waiting.popleft()))
+            for reply, error in batcher.step():
+                if error is not None:
+                    raise error
+                done(reply.index, Sample.behind(reply.tokens, len(reply.decoding.prompt)))
 
-    def _ended(self, reply: _Reply) -> bool:
-        return reply.tokens[-1] in self.eos or len(reply.tokens) >= self.length
-
-    def _join(self, waiting: list[tuple[int, list[int]]], most: int) -> list[_Reply]:
-        """The next prompts that one pass has room for, each with its reply's first token."""
-        joined: list[_Reply] = []
-        rows = 0
-        while waiting and len(joined) < most and (not joined or rows + len(waiting[-1][1]) <= PREFILL_ROWS):
-            index, tokens = waiting.pop()
-            rows += len(tokens)
-            seat = self.verifier.new_seat(self.length, slots=1)
-            noise = Noise((self.seed + index) % 2**63)
-            joined.append(_Reply(index, len(tokens), list(tokens), seat, noise))
-        logits = self.verifier.prefill([(reply.seat, reply.tokens) for reply in joined])
-        for reply, row in zip(joined, logits, strict=True):
-            reply.tokens.append(self.sampler.pick(row, reply.noise, reply.start))
-        return joined
-
-    def _go_on(self, replies: Sequence[_Reply]) -> None:
-        """One more token for each, in one pass."""
-        trees = [(reply.seat, TokenTree.root(reply.tokens[-1]), reply.noise) for reply in replies]
-        outcomes = self.verifier.verify(trees, self.acceptance)
-        for reply, outcome in zip(replies, outcomes, strict=True):
-            reply.tokens += outcome.tokens
+    def _reply(self, index: int, prompt: list[int]) -> _Reply:
+        noise = Noise((self.options.seed + index) % 2**63)
+        chooser = Chooser(Sampler(self.options), noise, make_acceptance(None, self.options))
+        seat = self.verifier.new_seat(self.length, slots=1)
+        limit = self.length - len(prompt)
+        return _Reply(index, Decoding(self.verifier, seat, prompt, chooser, Plain(), limit), self.eos)
 
 
 def generate_replies(
@@ -119,15 +106,18 @@ def generate_replies(
     left = [(i, p) for i, p in enumerate(prompts) if i not in finished]
     if not left:
         return
-    prefill_rows = max(PREFILL_ROWS, max(len(p) for _, p in left))
+
+    def rows(sessions: int) -> int:
+        return 2 * PREFILL_ROWS + sessions  # blocks of prompts beside all who go on
 
     def nbytes(sessions: int) -> int:
         kv = cache_bytes(files.config, length, 1, files.element)
-        return sessions * kv + pass_bytes(files, padded(prefill_rows), 0) + KERNELS_BYTES
+        logits = max(0, sessions - TREE_ROWS) * files.config.vocab_size * (files.element + 4)
+        return sessions * kv + pass_bytes(files, padded(rows(sessions)), 0) + logits + KERNELS_BYTES
 
     wanted = min(MAX_SESSIONS, len(left))
     target, _, sessions = open_beside(
-        files, engine, device, wanted, 1, nbytes, lambda sessions: prefill_rows, progress
+        files, engine, device, wanted, 1, nbytes, rows, progress, lambda sessions: max(sessions, TREE_ROWS)
     )
     unsaved: list[tuple[int, Sample]] = []
     saved = monotonic()

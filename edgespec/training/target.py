@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from edgespec.offload.plan.ledger import gigabytes, smallest_dial_text
 from edgespec.offload.plan.needs import Extras, Request
 from edgespec.offload.plan.plan import Plan
 from edgespec.progress import Progress, ProgressCallback
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.base import TREE_ROWS, Rows
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.needs import plan_model
 from edgespec.runtimes.torch.machine import measure_machine
@@ -59,9 +59,11 @@ def open_beside(
     nbytes: Callable[[int], int],
     pass_rows: Callable[[int], int],
     progress: ProgressCallback | None = None,
+    judged_rows: Callable[[int], int] = lambda count: TREE_ROWS,
 ) -> tuple[TorchTarget[Weights], Plan, int]:
     """Open the target beside `nbytes(count)` bytes of other memory: (target, plan, count), by `plan_beside`.
-    It then takes passes of up to `pass_rows(count)` rows, whose memory is among those bytes.
+    It then takes passes of up to `pass_rows(count)` rows, whose memory is among those bytes, as are logits of
+    `judged_rows(count)` of them beyond TREE_ROWS.
 
     Raises what `plan_beside` raises, StorageError and CorruptFileError.
     """
@@ -75,8 +77,8 @@ def open_beside(
         if progress is not None:
             progress(Progress("load", done, plan.pinned_bytes, "bytes"))
 
-    rows = pass_rows(chosen)
-    return open_target(files, plan, machine.read_settings, advance, device, rows), plan, chosen
+    rows = pass_rows(chosen), judged_rows(chosen)
+    return open_target(files, plan, machine.read_settings, advance, device, *rows), plan, chosen
 
 
 def plan_beside(
@@ -172,7 +174,8 @@ class FrozenTarget:
     def __call__(self, samples: Sequence[Sample]) -> Features:
         """One pass over all of these sequences."""
         target, lengths = self.target, [len(s.tokens) for s in samples]
-        rows = Rows.concat([self._rows(n) for n in lengths])
+        # The bits are nobody's: all sequences are multiplied in one piece.
+        rows = replace(Rows.concat([self._rows(n) for n in lengths]), apart=False)
         watch = _Depths(self.depths)
         embedded = target.embed(np.concatenate([s.tokens for s in samples]))
         last = target.run(embedded, rows, range(target.config.layers), watch)

@@ -35,11 +35,11 @@ class AttentionPlan:
 
     def __init__(self, rows: Rows, device: torch.device) -> None:
         self.parts = []
-        for cache, segment in zip(rows.caches, rows.segments, strict=True):
+        for cache, segment, prompt in zip(rows.caches, rows.segments, rows.prompts, strict=True):
             assert isinstance(cache, TorchKVCache)
             span = slice(segment.start, segment.stop)
             slots, positions = rows.slots[span], rows.positions[span]
-            kind = _Prefill if rows.prefill else _Tree
+            kind = _Prefill if prompt else _Tree
             self.parts.append((cache, span, cache.places(slots), kind(cache, slots, positions, device)))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:

@@ -20,10 +20,11 @@ def open_target(
     settings: ReadSettings | None = None,
     progress: Callable[[int], None] | None = None,
     device: torch.device = CPU,
-    prefill_rows: int = PREFILL_ROWS,
+    pass_rows: int = PREFILL_ROWS,
+    judged_rows: int = TREE_ROWS,
 ) -> TorchTarget[Weights]:
     """Read what the plan pins and start the stream of the rest; `progress` gets bytes pinned. Memory is
-    planned for passes over prompts of up to `prefill_rows`."""
+    planned for passes of up to `pass_rows`, of which `judged_rows` are looked at (`runtimes.base.Target`)."""
     weights = Weights(files.table, plan.ring_bytes, files.dtype, settings, device)
     try:
         weights.pin(plan.pinned, plan.on_device, progress)
@@ -32,4 +33,4 @@ def open_target(
     except BaseException:
         weights.close()
         raise
-    return TorchTarget(files.config, weights, TREE_ROWS, prefill_rows)
+    return TorchTarget(files.config, weights, TREE_ROWS, pass_rows, judged_rows)

@@ -39,7 +39,8 @@ class ModelWeights(Protocol):
     ) -> list[Tensor]:
         """x [n, in] @ W^T (+ bias) -> [n, out] for each of the matrices called `names` (without ".weight").
 
-        `exact`: a row's bits do not depend on n. `apart`: each of these spans of rows is multiplied alone.
+        `exact`: a row's bits do not depend on n. `apart`: the last rows of x are these spans, each of which
+        has the bits of a call of its own that is not exact.
         """
 
     def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
@@ -70,16 +71,24 @@ W = TypeVar("W", bound=ModelWeights)
 
 class TorchTarget(Generic[W]):
     """See `runtimes.base.Target`. `slots` is the most uncommitted rows (tree nodes) that a cache has room for
-    beside its context, and the most rows of a pass that is no prompt's block; `prefill_rows` of one that is.
+    beside its context; `pass_rows` the most rows of a pass, `judged_rows` (None: `slots`) those of trees.
 
     `run` raises OptionError for a pass of more rows, `logits` ModelError for outputs that are not finite.
     """
 
-    def __init__(self, config: ModelConfig, weights: W, slots: int, prefill_rows: int = PREFILL_ROWS) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: W,
+        slots: int,
+        pass_rows: int = PREFILL_ROWS,
+        judged_rows: int | None = None,
+    ) -> None:
         self.config = config
         self.weights = weights
         self.slots = slots
-        self.prefill_rows = prefill_rows
+        self.pass_rows = pass_rows
+        self.judged_rows = slots if judged_rows is None else judged_rows
         self.dtype = weights.dtype
         self.device = weights.device
         self.threads = torch.get_num_threads()
@@ -115,11 +124,13 @@ class TorchTarget(Generic[W]):
     @torch.inference_mode()
     def prepare(self, rows: Rows) -> Prepared:
         """What a pass over these rows needs in every layer; `run_layer` then runs them one by one."""
-        if rows.n > (most := self.prefill_rows if rows.prefill else self.slots):
-            raise OptionError(
-                f"a pass of {rows.n} rows is larger than the {most} that memory is planned for; take fewer "
-                "conversations, or smaller trees, at a time"
-            )
+        trees = sum(len(s) for s, prompt in zip(rows.segments, rows.prompts, strict=True) if not prompt)
+        for n, most in ((trees, self.judged_rows), (rows.n, max(self.pass_rows, self.judged_rows))):
+            if n > most:
+                raise OptionError(
+                    f"a pass of {n} rows is larger than the {most} that memory is planned for; take fewer "
+                    "conversations, or smaller trees, at a time"
+                )
         cos, sin = self.rope(rows.positions)
         angles = cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)
         return Prepared(rows, angles, AttentionPlan(rows, self.device))
@@ -178,7 +189,7 @@ class TorchTarget(Generic[W]):
         use_threads(self.threads)
         c, name, n = self.config, f"model.layers.{index}.", len(hidden)
         rows, angles = shared.rows, shared.angles
-        apart = rows.segments if rows.apart else ()
+        apart = rows.blocks
 
         def linear(x: Tensor, *matrices: str) -> list[Tensor]:
             names = tuple(name + matrix for matrix in matrices)

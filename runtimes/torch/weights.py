@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from edgespec.devices.disk import ReadSettings
-from edgespec.kernels.matmul import Block, Together, linear, typed
+from edgespec.kernels.matmul import FEW, Block, Together, linear, ragged, typed
 from edgespec.offload.chunks import ChunkTable, Piece, TensorSource
 from edgespec.runtimes.base import IntArray, PassObserver
 from edgespec.runtimes.torch.stored import CPU, StoredChunks
@@ -47,7 +47,8 @@ class Weights(StoredChunks):
         apart: Sequence[range] = (),
     ) -> list[Tensor]:
         """x [n, in] @ W^T (+ bias) -> [n, out] for each of `names`; see `runtimes.torch.target`."""
-        matrices = None if apart else self.together.call(names, x, exact)
+        one_call = all(len(span) <= FEW for span in apart)
+        matrices = self.together.call(names, x, exact or bool(apart)) if one_call else None
         if matrices is not None:
             if observer is not None:
                 for _ in matrices.described:
@@ -68,10 +69,7 @@ class Weights(StoredChunks):
             block = self.resident.get((piece.tensor, piece.row))
             if block is None:
                 block = as_block(self._bytes(chunk, observer), piece, scale)
-            if apart:
-                parts.append(torch.cat([linear(x[s.start : s.stop], block, exact) for s in apart]))
-            else:
-                parts.append(linear(x, block, exact))
+            parts.append(ragged(x, block, apart) if apart else linear(x, block, exact))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
