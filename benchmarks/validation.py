@@ -6,8 +6,9 @@
 Every setting runs in a process of its own (`validation_process.py`), which knows the machine's rates as they
 were taken at the start, and nothing else. Speed: replies as `tune --measure` has them, each predicted with
 the raw rate of reads just before it (of a throttled disk, the rate that the kernel was told); with drafts the
-first by what is believed of drafts, and as many to other prompts by what the first have shown. Memory: the
-resident set, the whole context in use, from a cold start.
+first by what is believed of drafts, and as many to other prompts by what the first have shown (*by texts*:
+how far two such lots of replies are apart by their texts alone, one standard deviation). Memory: the resident
+set, the whole context in use, from a cold start.
 Smallest: the dial from which on a cold start in a cgroup of that limit never meets it, by bisection.
 
 Every measurement is kept in the results file; run it again to go on, or to print the tables.
@@ -22,9 +23,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from math import hypot, nan
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 from benchmarks.arms import low_bit
 from benchmarks.cgroup import THROTTLE_HELP, own_cache, require_throttle
@@ -47,6 +51,9 @@ OWNER = 8 * 10**6  # bytes; smaller owners are not told
 TRIVIAL = 0.97  # of the dial: what one would say of the total without a plan
 # The smallest dial that works is sought so far around the one that is predicted, halving that so often.
 AROUND, HALVINGS = 0.06, 5
+# With drafts, replies of 12 cycles where that takes no longer: tokens a cycle of such replies to requests for
+# stories differ by 11 % (one standard deviation), those of 4 cycles by 18 %.
+DRAFTED = 5, 12.0
 WAYS = {"none": ("none", "serial"), "ngram": ("ngram", "serial"), "copy": ("substitute", "serial")}
 WAYS |= {
     "copy ssd": ("substitute", "ssd"),
@@ -57,12 +64,14 @@ WAYS |= {
 
 @dataclass(frozen=True)
 class Case:
-    """A setting whose speed is measured. megabytes: the dial. replies: that are timed, with drafts twice."""
+    """A setting whose speed is measured. megabytes: the dial. replies: that are timed, with drafts twice, of
+    so many seconds each."""
 
     model: str
     megabytes: int
     way: str = "none"
     replies: int = 3
+    seconds: float = 1.5
 
     def __str__(self) -> str:
         return f"{self.model} {self.megabytes} MB {self.way}"
@@ -80,10 +89,10 @@ class Case:
 
 SMALL = {"1b-bf16": 2000, "1b-bf16-q4_k_m.gguf": 900, "1b-bf16-q8_0.gguf": 1200, "0.5b-inflated": 900}
 SLOW = [Case(*one) for one in SMALL.items()]  # on every disk, also a throttled one
-SLOW += [Case("0.5b-inflated", 1000, way) for way in ("ngram", "copy ssd")]
+SLOW += [Case("0.5b-inflated", 1000, way, *DRAFTED) for way in ("ngram", "copy ssd")]
 FAST = [*SLOW, Case("1b-bf16", 1200), *(Case(name, 4000) for name in SMALL)]
-FAST += [Case("0.5b-inflated", 1000, way) for way in ("copy", "copy mirror")]
-FAST += [Case("7b-inflated", 8000, way, 2) for way in ("none", "model")]
+FAST += [Case("0.5b-inflated", 1000, way, *DRAFTED) for way in ("copy", "copy mirror")]
+FAST += [Case("7b-inflated", 8000, replies=2), Case("7b-inflated", 8000, "model", 3, 60.0)]
 FAST += [Case("7b-inflated-int4", 2500, replies=2), Case("7b-inflated-int4", 6000, replies=2)]
 HELD = {**{name: (dial, 4000) for name, dial in SMALL.items()}, "7b-inflated-int4": (2500, 6000)}
 CONTEXTS = 512, 2048
@@ -126,7 +135,8 @@ def speed(case: Case, rate: int | None, rates: str) -> Row:
     with own_cache() as folder:
         (folder / "rates.json").write_text(rates)
         throttled = None if rate is None else rate / 1e9
-        return once(model, "speed", case.options, rate, replies=case.replies, throttled=throttled)
+        what: Row = {"replies": case.replies, "seconds": case.seconds, "throttled": throttled}
+        return once(model, "speed", case.options, rate, **what)
 
 
 def memory(name: str, dial: int, context: int, rates: str) -> Row:
@@ -189,6 +199,16 @@ def rates_of(rows: Sequence[Row]) -> tuple[float, float, float, float]:
     return said, tokens / seconds, cycle, seconds / cycles
 
 
+def scatter(rows: Sequence[Row]) -> float:
+    """By how much the tokens a cycle of replies together would differ from such replies' own, as a share (one
+    standard deviation): texts differ, whatever is predicted."""
+    tokens, cycles = (np.array([row[key] for row in rows], dtype=float) for key in ("tokens", "cycles"))
+    if len(rows) < 2:
+        return nan
+    rest = tokens - cycles * tokens.sum() / cycles.sum()
+    return float(np.sqrt((rest**2).sum() * len(rows) / (len(rows) - 1)) / tokens.sum())
+
+
 def speeds(done: Mapping[str, Row], report: Report) -> None:
     plain, cycles, after, covered = list[float](), list[float](), list[float](), list[bool]()
     for name, row in done.items():
@@ -203,7 +223,7 @@ def speeds(done: Mapping[str, Row], report: Report) -> None:
         }
         cells |= {"took": f"{took:.3f}", "off": f"{off(cycle, took):+.1%}"}
         cells |= {"tokens/s": f"{said:.2f} ({low:.2f}–{high:.2f})", "gave": f"{gave:.2f}"}
-        cells |= {"measured, then": "", "then gave": "", "then off": ""}
+        cells |= {"measured, then": "", "then gave": "", "then off": "", "by texts": ""}
         cycles.append(off(cycle, took))
         if later:
             covered.append(low <= gave <= high)
@@ -213,6 +233,7 @@ def speeds(done: Mapping[str, Row], report: Report) -> None:
                 "measured, then": f"{said:.2f}",
                 "then gave": f"{gave:.2f}",
                 "then off": f"{after[-1]:+.1%}",
+                "by texts": f"± {hypot(scatter(first), scatter(later)):.0%}",
             }
         else:
             plain.append(off(said, gave))

@@ -1,6 +1,6 @@
 """One setting of `validation.py` in a process of its own: what the tuner says of it, and what comes.
 
-    python -m benchmarks.validation_process speed MODEL '{"memory": 9e8, "drafter": "ngram"}' '{"replies": 3}'
+    python -m benchmarks.validation_process speed MODEL '{"memory": 9e8}' '{"replies": 3, "seconds": 9}'
     python -m benchmarks.validation_process memory MODEL '{"memory": 9e8, "context": 512}' '{}'
 
 The last line of stdout is JSON.
@@ -32,17 +32,18 @@ from edgespec.tuning.watch import Watch
 
 STEADY = 0.1  # raw rates before and after a reply differ by no more: else the disk has changed
 BASE, TALK = "interpreter and libraries", "conversation"  # owners
-SECONDS = 1.5
+FACTORS = "flash", "compute", "step", "chance", "spread", "lookups", "rest", "passes", "rows", "pace"
 CAST = 3  # replies whose place another takes, at most
 
 
-def speed(engine: Engine, replies: int, throttled: float | None = None) -> Row:
-    """Replies as `tune --measure` has them, each of SECONDS or four cycles; with drafts as many again to
-    other prompts, by what the first have shown. The raw rate beside each is what its prediction goes by:
-    `throttled`, in GB/s, which short reads exceed after a rest, or as measured."""
+def speed(engine: Engine, replies: int, seconds: float, throttled: float | None = None) -> Row:
+    """Replies as `tune --measure` has them, of so many seconds each, but at least four cycles; with drafts as
+    many again to other prompts of the same kind, by what the first have shown. The raw rate beside each is
+    what its prediction goes by: `throttled`, in GB/s, which short reads exceed after a rest, or as
+    measured."""
     files, streams = engine.files, engine.plan.streamed_bytes > 0
     largest = max(files.table.files(), key=lambda path: path.stat().st_size)
-    watch, runs, found, left = Watch(engine), list[Trial](), list[Row](), CAST
+    runs, found, left = list[Trial](), list[Row](), CAST
     asked: list[Prompt] = [PROMPT] * replies
     if engine.tokenizer.template.is_chat:  # an inflated model, whose replies end
         asked = [*stories(files.path, 2 * replies if engine.drafters else replies)]
@@ -54,19 +55,15 @@ def speed(engine: Engine, replies: int, throttled: float | None = None) -> Row:
     for turn, prompt in enumerate(asked):
         fit = fit_runs(runs[:replies] if turn >= replies else ())
         while True:
-            before, rates = after, engine.plan.rates
-            plan = replace(engine.plan, rates=replace(rates, read=before))
-            setting = watch.expected(fit, plan)
+            before = after
+            watch = Watch(engine, rates=replace(engine.plan.rates, read=before))
+            setting = watch.expected(fit)
             assert setting is not None
-            (run,) = run_setting(engine, setting, [prompt], perf_counter() + SECONDS)
+            (run,) = run_setting(watch, setting, [prompt], perf_counter() + seconds)
             after = rate()
             if abs(after / before - 1) <= STEADY or not left:
                 break
             left -= 1
-        if (
-            run.flash is not None and rates.read is not None
-        ):  # it goes by the rate of when the model was loaded
-            run = replace(run, flash=run.flash * before / rates.read)
         runs.append(run)
         found.append({
             "after measuring": turn >= replies,
@@ -77,7 +74,7 @@ def speed(engine: Engine, replies: int, throttled: float | None = None) -> Row:
             "cycles": run.cycles,
             "tokens": run.tokens,
             "seconds": run.seconds,
-            "factors": {name: getattr(run, name) for name in ("flash", "compute", "step", "chance", "rest")},
+            "factors": {name: getattr(run, name) for name in FACTORS},
         })  # fmt: skip
     return {"replies": found, "cast": CAST - left, "plan": engine.plan.to_dict()}
 

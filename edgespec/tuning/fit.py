@@ -1,4 +1,5 @@
-"""The cost model set right by runs: few numbers, each a factor on one of its terms, or a chance.
+"""The cost model set right by runs: few numbers, each a factor on one of its terms, or a chance; and, of
+settings that ran themselves, what came.
 
 Times are medians over runs, because one pause of the machine makes any of them absurd. Where there are fewer
 than FEW, what was expected stands for the others: one reply, which may have been the first of a cold process,
@@ -36,9 +37,26 @@ class Factor:
 
 
 @dataclass(frozen=True)
+class Ran:
+    """What came of a setting in so many cycles. tree, steps: of its budgets, 0 = the controller's own.
+    tokens, passes, rows: of a cycle (`Trial`). pace: of its seconds."""
+
+    dial: int
+    schedule: str
+    tree: int
+    steps: int
+    cycles: int
+    tokens: float
+    passes: float
+    rows: float
+    pace: Factor
+
+
+@dataclass(frozen=True)
 class Seen:
     """What runs have shown of a drafter. cycles: that were judged, `texts` of them runs of their own.
     spread: of misses (`acceptance.expected_hits`). rest: by schedule, what the laws leave over of its speed.
+    ran: settings, each with the budgets that ran for most cycles.
     """
 
     step: Factor = Factor()
@@ -48,6 +66,7 @@ class Seen:
     texts: int = 0
     spread: float = SPREAD
     rest: Mapping[str, Factor] = field(default_factory=dict)
+    ran: tuple[Ran, ...] = ()
 
     def prior(self, believed: Prior) -> Prior:
         """What is believed of its drafts now."""
@@ -58,6 +77,9 @@ class Seen:
         low, high = max(0.01, middle - wide), min(0.99, middle + wide)
         source = f"measured, {self.cycles} cycles"
         return Prior(min(low, middle), middle, max(high, middle), source, believed.branches, believed.width)
+
+    def as_it_ran(self, dial: int, schedule: str) -> Ran | None:
+        return next((one for one in self.ran if (one.dial, one.schedule) == (dial, schedule)), None)
 
     def left_over(self, schedule: str) -> Factor:
         """Of a schedule that was not run, what its others leave."""
@@ -131,7 +153,25 @@ def _seen(runs: Sequence[Trial], least: int) -> Seen:
             schedule: _factor((run.rest for run in runs if run.schedule == schedule), least)
             for schedule in {run.schedule for run in runs}
         },
+        ran=_ran(runs, least),
     )
+
+
+def _ran(runs: Sequence[Trial], least: int) -> tuple[Ran, ...]:
+    """Tokens over cycles of all replies together: a short one says less than a long one."""
+    groups = dict[tuple[int, str, int, int], list[Trial]]()
+    for run in runs:
+        if run.pace is not None:
+            groups.setdefault((run.dial, run.schedule, run.tree, run.steps), []).append(run)
+    found = dict[tuple[int, str], Ran]()
+    for (dial, schedule, tree, steps), group in groups.items():
+        tokens, cycles = _mean([(run.tokens / run.cycles, run.cycles) for run in group])
+        passes, _ = _mean([(run.passes, run.cycles) for run in group])
+        rows, _ = _mean([(run.rows, run.cycles) for run in group])
+        pace = _factor((run.pace for run in group), least)
+        if (known := found.get((dial, schedule))) is None or known.cycles < cycles:
+            found[dial, schedule] = Ran(dial, schedule, tree, steps, cycles, tokens, passes, rows, pace)
+    return (*found.values(),)
 
 
 def _mean(values: Sequence[tuple[float, int]]) -> tuple[float, int]:

@@ -20,7 +20,7 @@ from edgespec.runtimes.config import ModelConfig
 from edgespec.schedules.kinds import SCHEDULES, check_model, check_schedule
 from edgespec.tuning.acceptance import SPREAD, expected_hits, tree_tokens
 from edgespec.tuning.candidate import Candidate
-from edgespec.tuning.fit import NORMAL_80, UNFITTED, Fit
+from edgespec.tuning.fit import LEAN, NORMAL_80, UNFITTED, Fit, Ran
 
 PROMPT = 500  # tokens, to whose reply's first token the time is told: one block of a prompt
 TREES = (2, 4, 8, 16, 32, 64)  # sizes that are tried, the root included
@@ -34,6 +34,8 @@ MODEL_ERROR, RUN_ERROR = 0.08, 0.04
 
 Guess = Callable[[int, int], float]
 """Tokens of a cycle, by levels and nodes of its tree."""
+Way = tuple[int, int]
+"""Nodes of a tree, the root included, and steps of drafting."""
 
 
 @dataclass(frozen=True)
@@ -143,37 +145,40 @@ def predict(
     doubt: Doubt,
     exact: bool,
     fit: Fit = UNFITTED,
+    way: Way | None = None,
 ) -> Iterator[Setting]:
-    """A setting for each schedule, with the tree and the steps that give the highest speed; as runs have set
-    the laws right."""
+    """A setting for each schedule, with the tree and the steps that give the highest speed, or those of
+    `way`; as runs have set the laws right. Of a setting that ran it is said what came, by its own tree."""
     seen = fit.seen(candidate.drafter, candidate.named)
     unfitted = costs_of(plan, candidate)
     costs = fit.costs(unfitted, seen)
     prior, doubt = seen.prior(candidate.prior(plan)), doubt.after(fit)
 
-    def guess(chance: float) -> Guess:
-        return lambda depth, nodes: tree_tokens(chance, depth, nodes, prior.branches, prior.width)
+    def rate_of(schedule: str, way: Way, chance: float) -> _Rate:
+        def guess(depth: int, nodes: int) -> float:
+            return tree_tokens(chance, depth, nodes, prior.branches, prior.width)
+
+        return _rate(schedule, costs, guess, *way, seen.spread)
 
     for schedule in schedules:
-        options = []
-        if candidate.members:
-            trees = sorted({n for n in TREES if n < most} | {most})
-            depths = [FREE_DEPTH] if not candidate.layers else [int(s) for s in STEPS if s]
-            options = [(nodes, steps) for nodes in trees for steps in depths]
-        rates = {way: _rate(schedule, costs, guess(prior.middle), *way, seen.spread) for way in options} or {
-            (1, 0): _plain(costs)
-        }
+        ran = seen.as_it_ran(plan.dial, schedule)
+        ways = _ways(candidate, most) if way is None else [way]
+        if ran is not None and (ran.tree, ran.steps) in ways:
+            ways = [(ran.tree, ran.steps)]  # the best of many that did not run is an optimist's
+        rates = {one: rate_of(schedule, one, prior.middle) for one in ways} or {(1, 0): _plain(costs)}
         best = max(rate.speed for rate in rates.values())
-        nodes, steps = min(way for way, rate in rates.items() if rate.speed >= NEARLY * best)
+        nodes, steps = min(one for one, rate in rates.items() if rate.speed >= NEARLY * best)
         rate, below, above = rates[nodes, steps], 0.0, 0.0
         computing = float(costs.computing(np.array(nodes))) + costs.overhead
         flash = costs.io >= computing
         sd = hypot(doubt.flash if flash else doubt.compute, doubt.model) * NORMAL_80
         if candidate.members:
-            how = nodes, steps, seen.spread
-            below = log(rate.speed / _rate(schedule, costs, guess(prior.low), *how).speed)
-            above = log(_rate(schedule, costs, guess(prior.high), *how).speed / rate.speed)
-        rate = _Rate(rate.tokens, rate.seconds / seen.left_over(schedule).value)
+            below = log(rate.speed / rate_of(schedule, (nodes, steps), prior.low).speed)
+            above = log(rate_of(schedule, (nodes, steps), prior.high).speed / rate.speed)
+        if ran is None:
+            rate = _Rate(rate.tokens, rate.seconds / seen.left_over(schedule).value)
+        else:
+            rate, sd = _as_it_ran(ran, rate, unfitted), hypot(ran.pace.sd, RUN_ERROR) * NORMAL_80
         speed = Interval.around(rate.speed, hypot(sd, below), hypot(sd, above))
         plain = _plain(costs).speed * (1 - ALLOWANCE)  # the controller keeps to that, whatever the text
         speed = Interval(max(speed.low, min(plain * exp(-sd), speed.middle)), speed.middle, speed.high)
@@ -202,6 +207,13 @@ def predict(
         )
 
 
+def _ways(candidate: Candidate, most: int) -> list[Way]:
+    """That are tried, of trees of at most so many nodes; none without drafts."""
+    trees = sorted({n for n in TREES if n < most} | {most})
+    depths = [int(s) for s in STEPS if s] if candidate.layers else [FREE_DEPTH]
+    return [(nodes, steps) for nodes in trees for steps in depths] if candidate.members else []
+
+
 @dataclass(frozen=True)
 class _Rate:
     tokens: float  # a cycle
@@ -210,6 +222,12 @@ class _Rate:
     @property
     def speed(self) -> float:
         return self.tokens / self.seconds
+
+
+def _as_it_ran(ran: Ran, law: _Rate, unfitted: CostModel) -> _Rate:
+    """What came of this setting, with the disk as it is now; tokens of few cycles lean on the law."""
+    tokens = (ran.cycles * ran.tokens + LEAN * law.tokens) / (ran.cycles + LEAN)
+    return _Rate(tokens, unfitted.cycle(ran.passes, ran.rows) * ran.pace.value)
 
 
 def _plain(costs: CostModel) -> _Rate:

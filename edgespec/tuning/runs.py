@@ -25,7 +25,7 @@ from edgespec.offload.plan.costs import LAYER_SECONDS
 
 FORMAT = 1
 RUNS = 64  # of a model; the latest are kept
-FILE_BYTES = 2**18  # 64 runs take 40 KB
+FILE_BYTES = 2**18  # 64 runs take 50 KB
 MODELS = 64  # files; those written last are kept
 LAWS = READS, MULTIPLIED, LAYER_SECONDS
 MOST_TEXT = 1000  # characters of a name
@@ -41,7 +41,10 @@ class Trial:
         prompt, over what the cost model says without any fit.
     chance: that the likeliest child is right, by what `judged` cycles accepted.
     spread: the power by which outcomes were missed, of so many `lookups` (`acceptance.expected_hits`).
-    rest: speed over what the laws say with all of the above.
+    rest: speed over what the laws say, with all of the above, of what ran.
+    tree, steps: of every cycle's budget; 0 = the controller's own, cycle by cycle.
+    passes, rows: a cycle's, on average: of drafting that the target waited for, and of the target's pass.
+    pace: seconds a cycle over what so many passes and rows should have taken without any fit.
     A None: the run has not shown that. when: seconds, as of time.time.
     """
 
@@ -63,6 +66,11 @@ class Trial:
     spread: float | None = None
     lookups: int = 0
     rest: float | None = None
+    tree: int = 0
+    steps: int = 0
+    passes: float = 0.0
+    rows: float = 1.0
+    pace: float | None = None
 
     @property
     def speed(self) -> float:
@@ -76,11 +84,13 @@ class Trial:
 
 
 _COUNTS = {"dial": 10**15, "cycles": 10**9, "tokens": 10**9, "judged": 10**9, "lookups": 10**9}  # at most
+_COUNTS |= {"tree": 10**6, "steps": 10**6}
 _POSITIVE = ("cycles", "tokens")
 _TEXTS = ("drafter", "files", "schedule")
 _NUMBERS = {"seconds": (1e-9, 1e9), "predicted": (1e-9, 1e9), "when": (0.0, 1e12)}
+_NUMBERS |= {"passes": (0.0, 1e6), "rows": (1.0, 1e6)}
 _FACTORS = {"flash": (1e-2, 1e2), "compute": (1e-2, 1e2), "step": (1e-2, 1e2), "prompt": (1e-2, 1e2)}
-_FACTORS |= {"chance": (0.0, 1.0), "spread": (0.0, 10.0), "rest": (1e-2, 1e2)}
+_FACTORS |= {"chance": (0.0, 1.0), "spread": (0.0, 10.0), "rest": (1e-2, 1e2), "pace": (1e-2, 1e2)}
 _NAMES = {field.name for field in fields(Trial)}
 
 
@@ -153,6 +163,7 @@ def _file(digest: str, precision: str) -> Path:
     import platform
 
     parts = (digest, precision, platform.node(), cpu_name(), str(cpu_count()), __version__, *map(str, LAWS))
+    parts += (*sorted(_NAMES),)
     name = hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:32]
     return cache_folder() / "runs" / f"{name}.json"
 

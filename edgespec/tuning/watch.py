@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Overlap, Phase, Trace
 from edgespec.errors import EdgeSpecError
-from edgespec.offload.plan.costs import CostModel
+from edgespec.offload.plan.costs import CostModel, Rates
 from edgespec.tuning.candidate import PLAIN, Candidate
 from edgespec.tuning.candidates import find_candidates
 from edgespec.tuning.fit import Fit, fit_runs, matching_chance, matching_spread
@@ -49,6 +50,12 @@ class _Seen:
     waited: float
     overlap: Overlap
 
+    @property
+    def depth(self) -> int:
+        """Passes that made the tree: those that went into its other branches count, too, and a pass that was
+        made ahead is one of them."""
+        return max(self.levels, (self.passes or 0) + self.overlap.found)
+
 
 class Watch:
     """Hears one conversation of an engine, and its flash.
@@ -62,11 +69,12 @@ class Watch:
     What it holds of a cycle is small, and everything else waits for the end of the reply.
 
     texts: they are of the kind that a user has: else only times are kept of them, not what drafts were worth.
+    rates: of the machine now; None = as of when the model was loaded.
     expected_speed: of the last reply, before it; None = it was too short to compare.
     """
 
-    def __init__(self, engine: Engine, texts: bool = True) -> None:
-        self.engine, self.texts = engine, texts
+    def __init__(self, engine: Engine, texts: bool = True, rates: Rates | None = None) -> None:
+        self.engine, self.texts, self.rates = engine, texts, rates
         self.expected_speed: Interval | None = None
         self.trace = Trace(self.cycle, None, self.phase)
         self._warned = list[str]()
@@ -75,6 +83,12 @@ class Watch:
         self._waited = 0.0
         self._candidate: Candidate | None = None
         self._known = False
+
+    @property
+    def plan(self) -> Plan:
+        """The engine's, with these rates."""
+        plan = self.engine.plan
+        return plan if self.rates is None else replace(plan, rates=self.rates)
 
     # What it hears of.
 
@@ -90,7 +104,7 @@ class Watch:
         tree, outcome = event.tree, event.outcome
         self._cycles.append(
             _Seen(
-                plan=self.engine.plan,
+                plan=self.plan,
                 passes=event.passes,
                 levels=int(tree.depths.max()),
                 nodes=len(tree),
@@ -106,10 +120,10 @@ class Watch:
 
     # What it tells.
 
-    def expected(self, fit: Fit | None = None, plan: Plan | None = None) -> Setting | None:
+    def expected(self, fit: Fit | None = None, budget: TreeBudget | None = None) -> Setting | None:
         """What the engine's own setting should give, by what runs before have shown, unless another `fit` is
-        given, and with its own plan, unless another is (as of another disk); None where its way of drafting
-        cannot be predicted."""
+        given, and with the best budget, unless another is; None where its way of drafting cannot be
+        predicted."""
         candidate = self.candidate
         if candidate is None:
             return None
@@ -119,11 +133,12 @@ class Watch:
             self._warnings += [note for note in notes if note not in self._warned]
             self._warned += self._warnings
             fit = fit_runs(runs)
-        engine, plan = self.engine, plan or self.engine.plan
+        engine, plan = self.engine, self.plan
         doubt = MEASURED if plan.rates.matmuls is not None else UNMEASURED
         schedule = engine.schedule if candidate.members else "serial"
         nodes = engine.options.tree_nodes
-        return next(predict(plan, candidate, [schedule], nodes, doubt, exact=True, fit=fit))
+        way = None if budget is None or not candidate.members else (budget.nodes, budget.depth)
+        return next(predict(plan, candidate, [schedule], nodes, doubt, exact=True, fit=fit, way=way))
 
     def warnings(self) -> list[str]:
         """What is to be said, once."""
@@ -137,8 +152,9 @@ class Watch:
             self._candidate, self._known = _candidate_of(self.engine), True
         return self._candidate
 
-    def reply(self, stats: Stats) -> Trial | None:
-        """A reply is over: what it showed, which is kept. None where it was too short to show anything."""
+    def reply(self, stats: Stats, budget: TreeBudget | None = None) -> Trial | None:
+        """A reply is over: what it showed, which is kept. None where it was too short to show anything.
+        budget: of all its cycles; None = the controller's own."""
         cycles, self._cycles = [*self._cycles], deque(maxlen=CYCLES)
         self.expected_speed = None
         if len(cycles) < LEAST_CYCLES or stats.drafter_damaged:
@@ -157,16 +173,19 @@ class Watch:
             seconds=sum(one.drafting + one.verifying for one in cycles),
             predicted=expected.speed.middle,
             when=time(),
-            prompt=_prompt(stats, costs_of(self.engine.plan, candidate)),
+            prompt=_prompt(stats, costs_of(self.plan, candidate)),
         )
+        if budget is not None and candidate.members:
+            run = replace(run, tree=budget.nodes, steps=budget.depth)
         run = _passes(run, cycles, candidate)
         if candidate.members and self.texts:
             run = _drafts(run, cycles, candidate, self.engine.options.tree_nodes)
         run = bounded(run)
-        own = self.expected(fit_runs([run], least=1))
-        if own is not None and (not candidate.members or run.judged >= max(LEAST_CYCLES, len(cycles) / 2)):
-            rest = run.speed / own.speed.middle  # else most of it was plain decoding
-            run = bounded(replace(run, rest=rest))
+        if not candidate.members or run.judged >= max(LEAST_CYCLES, len(cycles) / 2):
+            # Else most of it was plain decoding.
+            own = self.expected(fit_runs([run], least=1), budget)
+            assert own is not None
+            run = bounded(_pace(replace(run, rest=run.speed / own.speed.middle), cycles, candidate))
         files = self.engine.files
         keep_run(files.digest, files.table.precision, run)
         return run
@@ -207,6 +226,14 @@ def _passes(run: Trial, cycles: Sequence[_Seen], candidate: Candidate) -> Trial:
     return replace(run, flash=_median(reading), compute=_median(computing), step=_median(steps))
 
 
+def _pace(run: Trial, cycles: Sequence[_Seen], candidate: Candidate) -> Trial:
+    """With what its cycles were, on average, and how long they took beside what such cycles should have."""
+    passes = sum(one.passes or 0 for one in cycles) / len(cycles)
+    rows = sum(one.rows for one in cycles) / len(cycles)
+    seconds = costs_of(cycles[-1].plan, candidate).cycle(passes, rows)
+    return replace(run, passes=passes, rows=rows, pace=run.seconds / run.cycles / seconds)
+
+
 def _median(values: Sequence[float]) -> float | None:
     """Of what can be a factor."""
     found = [value for value in values if value > 0]
@@ -225,7 +252,7 @@ def _drafts(run: Trial, cycles: Sequence[_Seen], candidate: Candidate, most: int
     if asked:
         # N-grams often find nothing: that is part of their chance.
         free = not candidate.layers
-        trees = [(FREE_DEPTH, most) if free else (one.levels, one.nodes) for one in asked]
+        trees = [(FREE_DEPTH, most) if free else (one.depth, one.nodes) for one in asked]
         prior = candidate.prior(asked[-1].plan)
         chance = matching_chance(trees, sum(one.tokens for one in asked), prior.branches, prior.width)
         run = replace(run, chance=chance, judged=len(asked))

@@ -84,8 +84,9 @@ class CostModel:
         """[...] -> [...]: the shape of what so many steps cost."""
         return self.step * count
 
-    def cycle(self, steps: int = 0, nodes: int = 1) -> float:
-        """So many steps and a pass of so many rows: max(I/O, compute). The ring fills during the steps."""
+    def cycle(self, steps: float = 0, nodes: float = 1) -> float:
+        """So many steps and a pass of so many rows, averages too: max(I/O, compute). The ring fills during
+        the steps."""
         between = self.step * steps
         reading = self.io - min(self.ahead, between)
         return max(reading, float(self.computing(np.array(nodes))) + self.overhead) + between
