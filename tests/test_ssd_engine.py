@@ -23,6 +23,7 @@ from edgespec.engine import Engine
 from edgespec.offload.chunks import Chunk
 from edgespec.offload.streamer import Streamer
 from edgespec.response import Response
+from edgespec.runtimes.torch.exit import HeadPass
 from edgespec.schedules.kinds import choose_schedule
 from edgespec.schedules.ssd import Ssd
 from tests.sessions import in_threads, tokens_of
@@ -159,6 +160,28 @@ def test_auto_is_ssd_where_there_are_waits_to_draft_in(packed: Path) -> None:
     assert choose_schedule("auto", ["ngram", "cascade"], free=True) == "serial"
     assert choose_schedule("serial", ["model"], free=True) == "serial"
     assert choose_schedule("ssd", ["model"], free=False) == "ssd"
+
+
+def test_the_logits_of_a_pass_in_waits_are_in_the_ledger(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are there while the target's own activations are."""
+    made, make = list[int](), HeadPass.__init__
+
+    def making(self: HeadPass, *given: Any) -> None:
+        make(self, *given)
+        made.append(self.logits.nbytes)
+
+    monkeypatch.setattr(HeadPass, "__init__", making)
+    with (
+        load(packed, "substitute") as engine,
+        waiting(monkeypatch, lambda: 8),
+        engine.new_session(200, Fixed(BUDGET)) as session,
+    ):
+        list(session.generate(PROMPT, GREEDY))
+        assert engine.plan.owners["draft logits"] == max(made) > 4 * engine.config.vocab_size
+    with load(packed, "substitute", schedule="serial") as engine:
+        assert "draft logits" not in engine.plan.owners
 
 
 def test_every_drafter_that_can_is_tested() -> None:

@@ -19,7 +19,7 @@ from edgespec.drafters.base import Drafting, DraftingAhead, Root, committed
 from edgespec.drafters.drawn import kept_bytes
 from edgespec.drafters.forest import Forest, Room
 from edgespec.drafters.growth import MAX_PASSES
-from edgespec.drafters.low_bit import OVERLAY_ROWS, copy_extras, stand_in
+from edgespec.drafters.low_bit import AHEAD_ROWS, OVERLAY_ROWS, copy_extras, stand_in
 from edgespec.drafters.resident import Found, Search
 from edgespec.drafters.rounds import go_ahead, grow
 from edgespec.errors import Call, OptionError
@@ -165,9 +165,7 @@ class SubstituteDrafter:
     resident = True
     passes = range(1, MAX_PASSES + 1)
     width = 1  # a pass of two rows of int4 takes 1.4 times as long (docs/exactness.md)
-    # In the waits depth counts more: where a pass of four takes 1.9 times as long and one of eight 2.6 times,
-    # 2, 4 and 8 gave 4.16, 4.17 and 3.98 x plain decoding's speed; if 1.3 and 1.6, 4 and 8 4.43 and 4.31.
-    ahead_width = 4
+    ahead_width = AHEAD_ROWS
 
     def __init__(
         self, runtime: DraftRuntime, cache: KVCache, vocabulary: int, room: Room | None = None
