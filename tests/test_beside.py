@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,11 @@ from edgespec.drafters.beside import Beside, BesideDrafter
 from edgespec.drafters.channel import (
     Cancel,
     Close,
+    Commit,
     Draft,
     GoAhead,
     Load,
+    Nonsense,
     Open,
     Prefill,
     RootPath,
@@ -43,8 +46,10 @@ from edgespec.drafters.channel import (
     Stop,
     Trees,
     as_sent,
+    frame,
 )
 from edgespec.drafters.combined import Combined
+from edgespec.drafters.inbox import Inbox
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.process import Question, command
@@ -455,6 +460,90 @@ def test_a_long_prompt_is_not_waited_for(
     assert sum(cycle.outcome.accepted for cycle in cycles[21:]) > 15
     assert schedule.undrafted is None
     opened.close()
+
+
+def test_a_prompt_that_nobody_needs_any_more_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reply was cancelled, or another begins: what comes then is taken at once, and is answered rightly."""
+    monkeypatch.setenv("TEST_GO", str(tmp_path / "never"))
+    opened, ours = start("slow_prompt"), in_process()
+    ours.prefill(Context(PROMPT))
+    expected = ours.start([Root((2,))], BUDGET)
+    while expected.step():
+        pass
+    ends = [
+        lambda drafter: drafter.rest(),
+        lambda drafter: [
+            drafter.prefill(Context([7, *PROMPT])),
+            drafter.prefill(Context(PROMPT)),
+            drafter.rest(),
+        ],
+    ]
+    for end in ends:
+        drafter = drafter_of(opened)
+        drafter.prefill(Context(PROMPT))
+        time.sleep(0.05)
+        end(drafter)
+        drafting = drafter.start([Root((2,))], BUDGET)
+        while drafting.step():
+            pass
+        assert same(drafting.tree(), expected.tree())
+    abandoned = drafter_of(opened)
+    abandoned.prefill(Context(PROMPT))
+    del abandoned, drafting
+    gc.collect()
+    assert drafter.caught_up
+    drafter.commit(2, Outcome(np.array([0]), (3,)))
+    wait_for(lambda: drafter.caught_up)
+    opened.close()
+
+
+def test_a_prompt_that_was_broken_off_is_read_on() -> None:
+    """Wherever that was: from there on, and when it is asked for."""
+    text = [*PROMPT, *([3, 5, 1] * 9)]
+    for part in range(len(text)):
+        said, left = list[Sent](), [part]
+
+        def recalls(seat: int) -> bool:
+            left[0] -= 1  # noqa: B023
+            return seat == 1 and left[0] < 0  # noqa: B023
+
+        desk = Desk(said.append, lambda capacity: TableRuntime(worker_programs.ROWS, capacity), recalls)
+        for seat in (1, 2):
+            desk.take(Open(seat, 400, VOCABULARY))
+            desk.take(Prefill(seat, text, False, 0, 0.0, 1.0, 0, 0.0))
+        first, second = (desk.seats[seat].drafter for seat in (1, 2))
+        assert (first.tokens, first.tail) == (text[: part + 1], text[part + 1 :])
+        assert second.tokens == text
+        for seat in (1, 2):
+            desk.take(Cancel(seat))
+            desk.take(Draft(seat, seat, [RootPath([2], 0.0)], 64, 12, 3))
+            while not desk.idle:
+                desk.work()
+        answers = {m.question: m.trees for m in said if isinstance(m, Trees)}
+        assert answers[1] == answers[2]
+        assert len(answers[1][0].tokens) > 9
+
+
+def test_messages_keep_their_order_however_one_looks() -> None:
+    inbox, (read, write) = Inbox(), os.pipe()
+    told = [Stop(1), Commit(2, 9, 3, [4]), Cancel(2), Prefill(1, [1], False, 0, 0.0, 1.0, 0, 0.0), Stop(2)]
+    with os.fdopen(write, "wb") as pipe:
+        for message in told:
+            pipe.write(frame(message))
+        pipe.write(b"nonsense that no frame begins with")
+    with os.fdopen(read, "rb") as pipe:
+        inbox.listen(pipe)
+    assert inbox.take(wait=True) == told[0]
+    assert [inbox.recalls(seat) for seat in (1, 2, 3)] == [True, True, False]
+    assert [inbox.take(wait=True) for _ in range(2)] == told[1:3]
+    assert [inbox.recalls(seat) for seat in (1, 2)] == [True, False]
+    assert [inbox.take(wait=True) for _ in range(2)] == told[3:]
+    assert not inbox.recalls(1)
+    assert isinstance(inbox.take(wait=True), Nonsense)
+    with pytest.raises(Empty):
+        inbox.take(wait=False)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, inf
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty
 from threading import Thread
 from time import monotonic, sleep
 from typing import BinaryIO
@@ -30,8 +30,6 @@ from edgespec.core.tree import TokenTree
 from edgespec.devices.probe import peak_memory
 from edgespec.drafters.base import Drafting, DraftingAhead, Hearing, Root
 from edgespec.drafters.channel import (
-    REQUEST_BYTES,
-    REQUESTS,
     Beat,
     Cancel,
     Close,
@@ -57,9 +55,10 @@ from edgespec.drafters.channel import (
     as_received,
     as_sent,
     frame,
-    read_frame,
 )
+from edgespec.drafters.inbox import Inbox
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
+from edgespec.errors import Cancelled
 from edgespec.runtimes.base import DraftRuntime
 
 BEAT = 0.05  # seconds of work, after which it says that it is at work
@@ -90,8 +89,14 @@ class _Seat:
 class Desk:
     """Does what messages say, one after the other."""
 
-    def __init__(self, say: Callable[[Sent], None], open_runtime: Callable[[int], DraftRuntime]) -> None:
-        self.say, self.open_runtime = say, open_runtime
+    def __init__(
+        self,
+        say: Callable[[Sent], None],
+        open_runtime: Callable[[int], DraftRuntime],
+        recalls: Callable[[int], bool] = lambda seat: False,
+    ) -> None:
+        """`recalls`: see `inbox.Inbox`."""
+        self.say, self.open_runtime, self.recalls = say, open_runtime, recalls
         self.seats: dict[int, _Seat] = {}
         self._said = 0.0  # when it was last said that it is at work
 
@@ -191,16 +196,23 @@ class Desk:
         options = GenerationOptions(
             temperature=message.temperature, top_p=message.top_p, top_k=message.top_k, min_p=message.min_p
         )
-        seat.drafting = seat.hearing = None
-        seat.drafter.prefill(
-            Context(
-                message.tokens,
-                Sampler(options),
-                Noise(message.seed),
-                keyed=message.keyed,
-                check=lambda: self._beat(message.seat, 0),
-            )
+        context = Context(
+            message.tokens,
+            Sampler(options),
+            Noise(message.seed),
+            keyed=message.keyed,
+            check=lambda: self._beat(message.seat, 0),
         )
+
+        def read_on() -> None:
+            if self.recalls(message.seat):
+                raise Cancelled
+            context.check()
+
+        seat.drafting = seat.hearing = None
+        with suppress(Cancelled):  # the rest is read when it is needed
+            seat.drafter.prefill(replace(context, check=read_on))
+        seat.drafter.context = context
 
     def _draft(self, seat: _Seat, message: Draft) -> None:
         roots = [Root(tuple(root.path), root.logprob) for root in message.roots]
@@ -241,8 +253,8 @@ class Desk:
 
 def serve(hear: BinaryIO, speak: BinaryIO, open_model: OpenModel) -> None:
     """Work until the parent is gone, or something goes wrong, which it is told. Does not return before."""
-    inbox = SimpleQueue[Request | Nonsense]()
-    Thread(target=_listen, args=(hear, inbox), daemon=True).start()
+    inbox = Inbox()
+    Thread(target=inbox.listen, args=(hear,), daemon=True).start()
     Thread(target=_look_for_parent, args=(os.getppid(),), daemon=True).start()
 
     def say(message: Sent) -> None:
@@ -257,33 +269,21 @@ def serve(hear: BinaryIO, speak: BinaryIO, open_model: OpenModel) -> None:
         raise
 
 
-def _serve(
-    inbox: SimpleQueue[Request | Nonsense], say: Callable[[Sent], None], open_model: OpenModel
-) -> None:
-    load = inbox.get()
+def _serve(inbox: Inbox, say: Callable[[Sent], None], open_model: OpenModel) -> None:
+    load = inbox.take(wait=True)
     if not isinstance(load, Load):
         raise Nonsense(f"{load}, and no model is open")
-    desk = Desk(say, open_model(load, lambda nbytes: say(Loading(nbytes))))
+    desk = Desk(say, open_model(load, lambda nbytes: say(Loading(nbytes))), inbox.recalls)
     say(Ready(peak_memory()))
     while True:
         try:
-            message = inbox.get(block=desk.idle)
+            message = inbox.take(wait=desk.idle)
         except Empty:
             desk.work()
             continue
         if isinstance(message, Nonsense):
             raise message
         desk.take(message)
-
-
-def _listen(hear: BinaryIO, inbox: SimpleQueue[Request | Nonsense]) -> None:
-    try:
-        while (message := read_frame(hear, REQUESTS, REQUEST_BYTES)) is not None:
-            inbox.put(message)
-    except Nonsense as error:
-        inbox.put(error)
-        return
-    os._exit(0)
 
 
 def _look_for_parent(parent: int) -> None:
