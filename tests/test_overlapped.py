@@ -9,14 +9,15 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.controller import GRACE, Adaptive, Fixed
+from edgespec.control.costs import AGAIN
 from edgespec.control.hits import Hits
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.offload.plan.costs import CostModel
-from tests.test_controller import LIMIT, REGIMES, SUBSTITUTES, WIDTH, Run, World, simulate
+from tests.test_controller import LIMIT, NODES, REGIMES, SUBSTITUTES, WIDTH, Run, World, simulate
 
 WORLDS = REGIMES | SUBSTITUTES
 
@@ -50,7 +51,7 @@ def overlapped(
     """Cycles in which an outcome has been prepared for with chance `hits`, as far as `prepared` passes go;
     drafting in the waits makes a pass longer by `drag` of it."""
     controller, rng = controller or Adaptive(prior), np.random.default_rng(seed)
-    tokens, seconds, chosen, nodes = [], [], list[int | None](), list[int]()
+    tokens, seconds, chosen, nodes, came = [], [], list[int | None](), list[int](), []
     ahead = asked = False
     for _ in range(cycles):
         chance, depth = (exit.hits, exit.prepared) if exit and asked else (hits, prepared)
@@ -84,7 +85,8 @@ def overlapped(
         seconds.append(draft_seconds + verify_seconds)
         chosen.append(passes)
         nodes.append(len(tree))
-    return Run(np.array(tokens), np.array(seconds), chosen, nodes)
+        came.append(len(outcome.tokens))
+    return Run(np.array(tokens), np.array(seconds), chosen, nodes, np.array(came))
 
 
 @lru_cache
@@ -247,3 +249,42 @@ def test_one_slow_pass_does_not_end_drafting_ahead() -> None:
     overlapped(world, prior, 0.8, 6, drag=0.7, cycles=2, controller=controller)
     run = overlapped(world, prior, 0.8, 6, cycles=300, controller=controller)
     assert run.rate(200) >= 0.97 * overlapped(world, prior, 0.8, 6, cycles=300).rate(200)
+
+
+@pytest.mark.parametrize("drag", [0.0, 0.3, 5.0])
+@pytest.mark.parametrize("name", ["right 0.9", "flash-bound", "compute-bound", "hopeless"])
+def test_what_is_lost_has_a_bound_here_too(name: str, drag: float) -> None:
+    """Passes that drafting in their waits makes slow are paid for like drafts that give nothing; what nobody
+    knew of a cycle, its own time bounds."""
+    world, prior = WORLDS[name]
+    for seed in range(3):
+        run = overlapped(world, prior, 0.3, 2, drag, cycles=150, seed=seed, exit=Exit(0.4, 2, drag=0.2))
+        dearest = float(run.seconds.max()) * world.plain_rate - 1
+        assert run.lost(world) <= GRACE + dearest
+
+
+@pytest.mark.parametrize("times", [1.5, 1.7])
+def test_slow_overlapped_passes_are_soon_tried_again(times: float) -> None:
+    """Ten of each of several sizes: then they rest for as long as a pass may cost."""
+    world, prior = WORLDS["right 0.9"]
+    for seed in range(4):
+        controller = Adaptive(prior)
+        overlapped(world, prior, 0.8, 6, cycles=60, seed=seed, controller=controller)
+        for nodes in (NODES // 4, NODES // 2, NODES) * 10:
+            controller.costs.add(
+                nodes, times * float(world.verify(np.array([nodes]))[0]), 4, 4 * world.step, True
+            )
+        exit = Exit(0.8, 6)  # tells which passes were overlapped
+        cycles = round(1 / AGAIN) + 15  # and some until the others are known again
+        overlapped(world, prior, 0.8, 6, cycles=cycles, seed=seed, controller=controller, exit=exit)
+        assert 0 < len(exit.asked) < cycles
+        run = overlapped(world, prior, 0.8, 6, cycles=100, seed=seed, controller=controller)
+        assert run.rate() >= 0.9 * overlapped(world, prior, 0.8, 6, cycles=160, seed=seed).rate(60)
+
+
+def test_trying_slow_overlapped_passes_again_is_bounded() -> None:
+    """Where they stay slow."""
+    world, prior = WORLDS["right 0.9"]
+    for drag in (0.3, 1.0, 5.0):
+        runs = [overlapped(world, prior, 0.8, 6, drag, cycles=300, seed=seed) for seed in range(3)]
+        assert np.mean([run.rate(100) for run in runs]) >= 0.93 * serial_rate("right 0.9")

@@ -4,8 +4,8 @@ Much evidence is right about text like before, and slow about any other. So a se
 cycles alone, runs along, and as soon as these explain themselves much better than all that was learned does,
 that counts no more than they: the text is another. (A sequential likelihood-ratio test: Page, "Continuous
 inspection schemes", 1954. In the worlds of `tests/test_controller.py`, after 60 cycles: a substitute that is
-suddenly never right costs 14 plain cycles until it rests, not 32; half as often, 12 % of the best speed over
-the next 60 cycles, not 21. Where nothing changes nothing is lost.)
+suddenly right half as often loses 13 % of the best speed over the next 60 cycles, not 21; what one loses that
+is never right has a bound in any case, the controller's credit. Where nothing changes nothing is lost.)
 """
 
 from __future__ import annotations
@@ -31,27 +31,25 @@ class Beliefs:
 
     def begin_anew(self) -> None:
         """What comes now may be another text."""
-        self._late = Chances(), Yield()  # the same, of late cycles alone
+        self._late = Chances()  # the same, of late cycles alone
         self._news = 0.0
 
     def fade(self, cycles: int = 1) -> None:
         self.chances.fade(cycles)
         self.gives.fade(cycles)
 
-    def learn(self, steps: int, tree: TokenTree, outcome: Outcome) -> float:
-        """What became of a tree of `steps`. Returns how many tokens of such trees are accepted on average."""
-        chances, gives = self._late
+    def learn(self, steps: int, tree: TokenTree, outcome: Outcome) -> None:
+        """What became of a tree of `steps`."""
         path = outcome.path
-        better = chances.likelihood(tree, path) - self.chances.likelihood(tree, path)
+        better = self._late.likelihood(tree, path) - self.chances.likelihood(tree, path)
         self._news = max(self._news + better, 0.0)
-        expected = _learn(self.chances, self.gives, steps, tree, outcome)
-        chances.fade(LATE)
-        gives.fade(LATE)
-        _learn(chances, gives, steps, tree, outcome)
+        self.chances.add(tree, path)
+        self.gives.add(steps, tree, self.chances.scores(tree), outcome.accepted)
+        self._late.fade(LATE)
+        self._late.add(tree, path)
         if self._news > NEWS:
             self.fade(max(0, ceil(log(LEFT / self.chances.cycles) / log(MEMORY))))
             self._news = 0.0
-        return expected
 
     def notes(self) -> Notes:
         return {"chances": self.chances.notes(), "gives": self.gives.notes()}
@@ -60,8 +58,3 @@ class Beliefs:
         """Raises ValueError, TypeError or KeyError, in the midst of it."""
         self.chances.recall(notes["chances"])
         self.gives.recall(notes["gives"])
-
-
-def _learn(chances: Chances, gives: Yield, steps: int, tree: TokenTree, outcome: Outcome) -> float:
-    chances.add(tree, outcome.path)
-    return gives.add(steps, tree, chances.scores(tree), outcome.accepted)

@@ -15,8 +15,10 @@ with some trust in what the one before had found.
 
 All this fades, so what was given up is tried again some day. Trying may cost, and is paid from a *credit*: a
 share of the time and what drafting gained go in, what it lost against plain decoding comes out. Whatever is
-hoped for, a cycle that would overdraw the credit by giving a single token is not made. And drafts get longer
-by and by, so that a drafter much dearer than expected is found out by one pass.
+hoped for, a cycle that would overdraw the credit by giving a single token is not made. So drafts that cost
+what is believed lose no more than `GRACE` plain cycles in a first conversation, and `SAVED` where they had
+paid, beside that share. And drafts get longer by and by, so that a drafter much dearer than expected is found
+out by one pass.
 
 No clock and no chance here: the same recorded cycles lead to the same decisions. Needs no torch.
 """
@@ -41,9 +43,9 @@ from edgespec.core.tree import TokenTree
 from edgespec.offload.plan.costs import CostModel
 
 ALLOWANCE = 0.015  # of the time may be lost by drafting
-GRACE = 2.0  # plain cycles' worth of credit to begin with,
+GRACE = 4.0  # plain cycles' worth of credit to begin with,
 GROWTH = 3  # times as long as those of late may a draft be, and one step more
-SAVED = 6.0  # and at most: old gains do not pay for new losses
+SAVED = 10.0  # and at most: old gains do not pay for new losses
 APART = 15  # cycles lie between two conversations, as far as acceptance is concerned
 STALE = 0.1  # weight of evidence on plain cycles below which one is measured again
 
@@ -277,12 +279,11 @@ class Adaptive:
         saved = None
         if cycle.passes is not None:
             steps = min(cycle.passes + overlap.found, int(STEPS[-1]))
-            expected = self.beliefs.learn(steps, cycle.tree, cycle.outcome)
+            self.beliefs.learn(steps, cycle.tree, cycle.outcome)
             if overlap.hit is not None:
                 saved = float(self.costs.draft.at(overlap.found)) if overlap.hit else 0.0
                 self.hits.add(overlap.hit, saved)
-            # Half of luck counts: bad luck alone should not end what pays, nor hope alone pay for it.
-            self.credit += (tokens + 1 + expected) / 2 - took
+            self.credit += tokens - took
         late = min(cycle.verify_seconds, PAUSE * alone) - alone
         self.asking.learn(saved, overlap.asked, late if ahead else None)
         self.credit = min(self.credit, SAVED)

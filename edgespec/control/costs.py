@@ -24,7 +24,7 @@ PAUSE = 3.0  # times what is usual: beyond that, one timing alone is not believe
 MOST = 2**16  # rows or steps of a cycle
 AGREE = 1.5  # times more or less than another process found is still the same machine
 SURE = 2.0  # cycles' worth of evidence
-EXPIRED = 0.5  # cycles' worth of evidence below which overlapped passes are as if they had not been timed
+AGAIN = 0.02  # of the time may go into trying again whether overlapped passes are still slow
 SPELL = 3  # timings of known points in a row, all of them slower or quicker than usual by so many times
 STEADY = 1.25  # or more, are the machine's pace
 LATEST = 9  # timings kept of a point: their median shrugs off pauses of the machine
@@ -56,18 +56,6 @@ class Curve:
     def known(self) -> bool:
         """Something was measured."""
         return bool(self._points)
-
-    @property
-    def proven(self) -> bool:
-        """Measured, and not too long ago."""
-        with self._lock:
-            return sum(point.weight for point in self._points.values()) >= EXPIRED
-
-    def doubt(self) -> None:
-        """A single timing that is quicker than what was found so far is to be believed."""
-        with self._lock:
-            for point in self._points.values():
-                point.keep_latest()
 
     def fade(self) -> None:
         with self._lock:
@@ -163,6 +151,7 @@ class Costs:
         self.overlapped = Curve(prior.passes)  # passes with drafting in their waits
         self.draft = Curve(prior.steps, start=0.0)
         self.longest = 0.0  # draft of late, in steps; fading
+        self._rest = 0.0  # seconds of other passes, until overlapped ones are as if they had never been timed
 
     def cycle(self, nodes: FloatArray | int, steps: IntArray | int) -> FloatArray:
         """Seconds of cycles that draft so many steps and verify so many nodes; counts as arrays or not."""
@@ -172,8 +161,7 @@ class Costs:
         """Seconds of passes, with drafting in their waits or without: as long until more is known, as nothing
         gets quicker by it."""
         alone = self.verify.at(nodes)
-        known = overlapped and self.overlapped.proven
-        return np.maximum(alone, self.overlapped.at(nodes)) if known else alone
+        return np.maximum(alone, self.overlapped.at(nodes)) if overlapped and self._rest > 0 else alone
 
     def sure(self, nodes: int, steps: int | None, overlapped: bool) -> bool:
         """Such passes and drafts were timed often enough of late to tell a pause of the machine by."""
@@ -193,21 +181,27 @@ class Costs:
         self.overlapped.fade()
         self.draft.fade()
         self.longest *= MEMORY
-        if not self.overlapped.proven:  # what was given up for it is tried again
-            self.overlapped.doubt()
-        (self.overlapped if overlapped else self.verify).add(nodes, verify_seconds)
+        if overlapped:
+            if self._rest <= 0:
+                self.overlapped = Curve(self.prior.passes)
+            self.overlapped.add(nodes, verify_seconds)
+            alone = float(self.verify.at(nodes))
+            self._rest = max(float(self.overlapped.at(nodes)) - alone, alone) / AGAIN
+        else:
+            self.verify.add(nodes, verify_seconds)
+            self._rest -= verify_seconds
         if steps is not None:
             self.draft.add(steps, draft_seconds)
             self.longest = max(self.longest, steps)
 
     def notes(self) -> Notes:
-        overlapped = self.overlapped if self.overlapped.proven else Curve(self.prior.passes)
-        curves = {"verify": self.verify, "overlapped": overlapped, "draft": self.draft}
-        return {name: curve.notes() for name, curve in curves.items()} | {"longest": round(self.longest, 3)}
+        curves = {"verify": self.verify, "overlapped": self.overlapped, "draft": self.draft}
+        numbers = {"longest": round(self.longest, 3), "rest": round(max(self._rest, 0.0), 3)}
+        return {name: curve.notes() for name, curve in curves.items()} | numbers
 
     def recall(self, notes: Notes) -> None:
         """As if measured just now. Raises ValueError, TypeError or KeyError, in the midst of it."""
-        self.longest = float(from_notes(notes["longest"]))
+        self.longest, self._rest = float(from_notes(notes["longest"])), float(from_notes(notes["rest"]))
         self.verify.recall(notes["verify"])
         self.overlapped.recall(notes["overlapped"])
         self.draft.recall(notes["draft"])
@@ -240,10 +234,6 @@ class _Point:
         self.weight += 1
         self.counts.append(count)
         self.seconds.append(seconds)
-
-    def keep_latest(self) -> None:
-        self.counts = deque([self.counts[-1]], maxlen=LATEST)
-        self.seconds = deque([self.seconds[-1]], maxlen=LATEST)
 
     @property
     def median(self) -> float:

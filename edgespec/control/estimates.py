@@ -137,11 +137,8 @@ class Yield:
         self._accepted *= QUICK**cycles
         self._expected *= QUICK**cycles
 
-    def add(self, steps: int, tree: TokenTree, scores: FloatArray, accepted: int) -> float:
-        """A tree of `steps`, with the log-chances [n] of its nodes to be accepted, and how many were.
-
-        Returns how many of such trees are accepted on average.
-        """
+    def add(self, steps: int, tree: TokenTree, scores: FloatArray, accepted: int) -> None:
+        """A tree of `steps`, with the log-chances [n] of its nodes to be accepted, and how many were."""
         tokens = np.exp(scores[1:])
         depths = np.minimum(tree.depths[1:], min(steps, DEPTHS))
         self._tokens += np.bincount(depths, tokens, minlength=DEPTHS + 1)
@@ -150,7 +147,6 @@ class Yield:
         self._own[:, int(np.searchsorted(STEPS, steps))] += (1, tokens.sum(), len(tree))
         self._accepted += accepted
         self._expected += tokens.sum()
-        return float(tokens.sum()) * self.kept
 
     def notes(self) -> Notes:
         return {
