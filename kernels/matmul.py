@@ -24,10 +24,11 @@ STORED = {  # every other encoding is raw bytes to torch
     "BF16": torch.bfloat16,
     "I8": torch.int8,
 }
-FEW = 256  # above so many rows one bf16 matmul with unpacked weights is faster than three of digits
+FEW = 256  # above so many rows one bf16 matmul with unpacked weights is faster than those of digits
+PROMPT_ROWS = 512  # multiplied in one call: it takes 1 KiB of sums for each, and their numbers once more
 TILE_BYTES = 2 * 2**20  # unpacked at a time: stays in cache until it is used, and below what malloc maps
-# Unpacked at a time for a prompt's block, where every matmul arranges all of x anew: Q4_K, 512 rows, 11008 x
-# 4096 took 60 ms in tiles of 2 MiB, 38 of 8 and 37 of 16, beside bf16's 25.
+# Unpacked at a time for a prompt's block by torch, whose every matmul arranges all of x anew: Q4_K, 512 rows,
+# 11008 x 4096 took 60 ms in tiles of 2 MiB, 38 of 8 and 37 of 16, beside bf16's 25.
 PROMPT_TILE_BYTES = 4 * TILE_BYTES
 
 
@@ -150,9 +151,13 @@ def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     """
     cpu = x.device.type == "cpu"
     prompt = cpu and not exact and len(x) > FEW
-    if prompt and block.encoding == "F16" and x.dtype == torch.float16 and compiled.half_on_amx():
-        some = torch.split(x, FEW)
-        return torch.cat([compiled.linear(part, "F16", block.data, None, x.dtype, prompt) for part in some])
+    if prompt and compiled.prompt_on_amx(block.encoding, x.dtype):
+        return torch.cat(
+            [
+                compiled.linear(part, block.encoding, block.data, block.scale, x.dtype, prompt)
+                for part in torch.split(x, PROMPT_ROWS)
+            ]
+        )
     if cpu and (exact or len(x) <= FEW) and compiled.available(block.encoding):
         return compiled.linear(x, block.encoding, block.data, block.scale, x.dtype)
     if cpu and (exact or len(x) <= FEW) and _digits_do(block.encoding, block.inner):

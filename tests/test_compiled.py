@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.usefixtures("best_level"),
 ]
 
-COUNTS = (1, 2, 3, 4, 5, 6, 8, 13, 16, 31, 63, 64, 65, 67, 128, 129, 256)
+COUNTS = (1, 2, 3, 4, 5, 6, 8, 11, 13, 16, 17, 31, 35, 63, 64, 65, 67, 128, 129, 256)
 SHAPES = [(1, 256), (16, 256), (37, 512), (40, 1536)]
 ODD = {"I8": [(5, 1), (17, 36), (33, 300)], "U8": [(5, 1), (17, 36), (33, 300), (20, 576), (7, 64)]}
 ODD |= {"Q8_0": [(9, 32), (20, 320)], "Q4_0": [(9, 32), (20, 320)]}
@@ -182,6 +182,9 @@ for encoding, shape in CASES:
             compiled.level(level)
             for typed_x in (x, x.half()):
                 assert torch.equal(multiply(typed_x, last), multiply(typed_x, block)), (encoding, n, level)
+                both = ((encoding, b.data, b.scale) for b in (last, block))
+                twice = [compiled.linear(typed_x, *b, prompt=True) for b in both]
+                assert torch.equal(*twice), (encoding, n, level)
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=120, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.returncode}: {done.stderr}"
@@ -232,6 +235,23 @@ def test_activations_of_any_size(size: float) -> None:
     out = multiply(x * 2**-10, Block.of_bytes("Q6_K", torch.from_numpy(raw), 2, 512))
     exact = (x * 2**-10).double() @ numbers.t()
     assert torch.allclose(out.double(), exact, rtol=1e-5, atol=max(1e-30, size * 1e-5))
+
+
+@pytest.mark.parametrize("fill", [0x00, 0x7F, 0x80, 0xFF])
+@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_the_largest_sums_are_exact(encoding: str, fill: int) -> None:
+    """What AMX sums in fp32 stays below 2^24."""
+    raw = torch.full((20, 512 // BLOCKS[encoding].elements, BLOCKS[encoding].nbytes), fill, dtype=torch.uint8)
+    for at in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(encoding, (0,)):
+        raw[:, :, at : at + 2] = torch.tensor([0.1], dtype=torch.float16).view(torch.uint8)
+    full = Block.of_bytes(encoding, raw, 20, 512)
+    x = torch.ones(33, 512, dtype=torch.bfloat16)
+    x[1::2] *= -1
+    x[2::3, ::2] *= -0.998
+    found = multiply(x, full)
+    for level in range(compiled.level()):  # the best one so far
+        compiled.level(level)
+        assert torch.equal(multiply(x, full), found)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

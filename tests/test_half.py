@@ -215,7 +215,7 @@ def test_sums_are_in_the_order_that_is_defined(shape: tuple[int, int]) -> None:
     block, x = FP16.block(normal(*shape)), inputs(7, shape[1], torch.float16)
     expected, tiles = in_places(x, block.data), in_tiles(x, block.data)
     for _ in levels():
-        prompts = tiles if compiled.half_on_amx() else expected
+        prompts = tiles if compiled.prompt_on_amx("F16", torch.float16) else expected
         for n in (1, 2, 7):
             assert torch.equal(FP16.multiply(x[:n], block), expected[:n])
             assert torch.equal(FP16.multiply(x[:n], block, prompt=True), prompts[:n])
@@ -233,7 +233,7 @@ def test_a_prompts_rows_have_bits_of_their_own_alone(shape: tuple[int, int]) -> 
         assert torch.equal(FP16.multiply(x[-n:], block, prompt=True), whole[-n:])
     out = linear(x, block, False)
     assert ((out.double() - exact(x, block)).abs() <= size * 2**-9).all()
-    if compiled.half_on_amx():
+    if compiled.prompt_on_amx("F16", torch.float16):
         assert torch.equal(out, whole.half())
 
 

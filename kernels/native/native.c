@@ -25,6 +25,8 @@ int es_level(int most) {
   return level;
 }
 
+#define PROMPT_TILES 2
+
 /* The functions of an instruction set. */
 typedef struct {
   Rows *rows, *half, *bfloat;
@@ -32,24 +34,26 @@ typedef struct {
   Activations *quantise;
   Finish *finish;
   void (*arrange)(int format, int64_t supers, int16_t *x, int32_t *offset); /* of each row of x, or NULL */
-  int half_tiles, bfloat_tiles; /* `half`, `bfloat` are on AMX */
+  int tiles, half_tiles, bfloat_tiles; /* `rows`, `half`, `bfloat` are on AMX; `rows` in PROMPT_TILES: amx_prompt */
 } Kernels;
 
 /* For n rows of x; `any_order`: see es_linear. */
 static Kernels kernels(int64_t n, int any_order, int x_type) {
-  Kernels k = {portable_rows, portable_half, portable_half, portable_dense, portable_quantise, portable_finish, NULL, 0, 0};
+  Kernels k = {portable_rows, portable_half, portable_half, portable_dense, portable_quantise, portable_finish, NULL, 0, 0, 0};
   (void)n, (void)any_order, (void)x_type;
 #if defined(__x86_64__)
   if (es_level(-1) == AVX2)
-    return (Kernels){avx2_rows, avx2_half, avx2_half, avx2_dense, avx2_quantise, avx2_finish, NULL, 0, 0};
+    return (Kernels){avx2_rows, avx2_half, avx2_half, avx2_dense, avx2_quantise, avx2_finish, NULL, 0, 0, 0};
   if (level < AVX2) return k;
-  k = (Kernels){avx512_rows, avx512_half, avx512_half, avx512_dense, avx512_quantise, avx512_finish, NULL, 0, 0};
+  k = (Kernels){avx512_rows, avx512_half, avx512_half, avx512_dense, avx512_quantise, avx512_finish, avx512_order, 0, 0, 0};
 #ifdef HAS_AMX
-  if (level == AMX) k.rows = amx_rows;
+  if (level == AMX && n > FEW) k.rows = amx_rows, k.tiles = 1;
+  if (any_order && x_type == BF16 && amx_prompt_allowed()) k.rows = amx_prompt, k.tiles = PROMPT_TILES;
   if (any_order && x_type == F16 && amx_half_allowed()) k.half = amx_half, k.half_tiles = 1;
   if (x_type == BF16 && amx_half_allowed()) k.bfloat = amx_bf16, k.bfloat_tiles = 1;
+  if (k.tiles) k.arrange = NULL;
 #endif
-  if (n <= FEW) k.rows = avx512_few, k.arrange = avx512_arrange;
+  if (!k.tiles && n <= VNNI_FEW) k.rows = avx512_few, k.arrange = avx512_arrange;
 #endif
   return k;
 }
@@ -86,7 +90,8 @@ typedef struct {
   float *rest; /* [threads][columns] */
   char *sums;  /* [threads][room] */
   int64_t room;
-  float *tile; /* [threads][terms * n][rows] */
+  int64_t tall; /* terms * n, or more */
+  float *tile;  /* [threads][tall][rows] */
 } Linear;
 
 /* A row of x in fp32 for plain formats, or quantised for another encoding; its second term is what the first one misses. */
@@ -94,7 +99,7 @@ static void prepare_row(void *argument, int64_t index, int worker) {
   const Linear *l = argument;
   const Matmul *m = &l->parts[l->first[index / l->n]].m;
   const int64_t r = index % l->n, columns = l->columns, groups = m->supers * GROUPS;
-  if (is_plain(m->format) && m->packed) return;
+  if (m->packed && (is_plain(m->format) || l->kernels.tiles == PROMPT_TILES)) return;
   float *rest = is_plain(m->format) ? m->wide + r * wide_columns(columns) : l->rest + worker * columns;
   load(es_level(-1), l->x_type, l->x, r * columns, columns, rest);
   if (is_plain(m->format)) {
@@ -102,7 +107,7 @@ static void prepare_row(void *argument, int64_t index, int worker) {
     return;
   }
   for (int term = 0; term < l->terms; term++) {
-    int64_t at = (term * l->n + r) * groups;
+    const int64_t at = (term * l->n + r) * groups;
     l->kernels.quantise(m->format, rest, columns, m->supers, m->x + at * GROUP, m->step + at, m->sum + at);
     if (l->kernels.arrange)
       l->kernels.arrange(m->format, m->supers, m->x + at * GROUP, m->offset + at * (SUPER / 4 / GROUPS));
@@ -118,7 +123,9 @@ static void pack_block(void *argument, int64_t index, int worker) {
   const int64_t block = index % blocks;
   if (m->packed && m->format == HALF) amx_half_pack(l->x, m->n, m->columns, block, m->packed);
   if (m->packed && m->format == BFLOAT) amx_bf16_pack(l->x, m->n, m->columns, block, m->packed);
-  if (m->packed && !is_plain(m->format)) amx_pack(m, block, m->packed);
+  if (m->packed && !is_plain(m->format) && l->kernels.tiles != PROMPT_TILES) amx_pack(m, block, m->packed);
+  if (m->packed && !is_plain(m->format) && l->kernels.tiles == PROMPT_TILES && block % 2 == 0)
+    amx_prompt_pack(m->format, l->x, m->n, m->columns, m->supers, block / 2, m->packed);
 }
 #endif
 
@@ -127,7 +134,7 @@ static void some_rows(void *argument, int64_t index, int worker) {
   const Part *p = l->parts;
   while (p + 1 < l->parts + l->count && index >= p[1].before) p++;
   int64_t first = (index - p->before) * p->rows, last = first + p->rows < p->m.rows ? first + p->rows : p->m.rows;
-  float *tile = l->tile + worker * p->m.n * l->rows;
+  float *tile = l->tile + worker * l->tall * l->rows;
   Matmul m = p->m;
   m.weights += first * m.row_bytes, m.scale = m.scale ? m.scale + first : NULL;
   m.out = tile, m.out_stride = p->rows;
@@ -150,29 +157,32 @@ static void *part(char **room, int64_t bytes) { /* the next part of the room */
 }
 
 static int in_tiles(const Linear *l, int format) { /* of AMX */
-  return (format == HALF && l->kernels.half_tiles) || (format == BFLOAT && l->kernels.bfloat_tiles);
+  return format == HALF ? l->kernels.half_tiles : format == BFLOAT ? l->kernels.bfloat_tiles : l->kernels.tiles;
 }
 
 /* Lays out the room, from address `room` on; returns its end. */
 static char *lay_out(Linear *l, char *room, int threads) {
   l->sums = part(&room, l->room * threads);
   l->rest = part(&room, l->columns * 4 * threads);
-  l->tile = part(&room, l->terms * l->n * l->rows * 4 * threads);
+  l->tile = part(&room, l->tall * l->rows * 4 * threads);
   for (int e = 0; e < l->encodings; e++) {
     Matmul *m = &l->parts[l->first[e]].m;
     const int64_t groups = m->n * m->supers * GROUPS;
-    if (!is_plain(m->format)) {
+    if (!is_plain(m->format) && l->kernels.tiles != PROMPT_TILES) {
       m->x = part(&room, groups * GROUP * 2);
       m->step = part(&room, groups * 4);
       m->sum = part(&room, groups * 4);
-      if (l->kernels.arrange) m->offset = part(&room, groups * (SUPER / 4 / GROUPS) * 4);
+      if (m->n <= FEW) m->offset = part(&room, groups * (SUPER / 4 / GROUPS) * 4);
     } else if (!in_tiles(l, m->format)) {
       m->wide = part(&room, m->n * wide_columns(l->columns) * 4);
     }
 #ifdef HAS_AMX
     if (in_tiles(l, m->format))
-      m->packed = part(&room, (m->format == HALF ? amx_half_packed : amx_bf16_packed)(m->n, l->columns));
-    if (!is_plain(m->format) && es_level(-1) == AMX && m->n > FEW) m->packed = part(&room, amx_room(m->n, m->supers));
+      m->packed = part(&room, m->format == HALF     ? amx_half_packed(m->n, l->columns)
+                              : m->format == BFLOAT ? amx_bf16_packed(m->n, l->columns)
+                              : l->kernels.tiles == PROMPT_TILES
+                                  ? amx_prompt_packed(m->n, m->supers)
+                                  : amx_room(m->n, m->supers));
 #endif
     for (Part *p = l->parts; p < l->parts + l->count; p++)
       if (p->m.format == m->format)
@@ -182,8 +192,11 @@ static char *lay_out(Linear *l, char *room, int threads) {
   return room;
 }
 
-/* Whether fp16 weights times a prompt's rows of fp16 are multiplied on AMX. */
-int es_half_on_amx(void) { return kernels(1, 1, F16).half_tiles; }
+/* Whether weights times a prompt's rows of x are multiplied on AMX, in an order of sums that es_linear has for them alone. */
+int es_prompt_on_amx(int format, int x_type) {
+  const Kernels k = kernels(1, 1, x_type);
+  return format == HALF ? k.half_tiles : format != BFLOAT && k.tiles == PROMPT_TILES;
+}
 
 /* Whether bf16 weights times any rows of bf16 are. */
 int es_bf16_on_amx(void) { return kernels(1, 0, BF16).bfloat_tiles; }
@@ -194,7 +207,7 @@ int es_bf16_on_amx(void) { return kernels(1, 0, BF16).bfloat_tiles; }
 int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void *x, int x_type, int64_t n, int any_order,
                   int terms, void *const *outs, int out_type, int threads, char *room, int64_t room_bytes) {
   Linear l = {.count = count, .kernels = kernels(terms * n, any_order, x_type), .x = x, .x_type = x_type,
-              .out_type = out_type, .terms = terms, .n = n, .columns = columns};
+              .out_type = out_type, .terms = terms, .n = n, .tall = terms * n, .columns = columns};
   int64_t all = 0;
   for (int i = 0; i < count; i++) all += matrices[i].rows;
   for (int i = 0; i < count; i++) {
@@ -206,6 +219,11 @@ int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void
     if (a->format == HALF && in_tiles(&l, HALF)) {
       rows = task_rows(all, AMX_HALF_ROWS, threads);
       its_room = amx_half_room(n, rows);
+    }
+    if (!is_plain((int)a->format) && l.kernels.tiles == PROMPT_TILES) {
+      rows = (task_rows(all, AMX_PROMPT_ROWS, threads) + 31) / 32 * 32;
+      its_room = amx_prompt_room();
+      l.tall = amx_prompt_rows(n);
     }
 #endif
     l.room = l.room < its_room ? its_room : l.room;
@@ -258,4 +276,4 @@ void es_dense(const Matrix *a, int64_t columns, void *out, int bf16, int threads
 }
 
 /* Changes with the meaning of any of these functions. */
-int es_version(void) { return 11; }
+int es_version(void) { return 12; }

@@ -63,10 +63,12 @@ typedef void Finish(const float *sums, int terms, int64_t n, int64_t stride, int
                     int64_t out_stride, int type);
 Finish portable_finish, avx2_finish, avx512_finish;
 
-/* Up to FEW rows of x, arranged for it; `offset` [supers][64]. */
-#define FEW 4
+/* Up to VNNI_FEW rows of x, arranged for it; `offset` [supers][64]. From 4 on it takes longer than avx512_rows (measured). */
+#define VNNI_FEW 3
+#define FEW 4 /* rows, for which AMX and, on AVX2, decoding side by side take longer */
 Rows avx512_few;
 void avx512_arrange(int format, int64_t supers, int16_t *x, int32_t *offset);
+void avx512_order(int format, int64_t supers, int16_t *x, int32_t *unused); /* for avx512_rows */
 
 #if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define HAS_AMX
@@ -103,6 +105,11 @@ int amx_half_allowed(void);
 void amx_half_pack(const uint16_t *x, int64_t n, int64_t columns, int64_t block, void *packed); /* X_ROWS rows of x */
 int64_t amx_half_packed(int64_t n, int64_t columns); /* bytes of `packed` */
 int64_t amx_half_room(int64_t n, int64_t rows);      /* bytes of `room` for `rows` of weights */
+Rows amx_prompt; /* low-bit weights times bf16; m->out has room for amx_prompt_rows(n) rows of whole tiles */
+int amx_prompt_allowed(void);
+#define AMX_PROMPT_ROWS 256 /* of weights a task: with rows of x in the second cache */
+void amx_prompt_pack(int format, const uint16_t *x, int64_t n, int64_t columns, int64_t supers, int64_t pair, void *packed);
+int64_t amx_prompt_rows(int64_t n), amx_prompt_packed(int64_t n, int64_t supers), amx_prompt_room(void);
 Rows amx_bf16; /* bf16 weights times bf16, in an order of sums of its own */
 void amx_bf16_pack(const uint16_t *x, int64_t n, int64_t columns, int64_t block, void *packed);
 int64_t amx_bf16_packed(int64_t n, int64_t columns);

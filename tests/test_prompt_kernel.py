@@ -1,0 +1,94 @@
+"""A prompt's rows of bf16 times low-bit weights on AMX, which have an order of sums of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from edgespec.kernels import compiled
+from edgespec.kernels.matmul import FEW, PROMPT_ROWS, Block, linear
+from tests.test_compiled import LOW_BIT, SHAPES, inputs, weights
+
+ENCODINGS = [encoding for encoding, shape in LOW_BIT if shape == SHAPES[0]]
+
+pytestmark = [
+    pytest.mark.skipif(
+        not compiled.prompt_on_amx("Q4_K", torch.bfloat16), reason="a prompt is multiplied by torch here"
+    ),
+    pytest.mark.usefixtures("best_level"),
+]
+
+
+def multiply(x: Tensor, block: Block) -> Tensor:
+    return compiled.linear(x, block.encoding, block.data, block.scale, torch.float32, prompt=True)
+
+
+@pytest.mark.parametrize(("encoding", "shape"), LOW_BIT)
+def test_values_are_the_unpacked_weights(encoding: str, shape: tuple[int, int]) -> None:
+    """Weights are rounded to bf16 first; off by what fp32 sums lose."""
+    block, numbers = weights(encoding, *shape)
+    rounded = numbers.float().bfloat16().double()
+    x = inputs(67, shape[1])
+    exact = x.double() @ rounded.t()
+    size = (x.double().square() @ rounded.square().t()).sqrt()
+    for n in (1, 16, 33, 67):
+        assert ((multiply(x[:n], block).double() - exact[:n]).abs() <= size[:n] * 2**-20).all()
+
+
+@pytest.mark.parametrize(("encoding", "shape"), [*LOW_BIT, ("Q4_K", (300, 768)), ("I8", (131, 1000))])
+def test_a_rows_bits_depend_on_no_other_row(encoding: str, shape: tuple[int, int]) -> None:
+    block, _ = weights(encoding, *shape)
+    x = inputs(300, shape[1])
+    whole = multiply(x, block)
+    for n in (1, 15, 16, 17, 31, 32, 33, 64, 257):
+        assert torch.equal(multiply(x[:n], block), whole[:n])
+        assert torch.equal(multiply(x[-n:], block), whole[-n:])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_do_not_change_it(threads: int) -> None:
+    block, _ = weights("Q5_K", 421, 768)
+    x = inputs(290, 768)
+    whole = multiply(x, block)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for _ in range(5):
+            assert torch.equal(multiply(x, block), whole)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_it_multiplies_prompts_and_nothing_else(encoding: str) -> None:
+    block, _ = weights(encoding, 48, 512)
+    x = inputs(PROMPT_ROWS + 77, 512)
+    assert torch.equal(linear(x, block, exact=False), multiply(x, block).bfloat16())
+    exact = compiled.linear(x, encoding, block.data, block.scale, torch.bfloat16)
+    assert torch.equal(linear(x, block, exact=True), exact)
+    assert torch.equal(linear(x[:FEW], block, exact=False), exact[:FEW])
+    compiled.level(compiled.LEVELS.index("AMX") - 1)
+    assert not compiled.prompt_on_amx(encoding, torch.bfloat16)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_an_activation_that_is_not_finite_shows_in_its_row_alone(encoding: str, bad: float) -> None:
+    block, _ = weights(encoding, 20, 512)
+    x = inputs(40, 512)
+    clean = multiply(x, block)
+    x[2, 300] = bad
+    found = multiply(x, block)
+    assert not found[2].isfinite().all()
+    others = [i for i in range(40) if i != 2]
+    assert torch.equal(found[others], clean[others])
+
+
+def test_several_matrices_share_a_call() -> None:
+    """Of all encodings, fp16 and bf16 among them."""
+    blocks = [weights(encoding, 20 + 31 * i, 512, i)[0] for i, encoding in enumerate(compiled.FORMATS)]
+    x = inputs(40, 512)
+    together = compiled.Matrices([[(b.encoding, b.data, b.scale)] for b in blocks], 512)
+    for found, block in zip(together.times(x, torch.float32, prompt=True), blocks, strict=True):
+        assert torch.equal(found, multiply(x, block))
