@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.apps import options, prompts
+from edgespec.apps.batch import BatchRun, output_file
 from edgespec.apps.common import open_engine
 from edgespec.apps.options import message_of
 from edgespec.apps.prompts import PromptInput
@@ -42,6 +43,14 @@ class GenerateFlags(Options):
     keep_going: Annotated[bool, Option("After a prompt that fails, go on with the next.")] = False
     stats: Annotated[bool, Option("Show figures after each reply.")] = True
     trace: Annotated[Path | None, Option(TRACE_HELP, metavar="FILE")] = None
+    output: Annotated[
+        Path | None,
+        Option(
+            "Write one JSON object a prompt there, as replies end, and go on where an earlier run stopped.",
+            metavar="FILE",
+            short="-o",
+        ),
+    ] = None
 
 
 @options.takes()
@@ -55,6 +64,17 @@ def generate(
     To ask a chat model one question, use `edgespec chat -p`.
     """
     options.check_together(engine, generation)
+    _check(wanted, engine.batch)
+    if wanted.output is not None:
+        total = len(wanted.prompt) or prompts.count(sys.stdin.buffer)
+        queue = _prompts(wanted.prompt, keep_going=True)
+        with (
+            Terminal() as terminal,
+            output_file(wanted.output) as output,
+            open_engine(model, engine, terminal) as opened,
+        ):
+            BatchRun(opened, generation, terminal, output, total, wanted.stats).all(queue)
+        return
     queue = _prompts(wanted.prompt, wanted.keep_going)
     with (
         timeline(wanted.trace) as traced,
@@ -62,6 +82,20 @@ def generate(
         open_engine(model, engine, terminal) as opened,
     ):
         _Run(opened, generation, terminal, wanted, traced).all(queue)
+
+
+def _check(wanted: GenerateFlags, batch: int) -> None:
+    """Raises OptionError for flags that do not go together."""
+    if wanted.output is None and batch != 1:
+        raise OptionError(
+            "replies of a batch end in any order; say where they go: --output FILE, one JSON object a line"
+        )
+    for name in ("json", "keep_going", "trace"):
+        if wanted.output is not None and getattr(wanted, name):
+            raise OptionError(
+                f"--{name.replace('_', '-')} changes nothing with --output, which takes one JSON object for "
+                "each prompt, goes on after a bad one, and has no timeline; leave it out"
+            )
 
 
 def _prompts(texts: tuple[str, ...], keep_going: bool) -> Iterator[PromptInput | OptionError]:

@@ -7,7 +7,7 @@ import inspect
 import os
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -16,7 +16,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
 
-from edgespec.config import PANELS, STANDING, EngineOptions, GenerationOptions, refuse_idle, resolve
+from edgespec.apps.settings import resolve
+from edgespec.config import PANELS, STANDING, EngineOptions, GenerationOptions, refuse_idle
 from edgespec.errors import Call, EdgeSpecError, OptionError
 from edgespec.values import Field, Option, Options, did_you_mean, options_of
 
@@ -57,7 +58,7 @@ def takes(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         own, fields, kinds = [], list[Field](), dict[str, type[Options]]()
-        several = set()
+        several, others = set[str](), set[str]()  # the latter: options of other commands alone
         for name, parameter in signature.parameters.items():
             kind = parameter.annotation
             if get_origin(kind) is list and issubclass(inside := get_args(kind)[0], Options):
@@ -66,7 +67,8 @@ def takes(
             if isinstance(kind, type) and issubclass(kind, Options):
                 known = options_of(kind)
                 kinds[name] = kind
-                fields += [known[option] for option in only.get(name, known)]
+                others |= {n for n in known if known[n].option.only not in ("", command.__name__)}
+                fields += [known[option] for option in only.get(name, known) if option not in others]
                 continue
             own.append(parameter)
             shown = parameter.annotation.__metadata__[0]  # typer's; in Annotated, its "default" is a flag
@@ -85,7 +87,8 @@ def takes(
             flags = {field.name: arguments.pop(field.name) for field in fields}
             profile = _profile(flags.pop("profile"), arguments["model"]) if profiled else {}
             for name, kind in kinds.items():
-                made = partial(from_flags, kind, profile=profile if kind is EngineOptions else {})
+                heard = profile if kind is EngineOptions else {}
+                made = partial(from_flags, kind, profile=heard, without=others)
                 arguments[name] = [*map(made, _every(flags, swept))] if name in several else made(flags)
             if "generation" in kinds:
                 refuse_idle(arguments["generation"], flags)
@@ -133,11 +136,16 @@ def _parameter(field: Field, swept: bool) -> inspect.Parameter:
     )
 
 
-def from_flags(kind: type[T], flags: Mapping[str, Any], profile: Mapping[str, Any] | None = None) -> T:
+def from_flags(
+    kind: type[T],
+    flags: Mapping[str, Any],
+    profile: Mapping[str, Any] | None = None,
+    without: Collection[str] = (),
+) -> T:
     """From flags (None or [] = not given), and where else `resolve` looks. Raises OptionError."""
     _check_environment()
     given = {name: None if value == [] else value for name, value in flags.items()}
-    return resolve(kind, given, profile=profile)
+    return resolve(kind, given, profile=profile, without=without)
 
 
 def _profile(file: str | None, model: str | None) -> Mapping[str, Any]:

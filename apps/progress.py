@@ -26,6 +26,7 @@ _VERBS = {
     "measure": "measuring replies",
     "pack": "packing",
     "verify": "checking",
+    "replies": "replying",
 }
 
 _CLEAR_LINE = "\r\x1b[K"
@@ -120,7 +121,9 @@ class ProgressLine:
         if report.total == 1:
             return verb
         if report.unit != "bytes":
-            return f"{verb} {report.done}/{report.total}"
+            text = f"{verb} {report.done}" + (f"/{report.total}" if report.total else "")
+            known = report.unit == "rows" and rate and report.total
+            return f"{text} · {format_seconds((report.total - report.done) / rate)} left" if known else text
         text = f"{verb} {format_bytes(report.done)}" + (
             f" of {format_bytes(report.total)}" if report.total else ""
         )

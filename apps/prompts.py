@@ -91,6 +91,17 @@ def from_stream(
                 yield prompt
 
 
+def count(stream: BinaryIO) -> int:
+    """How many prompts a file that is standard input has, which stays where it was; 0 of a pipe."""
+    try:
+        start = stream.tell()
+    except OSError:
+        return 0
+    found = sum(bool(line.strip()) for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""))
+    stream.seek(start)
+    return found
+
+
 def _read(line: bytes, origin: str, name: str) -> PromptInput | None:
     try:
         text = line.decode("utf-8").rstrip("\r\n")

@@ -47,7 +47,8 @@ def option_table(fields: Iterable[Field]) -> str:
 
 
 def common_table() -> str:
-    return option_table(sorted(ALL.values(), key=lambda field: PANELS.index(field.option.panel)))
+    shared = [field for field in ALL.values() if not field.option.only]
+    return option_table(sorted(shared, key=lambda field: PANELS.index(field.option.panel)))
 
 
 def command_table() -> str:
@@ -59,9 +60,9 @@ def command_table() -> str:
 def updated(page: str) -> str:
     """The page with its tables as the code has them now."""
     tables = {"options": common_table(), "commands": command_table()}
-    tables |= {
-        f"options of {name}": option_table(options_of(of).values()) for name, of in OF_COMMANDS.items()
-    }
+    for name, of in OF_COMMANDS.items():
+        own = [field for field in ALL.values() if field.option.only == name]
+        tables[f"options of {name}"] = option_table([*options_of(of).values(), *own])
     for name, table in tables.items():
         begin, end = f"<!-- {name}: written by write_options.py -->\n", f"\n<!-- end of {name} -->"
         page, count = re.subn(

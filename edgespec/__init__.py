@@ -71,6 +71,7 @@ __all__ = [
     "agenerate",
     "astream_generate",
     "generate",
+    "generate_batch",
     "load",
     "stream_generate",
     "tune",
@@ -78,7 +79,8 @@ __all__ = [
 
 _HOME = {
     **dict.fromkeys(
-        ["agenerate", "astream_generate", "generate", "load", "stream_generate", "tune"], "edgespec.api"
+        ["agenerate", "astream_generate", "generate", "generate_batch", "load", "stream_generate", "tune"],
+        "edgespec.api",
     ),
     **dict.fromkeys(["EngineOptions", "GenerationOptions"], "edgespec.config"),
     **dict.fromkeys(["Response", "Stats"], "edgespec.response"),

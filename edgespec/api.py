@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from edgespec.arguments import check_engine, check_progress, given_options
 from edgespec.config import EngineOptions, GenerationOptions, refuse_idle, with_keywords
 from edgespec.engine import Engine
+from edgespec.errors import EdgeSpecError
 from edgespec.progress import ProgressCallback
 from edgespec.response import InThread, Response, whole
+from edgespec.serving.many import converse, one_turn
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt
 from edgespec.tuning.measure import check_measuring, measure_model
@@ -29,6 +31,7 @@ class EngineKeywords(TypedDict, total=False):
     memory: str | float | None  # "8GB", or bytes
     context: int | None
     precision: str | None
+    batch: int
     resident_layers: int | None
     device: str
     device_memory: str | float | None
@@ -150,6 +153,33 @@ def generate(
 ) -> Response:
     """The whole reply of `stream_generate` as one Response, with all its text and tokens."""
     return whole(stream_generate(engine, prompt, options, progress=progress, **overrides))
+
+
+def generate_batch(
+    engine: Engine,
+    prompts: Iterable[Prompt],
+    options: GenerationOptions | None = None,
+    *,
+    progress: ProgressCallback | None = None,
+    **overrides: Unpack[GenerationKeywords],
+) -> Iterator[tuple[int, Response | EdgeSpecError]]:
+    """Reply to many prompts in shared passes: (the prompt's place, the whole reply), each as it ends.
+
+    As many at a time as the engine has room for: load it with batch=. Each reply is what `generate` would
+    give; a prompt that cannot be replied to has its error in the reply's place, and the others go on.
+    `progress` gets the number of prompts done, after each pass. Leaving the loop ends what is under way.
+
+    Raises OptionError for malformed options, BudgetError when open sessions hold the engine's memory.
+    """
+    check_engine(engine)
+    check_progress(progress)
+    options = with_keywords(given_options(options, GenerationOptions), overrides)
+    refuse_idle(options, overrides)
+    asked = ((place, one_turn(engine, prompt, options), 1) for place, prompt in enumerate(prompts))
+    return (
+        (ended.key, ended.replies[0] if ended.error is None else ended.error)
+        for ended in converse(engine, asked, progress)
+    )
 
 
 def astream_generate(

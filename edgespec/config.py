@@ -6,25 +6,17 @@ tables of docs/cli.md follow from the fields. (For type checkers alone, `edgespe
 Options of one task are declared in the same way beside it (`training/options.py`, `models/options.py`, and in
 `apps/` what only the command line has); they are told to that task alone, by flags or keywords.
 
-Precedence is flag > environment > edgespec.toml > default; `resolve` applies it.
+Where their values come from: `edgespec.apps.settings`.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from edgespec.errors import DeviceError, OptionError
 from edgespec.values import MOST, Option, Options, did_you_mean, options_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DEVICES = ("auto", "cpu", "cuda")
 # Devices that people have and ask for, and why they are not among these.
@@ -49,8 +41,8 @@ FALLBACKS = ("jit", "ngram", "none")
 OF_SCHEDULES = {"mirror": ("adapters",)}  # options that name files of the schedule, not of a drafter
 MODEL, MEMORY, DRAFTING, REPLY = PANELS = ("Model", "Memory", "Drafting", "Reply")
 MOST_KAPPA = 256  # what is named is drafted for: beyond, there is no room
+MOST_BATCH = 1024
 MOST_THREADS = 256  # that the compiled kernels' pool can hold
-SETTINGS_BYTES = 10**6  # of an edgespec.toml, at most
 
 
 @dataclass(frozen=True)
@@ -78,6 +70,15 @@ class EngineOptions(Options):
             metavar="NAME", panel=MEMORY, default="what the files hold", choices=PRECISIONS,
         ),
     ] = None  # fmt: skip
+    batch: Annotated[
+        int,  # 0 = auto
+        Option(
+            "Replies made at once, without drafts: each pass of the weights serves all of them. A number, or "
+            "auto, as many as have room and pay.",
+            metavar="N|auto", panel=MEMORY, default="1, one after the other",
+            least=0, most=MOST_BATCH, only="generate",
+        ),
+    ] = 1  # fmt: skip
     resident_layers: Annotated[
         int | None,
         Option(
@@ -193,6 +194,14 @@ class EngineOptions(Options):
                 f"trees of 1 node are plain decoding, with nothing to draft for {self.drafter}; use "
                 "tree_nodes=2 or more, or drafter=none"
             )
+        files = [
+            name for name in ("draft_model", "draft_worker", "adapters") if getattr(self, name) is not None
+        ]
+        if self.batch != 1 and (files or self.drafter not in ("auto", "none")):
+            raise OptionError(
+                f"batch is {self.batch or 'auto'}, and a batch is decoded without drafts; leave out "
+                f"{', '.join(files) or f'drafter {self.drafter}'}, or use batch=1"
+            )
 
 
 @dataclass(frozen=True)
@@ -290,61 +299,3 @@ def refuse_idle(options: GenerationOptions, given: Mapping[str, Any]) -> None:
                 "temperature=0.7, or leave it out",
                 name,
             )
-
-
-def resolve(
-    kind: type[T],
-    flags: Mapping[str, Any],
-    environment: Mapping[str, str] | None = None,
-    file: Path | None = None,
-    profile: Mapping[str, Any] | None = None,
-) -> T:
-    """Options from flags (None = not given); `STANDING` ones then from EDGESPEC_* variables, a profile's
-    settings, edgespec.toml.
-
-    Raises OptionError for a malformed value, by the name under which it was given, and for unknown keys in
-    the file.
-    """
-    environment = os.environ if environment is None else environment
-    file = file or Path("edgespec.toml")
-    settings = read_settings(file)
-    if not issubclass(kind, STANDING):
-        environment, settings = {}, {}
-    values: dict[str, Any] = {}
-    names: dict[str, str] = {}  # of the options, as the user wrote them
-    for name, field in options_of(kind).items():
-        if flags.get(name) is not None:
-            values[name], names[name] = flags[name], field.flag
-        elif field.variable in environment:
-            values[name], names[name] = environment[field.variable], field.variable
-        elif name in (profile or {}):
-            values[name], names[name] = (profile or {})[name], f"profile: {name}"
-        elif name in settings:
-            values[name], names[name] = settings[name], f"{file}: {name}"
-    try:
-        return kind(**values)
-    except OptionError as error:
-        if error.option not in names:
-            raise
-        given = names[error.option]
-        raise OptionError(error.message.replace(error.option, given, 1), error.option) from None
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """The flat table of an edgespec.toml; {} when there is none. Raises OptionError."""
-    if not path.exists():
-        return {}
-    try:
-        with path.open("rb") as file:
-            data = file.read(SETTINGS_BYTES + 1)
-        if len(data) > SETTINGS_BYTES:
-            raise OptionError(f"{path} is longer than {SETTINGS_BYTES} bytes; it is not a file of settings")
-        table = tomllib.loads(data.decode())
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # also a number of over 4300 digits
-        raise OptionError(f"{path} is not valid TOML: {error}") from None
-    known = {name for kind in STANDING for name in options_of(kind)}
-    if unknown := sorted(set(table) - known):
-        raise OptionError(f"{path}: unknown option {unknown[0]}; {did_you_mean(unknown[0], known)}")
-    return table

@@ -32,6 +32,7 @@ from edgespec.progress import ProgressCallback
 from edgespec.runtimes.base import TREE_ROWS, Target
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
+from edgespec.runtimes.formats.needs import pool_positions, round_up
 from edgespec.schedules.kinds import check_model, choose_schedule, make_controller, make_schedule
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt, encode_prompt
@@ -158,23 +159,42 @@ class Engine:
                 raise ClosedError("the engine was closed; load the model again")
             return self._new_session(context, controller or self.controller.successor(), trace)
 
+    @property
+    def positions(self) -> int:
+        """That sessions may hold together."""
+        several = self.plan.sequences > 1
+        return pool_positions(self.plan.context, self.plan.sequences) if several else self.plan.context
+
+    def positions_of(self, context: int) -> int:
+        """That a session of so many takes of them."""
+        if self.plan.sequences > 1:  # without drafts: no tree lies behind its tokens
+            return round_up(context)
+        # Every session needs room for a pass's uncommitted rows, and its drafts'; the plan has those of one.
+        rows = TREE_ROWS + sum(resident.rows for resident in self.resident)
+        return context + (rows if self._positions_held else 0)
+
+    def room_for(self, context: int) -> bool:
+        """Whether another session of so many positions would fit now, and have its rows in every pass."""
+        most = self.plan.sequences if self.plan.sequences > 1 else self.target.judged_rows
+        held = self.positions_of(context)
+        there = sum(not session.closed for session in self._open_sessions())
+        return self._positions_held + held <= self.positions and there < most
+
     def _new_session(self, context: int | None, controller: Controller, trace: Trace | None) -> Session:
-        free = self.plan.context - self._positions_held
+        free = min(self.positions - self._positions_held, self.plan.context)
         wanted = free if context is None else context
         if wanted > free or free <= 0:
             asked = "another session" if context is None else f"a session of {context} positions"
             raise BudgetError(
-                f"{asked} does not fit: the plan has KV memory for {self.plan.context} positions and open "
+                f"{asked} does not fit: the plan has KV memory for {self.positions} positions and open "
                 f"sessions hold {self._positions_held}; close one, give each fewer (new_session takes all "
                 "that is free unless it is given context=), or load with a larger context=",
                 self.plan.owners,
                 self.plan.dial,
                 self.plan.dial,
             )
-        # Every session needs room for a pass's uncommitted rows, and its drafts'; the plan has those of one.
-        rows = TREE_ROWS + sum(resident.rows for resident in self.resident)
-        held = wanted + (rows if self._positions_held else 0)
-        cache = self.verifier.new_seat(wanted)
+        held = self.positions_of(wanted)
+        cache = self.verifier.new_seat(wanted, slots=0 if self.plan.sequences > 1 else None)
         drafters: list[Drafter] = [kind.make() for kind in kinds_of(self.drafters) if kind.make is not None]
         drafters += [resident.drafter(cache, self.config.vocab_size) for resident in self.resident]
         place = Place(self.target, self.exits.exit(cache) if self.exits and self.resident else None)

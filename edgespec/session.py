@@ -22,6 +22,7 @@ from edgespec.errors import Cancelled, ClosedError, ContextError, OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.response import Response
 from edgespec.runtimes.base import Seat
+from edgespec.runtimes.config import ModelConfig
 from edgespec.schedules.kinds import check_acceptance
 from edgespec.text.prompt import Array, token_ids
 
@@ -120,18 +121,42 @@ class Session:
         when acceptance, sampling options and drafter do not go together, ClosedError when session or engine
         are closed.
         """
+        return self._reply(self.new_reply(prompt, options, progress))
+
+    def new_reply(
+        self,
+        prompt: Sequence[int] | Array,
+        options: GenerationOptions | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> Reply:
+        """A reply that somebody else runs the passes of (`generate` runs its own): `ask`, have the part
+        computed, `answer`, until the reply's writer has finished; and then `end`. Raises as `generate`."""
         options = given_options(options, GenerationOptions)
         check_progress(progress)
         prompt = token_ids(prompt)
         self._refuse_closed()
-        limit = self._check(prompt, options)
+        limit = reply_limit(prompt, options, self.context, self.host.config)
         acceptance = make_acceptance(options.acceptance, options)
         check_acceptance(acceptance, self.host.options, self.host.drafters)
         self._refuse_second()
         reply = Reply(self.host, prompt, options, acceptance, limit, progress, self.trace)
         self._cancellation = reply.cancellation
         self._refuse_closed()  # from here on, closing reaches the reply
-        return self._reply(reply)
+        return reply
+
+    def ask(self, reply: Reply) -> Part:
+        """What the reply wants of the next pass. Raises Cancelled."""
+        return self._in_step(self._ask, reply)
+
+    def answer(self, reply: Reply, part: Part) -> Iterator[Response]:
+        """What the part has given. Raises its error."""
+        return self._in_step(self._answer, reply, part)
+
+    def end(self, reply: Reply) -> None:
+        """The reply is over, at its end or before. What it said stays in the session."""
+        reply.over = True  # before a Ctrl-C can come
+        if self._replying is reply:
+            self._in_step(self._end, reply)
 
     def _refuse_closed(self) -> None:
         if self.host.closed:
@@ -143,25 +168,6 @@ class Session:
         if self._replying is not None and not self._replying.over:
             raise OptionError("this session is already replying; open another with engine.new_session()")
 
-    def _check(self, prompt: list[int], options: GenerationOptions) -> int:
-        """The most tokens the reply may have."""
-        if not prompt:
-            raise OptionError("the prompt is empty; give it at least one token")
-        vocabulary = self.host.config.vocab_size
-        if bad := next((t for t in prompt if not 0 <= t < vocabulary), None):
-            raise OptionError(f"token {bad} is outside the model's vocabulary of {vocabulary}")
-        room = self.context - len(prompt)
-        wanted = options.max_tokens or 1
-        if room < wanted:
-            most = self.context >= self.host.config.max_context
-            raise ContextError(
-                f"the prompt has {len(prompt)} tokens and the reply may have {wanted}, together "
-                f"{len(prompt) + wanted}, but the context is {self.context}"
-                + (", the model's own maximum; shorten" if most else "; set a larger context= or shorten")
-                + " the prompt"
-            )
-        return min(options.max_tokens or room, room)
-
     def _reply(self, reply: Reply) -> Generator[Response, None, None]:
         try:
             with suppress(Cancelled):
@@ -172,9 +178,7 @@ class Session:
             if not reply.writer.finished:
                 yield reply.cancelled()
         finally:
-            reply.over = True  # before a Ctrl-C can come
-            if self._replying is reply:
-                self._in_step(self._end, reply)
+            self.end(reply)
 
     def _in_step(self, work: Callable[..., T], *arguments: Any) -> T:
         """Compute something of a reply; nothing is freed meanwhile."""
@@ -238,3 +242,23 @@ class Session:
         length = min(length, len(self.tokens), self.cache.length)
         self.cache.truncate(length)
         self.tokens = self.tokens[:length]
+
+
+def reply_limit(prompt: Sequence[int], options: GenerationOptions, context: int, config: ModelConfig) -> int:
+    """The most tokens that a reply to this prompt may have. Raises OptionError and ContextError."""
+    if not prompt:
+        raise OptionError("the prompt is empty; give it at least one token")
+    vocabulary = config.vocab_size
+    if bad := next((t for t in prompt if not 0 <= t < vocabulary), None):
+        raise OptionError(f"token {bad} is outside the model's vocabulary of {vocabulary}")
+    room = context - len(prompt)
+    wanted = options.max_tokens or 1
+    if room < wanted:
+        most = context >= config.max_context
+        raise ContextError(
+            f"the prompt has {len(prompt)} tokens and the reply may have {wanted}, together "
+            f"{len(prompt) + wanted}, but the context is {context}"
+            + (", the model's own maximum; shorten" if most else "; set a larger context= or shorten")
+            + " the prompt"
+        )
+    return min(options.max_tokens or room, room)

@@ -159,12 +159,13 @@ class Option:
     """How an option is shown and bounded.
 
     metavar: what stands for its value; "SIZE" is a number of bytes, written as 8GB, "MODEL" a path or a name
-        on the hub; a switch has none.
+        on the hub, "N|auto" a number, 0 written as auto; a switch has none.
     panel: the heading under which help shows it; "": no other than the command's.
     default: what happens when it is not set, in words; "": the field's default says it.
     short: a letter for the command line, as "-p".
     least, most: inclusive bounds of a number, or of each of several.
     hidden: works, but is not shown: there is nothing to choose yet.
+    only: the one command that has its flag; "": all that take its dataclass.
     """
 
     help: str
@@ -176,6 +177,7 @@ class Option:
     most: float | None = None
     choices: tuple[str, ...] = ()
     hidden: bool = False
+    only: str = ""
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,8 @@ class Field:
         """`value`, from Python or as text, as the field's type and within its bounds. Raises OptionError."""
         if value is None and self.optional:
             return None
+        if value == "auto" and self.option.metavar == "N|auto":
+            return 0
         if self.option.metavar == "SIZE":
             try:
                 number = parse_bytes(value)

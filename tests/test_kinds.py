@@ -14,7 +14,8 @@ from typing import Annotated, Any
 import pytest
 
 import edgespec
-from edgespec.config import DRAFTING, EngineOptions, GenerationOptions, resolve
+from edgespec.apps.settings import resolve
+from edgespec.config import DRAFTING, EngineOptions, GenerationOptions
 from edgespec.control.controller import Fixed
 from edgespec.core.acceptance import make_acceptance
 from edgespec.core.schedule import Controller, Place

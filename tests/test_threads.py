@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import edgespec
-from edgespec.config import EngineOptions, resolve
+from edgespec.apps.settings import resolve
+from edgespec.config import EngineOptions
 from edgespec.errors import OptionError
 from edgespec.kernels import compiled, cpu, row_class
 from edgespec.kernels.row_class import RowClass

@@ -125,7 +125,8 @@ def choose_drafters(options: EngineOptions) -> tuple[str, ...]:
     if drafter == "auto":
         found = _auto(given, options.draft_worker is not None)
         check_worker(options, found)
-        return tuple(kind.name for kind in found) if options.tree_nodes > 1 else ()
+        alone = options.batch == 1
+        return tuple(kind.name for kind in found) if options.tree_nodes > 1 and alone else ()
     members = () if drafter == "none" else tuple(drafter.split("+"))
     chosen = kinds_of(members)
     if twice := [name for name in members if members.count(name) > 1]:

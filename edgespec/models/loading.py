@@ -17,6 +17,7 @@ from edgespec.models.planning import plan_engine
 from edgespec.offload.plan.plan import Plan
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import Target
+from edgespec.runtimes.formats.needs import judged_rows, pass_rows
 from edgespec.runtimes.torch.machine import measure_machine
 from edgespec.runtimes.torch.open import open_target
 from edgespec.schedules.exits import find_exit
@@ -50,7 +51,8 @@ def load_model(
         if progress is not None:
             progress(Progress("load", done, total, "bytes"))
 
-    target = open_target(search.files, plan, machine.read_settings, advance, device)
+    rows = pass_rows(plan.sequences), judged_rows(plan.sequences)
+    target = open_target(search.files, plan, machine.read_settings, advance, device, *rows)
     try:
         planned = drafters.exit is not None and set(drafters.exit.extras.names) <= set(plan.extras.names)
         exits = drafters.exit.open(target, advance) if drafters.exit is not None and planned else None

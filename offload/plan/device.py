@@ -123,4 +123,5 @@ def make_device_plan(
         held,
         device_book,
         extras=needs.extras,
+        sequences=request.sequences,
     )

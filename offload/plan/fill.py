@@ -137,6 +137,7 @@ def _fill(books: _Books, rates: Rates) -> Plan:
         depth=choice.depth,
         copied=frozenset(books.copies) - (frozenset() if books.for_all else chosen),
         extras=books.needs.extras,
+        sequences=books.request.sequences,
     )
 
 

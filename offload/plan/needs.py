@@ -16,6 +16,7 @@ class Request:
     context: int | None = None  # positions; None = the plan chooses
     resident_layers: int | None = None  # pin exactly the first N layers; None = the plan chooses
     device_dial: int | None = None  # the second dial, of a discrete accelerator; None = all it has
+    sequences: int = 1  # that are decoded at once
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class Plan:
     depth: int = 0  # first layers that are pinned for somebody's sake (`needs.MustPin`)
     copied: frozenset[int] = frozenset()  # chunks that the stand-in stands for
     extras: Extras = field(default_factory=Extras)  # what others keep beside the model
+    sequences: int = 1  # that are decoded at once
 
     @property
     def dial(self) -> int:
@@ -98,6 +99,7 @@ class Plan:
             "owners": self.owners,
             "device_owners": dict(self.device_ledger.owners) if self.device_ledger else None,
             "context": self.context,
+            "batch": self.sequences,
             "pinned_bytes": self.pinned_bytes,
             "streamed_bytes": self.streamed_bytes,
             "bytes_per_pass": self.bytes_per_pass,

@@ -16,6 +16,7 @@ from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles
 
 BLOCK = 64  # positions per attention block; see torch/attention.py
+SHARED_POSITIONS = 512  # that most prompts take with their replies
 DEVICE_SLOTS = 3  # device buffers: one computed on, one being copied to, one between
 
 # Page cache of programs and libraries that a cold start reads but does not map, and the kernel's own tables:
@@ -32,12 +33,12 @@ def plan_model(files: ModelFiles, machine: Machine, request: Request, extras: Ex
 
     Raises BudgetError or OptionError before any weight is read.
     """
-    config, element = files.config, files.element
+    config, element, sequences = files.config, files.element, request.sequences
     needs = Needs(
         baseline=machine.baseline + PROGRAM_CACHE,
         small=sum(t.nbytes for t in files.table.small),
-        activations=activation_bytes(config, element, files.activations in machine.converts),
-        kv=lambda positions: context_bytes(config, positions, element),
+        activations=activation_bytes(config, element, files.activations in machine.converts, sequences),
+        kv=lambda positions: context_bytes(config, positions, element, sequences),
         max_context=config.max_context,
         extras=extras or Extras(),
         drift=DRIFT,
@@ -59,6 +60,25 @@ def cache_bytes(config: ModelConfig, context: int, slots: int, element: int) -> 
     return config.kv_bytes(round_up(context + slots), element)
 
 
+def pass_rows(sequences: int) -> int:
+    """Most rows of a pass: of so many, all have their trees beside a block of a newcomer's prompt."""
+    return PREFILL_ROWS + (sequences if sequences > 1 else 0)
+
+
+def judged_rows(sequences: int) -> int:
+    """Most rows of a pass whose logits are looked at: one tree's, or one of each of so many sequences."""
+    return max(TREE_ROWS, sequences)
+
+
+def pool_positions(context: int, sequences: int) -> int:
+    """Positions that caches have memory for: one of the whole context and a tree, or those of so many
+    sequences, without trees: one of the whole context, the others of SHARED_POSITIONS, if that is less. Each
+    takes what it needs of them, in whole blocks."""
+    if sequences == 1:
+        return round_up(context + TREE_ROWS)
+    return round_up(context) + (sequences - 1) * round_up(min(context, SHARED_POSITIONS))
+
+
 def overlay_positions(rows: int) -> int:
     """Positions that an overlay with so many slots has memory for: the prefix's last block is copied."""
     return BLOCK + rows
@@ -75,27 +95,29 @@ def exit_bytes(config: ModelConfig, element: int) -> int:
     return TREE_ROWS * config.hidden_size * element + EXIT_ROWS * config.vocab_size * 4
 
 
-def context_bytes(config: ModelConfig, positions: int, element: int) -> int:
-    """What grows with the context: a KV cache, and attention's temporaries over that many keys: each block's
-    outputs and mask for a tree's rows, and the mask of a prompt's block."""
+def context_bytes(config: ModelConfig, positions: int, element: int, sequences: int = 1) -> int:
+    """What grows with the context: KV caches, and attention's temporaries over that many keys: each block's
+    outputs and mask for a tree's rows, and the mask of a prompt's block. One cache attends after the other;
+    of many, the masks of all are kept."""
     blocks, e = -(-positions // BLOCK) + 2, element
     outputs = TREE_ROWS * blocks * (config.q_size * e + config.heads * 8)
-    tree_mask = TREE_ROWS * (config.heads // config.kv_heads) * positions * (1 + e)
+    tree_mask = judged_rows(sequences) * (config.heads // config.kv_heads) * positions * (1 + e)
     prompt_mask = PREFILL_ROWS * positions * (1 + e)
-    return cache_bytes(config, positions, TREE_ROWS, e) + max(outputs + tree_mask, prompt_mask)
+    attention = outputs + tree_mask + prompt_mask if sequences > 1 else max(outputs + tree_mask, prompt_mask)
+    return config.kv_bytes(pool_positions(positions, sequences), e) + attention
 
 
-def activation_bytes(config: ModelConfig, element: int, converts: bool) -> int:
+def activation_bytes(config: ModelConfig, element: int, converts: bool, sequences: int = 1) -> int:
     """Temporaries of the largest pass, at their peak: in the MLP, in attention, or at the head; of
     `element`-byte numbers, weights being converted to fp32 or not."""
-    n, e = PREFILL_ROWS, element
+    n, e = pass_rows(sequences), element
     d, f = config.hidden_size, config.intermediate_size
     stream = n * d * e * 3
     mlp = n * f * (3 * e + 8)  # gate, up, product; two in fp32 inside swiglu
     attention = n * (config.q_size * (3 * e + 4) + config.kv_size * 4 * e)
     tile = max(config.matrix_shapes(0).values(), key=lambda s: s[0] * s[1])
     unpacked = tile[1] * 4 * 4096 if converts else 0
-    head = TREE_ROWS * config.vocab_size * (e + 4)
+    head = judged_rows(sequences) * config.vocab_size * (e + 4)
     # A third more: kernels' scratch, and holes in the heap (measured, 7B shape: 80 MB beside 92).
     return (stream + max(mlp, attention, head)) * 4 // 3 + unpacked
 

@@ -1,0 +1,1 @@
+"""Many conversations on one engine."""

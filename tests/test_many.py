@@ -1,0 +1,433 @@
+"""Many replies from one engine, and `edgespec generate --batch`: what one at a time would say, once each."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgespec
+from edgespec.apps import main
+from edgespec.apps.batch import output_file
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.core.passes import LocalVerifier
+from edgespec.drafters.resident import Drafters
+from edgespec.engine import Engine
+from edgespec.errors import BudgetError, Cancelled, ContextError, EdgeSpecError, OptionError, StorageError
+from edgespec.models.planning import plan_engine
+from edgespec.offload.plan.plan import Plan
+from edgespec.progress import Progress
+from edgespec.response import Response
+from edgespec.runtimes.formats.describe import describe_model
+from edgespec.runtimes.formats.needs import pool_positions
+from tests.machine import DISK, GIVEN
+from tests.sessions import wait_for
+from tests.test_session import prompt_of, write_model
+
+ROOT = Path(__file__).resolve().parent.parent
+COLD = GenerationOptions(max_tokens=24, ignore_eos=True)
+HOT = GenerationOptions(max_tokens=24, ignore_eos=True, temperature=0.9, seed=3)
+LENGTHS = (20, 33, 7, 150, 1, 64, 90)
+MB = 10**6
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("many") / "m", max_position_embeddings=4096)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> dict[str, list[list[int]]]:
+    prompts = [prompt_of(n, seed=n) for n in LENGTHS]
+    with edgespec.load(model, memory="4GB", context=300, drafter="none") as engine:
+        return {
+            name: [edgespec.generate(engine, prompt, options).tokens for prompt in prompts]
+            for name, options in (("cold", COLD), ("hot", HOT))
+        }
+
+
+def replies(
+    engine: Engine, prompts: list[Any], options: GenerationOptions, progress: Any = None
+) -> dict[int, Response | EdgeSpecError]:
+    found: dict[int, Response | EdgeSpecError] = {}
+    for place, reply in edgespec.generate_batch(engine, prompts, options, progress=progress):
+        assert place not in found
+        found[place] = reply
+    return found
+
+
+def tokens_of(found: dict[int, Response | EdgeSpecError]) -> list[list[int]]:
+    return [reply.tokens for _, reply in sorted(found.items()) if isinstance(reply, Response)]
+
+
+@pytest.mark.parametrize("layers", [1, 3], ids=["streamed", "resident"])
+@pytest.mark.parametrize("batch", [1, 3, 16])
+def test_a_batch_says_what_each_says_alone(
+    model: Path, expected: dict[str, list[list[int]]], batch: int, layers: int
+) -> None:
+    prompts = [prompt_of(n, seed=n) for n in LENGTHS]
+    with edgespec.load(model, memory="4GB", context=300, batch=batch, resident_layers=layers) as engine:
+        assert engine.drafters == (() if batch > 1 else ("ngram",))
+        for name, options in (("cold", COLD), ("hot", HOT)):
+            assert tokens_of(replies(engine, prompts, options)) == expected[name]
+        assert engine._positions_held == 0
+
+
+def test_replies_share_passes(model: Path, expected: dict[str, list[list[int]]]) -> None:
+    """All seven in as many passes as one reply takes alone, and what streams is read so often."""
+    prompts, seen = [prompt_of(n, seed=n) for n in LENGTHS], list[Progress]()
+    with edgespec.load(model, memory="4GB", context=300, batch=16, resident_layers=1) as engine:
+        before = engine.bytes_read
+        assert tokens_of(replies(engine, prompts, COLD, seen.append)) == expected["cold"]
+        assert len(seen) == 24
+        assert [report.done for report in seen] == [0] * 23 + [7]
+        rows = sum(LENGTHS) + 7 * 24  # of the embedding, a page each
+        assert engine.bytes_read - before < 26 * engine.plan.bytes_per_pass + rows * 4096
+
+
+def test_sessions_draft_in_shared_passes_where_there_is_room(
+    model: Path, expected: dict[str, list[list[int]]]
+) -> None:
+    """An engine that is no batch's: its positions are for whoever comes, and they draft."""
+    prompts = [prompt_of(n, seed=n) for n in LENGTHS]
+    with edgespec.load(model, memory="4GB", context=700, resident_layers=1) as engine:
+        assert engine.drafters == ("ngram",)
+        assert tokens_of(replies(engine, prompts, COLD)) == expected["cold"]
+
+
+def test_a_bad_prompt_fails_alone(model: Path, expected: dict[str, list[list[int]]]) -> None:
+    prompts: list[Any] = [prompt_of(n, seed=n) for n in LENGTHS]
+    prompts[2:2] = [[], [5, 1000], prompt_of(290), 7.5, b"raw"]
+    with edgespec.load(model, memory="4GB", context=300, batch=3) as engine:
+        found = replies(engine, prompts, COLD)
+        kinds = [type(found[place]) for place in range(2, 7)]
+        assert kinds[:2] == [OptionError, OptionError]
+        assert kinds[2] is ContextError
+        assert "290 tokens and the reply may have 24, together 314, but the context is 300" in str(found[4])
+        assert all(issubclass(kind, EdgeSpecError) for kind in kinds), kinds
+        assert tokens_of(found) == expected["cold"]
+
+
+def test_what_concerns_all_is_raised_and_leaves_nothing_open(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [prompt_of(20, seed=n) for n in range(5)]
+    with edgespec.load(model, memory="4GB", context=300, batch=4, resident_layers=1) as engine:
+        passes = 0
+        run = engine.target.run
+
+        def sometimes(*arguments: Any) -> Any:
+            nonlocal passes
+            passes += 1
+            if passes == 5:
+                raise StorageError("the disk went away")
+            return run(*arguments)
+
+        monkeypatch.setattr(engine.target, "run", sometimes)
+        with pytest.raises(StorageError):
+            replies(engine, prompts, COLD)
+        assert engine._positions_held == 0
+        early = edgespec.generate_batch(engine, [[], *prompts], COLD)
+        next(early)
+        assert engine._positions_held > 0
+        early.close()  # type: ignore[attr-defined]
+        assert engine._positions_held == 0
+        others = [engine.new_session(300) for _ in range(4)]
+        with pytest.raises(BudgetError, match="open sessions hold"):
+            replies(engine, prompts, COLD)
+        for other in others:
+            other.close()
+
+        def close(report: Progress) -> None:
+            engine.close()
+
+        with pytest.raises(Cancelled):
+            replies(engine, prompts, COLD, close)
+
+
+# --- the ledger --------------------------------------------------------------------------------------------
+
+
+def planned(model: Path, **options: Any) -> Plan:
+    asked = EngineOptions(**{"memory": 2 * 10**9, "drafter": "none"} | options)
+    return plan_engine(describe_model(model), asked, replace(GIVEN, disk=DISK), Drafters({}))
+
+
+def kv_of(plan: Plan) -> int:
+    return next(nbytes for owner, nbytes in plan.owners.items() if owner.startswith("KV cache"))
+
+
+def test_short_conversations_need_not_the_longest(model: Path) -> None:
+    """64 of them have a pool of one whole context and 63 of 512 positions, in whole blocks."""
+    assert pool_positions(4000, 64) == 4032 + 63 * 512
+    assert pool_positions(100, 64) == 64 * 128
+    one, many = (planned(model, context=4000, batch=n) for n in (1, 64))
+    per_position = 2 * 3 * 2 * 16 * 4  # k and v, layers, heads, width, fp32
+    assert 0.9 < (kv_of(many) - kv_of(one)) / (63 * 512 * per_position) < 1.6  # and its masks
+    assert many.owners["activations"] > one.owners["activations"]
+
+
+def test_memory_of_a_batch_is_what_the_ledger_has(model: Path) -> None:
+    """Each session's cache has the positions that it holds, and the pool is never passed."""
+    with edgespec.load(model, memory="4GB", context=1000, batch=4) as engine:
+        assert engine.positions == 1024 + 3 * 512
+        sessions = [engine.new_session(n) for n in (1000, 512, 300, 100)]
+        held = sum(session.cache.k.shape[2] for session in sessions)  # type: ignore[attr-defined]
+        assert held == engine._positions_held == 1024 + 512 + 320 + 128
+        assert not engine.room_for(1)  # four are there
+        sessions.pop().close()
+        assert engine.room_for(704)
+        assert not engine.room_for(705)
+        with pytest.raises(BudgetError):
+            engine.new_session(1000)
+        for session in sessions:
+            session.close()
+
+
+def test_a_batch_too_large_says_how_many_fit(model: Path) -> None:
+    with pytest.raises(BudgetError) as caught:
+        planned(model, memory=460 * MB, context=512, batch=1000)
+    most = int(str(caught.value).partition("use batch=")[2].partition(",")[0])
+    assert f"a batch of 1000 is too large for the dial, 460.0 MB, which has room for {most}:" in str(
+        caught.value
+    )
+    assert 1 < most < 1000
+    assert planned(model, memory=460 * MB, context=512, batch=most).ledger.free >= 0
+    with pytest.raises(BudgetError):
+        planned(model, memory=460 * MB, context=512, batch=most + 1)
+    assert planned(model, memory=caught.value.smallest, context=512, batch=1000).ledger.free >= 0
+    with pytest.raises(BudgetError, match="smallest dial that works"):  # not even one
+        planned(model, memory=300 * MB, context=512, batch=8)
+
+
+def test_auto_takes_as_many_as_fit_and_pay(model: Path) -> None:
+    """Where passes read long, more sequences are more tokens a second, until there is no room."""
+    few, many = (planned(model, memory=memory, context=512, batch=0) for memory in (460 * MB, 900 * MB))
+    assert 1 < few.sequences < many.sequences
+    assert planned(model, context=512, batch=1).sequences == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"drafter": "ngram"}, {"draft_model": "m"}, {"adapters": "a"}, {"draft_worker": 2}]
+)
+def test_a_batch_does_not_draft_and_says_so(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=r"^batch is (4|auto), and a batch is decoded without drafts"):
+        EngineOptions(batch=4, **options)
+    EngineOptions(batch=1, **options)
+
+
+# --- the command -------------------------------------------------------------------------------------------
+
+Run = Callable[..., "tuple[int, str]"]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+
+    def run(*arguments: str | Path, stdin: str = "") -> tuple[int, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        code = main.run(["generate", *map(str, arguments)])
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        return code, captured.err
+
+    return run
+
+
+FLAGS = ("--memory", "4GB", "--context", "300", "--max-tokens", "12", "--ignore-eos")
+ROWS = ["a b c", "Once upon", '{"prompt": "x\\ny"}', "q" * 40, "zz", "hello there", "no", "the end"]
+
+
+def answers(path: Path) -> dict[int, dict[str, Any]]:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    found = {row["prompt"]: row for row in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_generate_batch_writes_each_answer_once(model: Path, run: Run, tmp_path: Path) -> None:
+    rows = [*ROWS[:2], '{"neither": 1}', *ROWS[2:], "y" * 295]
+    flags, out = (model, *FLAGS, "--batch", "3", "-o", "out.jsonl"), tmp_path / "out.jsonl"
+    code, said = run(*flags, stdin="\n".join(rows))
+    assert code == 1
+    assert "prompt 2: line 3 of standard input is a JSON object" in said
+    assert "prompt 9: the prompt has 295 tokens" in said
+    assert "out.jsonl has 10 answers of 10, 2 of them errors" in said
+    found = answers(out)
+    assert sorted(found) == list(range(10))
+    assert {n for n, row in found.items() if "error" in row} == {2, 9}
+    with edgespec.load(model, memory="4GB", context=300, drafter="none") as engine:
+        for number, text in ((0, "a b c"), (3, "x\ny"), (4, "q" * 40)):
+            alone = edgespec.generate(engine, text, max_tokens=12, ignore_eos=True)
+            assert (found[number]["tokens"], found[number]["text"]) == (alone.tokens, alone.text)
+            assert found[number]["finish_reason"] == "length"
+    before = out.read_bytes()
+    code, said = run(*flags, stdin="\n".join(rows))  # nothing is left to do
+    assert out.read_bytes() == before
+    assert "has 10 answers of 10" in said
+    # A run that was killed while it wrote.
+    kept = before.splitlines(keepends=True)[:6]
+    out.write_bytes(b"".join(kept) + b'{"prompt":7,"key":"12')
+    run(*flags, stdin="\n".join(rows))
+    assert out.read_bytes().startswith(b"".join(kept))
+    assert {n: row.get("tokens") for n, row in answers(out).items()} == {
+        n: row.get("tokens") for n, row in found.items()
+    }
+
+
+def test_conversations_in_a_batch_are_those_of_chat(run: Run, tmp_path: Path, model: Path) -> None:
+    settings = {"chat_template": "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"}
+    chatty = tmp_path / "chatty"
+    write_model(chatty, max_position_embeddings=4096)
+    (chatty / "tokenizer_config.json").write_text(json.dumps(settings))
+    turns = [["hi", "and?"], ["what", "is", "that"], ["one"]]
+    run(
+        chatty,
+        *FLAGS,
+        "--batch",
+        "2",
+        "-o",
+        tmp_path / "o",
+        stdin="".join(json.dumps({"turns": t}) + "\n" for t in turns),
+    )
+    found = answers(tmp_path / "o")
+    with edgespec.load(chatty, memory="4GB", context=300, drafter="none") as engine:
+        for number, asked in enumerate(turns):
+            row = found[number]
+            said = row["replies"] if len(asked) > 1 else [row]
+            with edgespec.Chat(engine, options=GenerationOptions(max_tokens=12, ignore_eos=True)) as chat:
+                assert [reply["text"] for reply in said] == [chat.send(text).text for text in asked]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("hello\n", "its line 1 is no answer"),
+        ('{"prompt":0,"key":"0"}\n', "answers prompt 0 .* of another run"),
+        ('{"prompt":0}\n', "its line 1 is no answer"),
+        ('{"prompt":7,"key":"1"}\n{"prompt":7,"key":"1"}\n', "its line 2 is no answer"),
+        ("my only copy of a letter", "its line 1 is no answer"),
+    ],
+)
+def test_a_file_of_something_else_is_left_alone(
+    model: Path, run: Run, tmp_path: Path, content: str, said: str
+) -> None:
+    (tmp_path / "out").write_text(content)
+    code, error = run(model, *FLAGS, "-o", "out", stdin="a b\n")
+    assert code == 2
+    assert (tmp_path / "out").read_text() == content
+    assert re.search(said, error.replace("\n", " "))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--batch", "4"], "say where they go: --output FILE"),
+        (["--batch", "0.5", "-o", "o"], "--batch is '0.5'; it must be a whole number"),
+        (["--batch", "-1", "-o", "o"], "--batch is -1; it must be from 0 to 1024"),
+        (["--batch", "4", "-o", "."], "cannot be opened|no ordinary file"),
+        (["-o", "missing/o"], "cannot be opened"),
+        (["-o", "o", "--json"], "--json changes nothing with --output"),
+        (["-o", "o", "--keep-going"], "--keep-going changes nothing with --output"),
+        (["-o", "o", "--batch", "4", "--drafter", "ngram"], "batch is 4, and a batch is decoded without"),
+    ],
+)
+def test_wrong_flags_of_a_batch_end_at_once(run: Run, model: Path, flags: list[str], said: str) -> None:
+    code, error = run(model, *flags, "-p", "x")
+    assert code == 2
+    assert re.search(said, error)
+
+
+def test_other_commands_do_not_hear_of_batch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Neither as a flag, nor in the environment, where it would end their drafts."""
+    from edgespec.apps import chat
+
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["chat", "m", "--batch", "4"]) == 2
+    assert "No such option" in capsys.readouterr().err
+    heard: list[int] = []
+
+    def hear(model: Any, options: EngineOptions, *rest: Any) -> Any:
+        heard.append(options.batch)
+        raise OptionError("enough")
+
+    monkeypatch.setattr(chat, "open_engine", hear)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    monkeypatch.setenv("EDGESPEC_BATCH", "8")
+    main.run(["chat", "m", "-p", "x"])
+    assert heard == [1]
+
+
+def test_a_killed_run_goes_on_where_it_was(model: Path, tmp_path: Path) -> None:
+    """Every prompt is answered once, by what an unbroken run says."""
+    rows, out = [f"{word} {n}" for n, word in enumerate(ROWS * 3) if "{" not in word], tmp_path / "out"
+    (tmp_path / "prompts").write_text("\n".join(rows))
+    flags = ["--memory", "4GB", "--context", "300", "--max-tokens", "100", "--ignore-eos"]
+    flags += ["--batch", "2", "--resident-layers", "1", "-o", str(out)]
+    code = "import sys; from edgespec.apps import main; sys.exit(main.run(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "generate", str(model), *flags]
+    with (
+        open(tmp_path / "prompts", "rb") as stdin,
+        subprocess.Popen(command, cwd=ROOT, stdin=stdin, stderr=subprocess.DEVNULL) as process,
+    ):
+        try:
+            wait_for(lambda: out.exists() and out.read_bytes().count(b"\n") >= 4)
+        finally:
+            process.kill()
+    kept = out.read_bytes()
+    kept = kept[: kept.rfind(b"\n") + 1]
+    with open(tmp_path / "prompts", "rb") as stdin:
+        done = subprocess.run(command, cwd=ROOT, stdin=stdin, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert out.read_bytes().startswith(kept)
+    found = answers(out)
+    assert sorted(found) == list(range(len(rows)))
+    with edgespec.load(model, memory="4GB", context=300, drafter="none") as engine:
+        for number in (0, len(rows) // 2, len(rows) - 1):
+            alone = edgespec.generate(engine, rows[number], max_tokens=100, ignore_eos=True)
+            assert found[number]["tokens"] == alone.tokens
+
+
+def test_ctrl_c_keeps_what_there_is(
+    model: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute, passes = LocalVerifier.compute, iter(range(10**6))
+
+    def interrupted(self: LocalVerifier, parts: Any) -> Any:
+        if next(passes) == 30:
+            raise KeyboardInterrupt
+        return compute(self, parts)
+
+    flags = (model, *FLAGS, "--batch", "3", "-o", "out")
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalVerifier, "compute", interrupted)
+        code, said = run(*flags, stdin="\n".join(ROWS))
+    assert code == 130
+    assert "[stopped; out has 6 answers of 8. The same command goes on with the rest]" in said
+    assert len(answers(tmp_path / "out")) == 6
+    code, said = run(*flags, stdin="\n".join(ROWS))
+    assert code == 0
+    assert sorted(answers(tmp_path / "out")) == list(range(8))
+
+
+def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+    with output_file(tmp_path / "o") as output:
+        output.file = Full()
+        with pytest.raises(StorageError, match="cannot be written: No space left"):
+            output.write({"prompt": 1, "key": "k"})
