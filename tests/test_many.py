@@ -68,8 +68,9 @@ def tokens_of(found: dict[int, Response | EdgeSpecError]) -> list[list[int]]:
     return [reply.tokens for _, reply in sorted(found.items()) if isinstance(reply, Response)]
 
 
-@pytest.mark.parametrize("layers", [1, 3], ids=["streamed", "resident"])
-@pytest.mark.parametrize("batch", [1, 3, 16])
+@pytest.mark.parametrize(
+    ("batch", "layers"), [(1, 1), (3, 1), (16, 1), (3, 3)]
+)  # of 3 layers: the rest streams
 def test_a_batch_says_what_each_says_alone(
     model: Path, expected: dict[str, list[list[int]]], batch: int, layers: int
 ) -> None:
@@ -91,6 +92,17 @@ def test_replies_share_passes(model: Path, expected: dict[str, list[list[int]]])
         assert [report.done for report in seen] == [0] * 23 + [7]
         rows = sum(LENGTHS) + 7 * 24  # of the embedding, a page each
         assert engine.bytes_read - before < 26 * engine.plan.bytes_per_pass + rows * 4096
+
+
+def test_a_pass_has_as_many_rows_as_the_ledger_has_room_for(model: Path) -> None:
+    """Eighty prompts, and then eighty trees: more than one tree may have nodes."""
+    prompts, passes = [prompt_of(3, seed=n) for n in range(80)], list[Progress]()
+    with edgespec.load(model, memory="4GB", context=64, batch=80, resident_layers=1) as engine:
+        found = tokens_of(replies(engine, prompts, replace(COLD, max_tokens=5), passes.append))
+        assert len(passes) == 5
+    with edgespec.load(model, memory="4GB", context=300, drafter="none") as engine:
+        for place in (0, 41, 79):
+            assert found[place] == edgespec.generate(engine, prompts[place], COLD, max_tokens=5).tokens
 
 
 def test_sessions_draft_in_shared_passes_where_there_is_room(
@@ -283,6 +295,12 @@ def test_generate_batch_writes_each_answer_once(model: Path, run: Run, tmp_path:
     assert {n: row.get("tokens") for n, row in answers(out).items()} == {
         n: row.get("tokens") for n, row in found.items()
     }
+
+
+def test_who_names_no_length_hears_how_many_are_made_at_once(model: Path, run: Run) -> None:
+    flags = (model, "--memory", "4GB", "--context", "600", "--batch", "4", "-o", "out", "-p", "x" * 590)
+    assert "all of --context 600, so 3 of 4 are made at once" in run(*flags)[1]
+    assert "at once" not in run(*flags[:-3], "other", "-p", "x", "--max-tokens", "3")[1]
 
 
 def test_conversations_in_a_batch_are_those_of_chat(run: Run, tmp_path: Path, model: Path) -> None:
