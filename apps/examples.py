@@ -27,7 +27,7 @@ CHAT = _lines(
 GENERATE = _lines(
     "edgespec generate MODEL -p 'Once upon a time' --max-tokens 100",
     "edgespec generate MODEL --json --keep-going < prompts.jsonl",
-    "edgespec generate MODEL --batch auto -o replies.jsonl < prompts.jsonl",
+    "edgespec generate MODEL --batch auto -o out.jsonl < prompts.jsonl",
 )
 PACK = _lines(
     "edgespec pack MODEL -o packed --precision int8 --substitute int4",
