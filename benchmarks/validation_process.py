@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks.common import PROMPT, Row
 from benchmarks.held_out import stories
 from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.core.schedule import TreeBudget
 from edgespec.devices.allocator import return_freed_memory
 from edgespec.devices.probe import forget_peak, peak_memory, process_memory
 from edgespec.devices.rates import measure_reads
@@ -51,19 +52,22 @@ def speed(engine: Engine, replies: int, seconds: float, throttled: float | None 
     def rate() -> float:
         return throttled or (raw(largest) if streams else 1.0)
 
-    after = rate()
+    after, budget = rate(), None
     for turn, prompt in enumerate(asked):
         fit = fit_runs(runs[:replies] if turn >= replies else ())
+        if turn == replies:
+            budget = None
         while True:
             before = after
             watch = Watch(engine, rates=replace(engine.plan.rates, read=before))
-            setting = watch.expected(fit)
+            setting = watch.expected(fit, budget)
             assert setting is not None
             (run,) = run_setting(watch, setting, [prompt], perf_counter() + seconds)
             after = rate()
             if abs(after / before - 1) <= STEADY or not left:
                 break
             left -= 1
+        budget = TreeBudget(setting.tree_nodes, setting.steps, setting.steps)  # of all, as when measuring
         runs.append(run)
         found.append({
             "after measuring": turn >= replies,
