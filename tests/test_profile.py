@@ -21,7 +21,7 @@ from edgespec.tuning.tune import tune_model
 from tests.fake_engine import FakeEngine
 from tests.machine import GB
 from tests.test_session import write_model
-from tests.test_tune import SEVEN, config_only
+from tests.tuned import SEVEN, config_only
 
 
 @pytest.fixture(autouse=True)

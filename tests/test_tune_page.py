@@ -31,7 +31,7 @@ from edgespec.tuning.result import Tuning
 from edgespec.tuning.tune import tune_model
 from edgespec.values import two_digits as number
 from tests.machine import GB
-from tests.test_tune import SEVEN, SEVENTY, config_only
+from tests.tuned import SEVEN, SEVENTY, config_only
 
 pytestmark = pytest.mark.usefixtures("tuned_machine")
 

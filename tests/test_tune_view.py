@@ -42,7 +42,7 @@ from edgespec.tuning.result import Tuning
 from edgespec.tuning.tune import open_tuner, tune_model
 from edgespec.values import format_bytes
 from tests.machine import GB, MACHINE
-from tests.test_tune import SEVEN, config_only
+from tests.tuned import SEVEN, config_only
 
 pytestmark = pytest.mark.usefixtures("tuned_machine")
 

@@ -44,7 +44,7 @@ from edgespec.tuning.tune import tune_model
 from edgespec.tuning.watch import LEAST_CYCLES, Watch
 from tests.machine import GB, MACHINE
 from tests.models import make_checkpoint
-from tests.test_tune import SEVEN, config_only
+from tests.tuned import SEVEN, config_only
 
 pytestmark = pytest.mark.usefixtures("tuned_machine")
 

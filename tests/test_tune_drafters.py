@@ -1,0 +1,200 @@
+"""Ways of drafting, as the tuner finds them and as the engine loads them."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgespec
+from edgespec.config import EngineOptions
+from edgespec.drafters.kinds import choose_drafters, drafter_names
+from edgespec.errors import ModelError, OptionError
+from edgespec.models.packing import pack_model
+from edgespec.tuning import tune as tuning
+from edgespec.tuning.acceptance import PRIORS
+from edgespec.tuning.candidate import PLAIN
+from edgespec.tuning.candidates import find_candidates
+from edgespec.tuning.predict import Setting
+from edgespec.tuning.profile import settings_of
+from edgespec.tuning.subject import open_subject
+from edgespec.tuning.tune import tune_model
+from edgespec.tuning.watch import Watch
+from tests.machine import GB, MACHINE
+from tests.models import make_checkpoint
+from tests.tuned import SEVEN, checkpoint, config_only, seven
+
+__all__ = ["checkpoint", "seven"]  # fixtures
+pytestmark = pytest.mark.usefixtures("tuned_machine")
+
+
+# Draft models and copies.
+
+
+@pytest.mark.parametrize("schedule", ["serial", "ssd"])
+@pytest.mark.parametrize("drafter", ["substitute", "model", "ngram"])
+def test_the_memory_of_drafters_is_what_loading_takes(
+    checkpoint: Path, tmp_path: Path, drafter: str, schedule: str
+) -> None:
+    pack_model(str(checkpoint), tmp_path / "p", substitute="int4")
+    draft = str(make_checkpoint(tmp_path / "d", dtype="bfloat16", num_hidden_layers=1))
+    options = EngineOptions(
+        memory=GB,
+        drafter=drafter,
+        draft_model=draft if drafter == "model" else None,
+        schedule=schedule,
+        context=128,
+        resident_layers=1,
+    )
+    with edgespec.Engine.load(tmp_path / "p", options, machine=MACHINE) as engine:
+        (row,) = tune_model(str(tmp_path / "p"), options).rows
+        (found,) = [s for s in row.settings if s.drafter == drafter]
+        assert found.plan.owners == engine.plan.owners
+        assert found.plan.copied == engine.plan.copied
+        assert engine.schedule == found.schedule
+
+
+def test_a_gigabyte_more_may_leave_a_drafter_nothing_to_do(
+    seven: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a copy of what streams where nothing does: then it would give what the others do."""
+    with tuning.open_tuner(seven, EngineOptions()) as tuner:
+        settings = tuner.search.settings
+
+        def idle(dial: int, like: Setting | None = None, lossy: bool = True) -> list[Setting]:
+            return [] if like is not None else settings(dial, lossy=lossy)
+
+        monkeypatch.setattr(tuner.search, "settings", idle)
+        row, more = tuner.search.row(4 * GB), tuner.search.at(5 * GB, lossy=False)
+    assert row.best is not None
+    assert more.best is not None
+    assert row.more == pytest.approx(more.best.speed.middle / row.best.speed.middle)
+
+
+def test_a_copy_that_packing_would_make_is_told_apart(seven: str) -> None:
+    found = tune_model(seven, memory=["8GB"])
+    assert found.later is not None
+    assert found.later.exact
+    assert [call.function for call in found.later.before] == ["pack_model"]
+    assert found.later.plan.owners["substitute"] > 0
+    assert found.later.speed.middle > found.recommended.speed.middle
+
+
+def test_a_draft_model_is_known_by_its_headers_too(seven: str, tmp_path: Path) -> None:
+    small = SEVEN | {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8}
+    draft = config_only(tmp_path / "small", small)
+    found = tune_model(seven, EngineOptions(draft_model=draft), ["8GB"])
+    with_it = [s for s in found.rows[0].settings if "model" in s.drafter]
+    assert {s.schedule for s in with_it} == {"serial", "ssd", "mirror"}
+    assert all(s.plan.owners["drafter"] > 0 and s.files == {"draft_model": draft} for s in with_it)
+    assert found.recommended.drafter == "ngram+model"
+    with pytest.raises(ModelError):
+        tune_model(seven, EngineOptions(draft_model=str(tmp_path / "gone")), ["8GB"])
+
+
+def test_a_named_copy_of_the_model_drafts(checkpoint: Path, tmp_path: Path) -> None:
+    pack_model(str(checkpoint), tmp_path / "low", precision="int4")
+    options = EngineOptions(draft_model=str(tmp_path / "low"), resident_layers=1)
+    with open_subject(str(checkpoint)) as subject, ExitStack() as stack:
+        found = find_candidates(subject, options, frozenset(), stack)
+        assert [c.drafter for c in found] == ["none", "ngram", "ngram+substitute"]
+        assert not found[-1].before
+        assert found[0] is PLAIN
+
+
+# Cascades.
+
+
+def test_a_cascade_is_known_by_its_adapters() -> None:
+    demo = Path(edgespec.__file__).parent / "demo_model"
+    options = EngineOptions(
+        memory=GB, drafter="cascade", adapters=str(demo / "cascade"), resident_layers=8, context=128
+    )
+    with edgespec.Engine.load(demo, options, machine=MACHINE) as engine:
+        (row,) = tune_model(str(demo), options).rows
+        (found,) = [s for s in row.settings if s.drafter == "cascade" and not s.set_]
+        assert found.plan.owners == engine.plan.owners
+        assert found.depth == engine.plan.depth > 0
+        assert found.schedule == engine.schedule == "serial"
+        candidate = find_cascade_candidate_of(demo, options)
+        # One step reads what an open one says it reads, give or take what the verifier's adapter has.
+        (cascade,) = engine.resident
+        assert sum(candidate.reads(found.plan).values()) == pytest.approx(cascade.nbytes, rel=0.02)
+        assert PRIORS["cascade"].source != candidate.prior(found.plan).source
+    with pytest.raises(OptionError, match="cascade\\+substitute"):  # there is no copy
+        tune_model(str(demo), replace(options, drafter="cascade+substitute"))
+    with pytest.raises(ModelError):
+        tune_model(str(demo), replace(options, adapters=str(demo)))
+
+
+def test_a_cascade_with_a_copy_is_predicted_as_it_is_loaded(tmp_path: Path) -> None:
+    """And under drafter auto whatever the engine would take by name is compared."""
+    demo = Path(edgespec.__file__).parent / "demo_model"
+    pack_model(str(demo), tmp_path / "packed", substitute="int4")
+    model = str(tmp_path / "packed")
+    options = EngineOptions(
+        memory=GB,
+        drafter="cascade+substitute",
+        adapters=str(demo / "cascade"),
+        resident_layers=6,
+        context=128,
+    )
+    with edgespec.Engine.load(model, options, machine=MACHINE) as engine:
+        (row,) = tune_model(model, options).rows
+        (found,) = [s for s in row.settings if s.drafter == "cascade+substitute"]
+        assert found.plan.owners == engine.plan.owners
+        assert (found.depth, found.schedule) == (engine.plan.depth, engine.schedule)
+        assert found.plan.copied == engine.plan.copied != frozenset()
+        watched = Watch(engine).expected()
+        assert watched is not None
+        assert (watched.drafter, watched.speed) == (found.drafter, found.speed)
+    (row,) = tune_model(model, replace(options, drafter="auto")).rows
+    legal = {name for name in drafter_names() if name != "auto" and "model" not in name.split("+")}
+    exact = {s.drafter.removeprefix("ngram+") for s in row.settings if s.exact}
+    assert exact | {"ngram+cascade", "ngram+substitute"} == legal
+    for setting in row.settings:
+        choose_drafters(EngineOptions(**settings_of(setting, replace(options, drafter="auto"))))
+
+
+def test_every_verifier_of_a_cascade_is_compared_and_can_be_named() -> None:
+    """L_SV: planned as the engine does when it is named; the deepest with room is its own choice."""
+    demo = Path(edgespec.__file__).parent / "demo_model"
+    options = EngineOptions(memory=GB, drafter="cascade", adapters=str(demo / "cascade"), context=128)
+    (row,) = tune_model(str(demo), options).rows
+    found = {s.depth: s for s in row.settings if s.drafter == "cascade" and s.exact}
+    assert sorted(found) == [2, 3, 5, 7]
+    assert {depth for depth, s in found.items() if not s.set_} == {7}
+    for depth in (3, 7):
+        asked = EngineOptions(**settings_of(found[depth], options))
+        assert asked.verifier_layers == (None if depth == 7 else depth)
+        with edgespec.Engine.load(demo, asked, machine=MACHINE) as engine:
+            assert engine.plan.depth == depth
+            assert engine.plan.owners == found[depth].plan.owners
+    (row,) = tune_model(str(demo), replace(options, verifier_layers=3)).rows
+    assert {s.depth for s in row.settings if s.drafter == "cascade"} == {3}
+    (row,) = tune_model(str(demo), replace(options, resident_layers=4)).rows  # no room for the deeper ones
+    assert {s.depth for s in row.settings if s.drafter == "cascade"} == {2, 3}
+
+
+@pytest.mark.parametrize("layers", [1, 4, 99])
+def test_a_verifier_that_is_not_there_is_refused(layers: int) -> None:
+    demo = Path(edgespec.__file__).parent / "demo_model"
+    options = EngineOptions(
+        memory=GB, drafter="cascade", adapters=str(demo / "cascade"), verifier_layers=layers
+    )
+    for refuses in (lambda: tune_model(str(demo), options), lambda: edgespec.Engine.load(demo, options)):
+        with pytest.raises(OptionError, match=r"can verify behind 2, 3, 5, 7 layers") as refused:
+            refuses()
+        assert refused.value.option == "verifier_layers"
+    with pytest.raises(OptionError, match="changes nothing without a cascade"):
+        edgespec.Engine.load(demo, EngineOptions(drafter="ngram", verifier_layers=3))
+
+
+def find_cascade_candidate_of(demo: Path, options: EngineOptions) -> Any:
+    with open_subject(str(demo)) as subject, ExitStack() as stack:
+        return next(
+            c for c in find_candidates(subject, options, frozenset(), stack) if c.drafter == "cascade"
+        )
