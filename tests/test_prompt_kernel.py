@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from edgespec.kernels import compiled
-from edgespec.kernels.matmul import FEW, PROMPT_ROWS, Block, linear
+from edgespec.kernels.matmul import FEW_ON_AMX, PROMPT_ROWS, Block, Together, linear, ragged
 from tests.test_compiled import LOW_BIT, SHAPES, inputs, weights
 
 ENCODINGS = [encoding for encoding, shape in LOW_BIT if shape == SHAPES[0]]
@@ -67,7 +67,9 @@ def test_it_multiplies_prompts_and_nothing_else(encoding: str) -> None:
     assert torch.equal(linear(x, block, exact=False), multiply(x, block).bfloat16())
     exact = compiled.linear(x, encoding, block.data, block.scale, torch.bfloat16)
     assert torch.equal(linear(x, block, exact=True), exact)
-    assert torch.equal(linear(x[:FEW], block, exact=False), exact[:FEW])
+    assert torch.equal(linear(x[:FEW_ON_AMX], block, exact=False), exact[:FEW_ON_AMX])
+    more = x[: FEW_ON_AMX + 1]
+    assert torch.equal(linear(more, block, exact=False), multiply(more, block).bfloat16())
     compiled.level(compiled.LEVELS.index("AMX") - 1)
     assert not compiled.prompt_on_amx(encoding, torch.bfloat16)
 
@@ -92,3 +94,24 @@ def test_several_matrices_share_a_call() -> None:
     together = compiled.Matrices([[(b.encoding, b.data, b.scale)] for b in blocks], 512)
     for found, block in zip(together.times(x, torch.float32, prompt=True), blocks, strict=True):
         assert torch.equal(found, multiply(x, block))
+
+
+@pytest.mark.parametrize("n", [FEW_ON_AMX, FEW_ON_AMX + 1, 300])
+def test_one_call_for_several_does_what_one_by_one_would(n: int) -> None:
+    matrices = {e: [weights(e, 40, 512, i)[0]] for i, e in enumerate(ENCODINGS)}
+    together, x = Together(matrices), inputs(n, 512)
+    for exact in (True, False):
+        found = together.call(tuple(matrices), x, exact)
+        assert (found is None) == (not exact and n > FEW_ON_AMX)
+        if found is not None:
+            for out, blocks in zip(found.times(x, x.dtype), matrices.values(), strict=True):
+                assert torch.equal(out, linear(x, blocks[0], exact))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_prompts_beside_exact_rows_have_the_bits_of_their_own(encoding: str) -> None:
+    block, _ = weights(encoding, 40, 512)
+    x = inputs(3 + 20 + 60 + 300 + 7, 512)
+    spans = [range(3, 23), range(23, 83), range(83, 383), range(383, 390)]
+    own = [linear(x[:3], block, True), *(linear(x[s.start : s.stop], block, False) for s in spans)]
+    assert torch.equal(ragged(x, block, spans), torch.cat(own))
