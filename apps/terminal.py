@@ -12,7 +12,8 @@ from edgespec.apps.progress import ProgressLine, width_of
 from edgespec.apps.wrap import Wrap
 from edgespec.progress import Progress
 
-# A reply may hold any character; control characters other than tab and newline would drive the terminal.
+# Replies may hold any character, and notes may quote a hostile file; control characters other than tab and
+# newline would drive the terminal.
 _SHOWN_CONTROLS = {c: f"\\x{c:02x}" for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"}
 _STYLES = {"dim": "2", "bold": "1", "red": "31"}
 _DRAFTED = "\x1b[36m"  # cyan
@@ -76,6 +77,7 @@ class Terminal:
 
     def note(self, text: str, style: str = "dim") -> None:
         """Write lines that are not part of a reply."""
+        text = text.translate(_SHOWN_CONTROLS)
         self._progress.clear()
         if self._mid_reply:
             self.end_reply()
@@ -87,8 +89,8 @@ class Terminal:
         sys.stderr.flush()
 
     def error(self, error: BaseException | str) -> None:
-        """Write one error message; it may quote a hostile file."""
-        self.note(f"error: {error}".translate(_SHOWN_CONTROLS), style="red")
+        """Write one error message."""
+        self.note(f"error: {error}", style="red")
 
     def progress(self, report: Progress) -> None:
         """Show where long work stands; the callback of everything that takes one."""

@@ -68,4 +68,4 @@ def draw(found: Tuning, path: Path) -> None:
     bars.set_xlim(0, 1)
     bars.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     bars.legend(loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3, fontsize="small")
-    figure.savefig(path, format="png", dpi=120)
+    figure.savefig(path, format="png", dpi=120, metadata={"Software": "edgespec tune"})

@@ -15,11 +15,12 @@ from edgespec.errors import CorruptFileError, ModelError, StorageError
 def read_bounded(path: Path, limit: int) -> bytes:
     """The whole of a file of at most `limit` bytes.
 
-    Raises ModelError when it is missing, CorruptFileError when it is larger, StorageError when it cannot be
-    read.
+    Raises ModelError when it is missing or no file, CorruptFileError when it is larger, StorageError when it
+    cannot be read.
     """
     if not path.is_file():  # nor a pipe that would never end
-        raise ModelError(f"{path} is missing")
+        what = "is a folder" if path.is_dir() else "is no regular file" if path.exists() else "is missing"
+        raise ModelError(f"{path} {what}")
     try:
         with open(path, "rb") as file:
             raw = file.read(limit + 1)

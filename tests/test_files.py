@@ -28,9 +28,11 @@ def test_read_bounded(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a FIFO")
 def test_what_never_ends_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
-        with pytest.raises(ModelError, match="is missing"):
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ModelError, match="is no regular file"):
             read_bounded(path, 10)
+    with pytest.raises(ModelError, match="is a folder"):
+        read_bounded(tmp_path, 10)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import edgespec
 from edgespec.apps import common, main
+from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
 from edgespec.errors import OptionError, StorageError
 from edgespec.tuning import profile as profiles
@@ -137,9 +138,24 @@ def test_files_that_are_no_profiles_are_refused(model: Path, tmp_path: Path, tex
 
 
 def test_a_profile_that_is_not_there_is_refused(model: Path, tmp_path: Path) -> None:
-    for path in (tmp_path / "gone", tmp_path):
-        with pytest.raises(OptionError, match=r"profile .* is missing"):
+    for path, said in ((tmp_path / "gone", "is missing"), (tmp_path, "is a folder")):
+        with pytest.raises(OptionError, match=rf"profile .* {said}"):
             read_profile(path, str(model))
+
+
+def test_names_in_a_profile_of_others_do_not_reach_the_terminal_raw(model: Path, tmp_path: Path) -> None:
+    path, name = tmp_path / "p.toml", r"mo\u001b[31mdel\u0007\u009b2J\u202egnp.exe"
+    path.write_text(f'format = 1\n[model]\nname = "{name}"\n[machine]\nname = "{name}"\n[options]\n')
+    notes = read_profile(path, str(model)).notes
+    assert len(notes) == 2
+    for note in notes:
+        assert note.isprintable()
+        assert "\\x1b[31mdel" in note
+
+
+def test_notes_cannot_drive_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    Terminal().note("a\x1b[31m\x07\x9b2J\tb\nc")
+    assert capsys.readouterr().err == "a\\x1b[31m\\x07\\x9b2J\tb\nc\n"
 
 
 # Loading with one.

@@ -309,6 +309,37 @@ def test_a_page_of_an_earlier_run_is_written_over(tmp_path: Path) -> None:
         check_files({"html": folder / "page", "png": None}, str(folder), EngineOptions())
 
 
+def test_nobody_else_s_file_is_written_over(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    contents = {
+        "other/config.json": b"{}",
+        "other/model.safetensors": b"\0" * 9,
+        "page.html": b"<!DOCTYPE html>\n<title>a page of theirs</title>",
+        "photo.png": b"\x89PNG\r\n\x1a\n of theirs",
+        "pyproject.toml": b"[project]\nformat = 1",
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "link.html").symlink_to(tmp_path / "other" / "model.safetensors")
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe.html")
+    for flag in ("-o", "--html", "--png"):
+        for name in sorted({path.name for path in tmp_path.iterdir()} - {"m", "other"} | {*contents}):
+            code, out, err = run("m", flag, name)
+            assert (code, out) == (2, ""), (flag, name, err)
+            assert f"{name} is there already" in err, err
+    assert {name: (tmp_path / name).read_bytes() for name in contents} == contents
+    # Nor is what tune wrote for another option; what it wrote for this one is.
+    assert run("m", "--memory", "4GB", "-o", "p.toml", "--html", "x.html")[0] == 0
+    assert run("m", "--memory", "8GB", "-o", "x.html")[0] == 2
+    assert run("m", "--memory", "8GB", "--html", "p.toml")[0] == 2
+    code, _, err = run("m", "--memory", "8GB", "-o", "p.toml", "--html", "x.html")
+    assert code == 0, err
+    assert "memory = 8000000000" in (tmp_path / "p.toml").read_text()
+    (tmp_path / "empty").touch()  # as mktemp makes them
+    assert run("m", "--memory", "8GB", "-o", "empty")[0] == 0
+
+
 def test_what_fails_leaves_the_old_page(
     run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,6 +407,7 @@ def test_the_picture_shows_both_charts(run: Callable[..., tuple[int, str, str]],
     assert "written to x.png" in err
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
     assert len((tmp_path / "x.png").read_bytes()) > 20_000
+    assert run("m", "--memory", "4GB", "--png", "x.png")[0] == 0
 
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

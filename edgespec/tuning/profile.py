@@ -123,7 +123,7 @@ def read_profile(path: Path, model: str) -> Profile:
         raise OptionError(f"{path}: unknown option {unknown[0][:80]!r}; {did_you_mean(unknown[0], TUNED)}")
     notes = []
     if not _is_same_model(table["model"], model):
-        name = str(table["model"].get("name"))[:200]
+        name = _quoted(table["model"].get("name"))
         dropped = [option for option in OF_THE_MODEL if option in values]
         notes.append(_note(f"{path} was made for {name}", dropped))
         values = {option: value for option, value in values.items() if option not in dropped}
@@ -135,11 +135,16 @@ def read_profile(path: Path, model: str) -> Profile:
     if made_for != this_machine():
         dial, total = EngineOptions(**values).memory, memory_total()
         dropped = ["memory"] if dial is not None and dial > total else []
-        notes.append(_note(f"{path} was made for the machine {str(made_for)[:200]}", dropped))
+        notes.append(_note(f"{path} was made for the machine {_quoted(made_for)}", dropped))
         if dropped:
             notes[-1] += f", as this one has {format_bytes(total)}"
             values = {option: value for option, value in values.items() if option not in dropped}
     return Profile(values, tuple(notes))
+
+
+def _quoted(name: Any) -> str:
+    """A name from a file of others: what would drive a terminal, or turn its text around, is escaped."""
+    return repr(str(name)[:200])
 
 
 def _note(fact: str, dropped: list[str]) -> str:
