@@ -115,7 +115,7 @@ def on_cpu(block: Block) -> dict[str, Multiply]:
         ways["integers"] = in_integers
     if compiled.available(block.encoding):
         ways["compiled"] = lambda x, b: compiled.linear(x, b.encoding, b.data, b.scale)
-        ways["of a prompt"] = partial(linear, exact=False)  # compiled up to 256 rows, then unpacked by it
+        ways["of a prompt"] = partial(linear, exact=False)  # more rows of it: unpacked
     return ways
 
 
