@@ -11,7 +11,7 @@ import pytest
 from edgespec.config import EngineOptions
 from edgespec.control.overlap import Drafted, speedup
 from edgespec.offload.plan.costs import CostModel
-from edgespec.tuning import predict as predicting
+from edgespec.tuning import laws
 from edgespec.tuning.acceptance import MOST_NODES, PRIORS, expected_hits, tree_tokens
 from edgespec.tuning.predict import Interval
 from edgespec.tuning.tune import tune_model
@@ -75,20 +75,20 @@ def tokens(depth: int, nodes: int) -> float:
 @pytest.mark.parametrize("io", [0.0, 0.4, 3.0])
 def test_no_schedule_is_slower_than_drafting_in_time(io: float, step: float) -> None:
     costs = CostModel(io=io, compute=0.3, step=step, overhead=0.02, ahead=0.1)
-    serial = predicting._rate("serial", costs, tokens, 32, 6)
+    serial = laws.rate_of("serial", costs, tokens, 32, 6)
     assert serial.tokens == tokens(6, 32)
     assert serial.seconds == pytest.approx(costs.cycle(6 if step else 0, 32))
     for schedule in ("ssd", "mirror"):
-        assert predicting._rate(schedule, costs, tokens, 32, 6).speed >= serial.speed
+        assert laws.rate_of(schedule, costs, tokens, 32, 6).speed >= serial.speed
 
 
 def test_ssd_is_theorem_7_where_there_are_waits() -> None:
     costs = CostModel(io=3.0, compute=0.3, step=0.2)
     passes = int((3.0 - 0.3 * (1 + 31 / 32)) / 0.2)
     primary, fallback = Drafted(tokens(passes // 2, 32), 1.0), Drafted(tokens(6, 32), 0.2 * 6 / 3.0)
-    law = predicting._ssd(costs, tokens, 32, 6)
+    law = laws._ssd(costs, tokens, 32, 6)
     assert law.speed == pytest.approx(speedup(expected_hits(passes), primary, fallback) / 3.0)
-    late = predicting._ssd(replace(costs, io=0.1), tokens, 32, 6)  # nothing waits: every outcome is missed
+    late = laws._ssd(replace(costs, io=0.1), tokens, 32, 6)  # nothing waits: every outcome is missed
     assert late.tokens == pytest.approx(tokens(6, 32))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,11 @@ from edgespec.tuning.acceptance import tree_tokens
 from edgespec.tuning.candidate import Candidate
 from edgespec.tuning.fit import FEW, UNFITTED, fit_runs
 from edgespec.tuning.predict import MEASURED, Setting, costs_of, predict
-from edgespec.tuning.runs import Trial
+from edgespec.tuning.runs import Trial, keep_run
+from edgespec.tuning.subject import open_subject
+from edgespec.tuning.tune import tune_model
+from tests.machine import GB
+from tests.models import make_checkpoint
 from tests.test_tuning_runs import of_drafter, pair, trial, watch_of
 
 __all__ = ["pair"]  # a fixture
@@ -32,8 +37,9 @@ def ran(setting: Setting, candidate: Candidate, **changes: Any) -> Trial:
     costs = costs_of(setting.plan, candidate)
     values: dict[str, Any] = {
         "dial": setting.dial, "drafter": candidate.drafter, "files": candidate.named,
-        "schedule": setting.schedule, "cycles": 30, "tokens": 120, "tree": setting.tree_nodes,
-        "steps": setting.steps, "passes": 3.0, "rows": 40.0, "pace": 1.3, "chance": 0.5, "judged": 30,
+        "schedule": setting.schedule, "reads": setting.plan.bytes_per_pass, "cycles": 30, "tokens": 120,
+        "tree": setting.tree_nodes, "steps": setting.steps, "passes": 3.0, "rows": 40.0, "pace": 1.3,
+        "chance": 0.5, "judged": 30,
     }  # fmt: skip
     values |= changes
     values["seconds"] = costs.cycle(values["passes"], values["rows"]) * values["pace"] * values["cycles"]
@@ -121,6 +127,106 @@ def test_one_run_moves_its_seconds_by_nothing_but_the_interval(pair: Pair) -> No
     usual, slow = (again(setting, candidate, ran(setting, candidate, pace=pace)) for pace in (1.0, 3.0))
     assert slow.cycle_seconds == usual.cycle_seconds
     assert slow.speed.low < usual.speed.low / 2
+
+
+@pytest.mark.parametrize("replies", [1, 2])
+@pytest.mark.parametrize("pace", [0.5, 1.1, 2.3, 2.5, 4.0])
+def test_few_replies_leave_a_setting_between_the_fit_and_what_they_measured(
+    pair: Pair, pace: float, replies: int
+) -> None:
+    """On a machine that fifteen runs showed to be 2.5 times as slow as believed, one reply that took as long
+    as that fit says made its setting 2.2 times as fast."""
+    for setting, candidate in of_drafter(*pair, "ngram+model"):
+        known = [trial(compute=2.5, flash=2.5)] * 15
+        before = again(setting, candidate, *known)
+        tokens = round(1000 * before.tokens_per_cycle)
+        reply = ran(
+            setting, candidate, cycles=1000, tokens=tokens, pace=pace,
+            tree=before.tree_nodes, steps=before.steps, chance=None, judged=0,
+        )  # fmt: skip
+        after = again(setting, candidate, *known, *[reply] * replies).speed.middle
+        ends = sorted((before.speed.middle, reply.speed))
+        assert ends[0] * 0.999 <= after <= ends[1] * 1.001
+
+
+@pytest.mark.parametrize("replies", [1, 2, 4])
+@pytest.mark.parametrize("plain_pace", [None, 0.6, 2.5])
+@pytest.mark.parametrize("pace", [0.3, 1.0, 3.0])
+def test_one_token_a_cycle_is_never_faster_than_plain_decoding(
+    pair: Pair, pace: float, plain_pace: float | None, replies: int
+) -> None:
+    (plain, nobody), (setting, candidate) = (of_drafter(*pair, name)[0] for name in ("none", "ngram"))
+    shown = ran(setting, candidate, cycles=10000, tokens=10000, passes=0.0, rows=1.0, pace=pace, chance=0.0)
+    runs = [shown] * replies + [trial(compute=2.5, flash=2.5)] * 5
+    if plain_pace is not None:
+        runs.append(
+            ran(plain, nobody, cycles=9, tokens=9, passes=0.0, rows=1.0, pace=plain_pace, chance=None)
+        )
+    found = again(setting, candidate, *runs)
+    assert found.tokens_per_cycle == pytest.approx(1.0, abs=0.01)
+    assert found.speed.middle <= again(plain, nobody, *runs).speed.middle * found.tokens_per_cycle * 1.0001
+
+
+def test_the_same_plan_is_as_fast_under_every_dial(tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "m")
+    dials = ["1GB", "2GB", "4GB"]
+    for replies in (1, 3):
+        with open_subject(str(model)) as subject:
+            digest = subject.files.digest
+        for _ in range(replies):
+            keep_run(digest, "source", trial(dial=2 * GB, drafter="ngram", pace=2.0, chance=0.3, judged=9))
+            keep_run(digest, "source", trial(dial=2 * GB, pace=3.0, compute=3.0))
+        rows = tune_model(str(model), None, dials).rows
+        for row in rows:
+            assert row.more in (None, 1.0)
+            assert {s.drafter for s in row.settings} >= {"none", "ngram"}
+            for one, other in zip(row.settings, rows[0].settings, strict=True):
+                assert (one.drafter, one.speed, one.first_token) == (
+                    other.drafter, other.speed, other.first_token,
+                )  # fmt: skip
+
+
+def test_a_plan_that_reads_nearly_as_much_is_what_ran_and_another_is_not(pair: Pair) -> None:
+    """What a process takes before it holds a model is not the same in all, and with it a chunk is pinned."""
+    setting, candidate = of_drafter(*pair, "ngram")[0]
+    reads = setting.plan.bytes_per_pass
+    law = again(setting, candidate).speed.middle
+    for off, same in ((0.97, True), (1.03, True), (0.9, False), (1.1, False), (0.0, False)):
+        now = again(setting, candidate, *[ran(setting, candidate, reads=round(reads * off), pace=9.0)] * FEW)
+        assert (now.cycle_seconds > 4 / law) == same
+
+
+@pytest.mark.parametrize("pace", [1.0, 1.5, 4.0])
+@pytest.mark.parametrize("replies", [1, 2, 3, 5])
+def test_a_schedule_that_did_not_run_is_not_ahead_of_one_that_did_by_more_than_the_laws_say(
+    pair: Pair, pace: float, replies: int
+) -> None:
+    settings = {s.schedule: (s, c) for s, c in of_drafter(*pair, "ngram+model")[:3]}
+    serial, candidate = settings["serial"]
+    assert set(settings) == {"serial", "ssd", "mirror"}
+    cycles = {"passes": float(serial.steps), "rows": float(serial.tree_nodes)}
+    tokens = round(100 * serial.tokens_per_cycle)
+    runs = [ran(serial, candidate, cycles=100, tokens=tokens, pace=pace, chance=None, **cycles)] * replies
+    held = again(serial, candidate, *runs).speed.middle / serial.speed.middle
+    once = [ran(settings["mirror"][0], candidate, cycles=9, tokens=9, pace=8.0, chance=None, **cycles)]
+    for more in ([], once):
+        for schedule in ("ssd", "mirror"):
+            law = settings[schedule][0]
+            now = again(law, candidate, *runs, *more)
+            assert now.speed.middle <= law.speed.middle * min(1.0, held) * 1.01
+
+
+def test_nothing_is_drafted_in_waits_that_there_are_not(pair: Pair) -> None:
+    model, options = pair
+    small = options.draft_model
+    assert small is not None
+    (row,) = tune_model(small, EngineOptions(draft_model=small), ["8GB"]).rows
+    assert {s.schedule for s in row.settings if not s.streams} == {"serial"}
+    assert {s.drafter for s in row.settings} > {"none", "ngram"}
+    (asked,) = tune_model(small, EngineOptions(drafter="ngram", schedule="ssd"), ["8GB"]).rows
+    assert "ssd" in {s.schedule for s in asked.settings}
+    (streams,) = tune_model(model, options, ["4GB"]).rows
+    assert {s.schedule for s in streams.settings if s.exact} == {"serial", "ssd", "mirror"}
 
 
 def cycle(setting: Setting, tokens: int, passes: int, found: int, levels: int) -> Cycle:

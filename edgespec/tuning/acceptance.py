@@ -28,6 +28,10 @@ class Prior:
     branches: bool = True  # its other drafts may be right where the likeliest is not
     width: int = MOST_NODES  # nodes that a pass of its expands; the likeliest come first
 
+    @property
+    def chances(self) -> tuple[float, float, float]:
+        return self.low, self.middle, self.high
+
     @staticmethod
     def around(agreement: float) -> Prior:
         """Of a drafter that agreed so often with its target on held-out text: other text is rarely better."""

@@ -22,6 +22,7 @@ LEAN = 4.0  # cycles' worth of trust in what is believed without runs
 LEAST_SD = 0.05  # of a rate's logarithm: a quiet disk's own from reply to reply
 FEW_SD = 0.08  # likewise, while fewer than FEW runs tell how much they differ
 FEW = 3
+ABOUT = 0.05  # of what a pass reads: what a process takes before the model differs from start to start
 TEXTS_SD = 0.1  # of a chance from text to text, where fewer than FEW tell
 LEAST_TEXTS_SD = 0.02
 NORMAL_80 = 1.2816  # standard deviations on either side that hold 80 %
@@ -38,10 +39,11 @@ class Factor:
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a setting in so many cycles. tree, steps: of its budgets, 0 = the controller's own.
-    tokens, passes, rows: of a cycle (`Trial`). pace: of its seconds."""
+    """What came of a setting in so many cycles. reads: bytes of a pass; plans that read as much are as fast,
+    whatever the dial. tree, steps: of its budgets, 0 = the controller's own. tokens, passes, rows: of a cycle
+    (`Trial`). paces: of its seconds, by reply. least: replies that say what these are, as FEW."""
 
-    dial: int
+    reads: int
     schedule: str
     tree: int
     steps: int
@@ -49,14 +51,19 @@ class Ran:
     tokens: float
     passes: float
     rows: float
-    pace: Factor
+    paces: tuple[float, ...]
+    least: int = FEW
+
+    def pace(self, expected: float) -> Factor:
+        """Of its seconds; `expected` stands for replies that are missing."""
+        return _factor(self.paces, self.least, expected)
 
 
 @dataclass(frozen=True)
 class Seen:
     """What runs have shown of a drafter. cycles: that were judged, `texts` of them runs of their own.
     spread: of misses (`acceptance.expected_hits`). rest: by schedule, what the laws leave over of its speed.
-    ran: settings, each with the budgets that ran for most cycles.
+    ran: by plan, schedule and budgets.
     """
 
     step: Factor = Factor()
@@ -78,14 +85,19 @@ class Seen:
         source = f"measured, {self.cycles} cycles"
         return Prior(min(low, middle), middle, max(high, middle), source, believed.branches, believed.width)
 
-    def as_it_ran(self, dial: int, schedule: str) -> Ran | None:
-        return next((one for one in self.ran if (one.dial, one.schedule) == (dial, schedule)), None)
+    def ran_at(self, reads: int) -> list[Ran]:
+        """What ran with a plan that reads about as much, by schedule; what has most replies first."""
+        found = dict[str, Ran]()
+        for one in sorted(self.ran, key=lambda one: -one.cycles):
+            if abs(one.reads - reads) <= ABOUT * reads:
+                found.setdefault(one.schedule, one)
+        return sorted(found.values(), key=lambda one: -len(one.paces))
 
-    def left_over(self, schedule: str) -> Factor:
+    def left_over(self, schedule: str) -> float:
         """Of a schedule that was not run, what its others leave."""
-        others = [factor for factor in self.rest.values() if factor.runs]
+        others = [factor.value for factor in self.rest.values() if factor.runs]
         found = self.rest.get(schedule, Factor())
-        return found if found.runs or not others else min(others, key=lambda factor: factor.value)
+        return found.value if found.runs or not others else min(others)
 
 
 UNSEEN = Seen()
@@ -162,16 +174,15 @@ def _ran(runs: Sequence[Trial], least: int) -> tuple[Ran, ...]:
     groups = dict[tuple[int, str, int, int], list[Trial]]()
     for run in runs:
         if run.pace is not None:
-            groups.setdefault((run.dial, run.schedule, run.tree, run.steps), []).append(run)
-    found = dict[tuple[int, str], Ran]()
-    for (dial, schedule, tree, steps), group in groups.items():
+            groups.setdefault((run.reads, run.schedule, run.tree, run.steps), []).append(run)
+    found = []
+    for key, group in groups.items():
         tokens, cycles = _mean([(run.tokens / run.cycles, run.cycles) for run in group])
         passes, _ = _mean([(run.passes, run.cycles) for run in group])
         rows, _ = _mean([(run.rows, run.cycles) for run in group])
-        pace = _factor((run.pace for run in group), least)
-        if (known := found.get((dial, schedule))) is None or known.cycles < cycles:
-            found[dial, schedule] = Ran(dial, schedule, tree, steps, cycles, tokens, passes, rows, pace)
-    return (*found.values(),)
+        paces = tuple(run.pace for run in group if run.pace is not None)
+        found.append(Ran(*key, cycles, tokens, passes, rows, paces, least))
+    return (*found,)
 
 
 def _mean(values: Sequence[tuple[float, int]]) -> tuple[float, int]:
@@ -180,13 +191,13 @@ def _mean(values: Sequence[tuple[float, int]]) -> tuple[float, int]:
     return (sum(value * n for value, n in values) / total if total else 0.0), total
 
 
-def _factor(values: Iterable[float | None], least: int) -> Factor:
-    """The median of at least so many, of which 1 stands for those that are missing. The interval reaches what
-    the runs alone would say."""
+def _factor(values: Iterable[float | None], least: int, expected: float = 1.0) -> Factor:
+    """The median of at least so many, of which `expected` stands for those that are missing. The interval
+    reaches what the runs alone would say."""
     logs = [log(value) for value in values if value is not None]
     if not logs:
         return Factor()
-    middle, sd = median(logs + [0.0] * (least - len(logs))), FEW_SD
+    middle, sd = median(logs + [log(expected)] * (least - len(logs))), FEW_SD
     if len(logs) >= FEW:
         sd = max(LEAST_SD, 1.4826 * median(abs(one - middle) for one in logs))  # a normal's, by its MAD
     overruled = abs(median(logs) - middle) / NORMAL_80

@@ -57,7 +57,7 @@ class Live:
         if key not in self._more:
             found = self._search.settings(setting.dial + MORE, setting, lossy=False)
             same = [middle(s) for s in found if way_of(s) == way_of(setting)]
-            self._more[key] = max(same, default=middle(setting)) / middle(setting)
+            self._more[key] = max([middle(setting), *same]) / middle(setting)
         return self._more[key]
 
     def _least(self) -> int:

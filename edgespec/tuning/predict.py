@@ -1,8 +1,8 @@
-"""How fast a setting should be, by its plan and what is believed of drafts: the laws of docs/tuning.md."""
+"""How fast a setting should be, by its plan, what is believed of drafts, and what runs have shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, hypot, log
 
@@ -11,29 +11,25 @@ import numpy as np
 from edgespec.config import EngineOptions
 from edgespec.control.controller import ALLOWANCE
 from edgespec.control.estimates import STEPS
-from edgespec.control.overlap import Drafted, Mirrored, speedup
 from edgespec.drafters.kinds import check_worker, kinds_of
 from edgespec.errors import Call, OptionError
 from edgespec.offload.plan.costs import LAYER_SECONDS, CostModel
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.config import ModelConfig
 from edgespec.schedules.kinds import SCHEDULES, check_model, check_schedule
-from edgespec.tuning.acceptance import SPREAD, expected_hits, tree_tokens
-from edgespec.tuning.candidate import Candidate
+from edgespec.tuning.acceptance import tree_tokens
+from edgespec.tuning.candidate import PLAIN, Candidate
 from edgespec.tuning.fit import LEAN, NORMAL_80, UNFITTED, Fit, Ran
+from edgespec.tuning.laws import Rate, plain_rate, rate_of
 
 PROMPT = 500  # tokens, to whose reply's first token the time is told: one block of a prompt
 TREES = (2, 4, 8, 16, 32, 64)  # sizes that are tried, the root included
 NEARLY = 0.99  # of the best: a smaller tree that gives so much is preferred
-AHEAD = 12  # passes of drafting that are ever made in the waits of a pass
 FREE_DEPTH = 8  # levels of drafts that cost no passes
 # Standard deviation of what passes take against this model, rates being right (benchmarks); and, assumed,
 # after runs on the same machine have set it right.
 MODEL_ERROR, RUN_ERROR = 0.08, 0.04
 
-
-Guess = Callable[[int, int], float]
-"""Tokens of a cycle, by levels and nodes of its tree."""
 Way = tuple[int, int]
 """Nodes of a tree, the root included, and steps of drafting."""
 
@@ -154,34 +150,45 @@ def predict(
     costs = fit.costs(unfitted, seen)
     prior, doubt = seen.prior(candidate.prior(plan)), doubt.after(fit)
 
-    def rate_of(schedule: str, way: Way, chance: float) -> _Rate:
+    def rated(schedule: str, way: Way, chance: float) -> Rate:
         def guess(depth: int, nodes: int) -> float:
             return tree_tokens(chance, depth, nodes, prior.branches, prior.width)
 
-        return _rate(schedule, costs, guess, *way, seen.spread)
+        return rate_of(schedule, costs, guess, *way, seen.spread)
 
-    for schedule in schedules:
-        ran = seen.as_it_ran(plan.dial, schedule)
+    def choose(schedule: str, ran: Ran | None = None) -> tuple[Way, Rate]:
+        """The best of its ways, and what the laws say of that."""
         ways = _ways(candidate, most) if way is None else [way]
         if ran is not None and (ran.tree, ran.steps) in ways:
             ways = [(ran.tree, ran.steps)]  # the best of many that did not run is an optimist's
-        rates = {one: rate_of(schedule, one, prior.middle) for one in ways} or {(1, 0): _plain(costs)}
+        rates = {one: rated(schedule, one, prior.middle) for one in ways} or {(1, 0): plain_rate(costs)}
         best = max(rate.speed for rate in rates.values())
-        nodes, steps = min(one for one, rate in rates.items() if rate.speed >= NEARLY * best)
-        rate, below, above = rates[nodes, steps], 0.0, 0.0
+        chosen = min(one for one, rate in rates.items() if rate.speed >= NEARLY * best)
+        return chosen, rates[chosen].times(seen.left_over(schedule))
+
+    plain, behind, came = _plain(plan, fit), 1.0, dict[str, tuple[Way, Rate, float]]()
+    for ran in seen.ran_at(plan.bytes_per_pass):
+        chosen, law = choose(ran.schedule, ran)
+        came[ran.schedule] = (chosen, *_as_it_ran(ran, law.times(behind), unfitted))
+        behind = min(behind, came[ran.schedule][1].speed / choose(ran.schedule)[1].speed)
+    for schedule in schedules:
+        if schedule in came:
+            (nodes, steps), rate, sd = came[schedule]
+        else:  # it comes no nearer to its law than what ran
+            (nodes, steps), rate = choose(schedule)
+            rate, sd = rate.times(behind), 0.0
+        rate = Rate(rate.tokens, max(rate.seconds, plain.seconds))  # no pass is shorter than that of one row
         computing = float(costs.computing(np.array(nodes))) + costs.overhead
         flash = costs.io >= computing
-        sd = hypot(doubt.flash if flash else doubt.compute, doubt.model) * NORMAL_80
+        if not sd:
+            sd = hypot(doubt.flash if flash else doubt.compute, doubt.model)
+        sd, below, above = sd * NORMAL_80, 0.0, 0.0
         if candidate.members:
-            below = log(rate.speed / rate_of(schedule, (nodes, steps), prior.low).speed)
-            above = log(rate_of(schedule, (nodes, steps), prior.high).speed / rate.speed)
-        if ran is None:
-            rate = _Rate(rate.tokens, rate.seconds / seen.left_over(schedule).value)
-        else:
-            rate, sd = _as_it_ran(ran, rate, unfitted), hypot(ran.pace.sd, RUN_ERROR) * NORMAL_80
+            low, mid, high = (rated(schedule, (nodes, steps), chance).speed for chance in prior.chances)
+            below, above = log(mid / low), log(high / mid)
         speed = Interval.around(rate.speed, hypot(sd, below), hypot(sd, above))
-        plain = _plain(costs).speed * (1 - ALLOWANCE)  # the controller keeps to that, whatever the text
-        speed = Interval(max(speed.low, min(plain * exp(-sd), speed.middle)), speed.middle, speed.high)
+        least = plain.speed * (1 - ALLOWANCE) * exp(-sd)  # the controller keeps to that, whatever the text
+        speed = replace(speed, low=max(speed.low, min(least, speed.middle)))
         first = (unfitted if fit.prompt.runs else costs).cycle(nodes=PROMPT) * fit.prompt.value
         wide = hypot(doubt.flash if costs.io >= first else doubt.compute, doubt.model) * NORMAL_80
         yield Setting(
@@ -214,66 +221,17 @@ def _ways(candidate: Candidate, most: int) -> list[Way]:
     return [(nodes, steps) for nodes in trees for steps in depths] if candidate.members else []
 
 
-@dataclass(frozen=True)
-class _Rate:
-    tokens: float  # a cycle
-    seconds: float
-
-    @property
-    def speed(self) -> float:
-        return self.tokens / self.seconds
-
-
-def _as_it_ran(ran: Ran, law: _Rate, unfitted: CostModel) -> _Rate:
-    """What came of this setting, with the disk as it is now; tokens of few cycles lean on the law."""
+def _as_it_ran(ran: Ran, law: Rate, unfitted: CostModel) -> tuple[Rate, float]:
+    """What came of this setting, with the disk as it is now, and the standard deviation of its logarithm;
+    tokens of few cycles lean on the law, and so do seconds of few replies."""
     tokens = (ran.cycles * ran.tokens + LEAN * law.tokens) / (ran.cycles + LEAN)
-    return _Rate(tokens, unfitted.cycle(ran.passes, ran.rows) * ran.pace.value)
+    usual = unfitted.cycle(ran.passes, ran.rows)
+    pace = ran.pace(law.seconds / usual)
+    return Rate(tokens, usual * pace.value), hypot(pace.sd, RUN_ERROR)
 
 
-def _plain(costs: CostModel) -> _Rate:
-    return _Rate(1.0, costs.cycle())
-
-
-def _rate(
-    schedule: str, costs: CostModel, tokens: Guess, nodes: int, steps: int, spread: float = SPREAD
-) -> _Rate:
-    """By the law of the schedule; where one that goes on drafting does not pay, it drafts in time only.
-    `spread`: see `acceptance.expected_hits`."""
-    serial = _Rate(tokens(steps, nodes), costs.cycle(steps if costs.step else 0, nodes))
-    if schedule == "serial":
-        return serial
-    law = {"ssd": _ssd, "mirror": _mirror}[schedule]
-    return max(serial, law(costs, tokens, nodes, steps, spread), key=lambda rate: rate.speed)
-
-
-def _waits(costs: CostModel, nodes: int) -> tuple[float, float]:
-    """Seconds of a pass, and those of it in which it waits for flash."""
-    computing = float(costs.computing(np.array(nodes))) + costs.overhead
-    return max(costs.io, computing), max(0.0, costs.io - computing)
-
-
-def _ahead(costs: CostModel, wait: float) -> int:
-    """Passes of drafting that fit so long a wait."""
-    return min(AHEAD, int(wait / costs.step)) if costs.step else AHEAD
-
-
-def _ssd(costs: CostModel, tokens: Guess, nodes: int, steps: int, spread: float = SPREAD) -> _Rate:
-    """SSD, Theorem 7: the cache is filled in the waits of a pass; after a miss the drafter drafts then. Half
-    of what is drafted ahead is for outcomes that do not come."""
-    seconds, wait = _waits(costs, nodes)
-    passes = _ahead(costs, wait)
-    hits = expected_hits(passes, spread)
-    primary = Drafted(tokens(passes // 2, nodes), 1.0)
-    fallback = Drafted(tokens(steps, nodes), costs.step * steps / seconds)
-    given = hits * primary.tokens + (1 - hits) * fallback.tokens
-    return _Rate(given, given * seconds / speedup(hits, primary, fallback))
-
-
-def _mirror(costs: CostModel, tokens: Guess, nodes: int, steps: int, spread: float = SPREAD) -> _Rate:
-    """Mirror-SD, Equation 10, with an exit half-way: what comes behind it hides the drafting."""
-    seconds, wait = _waits(costs, nodes)
-    passes = _ahead(costs, wait / 2)
-    hits = expected_hits(passes, spread)
-    step = Mirrored(seconds / 2, seconds / 2, draft=costs.step * passes, early=LAYER_SECONDS).step
-    given = hits * tokens(passes // 2, nodes) + (1 - hits) * tokens(steps, nodes)
-    return _Rate(given, step + (1 - hits) * costs.step * steps)
+def _plain(plan: Plan, fit: Fit) -> Rate:
+    """Plain decoding with this plan, as runs have set that right."""
+    seen, unfitted = fit.seen(PLAIN.drafter, PLAIN.named), plan.costs()
+    law = plain_rate(fit.costs(unfitted, seen)).times(seen.left_over("serial"))
+    return next((_as_it_ran(ran, law, unfitted)[0] for ran in seen.ran_at(plan.bytes_per_pass)), law)

@@ -21,9 +21,9 @@ def reasons_for(setting: Setting, rows: Sequence[Row]) -> tuple[str, ...]:
     larger = [other for other in rows if other.dial > setting.dial and other.best is not None]
     if larger:
         best = max(other.best.speed.middle for other in larger if other.best is not None)
-        found.append(f"larger dials give at most {best / setting.speed.middle - 1:.0%} more")
+        found.append(f"larger dials give at most {max(0.0, best / setting.speed.middle - 1):.0%} more")
     elif row.more is not None and setting.streams:
-        found.append(f"1 GB more would give {max(0.0, row.more - 1):.0%} more")
+        found.append(f"1 GB more would give {row.more - 1:.0%} more")
     return tuple(found)
 
 
@@ -60,6 +60,6 @@ def _drafting(setting: Setting, plain: Setting, best: Setting) -> list[str]:
     if setting.depth:
         why = "quicker than the deepest with room" if setting.set_ else "the deepest with room"
         found.append(f"the cascade's verifier lies behind layer {setting.depth}, {why}")
-    if setting.schedule == "ssd" and times > WORTH:
+    if setting.schedule == "ssd" and setting.streams and times > WORTH:
         found.append("ssd drafts in the waits of a pass what else would follow it")
     return found

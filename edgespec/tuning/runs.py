@@ -42,6 +42,7 @@ class Trial:
     chance: that the likeliest child is right, by what `judged` cycles accepted.
     spread: the power by which outcomes were missed, of so many `lookups` (`acceptance.expected_hits`).
     rest: speed over what the laws say, with all of the above, of what ran.
+    reads: bytes that a pass read from flash.
     tree, steps: of every cycle's budget; 0 = the controller's own, cycle by cycle.
     passes, rows: a cycle's, on average: of drafting that the target waited for, and of the target's pass.
     pace: seconds a cycle over what so many passes and rows should have taken without any fit.
@@ -66,6 +67,7 @@ class Trial:
     spread: float | None = None
     lookups: int = 0
     rest: float | None = None
+    reads: int = 0
     tree: int = 0
     steps: int = 0
     passes: float = 0.0
@@ -84,7 +86,7 @@ class Trial:
 
 
 _COUNTS = {"dial": 10**15, "cycles": 10**9, "tokens": 10**9, "judged": 10**9, "lookups": 10**9}  # at most
-_COUNTS |= {"tree": 10**6, "steps": 10**6}
+_COUNTS |= {"reads": 10**15, "tree": 10**6, "steps": 10**6}
 _POSITIVE = ("cycles", "tokens")
 _TEXTS = ("drafter", "files", "schedule")
 _NUMBERS = {"seconds": (1e-9, 1e9), "predicted": (1e-9, 1e9), "when": (0.0, 1e12)}

@@ -59,7 +59,7 @@ class SettingSearch:
         like = self.settings(dial + MORE, row.best)
         if not like:  # that drafter has nothing left to stand for
             like = [s for s in self.settings(dial + MORE, lossy=False) if not s.before]
-        return replace(row, more=max(map(middle, like)) / middle(row.best))
+        return replace(row, more=max(1.0, max(map(middle, like)) / middle(row.best)))
 
     def at(self, dial: int, lossy: bool = True) -> Row:
         """Likewise, without what more would give; lossy: at other precisions than the files' own, too."""
@@ -124,6 +124,8 @@ class SettingSearch:
         if not candidate.used(plan):
             return []
         schedules = legal_schedules(candidate, options, subject.files.config)
+        if options.schedule == "auto" and options.draft_worker is None and not plan.bytes_per_pass:
+            schedules = schedules[:1]  # passes without waits: nothing is drafted in them
         exact = not subject.packed or options.precision is not None
         # What was run was the first subject: of another precision that tells how the disk does, no more.
         fit = self.fit if subject is self.subjects[0][0] else Fit(flash=self.fit.flash)

@@ -174,6 +174,7 @@ class Watch:
             predicted=expected.speed.middle,
             when=time(),
             prompt=_prompt(stats, costs_of(self.plan, candidate)),
+            reads=expected.plan.bytes_per_pass,
         )
         if budget is not None and candidate.members:
             run = replace(run, tree=budget.nodes, steps=budget.depth)
