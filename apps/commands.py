@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from edgespec.apps import saved
 from edgespec.apps.options import LIVE, check_together, in_flags
 from edgespec.apps.stats import stats_table
+from edgespec.apps.tune_words import speed_of
 from edgespec.config import EngineOptions, GenerationOptions, with_keywords
 from edgespec.errors import OptionError
-from edgespec.values import count_of, did_you_mean, options_of
+from edgespec.values import count_of, did_you_mean, format_bytes, options_of
 
 if TYPE_CHECKING:
     from edgespec.apps.talk import Talk
@@ -50,7 +51,7 @@ def _help(talk: Talk, argument: str) -> None:
 def _set(talk: Talk, argument: str) -> None:
     name, _, value = argument.partition(" ")
     if not name:
-        talk.terminal.note(describe_options(talk.chat.options))
+        talk.terminal.note(f"{_memory(talk)} · {describe_options(talk.chat.options)}")
         return
     known = options_of(GenerationOptions)
     key = name.replace("-", "_")
@@ -63,7 +64,8 @@ def _set(talk: Talk, argument: str) -> None:
         flags = [n.replace("_", "-") for n in (*known, *LIVE)]
         raise OptionError(f"there is no option {name}; {did_you_mean(name, flags)}")
     if not value.strip():
-        raise OptionError(f"/set {name} needs a value, or `default`")
+        other = f"; now it is {_memory(talk)}" if key in LIVE else ", or `default`"
+        raise OptionError(f"/set {name} needs a value{other}")
     if key in LIVE:
         talk.engine.set_memory(value.strip())
         talk.terminal.note(talk.describe())
@@ -78,6 +80,10 @@ def _set(talk: Talk, argument: str) -> None:
         talk.terminal.note(f"at temperature 0 the likeliest token is taken, whatever {idle} says")
 
 
+def _memory(talk: Talk) -> str:
+    return f"memory {format_bytes(talk.engine.plan.dial)}"
+
+
 def describe_options(options: GenerationOptions) -> str:
     """One line of all options."""
     shown = {f.name.replace("_", "-"): getattr(options, f.name) for f in fields(options) if f.name != "stop"}
@@ -90,7 +96,9 @@ def describe_options(options: GenerationOptions) -> str:
 
 def _show(talk: Talk, argument: str) -> None:
     if argument == "plan":
-        talk.terminal.note(in_flags(talk.engine.plan.describe()))
+        expected = talk.expected()
+        speed = "" if expected is None else f"expected: {speed_of(expected)} tokens/s"
+        talk.terminal.note(in_flags(talk.engine.plan.describe(speed)))
     elif argument == "chat":
         lines = [
             f"{m.role}{' (stopped)' if m.stopped else ''}: {m.content}"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgespec.apps.terminal import Terminal
     from edgespec.engine import Engine
     from edgespec.offload.plan.plan import Plan
+    from edgespec.tuning.predict import Interval
 
 DEMO_LAYERS = 5  # of 10 in memory
 
@@ -78,11 +79,14 @@ def demo_options(options: EngineOptions) -> EngineOptions:
     return options
 
 
-def describe_plan(model: str, plan: Plan, drafters: Sequence[str] = ()) -> str:
-    """What was loaded, what the plan decided, and who drafts, in two lines."""
+def describe_plan(
+    model: str, plan: Plan, drafters: Sequence[str] = (), expected: Interval | None = None
+) -> str:
+    """What was loaded, what the plan decided, and who drafts, in two lines. expected: tokens a second; None =
+    nothing is known but the plan."""
     first = [model, f"memory {format_bytes(plan.dial)}", f"context {plan.context}"]
-    if plan.predicted_tokens_per_second:
-        speed = plan.predicted_tokens_per_second
+    speed = plan.predicted_tokens_per_second if expected is None else expected.middle
+    if speed:
         first.append(f"about {speed:.2g} tokens/s" if speed < 10 else f"about {speed:.0f} tokens/s")
     if plan.streamed_bytes:
         second = f"{format_bytes(plan.pinned_bytes)} of weights in memory, "

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edgespec.apps.yielding import Yielding
     from edgespec.engine import Engine
     from edgespec.text.conversation import Message
+    from edgespec.tuning.predict import Interval
 
 
 class Talk:
@@ -69,7 +70,12 @@ class Talk:
         terminal.count_reads(lambda: engine.bytes_read)
 
     def describe(self) -> str:
-        return describe_plan(Path(self.model).name, self.engine.plan, self.engine.drafters)
+        return describe_plan(Path(self.model).name, self.engine.plan, self.engine.drafters, self.expected())
+
+    def expected(self) -> Interval | None:
+        """Tokens a second, by what runs have shown, as /stats has them beside what came; None = unknown."""
+        setting = self.watch.expected()
+        return None if setting is None else setting.speed
 
     def ask(self, message: str) -> None:
         """Reply to one message; see `Chat` for what is kept of it."""

@@ -21,9 +21,11 @@ from edgespec.apps.tune_words import (
     MEASURED_HEADS,
     cells_of,
     command,
+    commands,
     fit_object,
     how,
     lossy_line,
+    lossy_setting,
     machine_line,
     measured_cells,
     model_line,
@@ -168,8 +170,7 @@ def _measure(
 
 
 def _show_chosen(found: Tuning, engine: EngineOptions, terminal: Terminal) -> None:
-    lines = [options.command_of(call) for call in found.recommended.before]
-    terminal.result("\n".join([*lines, command(found, found.recommended, engine)]))
+    terminal.result("\n".join(commands(found, found.recommended, engine)))
     _tell_notes(found, terminal)
 
 
@@ -207,14 +208,16 @@ def _described(found: Tuning, engine: EngineOptions, width: int) -> str:
     if found.later is not None:
         said = f"Faster still, {speed_of(found.later.speed)} tokens/s, once a low-bit copy is packed:"
         lines += ["", said]
-        lines += [f"  {options.command_of(call)}" for call in found.later.before]
-        lines.append(f"  {command(found, found.later, engine)}")
+        lines += [f"  {line}" for line in commands(found, found.later, engine)]
     if len(found.front) > 1:
         lines += ["", "Nothing is faster with as little memory"]
-        lines += [f"  {format_bytes(s.dial):>8}  {speed_of(s.speed):<20}{how(s)}" for s in found.front]
-    lossy = lossy_line(found)
+        front = [(format_bytes(s.dial), speed_of(s.speed), how(s)) for s in found.front]
+        wide = max(len(speed) for _, speed, _ in front)
+        lines += [f"  {dial:>8}  {speed:<{wide}}  {way}" for dial, speed, way in front]
+    lossy = lossy_setting(found)
     if lossy is not None:
-        lines += ["", *textwrap.wrap(lossy, width - 1)]
+        lines += ["", *textwrap.wrap(lossy_line(lossy), width - 1)]
+        lines += [f"  {line}" for line in commands(found, lossy, engine)]
     if found.compared:
         lines += ["", "Predicted beside measured, tokens/s", *_measured(found.compared)]
     return "\n".join(lines)

@@ -7,7 +7,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.apps import options
 from edgespec.apps.tune_charts import colour_of, owners_of, owners_svg, speeds_svg
 from edgespec.apps.tune_cycle import cycle_svg, cycle_words
 from edgespec.apps.tune_files import written
@@ -17,8 +16,10 @@ from edgespec.apps.tune_words import (
     MEASURED_HEADS,
     cells_of,
     command,
+    commands,
     how,
     lossy_line,
+    lossy_setting,
     machine_line,
     measured_cells,
     model_line,
@@ -223,13 +224,16 @@ def _more_ways(found: Tuning, engine: EngineOptions) -> list[str]:
         heads = '<tr><th class="text">memory</th><th>tokens/s</th><th class="text">with</th></tr>'
         table = f'<table class="front"><thead>{heads}</thead><tbody>{lines}</tbody></table>'
         sections.append(_section("The front: nothing is faster with as little memory", table))
-    lossy = lossy_line(found)
     if found.later is not None:
-        calls = [options.command_of(call) for call in found.later.before]
-        commands = [*calls, command(found, found.later, engine)]
         body = f"<p>{escape(speed_of(found.later.speed))} tokens/s, with the same output.</p>"
-        body += "".join(f"<code>{escape(text)}</code>" for text in commands)
+        body += _codes(commands(found, found.later, engine))
         sections.append(_section("Faster still, once a low-bit copy is packed", body))
+    lossy = lossy_setting(found)
     if lossy is not None:
-        sections.append(_section("At another precision", _paragraphs([lossy])))
+        body = _paragraphs([lossy_line(lossy)]) + _codes(commands(found, lossy, engine))
+        sections.append(_section("At another precision", body))
     return sections
+
+
+def _codes(texts: Iterable[str]) -> str:
+    return "".join(f"<code>{escape(text)}</code>" for text in texts)

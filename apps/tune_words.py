@@ -115,24 +115,31 @@ def model_line(found: Tuning) -> str:
     return f"{format_bytes(found.nbytes)} of weights ({found.precision}), {found.layers} layers"
 
 
-def lossy_line(found: Tuning) -> str | None:
-    """What another precision would give at the recommended dial, whose output is not quite the model's."""
+def lossy_setting(found: Tuning) -> Setting | None:
+    """The fastest of other precisions at the recommended dial, whose output is not quite the model's."""
     dial = found.recommended.dial
     lossy = [s for row in found.rows if row.dial == dial for s in row.settings if not s.exact]
-    if not lossy:
-        return None
-    best = max(lossy, key=lambda s: s.speed.middle)
+    return max(lossy, key=lambda s: s.speed.middle, default=None)
+
+
+def lossy_line(best: Setting) -> str:
     return (
         f"Packed as {best.precision}, which does not say quite the same, it would make "
-        f"{speed_of(best.speed)} tokens/s in {format_bytes(best.dial)}, with {how(best)}."
+        f"{speed_of(best.speed)} tokens/s in {format_bytes(best.dial)}, with {how(best)}:"
     )
+
+
+def commands(found: Tuning, setting: Setting, engine: EngineOptions) -> list[str]:
+    """Those that make what is to be there first, and the one that runs with the setting."""
+    return [*map(options.command_of, setting.before), command(found, setting, engine)]
 
 
 def command(found: Tuning, setting: Setting, engine: EngineOptions) -> str:
     """The command that runs with a setting."""
     from edgespec.tuning.profile import settings_of
 
-    words = ["edgespec chat", shlex.quote(found.model)]
+    model = found.model if setting.exact else setting.before[0].arguments["out"]
+    words = ["edgespec chat", shlex.quote(model)]
     for name, value in settings_of(setting, engine).items():
         shown = f"{value // 10**6}MB" if name == "memory" else str(value)
         if name == "memory" and value % 10**9 == 0:

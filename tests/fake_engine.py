@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.errors import BudgetError, ContextError, StorageError
+from edgespec.errors import BudgetError, ContextError, ModelError, StorageError
 from edgespec.offload.plan.ledger import HEADROOM, Ledger
 from edgespec.progress import Progress
 from edgespec.response import Response, Stats
@@ -61,8 +61,8 @@ class FakePlan:
     def ledger(self) -> Ledger:
         return Ledger(self.dial, {"pinned weights": 5 * 10**9, "process": 2 * 10**9, HEADROOM: 10**8})
 
-    def describe(self) -> str:
-        return "dial 8 GB\n  5 GB  pinned weights"
+    def describe(self, speed: str = "") -> str:
+        return f"dial 8 GB\n  5 GB  pinned weights\n{speed}".rstrip()
 
     def to_dict(self) -> dict[str, object]:
         return {"dial": self.dial, "context": self.context}
@@ -149,6 +149,10 @@ class FakeEngine:
         self.loaded_with: tuple[str, EngineOptions] | None = None
         self.options = EngineOptions()
         self.closed = False
+
+    @property
+    def files(self) -> Any:
+        raise ModelError("a script has no files: what it should give is not known")
 
     def new_session(
         self, context: int | None = None, controller: object = None, trace: object = None

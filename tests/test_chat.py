@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from edgespec.apps.saved import MAX_FILE_BYTES, load
 from edgespec.devices.pressure import Pressure
 from edgespec.errors import EdgeSpecError, StorageError
 from edgespec.response import Response
+from edgespec.tuning.predict import Interval
 from tests.fake_engine import FakeEngine, FakeSession, FakeTokenizer, long_story
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -324,8 +326,12 @@ def test_set_memory_says_what_it_is_now(chat: Chat, engine: FakeEngine) -> None:
     assert engine.plan.dial == 6 * 10**9
     assert "memory 6 GB" in err
     assert "raise /set memory" in err
-    assert "/set memory needs a value" in err
+    assert "/set memory needs a value; now it is memory 6 GB\n" in err
     assert "memory: 'lots' is not a size" in err
+
+
+def test_set_lists_what_can_be_set_memory_among_it(chat: Chat) -> None:
+    assert re.search(r"^memory 8 GB · .*temperature 0\.0", chat("/set\n")[2], re.MULTILINE)
 
 
 def test_yield_gives_memory_back_within_a_reply(
@@ -400,6 +406,16 @@ def test_stats_and_show(chat: Chat) -> None:
     assert "5 GB of weights in memory, 8 GB streamed for each pass" in err
     assert "temperature 0.0" in err
     assert "pinned weights" in err
+
+
+def test_one_speed_is_expected_wherever_it_is_told(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs have shown, not what the plan's rates predict of plain decoding."""
+    shown = SimpleNamespace(speed=Interval(43.0, 52.0, 71.0))
+    monkeypatch.setattr("edgespec.tuning.watch.Watch.expected", lambda self: shown)
+    _, _, err = chat("/show\n/show plan\n/set memory 6GB\n")
+    assert err.count("about 52 tokens/s") == 2
+    assert "expected: 52 (43-71) tokens/s" in err
+    assert "0.25" not in err
 
 
 def test_exit_leaves_at_once(chat: Chat, engine: FakeEngine) -> None:

@@ -184,6 +184,9 @@ def test_description_has_every_owner() -> None:
     for owner, nbytes in plan(200 * MB).owners.items():
         assert (owner in text) == (nbytes > 0)
     assert "tokens/s" in text
+    assert plan(200 * MB).describe("expected: 5 tokens/s").endswith("\nexpected: 5 tokens/s")
+    assert "predicted: " not in plan(200 * MB).describe("expected: 5 tokens/s")
+    assert not [name for name in plan(200 * MB).to_dict() if "second" in name], "told as expected"
 
 
 def test_a_pinned_chunk_needs_no_low_bit_stand_in() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +282,32 @@ def test_tune_s_object_has_every_setting(run: Run, tmp_path: Path) -> None:
     assert sum(first["owners"].values()) <= 4 * GB
     assert found["recommended"]["command"].startswith("edgespec chat m --memory ")
     assert read_profile(tmp_path / "p.toml", "m").options["memory"] == found["recommended"]["memory"]
+
+
+def test_commands_run_the_setting_that_they_stand_beside(run: Run, tmp_path: Path) -> None:
+    config_only(tmp_path / "m x", SEVEN)
+    code, out, _ = run("tune", "m x", "--memory", "8GB", "--drafter", "none", "--json")
+    assert code == 0
+    settings = json.loads(out)["rows"][0]["settings"]
+    assert {one["precision"] for one in settings} == {"source", "int8", "int4"}
+    for one in settings:
+        packed = one["precision"] != "source"
+        name, folder = one["precision"], f"packed-{one['precision']}" if packed else "'m x'"
+        assert one["first"] == [f"edgespec pack 'm x' --out {folder} --precision {name}"] * packed
+        assert one["command"] == f"edgespec chat {folder} --memory 8GB --drafter none"
+        assert one["exact"] is not packed
+    code, out, _ = run("tune", "m x", "--memory", "8GB", "--drafter", "none", "--html", "x.html")
+    best = next(one for one in settings if one["precision"] != "source")  # the fastest come first
+    for line in (*best["first"], best["command"]):
+        assert f"\n  {line}" in out
+        assert f"<code>{escape(line)}</code>" in (tmp_path / "x.html").read_text()
+
+
+def test_columns_of_the_front_stay_apart(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config_only(tmp_path / "m", SEVEN)
+    monkeypatch.setattr("edgespec.apps.tune.speed_of", lambda speed: "123456 (123456-123456)")
+    _, out, _ = run("tune", "m", "--memory", "4GB,8GB")
+    assert re.search(r"\(123456-123456\)  (plain|ngram)", out.split("Nothing is faster")[1])
 
 
 def test_wrong_use_of_tune(run: Run, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from edgespec.config import EngineOptions
 from edgespec.devices.machine import Machine
-from edgespec.errors import BudgetError, OptionError
+from edgespec.errors import BudgetError, Call, OptionError
 from edgespec.models.planning import choose_dial
 from edgespec.offload.plan.needs import Request
 from edgespec.offload.plan.plan import Plan
@@ -129,7 +129,11 @@ class SettingSearch:
         exact = not subject.packed or options.precision is not None
         # What was run was the first subject: of another precision that tells how the disk does, no more.
         fit = self.fit if subject is self.subjects[0][0] else Fit(flash=self.fit.flash)
-        return list(predict(plan, candidate, schedules, options.tree_nodes, self.doubt, exact, fit))
+        found = list(predict(plan, candidate, schedules, options.tree_nodes, self.doubt, exact, fit))
+        if exact:
+            return found
+        pack = {"model": subject.name, "out": f"packed-{subject.precision}", "precision": subject.precision}
+        return [replace(s, before=(Call("pack_model", pack), *s.before)) for s in found]
 
 
 def middle(setting: Setting) -> float:

@@ -195,8 +195,8 @@ class Watch:
 def _candidate_of(engine: Engine) -> Candidate | None:
     if not engine.drafters:
         return PLAIN
-    subject = Subject(str(engine.files.path), engine.files, None, here=True)
     try:
+        subject = Subject(str(engine.files.path), engine.files, None, here=True)
         with ExitStack() as stack:
             found = find_candidates(subject, engine.options, frozenset(), stack)
     except EdgeSpecError:

@@ -77,20 +77,21 @@ class Plan:
 
     @property
     def predicted_tokens_per_second(self) -> float | None:
-        """Of plain decoding."""
+        """Of plain decoding, by rates alone; what runs have shown is not in it."""
         seconds = self.predicted_cycle_seconds
         return None if seconds is None else 1 / seconds
 
-    def describe(self) -> str:
-        """The ledger as a table, the reasons, and the predicted speed."""
+    def describe(self, speed: str = "") -> str:
+        """The ledger as a table, the reasons, and what speed to expect: what its rates predict of plain
+        decoding, unless the caller knows better."""
         lines = [f"dial {gigabytes(self.dial)}", *self.ledger.rows()]
         lines.append(f"  {gigabytes(self.ledger.free):>10}  free")
         if self.device_ledger is not None:
             lines += [f"device {gigabytes(self.device_ledger.dial)}", *self.device_ledger.rows()]
         lines += self.reasons
-        speed = self.predicted_tokens_per_second
-        if speed is not None:
-            lines.append(f"predicted: {speed:.3g} tokens/s, one a pass")
+        predicted = self.predicted_tokens_per_second
+        if speed or predicted is not None:
+            lines.append(speed or f"predicted: {predicted:.3g} tokens/s, one a pass")
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, object]:
@@ -104,6 +105,5 @@ class Plan:
             "streamed_bytes": self.streamed_bytes,
             "bytes_per_pass": self.bytes_per_pass,
             "must_pin_layers": self.depth,
-            "predicted_tokens_per_second": self.predicted_tokens_per_second,
             "reasons": self.reasons,
         }
