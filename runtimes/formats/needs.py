@@ -14,9 +14,14 @@ from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import EXIT_ROWS, PREFILL_ROWS, TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.formats.gguf import PLAIN
 
 BLOCK = 64  # positions per attention block; see torch/attention.py
 SHARED_POSITIONS = 512  # that most prompts take with their replies
+# Weights of another type than activations, as a prompt's block is multiplied by them: kernels/matmul.py's
+# PROMPT_TILE_BYTES, which stay with the thread; where AMX unpacks them itself, as much is taken by what it
+# arranges (1b shape, Q4_K and Q8_0: a conversation of 512 to 2048 positions took 75 to 139 MB, of 79 to 122).
+UNPACKED_TILE = 8 * 2**20
 DEVICE_SLOTS = 3  # device buffers: one computed on, one being copied to, one between
 
 # Page cache of programs and libraries that a cold start reads but does not map, and the kernel's own tables:
@@ -37,7 +42,7 @@ def plan_model(files: ModelFiles, machine: Machine, request: Request, extras: Ex
     needs = Needs(
         baseline=machine.baseline + PROGRAM_CACHE,
         small=sum(t.nbytes for t in files.table.small),
-        activations=activation_bytes(config, element, files.activations in machine.converts, sequences),
+        activations=activation_bytes(files, files.activations in machine.converts, sequences),
         kv=lambda positions: context_bytes(config, positions, element, sequences),
         max_context=config.max_context,
         extras=extras or Extras(),
@@ -107,16 +112,17 @@ def context_bytes(config: ModelConfig, positions: int, element: int, sequences: 
     return config.kv_bytes(pool_positions(positions, sequences), e) + attention
 
 
-def activation_bytes(config: ModelConfig, element: int, converts: bool, sequences: int = 1) -> int:
-    """Temporaries of the largest pass, at their peak: in the MLP, in attention, or at the head; of
-    `element`-byte numbers, weights being converted to fp32 or not."""
-    n, e = pass_rows(sequences), element
+def activation_bytes(files: ModelFiles, converts: bool, sequences: int = 1) -> int:
+    """Temporaries of the largest pass, at their peak: in the MLP, in attention, or at the head; weights being
+    converted to fp32 or not."""
+    config, n, e = files.config, pass_rows(sequences), files.element
     d, f = config.hidden_size, config.intermediate_size
     stream = n * d * e * 3
     mlp = n * f * (3 * e + 8)  # gate, up, product; two in fp32 inside swiglu
     attention = n * (config.q_size * (3 * e + 4) + config.kv_size * 4 * e)
     tile = max(config.matrix_shapes(0).values(), key=lambda s: s[0] * s[1])
-    unpacked = tile[1] * 4 * 4096 if converts else 0
+    unpacks = any(PLAIN.get(encoding) != files.activations for encoding in files.table.stored)
+    unpacked = tile[1] * 4 * 4096 if converts else UNPACKED_TILE if unpacks else 0
     head = judged_rows(sequences) * config.vocab_size * (e + 4)
     # A third more: kernels' scratch, and holes in the heap (measured, 7B shape: 80 MB beside 92).
     return (stream + max(mlp, attention, head)) * 4 // 3 + unpacked
@@ -129,4 +135,4 @@ def resident_bytes(files: ModelFiles, context: int, rows: int, converts: bool) -
     if not table.tied:
         weights += table.embedding.nbytes
     kv = cache_bytes(config, min(context, config.max_context), rows, element)
-    return weights + kv + activation_bytes(config, element, converts)
+    return weights + kv + activation_bytes(files, converts)
