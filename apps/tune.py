@@ -8,27 +8,29 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edgespec.apps import options, prompts
+from edgespec.apps.devices import presets_text
 from edgespec.apps.terminal import Terminal
+from edgespec.apps.tune_object import object_of
 from edgespec.apps.tune_words import (
     HEADS,
     MEASURED_HEADS,
     cells_of,
     command,
     commands,
-    fit_object,
     how,
     lossy_line,
     lossy_setting,
     machine_line,
     measured_cells,
     model_line,
+    notes_of,
     speed_of,
 )
 from edgespec.config import EngineOptions
@@ -37,8 +39,8 @@ from edgespec.values import Option, Options, format_bytes
 if TYPE_CHECKING:
     from edgespec.text.prompt import Prompt
     from edgespec.tuning.compare import Compared
-    from edgespec.tuning.predict import Setting
     from edgespec.tuning.result import Row, Tuning
+    from edgespec.tuning.runs import Trial
 
 MARGIN = "    "
 
@@ -55,9 +57,7 @@ class TuneFlags(Options):
     ] = None
     preset: Annotated[
         str | None,
-        Option(
-            "Tune for another machine; `devices --preset list` has them.", metavar="NAME", default="this one"
-        ),
+        Option("Tune for another machine; list: all there are.", metavar="NAME", default="this one"),
     ] = None
     measure: Annotated[
         bool, Option("Run the model for some minutes, and set the predictions right by what that shows.")
@@ -97,6 +97,9 @@ def tune(model: options.Model, *, wanted: TuneFlags, engine: EngineOptions) -> N
     What is known of MODEL are its headers, and what runs of it have shown here, such as those that --measure
     makes. Settings that are given as flags stay as they are.
     """
+    if wanted.preset == "list":
+        Terminal().result(presets_text(wanted.preset, wanted.json))
+        return
     texts = _prompts(wanted)
     if wanted.interactive:
         from edgespec.apps.tune_live import check_view
@@ -115,7 +118,9 @@ def tune(model: options.Model, *, wanted: TuneFlags, engine: EngineOptions) -> N
         if wanted.png is not None:
             require_plots()
         dials = [] if wanted.memory_ is None else wanted.memory_.split(",")
-        stopped = wanted.measure and _measure(model, engine, dials, texts, terminal)
+        replies = _measure(model, engine, dials, texts, terminal) if wanted.measure else None
+        if replies == 0:
+            wanted = replace(wanted, profile_out=None, html=None, png=None)
         if wanted.interactive:
             from edgespec.apps.tune_live import explore
 
@@ -130,14 +135,14 @@ def tune(model: options.Model, *, wanted: TuneFlags, engine: EngineOptions) -> N
             with written(wanted.png) as temporary:
                 draw(found, temporary)
         if wanted.json:
-            terminal.result(json.dumps(_object(found, engine)))
+            terminal.result(json.dumps(object_of(found, engine)))
         else:
             if wanted.interactive:
                 _show_chosen(found, engine, terminal)
             else:
                 _show(found, engine, terminal)
             _tell_files(model, wanted, terminal)
-        if stopped:
+        if replies is not None:
             raise typer.Exit(130)
 
 
@@ -156,17 +161,21 @@ def _prompts(wanted: TuneFlags) -> list[Prompt]:
 
 def _measure(
     model: str, engine: EngineOptions, dials: list[str], texts: list[Prompt], terminal: Terminal
-) -> bool:
-    """Whether it was stopped; what had been measured until then is kept."""
+) -> int | None:
+    """The replies after which it was stopped, which count; None = it was not stopped."""
     from edgespec.tuning.measure import measure_model
 
+    trials: list[Trial] = []
     try:
-        for note in measure_model(model, engine, dials, texts, terminal.progress):
+        for note in measure_model(model, engine, dials, texts, terminal.progress, trials):
             terminal.note(note)
     except KeyboardInterrupt:
-        terminal.note("[measuring was stopped; what it has shown until then counts]")
-        return True
-    return False
+        shown = (
+            "what it has shown until then counts" if trials else "nothing was measured, no file is written"
+        )
+        terminal.note(f"[measuring was stopped; {shown}]")
+        return len(trials)
+    return None
 
 
 def _show_chosen(found: Tuning, engine: EngineOptions, terminal: Terminal) -> None:
@@ -181,8 +190,8 @@ def _show(found: Tuning, engine: EngineOptions, terminal: Terminal) -> None:
 
 
 def _tell_notes(found: Tuning, terminal: Terminal) -> None:
-    for note in found.notes:
-        terminal.note(note.replace("measure_machine_facts()", "`edgespec devices`"))
+    for note in notes_of(found):
+        terminal.note(note)
 
 
 def _tell_files(model: str, wanted: TuneFlags, terminal: Terminal) -> None:
@@ -256,61 +265,3 @@ def _measured(compared: Sequence[Compared]) -> list[str]:
         )
         for line in cells
     ]
-
-
-def _object(found: Tuning, engine: EngineOptions) -> dict[str, Any]:
-    return {
-        "model": found.model,
-        "digest": found.digest,
-        "weight_bytes": found.nbytes,
-        "precision": found.precision,
-        "preset": found.preset.name if found.preset else None,
-        "machine": {
-            "memory": found.machine.total,
-            "available": found.machine.available,
-            "read_gbps": found.machine.read_gbps,
-            "memory_gbps": found.machine.memory_gbps,
-        },
-        "rows": [
-            {
-                "memory": row.dial,
-                "refusal": row.refusal,
-                "one_gb_more": row.more,
-                "settings": [_setting(found, setting, engine) for setting in row.settings],
-            }
-            for row in found.rows
-        ],
-        "recommended": _setting(found, found.recommended, engine)
-        | {"plan": found.recommended.plan.to_dict()},
-        "front": [_setting(found, setting, engine) for setting in found.front],
-        "after_packing": _setting(found, found.later, engine) if found.later else None,
-        "measured": [
-            asdict(one) | {"tokens_per_cycle": one.tokens_per_cycle, "error": one.error}
-            for one in found.compared
-        ],
-        "fit": fit_object(found.fit),
-        "reasons": found.reasons,
-        "notes": found.notes,
-    }
-
-
-def _setting(found: Tuning, setting: Setting, engine: EngineOptions) -> dict[str, Any]:
-    return {
-        "memory": setting.dial,
-        "precision": setting.precision,
-        "drafter": setting.drafter,
-        "schedule": setting.schedule,
-        "tree_nodes": setting.tree_nodes,
-        "steps": setting.steps,
-        "verifier_layers": setting.depth,
-        "tokens_per_second": asdict(setting.speed),
-        "first_token_seconds": asdict(setting.first_token),
-        "tokens_per_cycle": setting.tokens_per_cycle,
-        "cycle_seconds": setting.cycle_seconds,
-        "bytes_per_token": setting.bytes_per_token,
-        "bound": setting.bound,
-        "exact": setting.exact,
-        "owners": setting.plan.owners,
-        "first": [options.command_of(call) for call in setting.before],
-        "command": command(found, setting, engine),
-    }

@@ -23,6 +23,7 @@ from edgespec.apps.tune_words import (
     machine_line,
     measured_cells,
     model_line,
+    notes_of,
     preset_figures,
     speed_of,
 )
@@ -121,22 +122,18 @@ def _machine(found: Tuning) -> str:
         from edgespec.devices.probe import cpu_name
 
         texts = [machine_line(found), f"{cpu_name()}, {count_of(found.machine.cores, 'core')}"]
-        return _paragraphs([*texts, *_notes(found)])
+        return _paragraphs([*texts, *notes_of(found)])
     preset = found.preset
     lines = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td class="text">{escape(value)}</td>'
         f'<td class="text dim">{escape(source)}</td></tr>'
         for name, value, source in preset_figures(preset)
     )
-    return f"{_paragraphs([preset.label, *_notes(found)])}<table><tbody>{lines}</tbody></table>"
+    return f"{_paragraphs([preset.label, *notes_of(found)])}<table><tbody>{lines}</tbody></table>"
 
 
 def _paragraphs(texts: Iterable[str]) -> str:
     return "\n".join(f"<p>{escape(text)}</p>" for text in texts)
-
-
-def _notes(found: Tuning) -> list[str]:
-    return [note.replace("measure_machine_facts()", "`edgespec devices`") for note in found.notes]
 
 
 def _recommended(found: Tuning, engine: EngineOptions) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from edgespec.apps import options
 from edgespec.config import EngineOptions
@@ -13,7 +12,6 @@ from edgespec.values import format_bytes, format_seconds, two_digits
 if TYPE_CHECKING:
     from edgespec.devices.presets import Preset
     from edgespec.tuning.compare import Compared
-    from edgespec.tuning.fit import Fit
     from edgespec.tuning.predict import Interval, Setting
     from edgespec.tuning.result import Row, Tuning
 
@@ -53,6 +51,14 @@ def speed_of(speed: Interval) -> str:
     return f"{two_digits(speed.middle)} ({two_digits(speed.low)}-{two_digits(speed.high)})"
 
 
+def seconds_of(time: Interval) -> str:
+    """5.2 s (4.1-6.6): likewise."""
+    low, middle, high = map(format_seconds, (time.low, time.middle, time.high))
+    if low.endswith(" s") and middle.endswith(" s") and high.endswith(" s") and "min" not in high:
+        low, high = low.removesuffix(" s"), high.removesuffix(" s")
+    return f"{middle} ({low}-{high})"
+
+
 def how(setting: Setting) -> str:
     return "plain decoding" if setting.drafter == "none" else f"{setting.drafter}, {setting.schedule}"
 
@@ -69,7 +75,7 @@ def cells_of(row: Row) -> list[str]:
         speed_of(row.plain.speed),
         speed_of(row.best.speed),
         how(row.best),
-        format_seconds(row.best.first_token.middle),
+        seconds_of(row.best.first_token),
         "" if row.more is None else f"{row.more - 1:+.0%}",
     ]
 
@@ -100,15 +106,9 @@ def measured_cells(one: Compared) -> list[str]:
     ]
 
 
-def fit_object(fit: Fit) -> dict[str, Any]:
-    """The `fit` of --json: factors on what was expected, and what drafts were worth."""
-    return {
-        **{name: asdict(getattr(fit, name)) for name in ("flash", "compute", "prompt")},
-        "drafters": [
-            {"drafter": drafter, "files": files, **asdict(seen)}
-            for (drafter, files), seen in sorted(fit.drafters.items())
-        ],
-    }
+def notes_of(found: Tuning) -> list[str]:
+    """With commands where the library names its functions."""
+    return [note.replace("measure_machine_facts()", "`edgespec devices`") for note in found.notes]
 
 
 def model_line(found: Tuning) -> str:

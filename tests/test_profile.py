@@ -16,11 +16,14 @@ import pytest
 import edgespec
 from edgespec.apps import common, main
 from edgespec.apps.terminal import Terminal
+from edgespec.apps.tune_words import seconds_of
 from edgespec.config import EngineOptions
 from edgespec.errors import OptionError, StorageError
 from edgespec.tuning import profile as profiles
+from edgespec.tuning.predict import Interval
 from edgespec.tuning.profile import read_profile, settings_of, write_profile
 from edgespec.tuning.tune import tune_model
+from edgespec.values import format_seconds
 from tests.fake_engine import FakeEngine
 from tests.machine import GB
 from tests.test_session import write_model
@@ -301,6 +304,24 @@ def test_commands_run_the_setting_that_they_stand_beside(run: Run, tmp_path: Pat
     for line in (*best["first"], best["command"]):
         assert f"\n  {line}" in out
         assert f"<code>{escape(line)}</code>" in (tmp_path / "x.html").read_text()
+
+
+def test_notes_name_commands_and_no_functions(run: Run, tmp_path: Path) -> None:
+    config_only(tmp_path / "m", SEVEN)
+    _, out, _ = run("tune", "m", "--memory", "4GB", "--json")
+    notes = " ".join(json.loads(out)["notes"])
+    assert "matmuls were not measured here; `edgespec devices` does" in notes
+    assert "measure_machine_facts" not in notes
+
+
+def test_the_first_token_has_its_interval(run: Run, tmp_path: Path) -> None:
+    config_only(tmp_path / "m", SEVEN)
+    _, out, _ = run("tune", "m", "--memory", "4GB", "--json")
+    first = json.loads(out)["recommended"]["first_token_seconds"]
+    _, table, _ = run("tune", "m", "--memory", "4GB")
+    low, middle, high = (format_seconds(first[end]) for end in ("low", "middle", "high"))
+    assert f"{middle} ({low.removesuffix(' s')}-{high.removesuffix(' s')})" in table
+    assert seconds_of(Interval(50.0, 61.0, 75.0)) == "1 min 1 s (50 s-1 min 15 s)"
 
 
 def test_columns_of_the_front_stay_apart(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import edgespec
 from edgespec.config import EngineOptions
+from edgespec.devices.filesystem import Filesystem
 from edgespec.devices.machine import Machine
 from edgespec.devices.presets import PRESETS
 from edgespec.errors import BudgetError, OptionError
@@ -51,6 +52,19 @@ def test_more_memory_is_never_slower_and_the_front_rises(seven: str) -> None:
     assert all(b.speed.middle < 0.95 * fastest for b in best if b.dial < found.recommended.dial)
     assert all(row.more is None or row.more > 0.99 for row in found.rows)
     assert found.rows[-1].more is None  # this machine has no more
+
+
+@pytest.mark.parametrize(("kind", "said"), [("tmpfs", "lie in memory"), ("nfs4", "another machine")])
+def test_where_a_model_should_not_lie_is_said_every_time(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, kind: str, said: str
+) -> None:
+    """Also where the disk's rate is known, and nothing is measured."""
+    known = replace(MACHINE, disk=DISK)
+    monkeypatch.setattr(Machine, "remembered", staticmethod(lambda weights: known))
+    monkeypatch.setattr(tuning, "filesystem_of", lambda path: Filesystem(kind, Path("/")))
+    for _ in range(2):
+        notes = tune_model(str(checkpoint), memory=["1GB"]).notes
+        assert [said in note for note in notes].count(True) == 1
 
 
 def test_what_is_not_the_model_s_own_output_is_never_recommended(seven: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -335,6 +336,7 @@ def test_devices_shows_what_was_measured(
     assert found["matmuls"]["seconds_per_gb"]["BF16"] == [0.1, 0.1, 0.1, 0.2, 1.0]
     assert main.run(["devices", str(big)]) == 0
     shown = capsys.readouterr()
+    assert re.search(r"BF16( +10){3} +5 +1\n", shown.out)
     assert "reads at 2 GB/s: 4096 KiB each, 2 at a time" in shown.out
     assert "lie in memory" in shown.err
     assert all(len(line) <= 80 for line in shown.out.split("\n")), shown.out
@@ -342,10 +344,26 @@ def test_devices_shows_what_was_measured(
     assert "is not there" in capsys.readouterr().err
 
 
+def test_more_rows_are_not_shown_to_be_faster(
+    big: Path,
+    quick: list[ReadSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of many rows one matrix is multiplied again and again, which a cache keeps."""
+    from edgespec.runtimes.torch import matmuls as measured
+
+    monkeypatch.setattr(measured, "measure", lambda encoding: (0.2, 0.2, 0.05, 0.1, 1.0))
+    assert main.run(["devices", str(big)]) == 0
+    assert re.search(r"BF16( +5){4} +1\n", capsys.readouterr().out)
+
+
 def test_devices_shows_presets(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["devices", "--preset", "list"]) == 0
     shown = capsys.readouterr().out
     assert all(preset.name in shown for preset in PRESETS)
+    assert main.run(["tune", "m", "--preset", "list"]) == 0
+    assert capsys.readouterr().out == shown
     assert main.run(["devices", "--preset", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["bandwidth"]["source"] == PRESETS[0].bandwidth.source
     assert main.run(["devices", "--preset", "rasp"]) == 2

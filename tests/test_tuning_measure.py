@@ -31,6 +31,7 @@ from edgespec.tuning.measure import (
     settings_to_run,
 )
 from edgespec.tuning.profile import settings_of
+from edgespec.tuning.runs import Trial
 from edgespec.tuning.tune import tune_model
 from edgespec.tuning.watch import LEAST_CYCLES
 from tests.machine import GB, MACHINE
@@ -261,7 +262,46 @@ def test_measuring_that_was_stopped_shows_what_there_is(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(measuring, "measure_model", stopped)
-    code, out, error = run("--measure")
+    code, out, error = run("--measure", "-o", "p.toml", "--html", "x.html", "--png", "x.png")
     assert code == 130
     assert "Recommended" in out
-    assert "measuring was stopped" in error
+    assert "measuring was stopped; nothing was measured, no file is written" in error
+    assert "written to" not in error
+    assert [path.name for path in Path().iterdir()] == ["m"]
+
+    def stopped_later(*arguments: Any) -> Any:
+        arguments[-1].append("what a reply showed")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measuring, "measure_model", stopped_later)
+    code, _, error = run("--measure", "-o", "p.toml")
+    assert code == 130
+    assert "what it has shown until then counts" in error
+    assert Path("p.toml").exists()
+
+
+def test_a_reply_counts_from_its_end_on(packed: str, rates: None) -> None:
+    trials, seen = list[Trial](), list[int]()
+
+    def interrupt(report: Progress) -> None:
+        seen.append(len(trials))
+        if len(trials) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_model(packed, OPTIONS, progress=interrupt, trials=trials)
+    assert sorted(set(seen)) == [0, 1, 2]
+
+
+def test_a_process_is_remembered_as_it_was_before_matmuls_were_measured(
+    packed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = list[str]()
+    monkeypatch.setattr(measuring, "read_rate", lambda path, fresh: None)
+    monkeypatch.setattr(measuring, "memory_rate", lambda fresh: 10.0)
+    for name, function in (("machine", "measure_machine"), ("matmuls", "matmuls")):
+        monkeypatch.setattr(
+            f"edgespec.runtimes.torch.{name}.{function}", lambda *a, f=function, **b: done.append(f)
+        )
+    measuring._take_rates(packed, OPTIONS, None)
+    assert done == ["measure_machine", "matmuls"]

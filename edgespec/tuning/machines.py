@@ -124,7 +124,7 @@ def measure_disk(path: Path, fresh: bool = False, progress: ProgressCallback | N
         filesystem, disk = filesystem_of(path), disk_of(path)
         known = None if fresh or path.is_file() else read_table(path)
         with _large_file(path, known is None) as (file, notes):
-            notes += _place_notes(filesystem)
+            notes += place_notes(filesystem)
             if progress is not None:
                 progress(Progress("disk", 0, 1, "steps"))
             rates = known or (() if file is None else read_table(file, fresh)) or ()
@@ -148,7 +148,8 @@ def measure_disk(path: Path, fresh: bool = False, progress: ProgressCallback | N
     return DiskFacts(path, filesystem, disk, direct, best, rates, notes)
 
 
-def _place_notes(filesystem: Filesystem) -> tuple[str, ...]:
+def place_notes(filesystem: Filesystem) -> tuple[str, ...]:
+    """What is to be said of models that lie there."""
     if filesystem.place == "memory":
         return (
             f"{filesystem.mount} is {filesystem.kind}: its files lie in memory, which the dial should have; "

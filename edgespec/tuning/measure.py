@@ -66,12 +66,13 @@ def measure_model(
     memory: Sequence[str | float] = (),
     prompts: Sequence[Prompt] = (),
     progress: ProgressCallback | None = None,
+    trials: list[Trial] | None = None,
     seconds: float = SECONDS,
 ) -> list[str]:
     """Run the model for about so many seconds, loading aside; `tune_model` then goes by what that has shown.
 
     memory: as for `tune_model`; what runs is under the dial that it recommends, or the largest that is free.
-    prompts: text or chat messages; () = `SAMPLES`.
+    prompts: text or chat messages; () = `SAMPLES`. trials: what each reply showed is added to it at once.
 
     Returns what could not be run, and why. Raises OptionError for an empty prompt, ModelError when the model
     is not on this machine, and what `tune_model` and loading raise.
@@ -90,7 +91,7 @@ def measure_model(
         share = left * shares[number] / sum(shares[number:])
         try:
             with _load(model, options, setting, progress) as engine:
-                run_setting(Watch(engine), setting, prompts, perf_counter() + share, progress)
+                run_setting(Watch(engine), setting, prompts, perf_counter() + share, progress, trials)
         except BudgetError as error:  # this process has grown
             if setting.drafter == "none":
                 raise
@@ -141,13 +142,16 @@ def _take_rates(model: str, options: EngineOptions, progress: ProgressCallback |
                 f"{model} is not on this machine, and measuring runs it; fetch its weights first (loading "
                 "does), or leave measure= out to predict from its headers"
             )
-        largest = max(subject.files.table.files(), key=lambda path: path.stat().st_size)
-    if progress is not None:
-        progress(Progress("probe", 0, 1, "steps"))
-    read_rate(largest, fresh=True)
-    memory_rate(fresh=True)
-    from edgespec.runtimes.torch.matmuls import matmuls  # torch: seconds
+        if progress is not None:
+            progress(Progress("probe", 0, 1, "steps"))
+        read_rate(max(subject.files.table.files(), key=lambda path: path.stat().st_size), fresh=True)
+        memory_rate(fresh=True)
+        from edgespec.runtimes.torch.machine import measure_machine  # torch: seconds
+        from edgespec.runtimes.torch.matmuls import matmuls
 
+        measure_machine(
+            subject.files
+        )  # what a process takes is remembered of one that has not multiplied yet
     matmuls(fresh=True, progress=advance)
 
 
@@ -164,10 +168,12 @@ def run_setting(
     prompts: Sequence[Prompt],
     ends: float,
     progress: ProgressCallback | None = None,
+    trials: list[Trial] | None = None,
 ) -> list[Trial]:
     """Reply to one prompt after the other with the tree and the steps of the setting, until the time is over
-    (`ends`, as of perf_counter); the first gets its cycles in any case. What each reply showed is kept."""
-    engine, found = watch.engine, list[Trial]()
+    (`ends`, as of perf_counter); the first gets its cycles in any case. What each reply showed is kept, and
+    added to `trials`."""
+    engine, found = watch.engine, [] if trials is None else trials
     engine.target.weights.listen(watch.chunk)
     steps = setting.steps if watch.candidate is not None and watch.candidate.layers else 0
     budget = TreeBudget(setting.tree_nodes, setting.steps, steps)

@@ -132,8 +132,9 @@ class SettingSearch:
         found = list(predict(plan, candidate, schedules, options.tree_nodes, self.doubt, exact, fit))
         if exact:
             return found
-        pack = {"model": subject.name, "out": f"packed-{subject.precision}", "precision": subject.precision}
-        return [replace(s, before=(Call("pack_model", pack), *s.before)) for s in found]
+        name, precision = subject.name, subject.precision
+        pack = Call("pack_model", {"model": name, "out": f"packed-{precision}", "precision": precision})
+        return [replace(s, before=(pack, *s.before)) for s in found]
 
 
 def middle(setting: Setting) -> float:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.config import EngineOptions
+from edgespec.devices.filesystem import filesystem_of
 from edgespec.devices.machine import Machine
 from edgespec.devices.presets import Preset
 from edgespec.drafters.kinds import choose_drafters
@@ -22,7 +23,7 @@ from edgespec.progress import ProgressCallback
 from edgespec.schedules.kinds import check_model, check_schedule
 from edgespec.tuning.compare import compare
 from edgespec.tuning.fit import fit_runs
-from edgespec.tuning.machines import find_preset, measure_disk
+from edgespec.tuning.machines import find_preset, measure_disk, place_notes
 from edgespec.tuning.predict import (
     MEASURED,
     PRESET,
@@ -143,7 +144,7 @@ def _machine(
     if preset is not None:
         return preset.machine(), PRESET, [f"figures of {preset.label} are from data sheets, or assumed"]
     place = _place(subject)
-    machine, notes = Machine.remembered(place), list[str]()
+    machine, notes = Machine.remembered(place), [*place_notes(filesystem_of(place))]
     if machine.disk is None:
         facts = measure_disk(place if place.is_dir() else place.parent, progress=progress)
         machine, notes = replace(machine, disk=facts.best), list(facts.notes)
