@@ -392,7 +392,7 @@ def test_a_killed_run_goes_on_where_it_was(model: Path, tmp_path: Path) -> None:
     """Every prompt is answered once, by what an unbroken run says."""
     rows, out = [f"{word} {n}" for n, word in enumerate(ROWS * 3) if "{" not in word], tmp_path / "out"
     (tmp_path / "prompts").write_text("\n".join(rows))
-    flags = ["--memory", "4GB", "--context", "300", "--max-tokens", "100", "--ignore-eos"]
+    flags = ["--memory", "4GB", "--context", "300", "--max-tokens", "50", "--ignore-eos"]
     flags += ["--batch", "2", "--resident-layers", "1", "-o", str(out)]
     code = "import sys; from edgespec.apps import main; sys.exit(main.run(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "generate", str(model), *flags]
@@ -414,7 +414,7 @@ def test_a_killed_run_goes_on_where_it_was(model: Path, tmp_path: Path) -> None:
     assert sorted(found) == list(range(len(rows)))
     with edgespec.load(model, memory="4GB", context=300, drafter="none") as engine:
         for number in (0, len(rows) // 2, len(rows) - 1):
-            alone = edgespec.generate(engine, rows[number], max_tokens=100, ignore_eos=True)
+            alone = edgespec.generate(engine, rows[number], max_tokens=50, ignore_eos=True)
             assert found[number]["tokens"] == alone.tokens
 
 

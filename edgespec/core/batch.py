@@ -184,17 +184,21 @@ class FanOut:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = {id(part.cache): part for part in parts}
         self._turns = deque(parts)
+        self._rows: Rows | None = None  # of the layers under way, and each part's own of them:
+        self._own: dict[int, tuple[slice, Rows]] = {}
 
     def on_chunk(self) -> None:
         self._tell(lambda observer, part: observer.on_chunk())
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        spans = {id(cache): span for cache, span in zip(rows.caches, rows.segments, strict=True)}
+        if rows is not self._rows:
+            self._rows, spans = rows, zip(rows.caches, rows.segments, strict=True)
+            self._own = {id(c): (slice(s.start, s.stop), rows.take(np.array(s))) for c, s in spans}
 
         def tell(observer: PassObserver, part: Part) -> None:
-            if (span := spans.get(id(part.cache))) is not None:
-                own = np.arange(span.start, span.stop)
-                observer.on_layer(index, hidden[span.start : span.stop], rows.take(own))
+            if (found := self._own.get(id(part.cache))) is not None:
+                span, own = found
+                observer.on_layer(index, hidden[span], own)
 
         self._tell(tell)
 
