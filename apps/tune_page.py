@@ -51,7 +51,8 @@ def page_of(found: Tuning, engine: EngineOptions) -> str:
     name = escape(found.model)
     sections = [
         _recommended(found, engine),
-        f'<div class="pair">{_speeds(found)}{_owners(found.rows)}</div>',
+        f'<div class="pair">{_speeds(found)}{_shares(found.rows)}</div>',
+        _owners(found.rows),
         _dials(found),
         _cycle(found),
         *_more_ways(found, engine),
@@ -163,17 +164,27 @@ def _speeds(found: Tuning) -> str:
     )
 
 
+def _shares(rows: Sequence[Row]) -> str:
+    said = "Shares of each dial by owner: every bar is a whole dial; the bytes stand below."
+    return _section(
+        "Where the memory goes",
+        f"<figure>{owners_svg(rows)}<figcaption>{said}</figcaption></figure>",
+    )
+
+
 def _owners(rows: Sequence[Row]) -> str:
     dials = [format_bytes(row.dial) for row in rows if row.best is not None]
     lines = []
     for n, (owner, sizes) in enumerate(owners_of(rows).items()):
-        cells = "".join(f"<td>{escape(format_bytes(size)) if size else '-'}</td>" for size in sizes)
+        cells = "".join(
+            f'<td data-head="{escape(dial)}">{escape(format_bytes(size)) if size else "-"}</td>'
+            for dial, size in zip(dials, sizes, strict=True)
+        )
         swatch = f'<span class="swatch {colour_of(n, owner)}"></span>'
         lines.append(f'<tr><th scope="row">{swatch}{escape(owner)}</th>{cells}</tr>')
     heads = "".join(f'<th scope="col">{escape(dial)}</th>' for dial in dials)
     return _section(
-        "Where the memory goes",
-        f"<figure>{owners_svg(rows)}</figure>"
+        "Bytes by owner",
         f'<div class="wide"><table class="owners"><thead><tr><th class="text">owner</th>{heads}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table></div>",
     )

@@ -37,10 +37,9 @@ tbody th { color: var(--text); font-size: 1rem; font-weight: 400; }
 .chosen > * { background: var(--band); }
 .swatch { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 8px;
   border: 1px solid transparent; }
-.owners th:first-child { min-width: 9.5em; }
 .owners td, .front td:nth-child(2), .dials td { white-space: nowrap; }
 .front { max-width: 620px; }
-.owners th:first-child { position: sticky; left: 0; background: var(--card); }
+.owners th:first-child { position: sticky; left: 0; min-width: 9.5em; background: var(--card); }
 figure { margin: 0; }
 figcaption { margin-top: 8px; }
 svg { display: block; width: 100%; max-width: 620px; margin: 0 auto; }
@@ -71,8 +70,15 @@ circle.plain { fill: var(--plain); }
 .free { fill: var(--card); stroke: var(--line); background: var(--card); border-color: var(--line) }
 .pair { display: grid; gap: 16px; grid-template-columns: minmax(0, 1fr); }
 @media (min-width: 900px) { .pair { grid-template-columns: 1fr 1fr; } }
-/* On a small screen a dial's line becomes a block of its own. */
+/* On a small screen a dial's line becomes a block of its own, and an owner's one of a few columns. */
 @media (max-width: 799px) {
+  .owners thead { display: none; }
+  .owners tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); padding: 8px 0;
+    border-bottom: 1px solid var(--line); }
+  .owners tbody tr:last-child { border-bottom: 0; }
+  .owners th:first-child { position: static; grid-column: 1 / -1; }
+  .owners tr > * { border: 0; padding: 2px 0; text-align: left; }
+  .owners td::before { content: attr(data-head); display: block; color: var(--dim); font-size: .85rem; }
   .dials thead { display: none; }
   .dials tr { display: block; padding: 8px; border-bottom: 1px solid var(--line); }
   .dials tr.chosen { background: var(--band); }
@@ -82,9 +88,5 @@ circle.plain { fill: var(--plain); }
   .dials tr > *::before { content: attr(data-head); color: var(--dim); font-size: .9rem; }
   .dials td { white-space: normal; }
   .dials th { font-weight: 650; }
-}
-@media (max-width: 559px) {
-  .owners th:first-child { min-width: 0; }
-  .owners th, .owners td { font-size: .85rem; padding: 5px 4px; }
 }
 """

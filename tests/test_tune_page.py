@@ -437,23 +437,26 @@ PROBE = """<script>onload = () => { const all = [...document.querySelectorAll('m
   const wide = all.filter(e => !e.closest('.wide') && e.getBoundingClientRect().right > innerWidth + 1);
   parent.postMessage(JSON.stringify([innerWidth, document.documentElement.scrollWidth,
     wide.map(e => e.tagName + '.' + e.className), getComputedStyle(document.body).backgroundColor,
-    document.querySelector('svg').getBoundingClientRect().height]), '*') }</script>"""
+    document.querySelector('svg').getBoundingClientRect().height,
+    [...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth + 1).length]), '*') }
+  </script>"""
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_a_browser_shows_it_on_phones_and_desks_by_day_and_by_night(tmp_path: Path) -> None:
     long = tmp_path / ("a_very_long_name_of_a_model_" * 5)
-    found = tuned(long, ["500MB", "2GB", "4GB", "8GB"], SEVENTY)
+    found = tuned(long, ["500MB", "2GB", "4GB", "6GB", "8GB", "12GB", "16GB"], SEVENTY)
     page = page_of(found, EngineOptions())
     probed = page.replace(tune_page.POLICY, PROBE)  # which lets no script run
     assert probed != page
-    for width in (390, 700, 1200):
+    for width in (390, 700, 1000, 1200):
         shown = json.loads(probe(tmp_path, probed, width, dark=False))
         assert shown[:2] == [width, width], shown  # nothing is wider than the window
         assert shown[2] == []
         assert shown[3] == "rgb(246, 247, 249)"
         assert shown[4] > 150
+        assert shown[5] == 0, "a table is cut off"
     assert json.loads(probe(tmp_path, probed, 1200, dark=True))[3] == "rgb(20, 23, 27)"
     for dark, expected in ((False, b"\xf6\xf7\xf9"), (True, b"\x14\x17\x1b")):
         browse(tmp_path, page, 600, dark, f"--screenshot={tmp_path / 'shot.png'}")
