@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from edgespec.offload.plan.ledger import PROGRAMS
 from edgespec.response import Stats
 from edgespec.values import format_bytes, format_seconds, two_digits
 
@@ -119,8 +120,12 @@ def _acceptance(stats: Stats) -> str:
 
 
 def _planned(plan: Plan) -> str:
-    """Headroom is named apart: it is for what no plan foresees; a peak that is as planned has none of it."""
-    return f"{format_bytes(plan.ledger.planned)} + {format_bytes(plan.ledger.headroom)} of headroom"
+    """Named apart: page cache, which is not in the process, but in a container's peak; and headroom, which is
+    for what no plan foresees: a peak that is as planned has none of it."""
+    ledger = plan.ledger
+    cache = ledger.owners.get(PROGRAMS, 0)
+    beside = f" + {format_bytes(cache)} of {PROGRAMS}" if cache else ""
+    return f"{format_bytes(ledger.planned - cache)}{beside} + {format_bytes(ledger.headroom)} of headroom"
 
 
 def _peak(stats: Stats) -> str:

@@ -149,7 +149,6 @@ def memory(name: str, dial: int, context: int, rates: str) -> Row:
         drop_caches([model], everything=True)
         row = once(model, "memory", options)
     said = plan.owners
-    said[BASE] -= PROGRAM_CACHE
     said[TALK] = sum(n for owner, n in said.items() if owner == "activations" or owner.startswith("KV"))
     told = {name: [said[name], found] for name, found in row["owners"].items() if said[name] >= OWNER}
     total = [plan.ledger.planned - PROGRAM_CACHE, row["resident"]]

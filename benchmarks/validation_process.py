@@ -24,7 +24,6 @@ from edgespec.devices.allocator import return_freed_memory
 from edgespec.devices.probe import forget_peak, peak_memory, process_memory
 from edgespec.devices.rates import measure_reads
 from edgespec.engine import Engine
-from edgespec.runtimes.formats.needs import PROGRAM_CACHE
 from edgespec.text.prompt import Prompt
 from edgespec.tuning.fit import fit_runs
 from edgespec.tuning.measure import run_setting
@@ -109,8 +108,10 @@ def memory(engine: Engine) -> Row:
         for _ in session.generate(prompt, GenerationOptions(max_tokens=8, ignore_eos=True)):
             pass
         owners[TALK] = peak_memory() - loaded
-    base = engine.plan.owners[BASE] - PROGRAM_CACHE
-    return {"owners": {BASE: base, **owners}, "resident": max(peak, loaded + owners[TALK])}
+    return {
+        "owners": {BASE: engine.plan.owners[BASE], **owners},
+        "resident": max(peak, loaded + owners[TALK]),
+    }
 
 
 def main() -> None:

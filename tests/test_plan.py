@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.apps.stats import memory_line
 from edgespec.control.handover import without_drafter
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.chunks import PAGE, Chunk, ChunkTable, Piece, TensorSource
@@ -17,6 +18,8 @@ from edgespec.offload.plan.fill import cycle_seconds, make_plan
 from edgespec.offload.plan.needs import Extras, Needs, Request, StandIn
 from edgespec.offload.plan.pinning import choose_pinned
 from edgespec.offload.plan.plan import Plan
+from edgespec.response import Stats
+from edgespec.values import format_bytes
 
 MB = 10**6
 
@@ -187,6 +190,19 @@ def test_description_has_every_owner() -> None:
     assert plan(200 * MB).describe("expected: 5 tokens/s").endswith("\nexpected: 5 tokens/s")
     assert "predicted: " not in plan(200 * MB).describe("expected: 5 tokens/s")
     assert not [name for name in plan(200 * MB).to_dict() if "second" in name], "told as expected"
+
+
+def test_page_cache_of_programs_is_an_owner_and_counts_once() -> None:
+    """Not in the process, nor in each that is planned beside it; a container's limit counts it."""
+    extras = Extras(processes=("draft worker",))
+    bare = make_plan(table(), replace(needs(), extras=extras), Rates(2.0, 10.0), Request(10**9))
+    cached = replace(needs(), extras=extras, program_cache=80 * MB)
+    found = make_plan(table(), cached, Rates(2.0, 10.0), Request(10**9, bare.context))
+    assert found.owners["page cache of programs"] == 80 * MB
+    assert found.owners["interpreter and libraries"] == found.owners["draft worker"] == 100 * MB
+    assert found.ledger.planned == bare.ledger.planned + 80 * MB
+    shown = memory_line(Stats(), found)
+    assert f"planned {format_bytes(bare.ledger.planned)} + 80 MB of page cache of programs + " in shown
 
 
 def test_a_pinned_chunk_needs_no_low_bit_stand_in() -> None:

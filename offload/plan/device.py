@@ -18,7 +18,7 @@ from edgespec.offload.plan.fill import (
     headroom_of,
     smallest_dial,
 )
-from edgespec.offload.plan.ledger import HEADROOM, Ledger
+from edgespec.offload.plan.ledger import HEADROOM, PROGRAMS, Ledger
 from edgespec.offload.plan.needs import Needs, Request
 from edgespec.offload.plan.pinning import choose_pinned, choose_ring, pages
 from edgespec.offload.plan.plan import Plan
@@ -59,6 +59,7 @@ def make_device_plan(
     def host(pinned: int, ring: int) -> Ledger:
         owners = {
             "interpreter and libraries": needs.baseline,
+            PROGRAMS: needs.program_cache,
             HEADROOM: headroom_of(dial),
             "ring": ring,
             "pinned weights": pinned,

@@ -13,7 +13,7 @@ from functools import cached_property
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.chunks import Chunk, ChunkTable
 from edgespec.offload.plan.costs import Rates
-from edgespec.offload.plan.ledger import HEADROOM, Ledger, gigabytes
+from edgespec.offload.plan.ledger import HEADROOM, PROGRAMS, Ledger, gigabytes
 from edgespec.offload.plan.needs import Needs, Request
 from edgespec.offload.plan.pinning import MIN_RING_CHUNKS, choose_pinned, choose_ring, first_layers, pages
 from edgespec.offload.plan.plan import Plan
@@ -84,6 +84,7 @@ class _Books:
         pinned, needs, dial = list(pinned), self.needs, self.request.dial
         owners = {
             "interpreter and libraries": needs.baseline,
+            PROGRAMS: needs.program_cache,
             HEADROOM: headroom_of(dial),
             "activations": needs.activations,
             f"KV cache and attention ({positions} positions)": needs.kv(positions),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from edgespec.errors import BudgetError
 
 HEADROOM = "headroom"  # the owner of what nobody means to use
+PROGRAMS = "page cache of programs"  # that of what is in no process, but counts against a cgroup's limit
 
 
 def gigabytes(n: float) -> str:

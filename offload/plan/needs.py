@@ -94,4 +94,5 @@ class Needs:
     kv: Callable[[int], int]  # of a cache for so many positions
     max_context: int
     extras: Extras = field(default_factory=Extras)
+    program_cache: int = 0  # page cache of programs, once for all processes
     drift: int = 0  # by so much more the baseline may be at another start, where a named dial is to work, too

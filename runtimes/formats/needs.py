@@ -40,12 +40,13 @@ def plan_model(files: ModelFiles, machine: Machine, request: Request, extras: Ex
     """
     config, element, sequences = files.config, files.element, request.sequences
     needs = Needs(
-        baseline=machine.baseline + PROGRAM_CACHE,
+        baseline=machine.baseline,
         small=sum(t.nbytes for t in files.table.small),
         activations=activation_bytes(files, files.activations in machine.converts, sequences),
         kv=lambda positions: context_bytes(config, positions, element, sequences),
         max_context=config.max_context,
         extras=extras or Extras(),
+        program_cache=PROGRAM_CACHE,
         drift=DRIFT,
     )
     rates = Rates(machine.read_gbps, machine.memory_gbps, machine.matmuls)
