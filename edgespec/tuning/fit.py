@@ -115,6 +115,13 @@ class Fit:
     def seen(self, drafter: str, files: str) -> Seen:
         return self.drafters.get((drafter, files), UNSEEN)
 
+    def of_another_precision(self, compute_sd: float) -> Fit:
+        """What of it holds where the same weights are stored otherwise: what came of settings does not, and
+        how long its matmuls take is in doubt (`compute_sd`)."""
+        drafters = {key: replace(seen, rest={}, ran=()) for key, seen in self.drafters.items()}
+        compute = replace(self.compute, sd=hypot(self.compute.sd, compute_sd))
+        return replace(self, compute=compute, drafters=drafters)
+
     def costs(self, costs: CostModel, seen: Seen) -> CostModel:
         """With these factors; a step that was never timed is off as the passes' computing is."""
         flash, compute = self.flash.value, self.compute.value

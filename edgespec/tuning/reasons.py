@@ -56,7 +56,8 @@ def _drafting(setting: Setting, plain: Setting, best: Setting) -> list[str]:
     if setting.bound == "flash":
         found.append(f"trees of {setting.tree_nodes} nodes are verified while the pass reads")
     else:
-        found.append(f"trees of {setting.tree_nodes} nodes: more would compute longer than they give")
+        found.append(f"trees of {setting.tree_nodes} nodes should give most of those that are allowed")
+    found[-1] += "; the controller finds their size as it runs"
     if setting.depth:
         why = "quicker than the deepest with room" if setting.set_ else "the deepest with room"
         found.append(f"the cascade's verifier lies behind layer {setting.depth}, {why}")

@@ -13,7 +13,7 @@ from edgespec.models.planning import choose_dial
 from edgespec.offload.plan.needs import Request
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.formats.needs import plan_model
-from edgespec.tuning.candidate import Candidate
+from edgespec.tuning.candidate import PLAIN, Candidate
 from edgespec.tuning.candidates import find_candidates
 from edgespec.tuning.fit import Fit
 from edgespec.tuning.predict import NEARLY, Doubt, Setting, legal_schedules, predict
@@ -42,11 +42,13 @@ class SettingSearch:
         self.options, self.machine, self.doubt, self.fit = options, machine, doubt, fit
         own = subject if options.precision is None else subject.variant(options.precision)
         self.subjects = [(own, find_candidates(own, options, machine.converts, stack))]
-        if options.precision is None and subject.order is not None:
+        # What drafts with the target's own chunks would be another there.
+        free = [c for c in self.subjects[0][1] if not {"substitute", "cascade"} & {*c.members}]
+        fixed = options.drafter not in ("auto", "none") and free == [PLAIN]
+        if options.precision is None and subject.order is not None and not fixed:
             for precision in LOSSY:
                 other = subject.variant(precision)
                 if other.files.table.nbytes < subject.files.table.nbytes:
-                    free = [c for c in self.subjects[0][1] if not c.extras.owners and not c.layers]
                     self.subjects.append((other, free))
         self.refused: BudgetError | None = None
 
@@ -67,9 +69,8 @@ class SettingSearch:
             settings = self.settings(dial, lossy=lossy)
         except BudgetError as error:
             self.refused = error
-            return Row(
-                dial, None, None, (), refusal=f"{format_bytes(error.smallest)} is the least that works"
-            )
+            refusal = f"{format_bytes(error.smallest)} is the least that works at every start"
+            return Row(dial, None, None, (), refusal=refusal)
         best = fastest_of(s for s in settings if s.exact and not s.before)
         plain = next(s for s in settings if s.drafter == "none" and s.exact)
         return Row(dial, plain, best, tuple(sorted(settings, key=middle, reverse=True)))
@@ -85,8 +86,9 @@ class SettingSearch:
                 rows.append(row)
             if row.plain is not None and not row.plain.streams:
                 break
-        while len(rows) > SHOWN_DIALS:
-            del rows[1]
+        while len(rows) > SHOWN_DIALS:  # the one that gains least over that before it; not the first or last
+            speeds = [middle(row.best) for row in rows if row.best is not None]
+            del rows[min(range(1, len(rows) - 1), key=lambda i: speeds[i] / speeds[i - 1])]
         return rows
 
     def settings(self, dial: int, like: Setting | None = None, lossy: bool = True) -> list[Setting]:
@@ -127,8 +129,8 @@ class SettingSearch:
         if options.schedule == "auto" and options.draft_worker is None and not plan.bytes_per_pass:
             schedules = schedules[:1]  # passes without waits: nothing is drafted in them
         exact = not subject.packed or options.precision is not None
-        # What was run was the first subject: of another precision that tells how the disk does, no more.
-        fit = self.fit if subject is self.subjects[0][0] else Fit(flash=self.fit.flash)
+        ran = subject is self.subjects[0][0]
+        fit = self.fit if ran else self.fit.of_another_precision(self.doubt.compute)
         found = list(predict(plan, candidate, schedules, options.tree_nodes, self.doubt, exact, fit))
         if exact:
             return found
