@@ -172,7 +172,8 @@ def smallest(name: str, rates: str) -> Row:
         for _ in range(HALVINGS):
             dial = (low + high) // 2
             drop_caches([model], everything=True)
-            command = generate_command(model, "word " * 400, dial, 4, "none", "--context", 512)
+            words = 80 if name.startswith("1b") else 400  # of five tokens each, or of one
+            command = generate_command(model, "word " * words, dial, 4, "none", "--context", 512)
             row = run(command, memory=dial, env=environment()).row()
             low, high = (dial, high) if row["failure"] or row["met"] else (low, dial)
     return {"predicted": said, "found": high if first < low and high < last else None}
