@@ -24,6 +24,7 @@ from edgespec.kernels.threads import alone, use_threads
 from edgespec.models import loading
 from tests.packed import pack_checkpoint
 from tests.test_session import write_model
+from tests.tiny import prefill
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT = [int(token) for token in np.random.default_rng(0).integers(0, 128, 70)]
@@ -244,7 +245,7 @@ def test_with_compiled_kernels_the_number_of_threads_changes_no_bits(model: Path
     found = []
     for threads in (1, 2, 3):
         with edgespec.load(packed, memory="2GB", context=200, threads=threads) as engine:
-            (logits,) = engine.verifier.prefill([(engine.verifier.new_seat(100), PROMPT)])
+            logits = prefill(engine.target, engine.verifier.new_seat(100), PROMPT)
             found.append(
                 (np.asarray(logits).tobytes(), edgespec.generate(engine, PROMPT, max_tokens=40).tokens)
             )

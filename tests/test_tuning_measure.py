@@ -262,7 +262,7 @@ def test_measuring_that_was_stopped_shows_what_there_is(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(measuring, "measure_model", stopped)
-    code, out, error = run("--measure", "-o", "p.toml", "--html", "x.html", "--png", "x.png")
+    code, out, error = run("--measure", "-o", "p.toml", "--html", "x.html")
     assert code == 130
     assert "Recommended" in out
     assert "measuring was stopped; nothing was measured, no file is written" in error
