@@ -124,17 +124,15 @@ class BatchRun:
         from edgespec.serving.many import converse  # torch
 
         began = monotonic()
-        plan, at_once = (
-            self.engine.plan,
-            self.engine.positions // self.engine.positions_of(self.engine.plan.context),
-        )
+        engine, plan = self.engine, self.engine.plan
+        at_once = engine.positions // engine.positions_of(plan.context)
         if self.options.max_tokens is None and at_once < plan.sequences:
             self.terminal.note(
                 f"without --max-tokens each reply may take all of --context {plan.context}, so {at_once} of "
                 f"{plan.sequences} are made at once"
             )
         try:
-            with closing(converse(self.engine, self._left(queue), self._progress)) as ended:
+            with closing(converse(engine, self._left(queue), self._progress)) as ended:
                 for each in ended:
                     self._answer(each)
         except KeyboardInterrupt:

@@ -108,9 +108,8 @@ def _matmul_lines(facts: MachineFacts) -> list[str]:
     lines.append(f"{'':<13}" + "".join(f"{rows:>11}" for rows in ROWS))
     names = {"I8": "int8", "U8": "int4"}
     for encoding, seconds in facts.matmuls.seconds.items():
-        slowest = accumulate(
-            seconds, max
-        )  # as plans go by: of many rows one matrix is measured, from a cache
+        # As plans go by: of many rows one matrix is measured, from a cache.
+        slowest = accumulate(seconds, max)
         lines.append(f"  {names.get(encoding, encoding):<11}" + "".join(f"{1 / s:>11.3g}" for s in slowest))
     return lines
 

@@ -149,9 +149,8 @@ def _take_rates(model: str, options: EngineOptions, progress: ProgressCallback |
         from edgespec.runtimes.torch.machine import measure_machine  # torch: seconds
         from edgespec.runtimes.torch.matmuls import matmuls
 
-        measure_machine(
-            subject.files
-        )  # what a process takes is remembered of one that has not multiplied yet
+        # What a process takes is remembered of one that has not multiplied yet.
+        measure_machine(subject.files)
     matmuls(fresh=True, progress=advance)
 
 
