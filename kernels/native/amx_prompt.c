@@ -144,13 +144,7 @@ INLINE void prompt(const Matmul *m, int format, int64_t first, int64_t last, voi
 
 void amx_prompt(const Matmul *m, int64_t first, int64_t last, void *room) {
   switch (m->format) {
-    CASE(INT8)
-    CASE(INT4)
-    CASE(Q8_0)
-    CASE(Q4_0)
-    CASE(Q4_K)
-    CASE(Q5_K)
-    CASE(Q6_K)
+    LOW_BIT(CASE)
   }
 }
 #endif

@@ -77,13 +77,7 @@ void avx512_order(int format, int64_t supers, int16_t *x, int32_t *unused) {
 
 void avx512_rows(const Matmul *m, int64_t first, int64_t last, void *room) {
   switch (m->format) {
-    CASE(INT8)
-    CASE(INT4)
-    CASE(Q8_0)
-    CASE(Q4_0)
-    CASE(Q4_K)
-    CASE(Q5_K)
-    CASE(Q6_K)
+    LOW_BIT(CASE)
   }
 }
 #endif

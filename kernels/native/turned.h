@@ -297,3 +297,6 @@ INLINE void turn(int format, const Sixteen *r, int64_t s, Group *to, int64_t str
     case Q6_K: turn_q6_k(r, s, to, stride); return;
   }
 }
+
+/* What is compiled for each format by itself. */
+#define LOW_BIT(of) of(INT8) of(INT4) of(Q8_0) of(Q4_0) of(Q4_K) of(Q5_K) of(Q6_K)
