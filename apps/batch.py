@@ -125,7 +125,7 @@ class BatchRun:
 
         began = monotonic()
         engine, plan = self.engine, self.engine.plan
-        at_once = engine.positions // engine.positions_of(plan.context)
+        at_once = engine.pool.positions // engine.pool.of(plan.context)
         if self.options.max_tokens is None and at_once < plan.sequences:
             self.terminal.note(
                 f"without --max-tokens each reply may take all of --context {plan.context}, so {at_once} of "

@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from edgespec.arguments import check_progress, given_options
 from edgespec.config import EngineOptions
 from edgespec.control.handover import HandOver, speedup, without_drafter
 from edgespec.control.knowledge import Knowledge
 from edgespec.core.passes import LocalVerifier
+from edgespec.core.pool import Pool
 from edgespec.core.schedule import Controller, Place, Schedule
 from edgespec.core.trace import Cycle, Trace
 from edgespec.devices.allocator import Holes, return_freed_memory
@@ -32,7 +34,6 @@ from edgespec.progress import ProgressCallback
 from edgespec.runtimes.base import TREE_ROWS, Target
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
-from edgespec.runtimes.formats.needs import pool_positions, round_up
 from edgespec.schedules.kinds import check_model, choose_schedule, make_controller, make_schedule
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt, encode_prompt
@@ -78,7 +79,9 @@ class Engine:
         self.closed = False
         self._holes = Holes()
         self._sessions = weakref.WeakValueDictionary[int, Session]()  # by number
-        self._positions_held = self._opened = 0
+        self._opened = 0
+        rows = lambda: TREE_ROWS + sum(resident.rows for resident in self.resident)  # noqa: E731
+        self.pool = Pool(plan.context, plan.sequences, rows)
         self._finalizer = weakref.finalize(self, target.weights.close)
 
     def _adopt(self, plan: Plan) -> None:
@@ -143,12 +146,17 @@ class Engine:
             raise
 
     def new_session(
-        self, context: int | None = None, controller: Controller | None = None, trace: Trace | None = None
+        self,
+        context: int | None = None,
+        controller: Controller | None = None,
+        trace: Trace | None = None,
+        held: int | None = None,
     ) -> Session:
         """A conversation of up to `context` positions (default: all that the plan gave to KV and is free).
 
         controller: decides how much is drafted; None = an adaptive one, which begins with what the
-            conversations before have learned. trace: who hears of its cycles and layers.
+            conversations before have learned. trace: who hears of its cycles and layers. held: positions that
+            it has memory for at first, where it `may_grow`; `hold` changes that (None: all of them).
 
         Raises OptionError for a context that is no number of positions, BudgetError when other sessions hold
         the KV memory, ClosedError when the engine is closed, BusyError within a pass (a callback asks).
@@ -157,61 +165,67 @@ class Engine:
         with self.verifier.turn:  # while memory changes hands, nobody may begin to draft
             if self.closed:
                 raise ClosedError("the engine was closed; load the model again")
-            return self._new_session(context, controller or self.controller.successor(), trace)
+            return self._new_session(context, controller or self.controller.successor(), trace, held)
 
     @property
-    def positions(self) -> int:
-        """That sessions may hold together."""
-        several = self.plan.sequences > 1
-        return pool_positions(self.plan.context, self.plan.sequences) if several else self.plan.context
+    def may_grow(self) -> bool:
+        """Sessions may begin with fewer positions than they may need. Drafters have memory by what those hold
+        at first."""
+        return self.plan.sequences > 1 and self.target.grows and not self.resident
 
-    def positions_of(self, context: int) -> int:
-        """That a session of so many takes of them."""
-        if self.plan.sequences > 1:  # without drafts: no tree lies behind its tokens
-            return round_up(context)
-        # Every session needs room for a pass's uncommitted rows, and its drafts'; the plan has those of one.
-        rows = TREE_ROWS + sum(resident.rows for resident in self.resident)
-        return context + (rows if self._positions_held else 0)
+    def hold(self, session: Session, positions: int) -> None:
+        """Give a session, between its passes, memory for so many positions, up to its context. Raises
+        BudgetError when they are not free."""
+        (number,) = (number for number, other in self._sessions.items() if other is session)
+        wanted = self.pool.of(positions)
+        with self.verifier.turn:
+            if wanted > self.pool.free + self.pool.share(number):
+                raise self._full(f"a session of {positions} positions")
+            cache: Any = session.cache  # of our own verifier: a KVCache
+            cache.hold(positions)
+            self.pool.take(number, wanted)
 
     def room_for(self, context: int) -> bool:
         """Whether another session of so many positions would fit now, and have its rows in every pass."""
         most = self.plan.sequences if self.plan.sequences > 1 else self.target.judged_rows
-        held = self.positions_of(context)
         there = sum(not session.closed for session in self._open_sessions())
-        return self._positions_held + held <= self.positions and there < most
+        return self.pool.of(context) <= self.pool.free and there < most
 
-    def _new_session(self, context: int | None, controller: Controller, trace: Trace | None) -> Session:
-        free = min(self.positions - self._positions_held, self.plan.context)
-        wanted = free if context is None else context
+    def _full(self, asked: str) -> BudgetError:
+        return BudgetError(
+            f"{asked} does not fit: the plan has KV memory for {self.pool.positions} positions and open "
+            f"sessions hold {self.pool.held}; close one, give each fewer (new_session takes all "
+            "that is free unless it is given context=), or load with a larger context=",
+            self.plan.owners,
+            self.plan.dial,
+            self.plan.dial,
+        )
+
+    def _new_session(
+        self, context: int | None, controller: Controller, trace: Trace | None, held: int | None
+    ) -> Session:
+        free = min(self.pool.free, self.plan.context)
+        wanted = held or context or free
         if wanted > free or free <= 0:
-            asked = "another session" if context is None else f"a session of {context} positions"
-            raise BudgetError(
-                f"{asked} does not fit: the plan has KV memory for {self.positions} positions and open "
-                f"sessions hold {self._positions_held}; close one, give each fewer (new_session takes all "
-                "that is free unless it is given context=), or load with a larger context=",
-                self.plan.owners,
-                self.plan.dial,
-                self.plan.dial,
-            )
-        held = self.positions_of(wanted)
-        cache = self.verifier.new_seat(wanted, slots=0 if self.plan.sequences > 1 else None)
+            raise self._full(f"a session of {wanted} positions" if held or context else "another session")
+        context = context or (self.plan.context if held else wanted)
+        slots = 0 if self.plan.sequences > 1 else None
+        cache = self.verifier.new_seat(wanted, slots, None if held is None else context)
         drafters: list[Drafter] = [kind.make() for kind in kinds_of(self.drafters) if kind.make is not None]
         drafters += [resident.drafter(cache, self.config.vocab_size) for resident in self.resident]
         place = Place(self.target, self.exits.exit(cache) if self.exits and self.resident else None)
         self._handover.begin_anew()
         schedule = make_schedule(self.schedule, self.options, drafters, controller, place)
-        session = Session(self, cache, schedule, functools.partial(self._release, held), trace)
-        self._positions_held += held
         self._opened += 1
+        release = functools.partial(self.pool.release, self._opened)
+        session = Session(self, cache, schedule, release, trace, context)
+        self.pool.take(self._opened, self.pool.of(wanted))
         self._sessions[self._opened] = session
         return session
 
     def _open_sessions(self) -> list[Session]:
         found = [reference() for reference in self._sessions.valuerefs()]
         return [session for session in found if session is not None]
-
-    def _release(self, positions: int) -> None:
-        self._positions_held -= positions
 
     def learn(self, schedule: Schedule) -> None:
         """A reply is over: the next session begins with what it taught."""

@@ -42,13 +42,15 @@ class Session:
         schedule: Schedule,
         release: Callable[[], None] = lambda: None,
         trace: Trace | None = None,
+        context: int | None = None,
     ) -> None:
-        """`release` gives the KV memory back to the engine's ledger, once."""
+        """`release` gives the KV memory back to the ledger, once. context: positions that it may come to
+        hold; None = those of the cache."""
         self.host = host
         self.cache = cache
         self.schedule = schedule
         self.trace = trace
-        self.context = cache.capacity  # positions this session may hold
+        self.context = cache.capacity if context is None else context  # positions this session may hold
         self.tokens: list[int] = []  # whose keys and values are committed
         self._release = weakref.finalize(self, release)
         self._cancellation = Cancellation()  # of the latest reply
@@ -143,6 +145,14 @@ class Session:
         self._cancellation = reply.cancellation
         self._refuse_closed()  # from here on, closing reaches the reply
         return reply
+
+    def borrow(self, other: Session, length: int) -> None:
+        """Begin with the first `length` tokens of another conversation, between passes of both: its keys and
+        values are copied."""
+        assert not self.tokens
+        mine: Any = self.cache
+        mine.copy(other.cache, length)
+        self.tokens = other.tokens[:length]
 
     def ask(self, reply: Reply) -> Part:
         """What the reply wants of the next pass. Raises Cancelled."""

@@ -29,7 +29,6 @@ IntArray = NDArray[np.int64]
 # 240 KB). There, with 2 AMX cores, a layer's matmuls take 56, 101 and 173 ms for 256, 512 and 1024 rows, and
 # reading it at 2 GB/s 202 ms if nothing is pinned, 101 ms if half of it is.
 PREFILL_ROWS = 512
-
 # Nodes that an early exit is asked about; with plain AVX2 so many cost one more (`plan.costs`).
 EXIT_ROWS = 16
 TREE_ROWS = 64  # nodes of the largest tree; a cache has room for them beside its context
@@ -66,6 +65,12 @@ class KVCache(Seat, Protocol):
     @property
     def parents(self) -> IntArray:
         """[slots]: parent slot of each uncommitted slot; -1 = the last committed position."""
+
+    def hold(self, context: int) -> None:
+        """Have memory for so many positions from now on, of those it may. Between two passes."""
+
+    def copy(self, other: KVCache, length: int) -> None:
+        """Commit, in an empty cache, another's first `length` positions."""
 
     def append(self, parents: Sequence[int] | IntArray) -> IntArray:
         """Open one slot per entry, whose parents are slots below it or -1 (the committed prefix), and return
@@ -258,10 +263,8 @@ class EarlyExit(Protocol):
 
 
 class DraftRuntime(Protocol):
-    """One conversation's use of a draft model, wherever that runs: numpy in and out, no torch.
-
-    It has committed tokens, and behind them *slots*, numbered from 0: a tree's nodes, as in a `KVCache`.
-    """
+    """One conversation's use of a draft model, wherever that runs: numpy in and out, no torch. Behind its
+    committed tokens it has *slots*, numbered from 0: a tree's nodes, as in a `KVCache`."""
 
     @property
     def length(self) -> int:
@@ -302,9 +305,8 @@ class StoredWeights(Protocol):
 
     def move(self, plan: Plan) -> None:
         """Go over to another plan of the same model, between two passes: what it does not pin is let go now,
-        and the ring made anew; what it pins beyond stays when it next streams by.
-
-        Raises DeviceError for a ring that the system refuses, and StorageError: `move` back is possible."""
+        and the ring made anew; what it pins beyond stays when it next streams by. Raises DeviceError for a
+        ring that the system refuses, and StorageError: `move` back is possible."""
 
     def listen(self, listener: Callable[[ChunkEvent], None] | None) -> None:
         """Who hears of what is read from flash, in the threads that read, and of waits for that, in the one
@@ -320,6 +322,7 @@ class Target(Protocol):
     slots: int  # uncommitted rows that a cache has room for
     pass_rows: int  # most rows of a pass
     judged_rows: int  # most of these that are looked at: trees' rows, and the last of a prompt
+    grows: bool  # its caches may come to hold more, or less: where memory has pages
 
     @property
     def config(self) -> ModelConfig: ...
@@ -327,9 +330,9 @@ class Target(Protocol):
     @property
     def weights(self) -> StoredWeights: ...
 
-    def new_cache(self, context: int, slots: int | None = None) -> KVCache:
+    def new_cache(self, context: int, slots: int | None = None, most: int | None = None) -> KVCache:
         """A cache for up to `context` committed positions, and beside them a tree of `slots` nodes (None: the
-        largest)."""
+        largest). most: positions that it may `hold` later, or fewer; None = it stays as it is."""
 
     def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
         """[n] -> [n, d]."""

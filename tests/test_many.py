@@ -79,7 +79,7 @@ def test_a_batch_says_what_each_says_alone(
         assert engine.drafters == (() if batch > 1 else ("ngram",))
         for name, options in (("cold", COLD), ("hot", HOT)):
             assert tokens_of(replies(engine, prompts, options)) == expected[name]
-        assert engine._positions_held == 0
+        assert engine.pool.held == 0
 
 
 def test_replies_share_passes(model: Path, expected: dict[str, list[list[int]]]) -> None:
@@ -146,12 +146,12 @@ def test_what_concerns_all_is_raised_and_leaves_nothing_open(
         monkeypatch.setattr(engine.target, "run", sometimes)
         with pytest.raises(StorageError):
             replies(engine, prompts, COLD)
-        assert engine._positions_held == 0
+        assert engine.pool.held == 0
         early = edgespec.generate_batch(engine, [[], *prompts], COLD)
         next(early)
-        assert engine._positions_held > 0
+        assert engine.pool.held > 0
         early.close()  # type: ignore[attr-defined]
-        assert engine._positions_held == 0
+        assert engine.pool.held == 0
         others = [engine.new_session(300) for _ in range(4)]
         with pytest.raises(BudgetError, match="open sessions hold"):
             replies(engine, prompts, COLD)
@@ -190,10 +190,10 @@ def test_short_conversations_need_not_the_longest(model: Path) -> None:
 def test_memory_of_a_batch_is_what_the_ledger_has(model: Path) -> None:
     """Each session's cache has the positions that it holds, and the pool is never passed."""
     with edgespec.load(model, memory="4GB", context=1000, batch=4) as engine:
-        assert engine.positions == 1024 + 3 * 512
+        assert engine.pool.positions == 1024 + 3 * 512
         sessions = [engine.new_session(n) for n in (1000, 512, 300, 100)]
         held = sum(session.cache.k.shape[2] for session in sessions)  # type: ignore[attr-defined]
-        assert held == engine._positions_held == 1024 + 512 + 320 + 128
+        assert held == engine.pool.held == 1024 + 512 + 320 + 128
         assert not engine.room_for(1)  # four are there
         sessions.pop().close()
         assert engine.room_for(704)

@@ -68,8 +68,9 @@ class LocalVerifier:
                 "sessions and engines can be cancelled and closed; ask for anything else when it has returned"
             )
 
-    def new_seat(self, context: int, slots: int | None = None) -> KVCache:
-        return self.target.new_cache(context, slots)
+    def new_seat(self, context: int, slots: int | None = None, most: int | None = None) -> KVCache:
+        """See `Target.new_cache`."""
+        return self.target.new_cache(context, slots, most)
 
     def compute(self, parts: Sequence[Part]) -> Sequence[Part]:
         """See `core.verify.Verifier`. Who has several parts shares no pass with other threads."""

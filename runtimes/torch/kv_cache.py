@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import BusyError, ContextError, DeviceError
-from edgespec.runtimes.base import IntArray, kept_parents
+from edgespec.runtimes.base import IntArray, KVCache, kept_parents
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.needs import BLOCK, overlay_positions, round_up
+from edgespec.runtimes.torch.reserved import Reserved
 
 
 class TorchKVCache:
@@ -21,15 +22,33 @@ class TorchKVCache:
 
     Slots lie directly behind the committed prefix. The memory is touched at once: what the ledger counts is
     really there, and a reply cannot run out of it half-way. Raises DeviceError when the system refuses.
+
+    One that may grow has addresses for `most` positions, and memory for those that it holds
+    (`runtimes/torch/reserved.py`): nothing is copied when that changes.
     """
 
     origin = 0  # the position that the first place of `k` and `v` is
 
     def __init__(
-        self, config: ModelConfig, context: int, slots: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        context: int,
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        most: int | None = None,
     ) -> None:
-        shape = (config.layers, config.kv_heads, round_up(context + slots), config.head_dim)
-        self._allocate(shape, dtype, device, f"a KV cache of {context} positions")
+        """most: positions that `hold` may ask for; None = it stays as it is."""
+        self.slots = slots
+        self._areas: tuple[Reserved, Reserved] | None = None
+        places = round_up(context + slots)
+        if most is None:
+            shape = (config.layers, config.kv_heads, places, config.head_dim)
+            self._allocate(shape, dtype, device, f"a KV cache of {context} positions")
+        else:
+            shape = (config.layers, config.kv_heads, round_up(most + slots), config.head_dim)
+            self._areas = Reserved(shape, dtype), Reserved(shape, dtype)
+            self.k, self.v = (area.hold(places) for area in self._areas)
         self.capacity = context
         self.length = 0
         self.parents: IntArray = np.empty(0, dtype=np.int64)
@@ -51,6 +70,20 @@ class TorchKVCache:
     @property
     def nbytes(self) -> int:
         return self.k.nbytes + self.v.nbytes
+
+    def hold(self, context: int) -> None:
+        assert self._areas is not None, "this cache was made for so many positions and no more"
+        assert self.length <= context
+        assert not len(self.parents)
+        self.k, self.v = (area.hold(round_up(context + self.slots)) for area in self._areas)
+        self.capacity = context
+
+    def copy(self, other: KVCache, length: int) -> None:
+        assert not self.length
+        for layer in range(len(self.k)):
+            for own, theirs in zip((self.k, self.v), other.view(layer), strict=True):
+                own[layer, :, :length] = theirs[:, :length]
+        self.length = length
 
     def append(self, parents: Sequence[int] | IntArray) -> IntArray:
         """Open one slot per entry; parents are earlier slots, or -1 for the committed prefix."""

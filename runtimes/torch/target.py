@@ -91,12 +91,13 @@ class TorchTarget(Generic[W]):
         self.judged_rows = slots if judged_rows is None else judged_rows
         self.dtype = weights.dtype
         self.device = weights.device
+        self.grows = self.device.type == "cpu"
         self.threads = torch.get_num_threads()
         self.rope = RopeTable(config.rope, config.head_dim, self.device)
 
-    def new_cache(self, context: int, slots: int | None = None) -> TorchKVCache:
+    def new_cache(self, context: int, slots: int | None = None, most: int | None = None) -> TorchKVCache:
         slots = self.slots if slots is None else slots
-        return TorchKVCache(self.config, context, slots, self.dtype, self.device)
+        return TorchKVCache(self.config, context, slots, self.dtype, self.device, most)
 
     def pass_cache(self, n: int) -> TorchKVCache:
         """A cache for one pass over n rows of a prompt: nobody reads a layer's keys after the layer, so all

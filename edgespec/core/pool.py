@@ -1,0 +1,47 @@
+"""The ledger of KV positions: what sessions hold of those that the plan has memory for. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgespec.runtimes.formats.needs import pool_positions, round_up
+
+
+class Pool:
+    """Positions, by the numbers of the sessions that hold them.
+
+    positions: that sessions may hold together.
+    """
+
+    def __init__(self, context: int, sequences: int, rows: Callable[[], int]) -> None:
+        """context, sequences: of the plan. rows: uncommitted ones that a session has room for, beside its own
+        positions, now."""
+        self.sequences, self.rows = sequences, rows
+        self.positions = pool_positions(context, sequences) if sequences > 1 else context
+        self._shares: dict[int, int] = {}
+
+    @property
+    def held(self) -> int:
+        return sum([*self._shares.values()])  # a list, as finalizers may release in the midst of this
+
+    @property
+    def free(self) -> int:
+        return self.positions - self.held
+
+    def of(self, context: int) -> int:
+        """Positions that another session of so many takes."""
+        if self.sequences > 1:  # without drafts: no tree lies behind its tokens
+            return round_up(context)
+        # Every session needs room for a pass's uncommitted rows, and its drafts'; the plan has those of one.
+        return context + (self.rows() if self._shares else 0)
+
+    def share(self, number: int) -> int:
+        """What a session holds."""
+        return self._shares.get(number, 0)
+
+    def take(self, number: int, positions: int) -> None:
+        """From now on it holds so many."""
+        self._shares[number] = positions
+
+    def release(self, number: int) -> None:
+        self._shares.pop(number, None)
