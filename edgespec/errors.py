@@ -13,6 +13,10 @@
     ├── DeviceError             no such device, or it cannot do what is asked
     ├── TrainingError           a training run cannot go on
     ├── MissingExtraError       an optional dependency is not installed
+    ├── RemoteError             something is wrong with a server, or with the way to it
+    │   ├── LinkError               it cannot be reached, or does not answer in time
+    │   ├── RefusedError            it says that it will not: it is full, or speaks another version
+    │   └── ProtocolError           it says what it may not say
     ├── ClosedError             a session or an engine was closed, and is used again
     └── Cancelled               the caller stopped a pass
 
@@ -124,6 +128,32 @@ class TrainingError(EdgeSpecError):
 
 class MissingExtraError(EdgeSpecError):
     """An optional dependency is not installed; the message has the pip line."""
+
+
+class RemoteError(EdgeSpecError):
+    """Something is wrong with a server, or with the way to it."""
+
+
+class LinkError(RemoteError):
+    """A server cannot be reached, or does not answer in time; what is known of a conversation stays."""
+
+
+class RefusedError(RemoteError):
+    """A server will not do what it is asked for.
+
+    Attributes:
+        why: in one word, as `edgespec.split.protocol` has them.
+        seconds: after which to ask again, where that is of use; else 0.
+    """
+
+    def __init__(self, message: str, why: str = "", seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.why = why
+        self.seconds = seconds
+
+
+class ProtocolError(RemoteError):
+    """The other end says what it may not say: it is broken, hostile, or of another make."""
 
 
 class ClosedError(EdgeSpecError):

@@ -107,12 +107,14 @@ class Verification(_Part):
 @dataclass(eq=False)
 class PrefillBlock(_Part):
     """Some tokens of a prompt, [n <= PREFILL_ROWS], committed as soon as the layers are through. After the
-    pass the `last` block of a prompt has the `logits` [V] of what follows its last token."""
+    pass the `last` block of a prompt has the `logits` [V] of what follows its last token; or, where these
+    stay on a server, the token that it has `chosen` by them."""
 
     phase: ClassVar[str] = "prefill"
     tokens: Sequence[int]
     last: bool = True
     logits: Logits | None = field(default=None, init=False)
+    chosen: int | None = field(default=None, init=False)
     computed: ClassVar[None] = None
 
     def __len__(self) -> int:

@@ -28,6 +28,13 @@ class Chooser:
     noise: Noise
     acceptance: Acceptance
 
+    def first(self, last: PrefillBlock, position: int) -> int:
+        """The token at absolute `position`, behind a prompt whose last block this is."""
+        last.raise_error()
+        if last.chosen is not None:
+            return last.chosen
+        return self.sampler.pick(last.result(), self.noise, position)
+
     def context(self, prompt: Sequence[int], check: Callable[[], None]) -> Context:
         """What drafters are told of it."""
         drawn, keyed = (self.acceptance.name == name for name in ("ratio", "sample"))
@@ -86,7 +93,7 @@ class Decoding:
         with self.verifier.turn:  # conversations share a draft model
             self.check()
             self.schedule.begin(chooser.context(prompt, self.check), self.limit)
-        self.root = chooser.sampler.pick(last.result(), chooser.noise, len(prompt))
+        self.root = chooser.first(last, len(prompt))
 
 
 def decode(decoding: Decoding) -> Iterator[Cycle]:

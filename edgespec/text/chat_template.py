@@ -36,16 +36,17 @@ class ChatTemplate:
 
     is_chat: the model came with a template; if not, `DEFAULT_TEMPLATE` is used (the prompt then needs BOS
         from the tokenizer, which a model's own template writes itself) and replies end at `stop`.
+    sources, names: of the templates, and what they may write by name.
     """
 
     def __init__(self, templates: Mapping[str, str], tokens: Mapping[str, str] | None = None) -> None:
         """`tokens`: what templates may write by name ("bos_token", "eos_token", ...)."""
         self.is_chat = bool(templates)
         self.stop = () if self.is_chat else DEFAULT_STOP
-        self._sources = dict(templates) or {"default": DEFAULT_TEMPLATE}
-        self._tokens = dict(tokens or {})
+        self.sources = dict(templates) or {"default": DEFAULT_TEMPLATE}
+        self.names = dict(tokens or {})
         self._parsed: dict[str, Template] = {}
-        for name, source in self._sources.items():
+        for name, source in self.sources.items():
             if len(source) > TEMPLATE_CHARACTERS:
                 raise ModelError(
                     f"chat template {name!r} has {len(source)} characters; it may have {TEMPLATE_CHARACTERS}"
@@ -71,19 +72,19 @@ class ChatTemplate:
             raise OptionError("there is no message to reply to")
         size = [0, 0]
         given = {
-            **self._tokens,
+            **self.names,
             "messages": [_message(message, size) for message in messages],
             "tools": None if tools is None else _plain(list(tools), size),
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
             **_plain(variables, size),
         }
-        name = "tool_use" if tools and "tool_use" in self._sources else "default"
-        if name not in self._sources:
-            raise ModelError(f"the model has chat templates {sorted(self._sources)}, none of them 'default'")
+        name = "tool_use" if tools and "tool_use" in self.sources else "default"
+        if name not in self.sources:
+            raise ModelError(f"the model has chat templates {sorted(self.sources)}, none of them 'default'")
         try:
             if name not in self._parsed:
-                self._parsed[name] = parse(self._sources[name])
+                self._parsed[name] = parse(self.sources[name])
             return render(self._parsed[name], given, (size[0], size[1]))
         except LimitError as error:
             raise ModelError(f"the model's chat template was stopped: {error}") from None

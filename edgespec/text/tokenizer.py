@@ -78,9 +78,7 @@ class Tokenizer:
             raise _missing(directory)
         _check_size(path, MAX_BYTES)
         raw = read_bounded(path, MAX_BYTES)
-        growth = check_tokenizer_file(raw, path, rows)
-        with _failing(f"{path} is not a tokenizer that can be used; download it again"):
-            backend = tokenizers.Tokenizer.from_buffer(raw)
+        backend, growth = read_backend(raw, path, rows)
         config = _read_json(directory / "tokenizer_config.json")
         others = _read_json(directory / "special_tokens_map.json")
         names = {name: text for name in _NAMES if (text := _text(name, config.get(name, others.get(name))))}
@@ -166,6 +164,13 @@ class Tokenizer:
         """The prompt's tokens. Raises as `render_chat` and `encode`."""
         text = self.render_chat(messages, add_generation_prompt, tools, **variables)
         return self.encode(text, add_bos=not self.has_chat_template)
+
+
+def read_backend(raw: bytes, path: Path, rows: int | None) -> tuple[tokenizers.Tokenizer, int]:
+    """What a tokenizer.json describes, and its growth; see `Tokenizer.from_directory`."""
+    growth = check_tokenizer_file(raw, path, rows)
+    with _failing(f"{path} is not a tokenizer that can be used; download it again"):
+        return tokenizers.Tokenizer.from_buffer(raw), growth
 
 
 def load_tokenizer(files: ModelFiles, path: Path) -> Tokenizer:

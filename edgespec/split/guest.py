@@ -1,0 +1,214 @@
+"""A client's conversation as its server has it, and the passes that it asks for. Needs no torch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from edgespec.core.batch import Part, PrefillBlock, Verification, blocks
+from edgespec.core.decode import Chooser
+from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.verify import Cancellation
+from edgespec.errors import EdgeSpecError, ProtocolError
+from edgespec.session import Session
+from edgespec.split.payload import pack_tokens, unpack_nodes, unpack_tokens, unsqueeze
+from edgespec.split.protocol import (
+    MOST_TOKENS,
+    Behind,
+    Judge,
+    Judged,
+    Manner,
+    Told,
+    Upload,
+    Uploaded,
+    Why,
+    as_options,
+)
+from edgespec.split.transcript import Transcript
+
+Over = Callable[["EdgeSpecError | None"], None]
+
+
+class Connection(Protocol):
+    """Of a client, as its conversation needs it."""
+
+    def tell(self, message: Told) -> None: ...
+
+    def fail(self, error: EdgeSpecError) -> None: ...
+
+    def refuse(self, why: Why, words: str, seconds: float = 0.0) -> None: ...
+
+
+class Guest:
+    """What a server keeps of one conversation. In the thread that runs the passes, all of it.
+
+    Its *session* is its memory, which it may lose (`host.Host` has the reasons): then it is 0 tokens long,
+    and the client, who has the text, sends it again.
+    """
+
+    def __init__(self, seat: bytes, context: int, clock: Callable[[], float]) -> None:
+        """context: positions, at most."""
+        self.seat, self.context, self.clock = seat, context, clock
+        self.session: Session | None = None
+        self.line: Connection | None = None
+        self.transcript = Transcript()
+        self.chooser: Chooser | None = None
+        self.work: Work | None = None  # asked for, and not answered yet
+        self._asked: tuple[int, bytes] = (0, b"")  # the latest round, and the frame's hash
+        self._said: Told | None = None  # the answer to it
+        self.next: Callable[[], None] | None = None  # to be done when that has ended
+        self.since = clock()  # when it last had something to do
+
+    def choose(self, manner: Manner) -> None:
+        """Raises ProtocolError."""
+        options, acceptance = as_options(manner)
+        self.chooser = Chooser(Sampler(options), Noise(options.seed), acceptance)
+
+    def begins(self, request: Upload | Judge, digest: bytes) -> bool:
+        """Whether this is a new round. One that was answered is answered again in the same words, and one
+        that is under way will be, on the connection that asked last. Raises ProtocolError."""
+        self.since = self.clock()
+        number, known = self._asked
+        if request.round > number:
+            self._asked, self._said = (request.round, digest), None
+            return True
+        if request.round < number or digest != known:
+            raise ProtocolError(f"round {request.round} is over: the latest was {number}")
+        if self._said is not None:
+            self._tell(self._said)
+        return False
+
+    def undo(self, round: int) -> None:
+        """That round failed: it may be asked for again."""
+        if self._asked[0] == round:
+            self._asked = round - 1, b""
+
+    def goes_on(self, request: Upload | Judge) -> bool:
+        """Whether what the request goes on from is here; what lies behind it is forgotten then."""
+        if request.committed > len(self.transcript) or (
+            self.transcript.hash(request.committed) != request.hash
+        ):
+            self.answer(Behind(request.round, len(self.transcript), self.transcript.hash()))
+            return False
+        self.truncate(request.committed)
+        return True
+
+    def truncate(self, length: int) -> None:
+        self.transcript.truncate(length)
+        if self.session is not None:
+            self.session.cache.truncate(length)
+
+    def answer(self, message: Told) -> None:
+        """To the latest round."""
+        self.since, self._said = self.clock(), message
+        self._tell(message)
+
+    def _tell(self, message: Told) -> None:
+        if self.line is not None:
+            self.line.tell(message)
+
+    def forget(self) -> None:
+        """Its memory goes back to the ledger."""
+        session, self.session = self.session, None
+        self.transcript.truncate(0)
+        if session is not None:
+            session.close()
+
+
+class Work:
+    """A round that takes passes: see `core.batcher.Member`. What goes wrong with it alone is its answer. Once
+    cancelled, it ends with the pass under way."""
+
+    def __init__(self, guest: Guest, round: int, over: Over) -> None:
+        """`over`: called once, when it has been answered, or with why it has not."""
+        self.guest, self.round, self.over = guest, round, over
+        self.cancellation = Cancellation()
+        self._parts = deque[Part]()
+
+    def ask(self) -> Part:
+        return self._parts[0]
+
+    def answer(self, part: Part) -> bool:
+        """See `core.batcher.Member`."""
+        try:
+            part.raise_error()
+            self.cancellation.check()
+            self._take(part)
+            self._parts.popleft()
+        except EdgeSpecError as error:
+            self.end(error)
+            return False
+        if not self._parts:
+            self.end(None)
+        return bool(self._parts)
+
+    def _take(self, part: Part) -> None:
+        raise NotImplementedError
+
+    def end(self, error: EdgeSpecError | None) -> None:
+        """Nothing more will come of it. Whoever runs the passes says so when one has failed for all."""
+        guest = self.guest
+        guest.work = None
+        if error is not None:
+            guest.undo(self.round)
+        if guest.session is not None:  # what a pass has committed that was not told
+            guest.truncate(min(len(guest.transcript), guest.session.cache.length))
+        self.over(error)
+
+
+class Reading(Work):
+    """A prompt, or a part of one."""
+
+    def __init__(self, guest: Guest, asked: Upload, vocabulary: int, over: Over) -> None:
+        """Raises ProtocolError for what is no prompt that fits."""
+        super().__init__(guest, asked.round, over)
+        assert guest.session is not None
+        cache = guest.session.cache
+        room = min(cache.capacity - asked.committed, MOST_TOKENS)
+        tokens = unpack_tokens(unsqueeze(asked.packed, asked.tokens, 3 * room), vocabulary)
+        if not tokens or len(tokens) > room:
+            raise ProtocolError(f"{len(tokens)} tokens, where there is room for 1 to {room}")
+        if guest.chooser is None:
+            raise ProtocolError("a reply begins, and nobody has said how to choose its tokens")
+        for block in blocks(cache, tokens):
+            block.last = block.last and asked.draws
+            self._parts.append(block)
+        self._chooser, self._draws = guest.chooser, asked.draws
+
+    def _take(self, part: Part) -> None:
+        assert isinstance(part, PrefillBlock)
+        said = self.guest.transcript
+        said.extend(part.tokens)
+        if len(self._parts) == 1:
+            token = self._chooser.first(part, len(said)) if self._draws else -1
+            self.guest.answer(Uploaded(self.round, len(said), said.hash(), token))
+
+
+class Judging(Work):
+    """A tree."""
+
+    def __init__(self, guest: Guest, asked: Judge, vocabulary: int, nodes: int, over: Over) -> None:
+        """Raises ProtocolError for what is no tree that fits."""
+        super().__init__(guest, asked.round, over)
+        assert guest.session is not None
+        cache = guest.session.cache
+        tree = self.tree = unpack_nodes(asked.nodes, asked.root, vocabulary)
+        deepest = int(tree.depths.max())
+        if len(tree) > nodes or asked.committed + 1 + deepest > cache.capacity:
+            raise ProtocolError(
+                f"a tree of {len(tree)} nodes, {deepest} deep, behind {asked.committed} tokens; {nodes} "
+                f"nodes and {cache.capacity} positions are the most"
+            )
+        if guest.chooser is None:
+            raise ProtocolError("a tree is to be judged, and nobody has said how to choose tokens")
+        chooser = guest.chooser
+        self._parts.append(Verification(cache, tree, chooser.acceptance, chooser.noise))
+
+    def _take(self, part: Part) -> None:
+        assert isinstance(part, Verification)
+        outcome, said = part.result(), self.guest.transcript
+        said.extend(self.tree.tokens[outcome.path])
+        micros = int(outcome.seconds * 1e6)
+        body = pack_tokens(outcome.tokens)
+        self.guest.answer(Judged(self.round, len(said), said.hash(), micros, body))
