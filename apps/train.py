@@ -1,11 +1,13 @@
-"""`edgespec train cascade`: adapters for a model, so that its first layers can draft for it."""
+"""`edgespec train NAME`: drafters, each trained for one model. A command each; the rest is shared."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,10 +19,11 @@ from edgespec.apps.help import Command, Group
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
 from edgespec.errors import MissingExtraError
-from edgespec.training.options import CascadeOptions
+from edgespec.training.options import CascadeOptions, TrainingOptions
 from edgespec.values import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from edgespec.runtimes.formats.describe import ModelFiles
     from edgespec.training.trainer import Report
 
 QUIET_SECONDS = 60.0  # between two lines when nobody watches a terminal
@@ -35,22 +38,41 @@ def _train(context: typer.Context) -> None:
         print(context.get_help())
 
 
+ENGINE = ("memory", "device", "device_memory", "threads", "precision", "offline")
+Data = Annotated[
+    Path, typer.Option("--data", metavar="TEXT", help="A .txt or .jsonl file, or a directory of them.")
+]
+Out = Annotated[
+    Path, typer.Option("--out", "-o", metavar="DIR", help="Where adapters, checkpoint and log go.")
+]
+
+
 @train.command(epilog=CASCADE, cls=Command)
-@options.takes(engine=("memory", "device", "device_memory", "threads", "precision", "offline"))
+@options.takes(engine=ENGINE)
 def cascade(
-    model: options.Model,
-    data: Annotated[
-        Path,
-        typer.Option("--data", metavar="TEXT", help="A .txt or .jsonl file, or a directory of them."),
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="Where adapters, checkpoint and log go.")
-    ],
-    *,
-    chosen: CascadeOptions,
-    engine: EngineOptions,
+    model: options.Model, data: Data, out: Out, *, chosen: CascadeOptions, engine: EngineOptions
 ) -> None:
     """Train a cascade's adapters for MODEL. Interrupted, the same command goes on where it stopped."""
+
+    def shown(files: ModelFiles) -> str:
+        from edgespec.training.cascade import choose_depths
+
+        depths = choose_depths(files.config.layers, chosen)
+        return "adapters: " + ", ".join(f"{role} after layer {depth}" for role, depth in depths)
+
+    _run("edgespec.training.cascade:train_cascade", shown, model, data, out, chosen, engine)
+
+
+def _run(
+    where: str,
+    shown: Callable[[ModelFiles], str],
+    model: str,
+    data: Path,
+    out: Path,
+    chosen: TrainingOptions,
+    engine: EngineOptions,
+) -> None:
+    """Train by the function that is at `where`; `shown`: what will be trained, for the user."""
     with Terminal() as terminal:
         terminal.busy("starting")
         common.check_source(model)
@@ -60,17 +82,14 @@ def cascade(
         from edgespec.models.asked import check_options
         from edgespec.models.hub import resolve_model
         from edgespec.runtimes.formats.describe import describe_model
-        from edgespec.training.cascade import choose_depths, train_cascade
         from edgespec.training.workers import Workers
 
         check_options(engine)
         path = resolve_model(model, terminal.progress, engine.offline)
-        files = describe_model(path, engine.precision)
-        depths = choose_depths(files.config.layers, chosen)
-        terminal.note("adapters: " + ", ".join(f"{role} after layer {depth}" for role, depth in depths))
+        terminal.note(shown(describe_model(path, engine.precision)))
         watch = _TrainingProgress(terminal)
         try:
-            train_cascade(path, data, out, chosen, engine, report=watch, progress=terminal.progress)
+            resolve_name(where)(path, data, out, chosen, engine, report=watch, progress=terminal.progress)
         except KeyboardInterrupt:
             terminal.note(f"stopped; the same command goes on from the last checkpoint in {out}")
             raise typer.Exit(130) from None

@@ -188,6 +188,7 @@ class Session:
             if not reply.writer.finished:
                 yield reply.cancelled()
         finally:
+            reply.over = True  # before a Ctrl-C can come: at the call, perhaps
             self.end(reply)
 
     def _in_step(self, work: Callable[..., T], *arguments: Any) -> T:

@@ -186,7 +186,8 @@ def set_value(*path: Any, value: Any) -> Callable[[dict[str, Any]], None]:
     ("change", "error"),
     [
         (set_value("format", value=2), UnsupportedModelError),
-        (set_value("kind", value="moa"), CorruptFileError),
+        (set_value("kind", value="moa"), ModelError),
+        (set_value("kind", value="../x"), CorruptFileError),
         (set_value("adapters", value=[]), CorruptFileError),
         (set_value("adapters", 0, "role", value="other"), CorruptFileError),
         (set_value("adapters", 0, "depth", value=0), CorruptFileError),

@@ -71,7 +71,8 @@ class Heard:
 
     def on_layer(self, index: int, hidden: torch.Tensor, rows: Rows) -> None:
         assert (len(rows.caches), rows.n) == (1, len(hidden))
-        self.hidden.append(hidden.clone())
+        if index >= 0:
+            self.hidden.append(hidden.clone())
         self.act(index)
 
     def on_wait(self) -> bool:

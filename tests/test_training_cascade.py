@@ -28,7 +28,7 @@ from edgespec.runtimes.base import Rows
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.torch.adapter_files import describe_adapters
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
-from edgespec.training import cascade
+from edgespec.training import run as runs
 from edgespec.training.cascade import choose_depths, train_cascade
 from edgespec.training.corpus import Sample
 from edgespec.training.data import Samples, Shards
@@ -263,7 +263,7 @@ def test_a_resumed_run_takes_the_passes_that_it_began_with(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever memory is free now: passes of another size would round otherwise."""
-    plain, asked = cascade.open_beside, []
+    plain, asked = runs.open_beside, []
 
     def at_most(rows: int) -> Callable[..., Any]:
         def opened(files: Any, engine: Any, device: Any, count: int, least: int, *more: Any) -> Any:
@@ -272,10 +272,10 @@ def test_a_resumed_run_takes_the_passes_that_it_began_with(
 
         return opened
 
-    monkeypatch.setattr(cascade, "open_beside", at_most(64))
+    monkeypatch.setattr(runs, "open_beside", at_most(64))
     train(model, text, tmp_path / "one")
     train(model, text, tmp_path / "two", stop_after=3)
-    monkeypatch.setattr(cascade, "open_beside", at_most(256))
+    monkeypatch.setattr(runs, "open_beside", at_most(256))
     train(model, text, tmp_path / "two")
     assert asked == [(256, 64), (256, 64), (64, 64)]
     a, b = (load_file(tmp_path / name / "run" / CHECKPOINT) for name in ("one", "two"))

@@ -245,6 +245,8 @@ def _run(target: Target, parts: Sequence[Part], observer: PassObserver | None) -
     tokens = np.concatenate([part.tokens for part in parts])
     starts = np.concatenate([part.starts for part in parts])
     hidden = _states(target, rows, tokens, starts, parts)
+    if observer is not None and not starts.any():
+        observer.on_layer(-1, hidden, rows)
     # A row enters the pass at the layer that its drafter has come to; each layer is run once, for all rows
     # that have entered.
     for first, stop in pairwise([*np.unique(starts).tolist(), target.config.layers]):

@@ -160,9 +160,9 @@ class _Observer:
         self.cancellation.check()
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        if self.progress is not None:
+        if self.progress is not None and index >= 0:
             self.progress(Progress("layers", index + 1, self.layers, "layers"))
-        if self.trace.layer is not None:
+        if self.trace.layer is not None and index >= 0:
             self.trace.layer(Layer(index, rows.n, perf_counter()))
         self.schedule.on_layer(index, hidden, rows)
 

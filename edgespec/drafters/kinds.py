@@ -1,7 +1,7 @@
 """The kinds of drafters: a row each. A new one is a file with its `find`, and a row. Needs no torch.
 
 What goes with what follows from the rows: unknown names, options without a use, and pairs that cannot be are
-refused by name, before anything is read.
+refused by name, before anything is read but what a directory of adapters says that it is.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from pathlib import Path
 from pkgutil import resolve_name
 
 from edgespec.config import OF_SCHEDULES, EngineOptions
@@ -17,7 +18,10 @@ from edgespec.drafters.base import Drafter
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.resident import Drafters, Find, Found, Search
 from edgespec.errors import Call, OptionError
+from edgespec.runtimes.formats.trained import trained_kind
 from edgespec.values import did_you_mean
+
+TRAINED = "adapters"  # the option for whatever was trained for the target; its directory says whose it is
 
 
 @dataclass(frozen=True)
@@ -183,9 +187,11 @@ def check_worker(options: EngineOptions, chosen: Sequence[Kind]) -> None:
 
 def _auto(given: Mapping[str, str], worker: bool = False) -> list[Kind]:
     """All that may draft. One that drafts inside the target has no other beside it that costs passes; of
-    others that want one file, `find_drafters` shows whose it is. With a `worker`, who drafts in none and can
-    do without is left out."""
+    others that want one file, that or `find_drafters` shows whose it is. With a `worker`, who drafts in none
+    and can do without is left out."""
+    trained = _trained(given)
     there = [kind for kind in KINDS if not kind.needs or kind.option in given]
+    there = [kind for kind in there if kind.option != TRAINED or kind.name == trained]
     if worker:
         there = [kind for kind in there if kind.make or kind.beside or kind.needs]
     inside = [kind for kind in there if kind.inside_target]
@@ -196,6 +202,16 @@ def _auto(given: Mapping[str, str], worker: bool = False) -> list[Kind]:
             if rival.option != kind.option:
                 raise OptionError(f"{kind.label} and {rival.label} would both draft; {_way_out(kind, rival)}")
     return [kind for kind in there if kind.make or not inside or kind in inside]
+
+
+def _trained(given: Mapping[str, str]) -> str | None:
+    """The kind whose adapters are given, as their directory says; one that says nothing is explained by the
+    first of those that want it."""
+    if TRAINED not in given:
+        return None
+    wanting = [kind.name for kind in KINDS if kind.option == TRAINED]
+    said = trained_kind(Path(given[TRAINED]))
+    return said if said in wanting else wanting[0]
 
 
 def _way_out(inside: Kind, rival: Kind) -> str:

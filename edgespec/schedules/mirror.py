@@ -139,7 +139,7 @@ class Mirror(Ssd):
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
         super().on_layer(index, hidden, rows)
-        if not rows.prefill:
+        if not rows.prefill and index >= 0:
             self._passing.layers.append(self.clock())
         if index + 1 == self.exit.layers and self.drafter.resident:
             self._safely(lambda: self._observe(hidden, rows))

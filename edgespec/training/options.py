@@ -14,27 +14,13 @@ TOP_K = 20
 
 
 @dataclass(frozen=True)
-class CascadeOptions(Options):
-    """How a cascade's adapters are trained. Depths that are not given follow from the target's layers."""
+class TrainingOptions(Options):
+    """What every run has: text, length, pace."""
 
-    draft_layers: Annotated[
-        int | None,
-        Option(
-            "Layers of the draft: deeper drafts better, and each drafted token costs more.",
-            metavar="N", panel=ADAPTERS, default="about 3/32 of them", least=1,
-        ),
-    ] = None  # fmt: skip
-    verify_layers: Annotated[
-        tuple[int, ...],
-        Option(
-            "Layers of the shallow verifier; several train an adapter each.",
-            metavar="N,...", panel=ADAPTERS, default="about 15/32 of them",
-        ),
-    ] = ()  # fmt: skip
     from_: Annotated[
         Path | None,
         Option(
-            "Adapters to begin with, of the same depths.", metavar="DIR", panel=ADAPTERS, default="none, anew"
+            "Adapters to begin with, of the same shape.", metavar="DIR", panel=ADAPTERS, default="none, anew"
         ),
     ] = None  # trained for this target, or for an earlier state of it
     generate: Annotated[
@@ -68,6 +54,42 @@ class CascadeOptions(Options):
     batch_tokens: Annotated[
         int, Option("Tokens of a step, about.", metavar="N", panel=RUN, least=1, most=MOST)
     ] = 8192
+    rate: Annotated[
+        float | None,
+        Option("Learning rate.", metavar="R", panel=RUN, default="0.25 / the model's width"),
+    ] = None
+    seed: Annotated[
+        int, Option("Seed of the order of the data.", metavar="N", panel=RUN, least=0, most=MOST)
+    ] = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.temperature and not self.generate:
+            raise OptionError(
+                "temperature is of the model's own replies; give generate=, their number, too", "temperature"
+            )
+        if self.rate is not None and not 0 < self.rate <= 1:
+            raise OptionError(f"rate is {self.rate}; it must be above 0 and at most 1", "rate")
+
+
+@dataclass(frozen=True)
+class CascadeOptions(TrainingOptions):
+    """How a cascade's adapters are trained. Depths that are not given follow from the target's layers."""
+
+    draft_layers: Annotated[
+        int | None,
+        Option(
+            "Layers of the draft: deeper drafts better, and each drafted token costs more.",
+            metavar="N", panel=ADAPTERS, default="about 3/32 of them", least=1,
+        ),
+    ] = None  # fmt: skip
+    verify_layers: Annotated[
+        tuple[int, ...],
+        Option(
+            "Layers of the shallow verifier; several train an adapter each.",
+            metavar="N,...", panel=ADAPTERS, default="about 15/32 of them",
+        ),
+    ] = ()  # fmt: skip
     loss: Annotated[
         str,
         Option(
@@ -79,13 +101,6 @@ class CascadeOptions(Options):
         int | None,  # None with the full loss
         Option("Tokens of the reduced loss.", metavar="K", panel=RUN, default=f"{TOP_K}", least=1, most=MOST),
     ] = None
-    rate: Annotated[
-        float | None,
-        Option("Learning rate.", metavar="R", panel=RUN, default="0.25 / the model's width"),
-    ] = None
-    seed: Annotated[
-        int, Option("Seed of the order of the data.", metavar="N", panel=RUN, least=0, most=MOST)
-    ] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,9 +108,3 @@ class CascadeOptions(Options):
             raise OptionError("top_k is of the reduced loss; leave it out with the full one", "top_k")
         if self.loss == "reduced" and self.top_k is None:
             object.__setattr__(self, "top_k", TOP_K)  # what manifests say, and a resumed run is held to
-        if self.temperature and not self.generate:
-            raise OptionError(
-                "temperature is of the model's own replies; give generate=, their number, too", "temperature"
-            )
-        if self.rate is not None and not 0 < self.rate <= 1:
-            raise OptionError(f"rate is {self.rate}; it must be above 0 and at most 1", "rate")

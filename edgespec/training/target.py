@@ -150,7 +150,7 @@ class FrozenTarget:
     """Features of whole sequences, and the LM head as a differentiable function."""
 
     def __init__(self, target: TorchTarget[Weights], depths: Sequence[int]) -> None:
-        """`depths`: layers below each hidden state that is wanted, 1 to layers."""
+        """`depths`: layers below each hidden state that is wanted, 0 (the embeddings) to layers."""
         self.target = target
         self.depths = frozenset(depths)
         head = target.weights.resident_blocks("lm_head")
@@ -178,6 +178,7 @@ class FrozenTarget:
         rows = replace(Rows.concat([self._rows(n) for n in lengths]), apart=False)
         watch = _Depths(self.depths)
         embedded = target.embed(np.concatenate([s.tokens for s in samples]))
+        watch.on_layer(-1, embedded, rows)
         last = target.run(embedded, rows, range(target.config.layers), watch)
         supervised = torch.zeros(len(samples), max(lengths), dtype=torch.bool, device=target.device)
         for i, sample in enumerate(samples):
@@ -195,6 +196,18 @@ class FrozenTarget:
     def close(self) -> None:
         self._head.clear()
         self.target.weights.close()
+
+
+@torch.no_grad()
+def target_matrix(target: TorchTarget[Weights], name: str) -> Tensor:
+    """One of the target's matrices [out, in] in its type, whatever it is stored as."""
+    weights = target.weights
+    _, piece, _ = weights.blocks[name + ".weight"][0]
+    unit = torch.eye(piece.shape[1], dtype=target.dtype, device=target.device)
+    [rows] = weights.linear((name,), unit, False)  # W^T, and the bias
+    matrix = (rows - weights.small.get(name + ".bias", 0)).T
+    weights.release()
+    return matrix
 
 
 def pass_bytes(files: ModelFiles, rows: int, depths: int) -> int:

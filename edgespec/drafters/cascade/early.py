@@ -20,6 +20,7 @@ from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.needs import exit_bytes
 from edgespec.runtimes.torch.adapter import Adapter, adapter_bytes, adapter_cache_bytes
 from edgespec.runtimes.torch.adapter_files import AdapterFile, describe_adapters
+from edgespec.runtimes.torch.trained_files import free_parameters
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,7 @@ class AdapterExits:
         return AdaptedExit(self.target, cache, AdapterExit(self.target, self.adapter, cache.capacity))
 
     def close(self) -> None:
-        for parameter in self.adapter.parameters():
-            parameter.data = parameter.data.new_empty(0)
+        free_parameters(self.adapter)
 
 
 class AdaptedExit:

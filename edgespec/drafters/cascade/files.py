@@ -17,10 +17,12 @@ from edgespec.offload.plan.needs import Extras, MustPin
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
 from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.formats.trained import how_to_train
 from edgespec.runtimes.torch.adapter import adapter_bytes, adapter_cache_bytes
-from edgespec.runtimes.torch.adapter_files import AdapterFile, describe_adapters, how_to_train
+from edgespec.runtimes.torch.adapter_files import KIND, AdapterFile, describe_adapters
 from edgespec.runtimes.torch.substitute import SubstituteWeights
 from edgespec.runtimes.torch.target import TorchTarget
+from edgespec.runtimes.torch.trained_files import free_parameters
 from edgespec.runtimes.torch.weights import Weights
 
 
@@ -99,7 +101,7 @@ def find_cascade(
     verify = tuple(a for a in adapters if a.role == "verify") if copy is None else ()
     if draft is None or (copy is None and not verify):
         missing = "draft" if draft is None else "verify"
-        raise ModelError(f"{directory} has no {missing} adapter; train both", hint=how_to_train(files))
+        raise ModelError(f"{directory} has no {missing} adapter; train both", hint=how_to_train(KIND, files))
     if verify and verify[0].depth <= draft.depth:
         raise ModelError(
             f"{directory}: the verifier behind {verify[0].depth} layers is not deeper than the draft "
@@ -191,5 +193,4 @@ class Cascade:
             self.substitute.weights.close()
         for adapter in (self.draft, self.verify):
             if adapter is not None:
-                for parameter in adapter.parameters():
-                    parameter.data = parameter.data.new_empty(0)
+                free_parameters(adapter)
