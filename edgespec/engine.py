@@ -176,14 +176,13 @@ class Engine:
     def hold(self, session: Session, positions: int) -> None:
         """Give a session, between its passes, memory for so many positions, up to its context. Raises
         BudgetError when they are not free."""
-        (number,) = (number for number, other in self._sessions.items() if other is session)
         wanted = self.pool.of(positions)
         with self.verifier.turn:
-            if wanted > self.pool.free + self.pool.share(number):
+            if wanted > self.pool.free + self.pool.share(session.number):
                 raise self._full(f"a session of {positions} positions")
             cache: Any = session.cache  # of our own verifier: a KVCache
             cache.hold(positions)
-            self.pool.take(number, wanted)
+            self.pool.take(session.number, wanted)
 
     def room_for(self, context: int) -> bool:
         """Whether another session of so many positions would fit now, and have its rows in every pass."""
@@ -219,8 +218,9 @@ class Engine:
         self._opened += 1
         release = functools.partial(self.pool.release, self._opened)
         session = Session(self, cache, schedule, release, trace, context)
-        self.pool.take(self._opened, self.pool.of(wanted))
-        self._sessions[self._opened] = session
+        session.number = self._opened
+        self.pool.take(session.number, self.pool.of(wanted))
+        self._sessions[session.number] = session
         return session
 
     def _open_sessions(self) -> list[Session]:

@@ -9,6 +9,7 @@
     ├── BudgetError             the memory dial is too small; names each owner of bytes
     ├── ContextError            prompt and reply would pass the context
     ├── BusyError               what was asked for is in use: a pass is under way there
+    ├── OverloadError           as many requests wait as may; names the seconds until one more could
     ├── StorageError            disk full, a read or a write failed
     ├── DeviceError             no such device, or it cannot do what is asked
     ├── TrainingError           a training run cannot go on
@@ -112,6 +113,18 @@ class ContextError(EdgeSpecError):
 
 class BusyError(EdgeSpecError):
     """What was asked for is in use: a pass is under way in that cache, and would lose what it has written."""
+
+
+class OverloadError(EdgeSpecError):
+    """As many requests wait as may.
+
+    Attributes:
+        patience: seconds until there may be room for one more.
+    """
+
+    def __init__(self, message: str, patience: float) -> None:
+        super().__init__(message)
+        self.patience = patience
 
 
 class StorageError(EdgeSpecError):

@@ -52,6 +52,7 @@ class Session:
         self.trace = trace
         self.context = cache.capacity if context is None else context  # positions this session may hold
         self.tokens: list[int] = []  # whose keys and values are committed
+        self.number = 0  # that the engine knows it by
         self._release = weakref.finalize(self, release)
         self._cancellation = Cancellation()  # of the latest reply
         self._replying: Reply | None = None
@@ -207,7 +208,7 @@ class Session:
         reply.cancellation.check()
         self._replying = reply
         # What the prompt shares stays, but for one token: somebody must say what comes next.
-        self._keep(shared_prefix(self.tokens, reply.prompt[:-1]))
+        self.keep(shared_prefix(self.tokens, reply.prompt[:-1]))
         reply.begin(self.cache, self.schedule)
 
     def _pass(self, reply: Reply) -> Iterator[Response]:
@@ -243,13 +244,13 @@ class Session:
                 self.schedule.end()
                 # A tree may have been accepted beyond the reply's end. Plain decoding never computes that,
                 # and the next prompt must find the same prefix either way.
-                self._keep(len(reply.prompt) + max(0, reply.stats.reply_tokens - 1))
+                self.keep(len(reply.prompt) + max(0, reply.stats.reply_tokens - 1))
                 self.host.learn(self.schedule)
         finally:
             self._replying = None
 
-    def _keep(self, length: int) -> None:
-        """Forget what lies behind `length` positions."""
+    def keep(self, length: int) -> None:
+        """Forget what lies behind `length` positions; between passes."""
         length = min(length, len(self.tokens), self.cache.length)
         self.cache.truncate(length)
         self.tokens = self.tokens[:length]

@@ -45,6 +45,11 @@ class Batcher(Generic[M]):
     def join(self, member: M) -> None:
         self._idle.append(member)
 
+    def leave(self, member: M) -> None:
+        """It is asked no more, and its part is computed by nobody. Who is not there may leave, too."""
+        self._idle = [other for other in self._idle if other is not member]
+        self._waiting = [waiting for waiting in self._waiting if waiting[0] is not member]
+
     def step(self) -> list[tuple[M, BaseException | None]]:
         """One pass. Returns who is at the end, with the error if it was one.
 

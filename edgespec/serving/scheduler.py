@@ -1,0 +1,281 @@
+"""One thread that replies to all: it owns the engine, and requests join and leave between two passes.
+
+    submit ──► queue ──► a session, new or kept ──► passes that all share ──► the session is kept
+                 full: OverloadError                 ▲ parked until it may hold more │
+
+Sessions begin with room for their prompts and a little more, and grow between passes, so that replies of
+unknown length can be made side by side. That everybody comes to an end nevertheless is the banker's rule
+(Dijkstra, EWD 623), in the order of arrival: nobody gets positions without which those who came before could
+not have, one after the other, all that they may need.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from edgespec.config import GenerationOptions
+from edgespec.core.acceptance import make_acceptance
+from edgespec.core.batch import Part, attempt
+from edgespec.core.batcher import Batcher
+from edgespec.engine import Engine
+from edgespec.errors import Cancelled, ClosedError, EdgeSpecError, OverloadError
+from edgespec.schedules.kinds import check_acceptance
+from edgespec.serving.counters import Counters, Occupancy
+from edgespec.serving.shelf import Kept, Shelf
+from edgespec.serving.ticket import Ticket
+from edgespec.session import reply_limit
+
+STEP = 256  # positions by which a session grows
+MOST_WAITING = 64  # requests
+MOST_PATIENCE = 60.0  # seconds that somebody is told to wait
+
+
+class _Member:
+    """A reply under way; see `core.batcher.Member`.
+
+    held: positions that its session has memory for; context: that it may need at most. parked: it has left
+    the passes until it may hold more.
+    """
+
+    def __init__(self, ticket: Ticket, kept: Kept, held: int, context: int, rows: int) -> None:
+        self.ticket, self.kept, self.held, self.context, self.rows = ticket, kept, held, context, rows
+        self.session, self.start, self.parked = kept.session, len(kept.session.tokens), False
+        self.reply = self.session.new_reply(ticket.prompt, ticket.options)
+        ticket.began = monotonic()
+        ticket.stop_with(self.reply.cancellation.cancel)
+
+    def ask(self) -> Part:
+        return self.session.ask(self.reply)
+
+    def answer(self, part: Part) -> bool:
+        for step in self.session.answer(self.reply, part):
+            self.ticket.put(step)
+        if self.reply.writer.finished:
+            return False
+        self.parked = self.held < self.context and self.session.cache.length + self.rows > self.held
+        return not self.parked
+
+    def end(self) -> None:
+        self.session.end(self.reply)
+        self.kept.ended(len(self.ticket.prompt), self.start)
+
+
+class Scheduler:
+    """Replies to requests, as many at once as the engine was loaded for (`batch=`), the others in turn.
+
+    Nobody else may use the engine meanwhile, but for its dial. To be closed before the engine.
+
+    Attributes:
+        failed: what has ended it; None = it works.
+    """
+
+    def __init__(
+        self, engine: Engine, waiting: int = MOST_WAITING, failing: Callable[[], None] = lambda: None
+    ) -> None:
+        """waiting: the most requests in the queue. failing: called, in the scheduler's thread, when an error
+        has ended it."""
+        self.engine, self.most_waiting, self.failing = engine, waiting, failing
+        self.most = engine.plan.sequences
+        self.shelf, self.batcher = Shelf(engine), Batcher[_Member](engine.verifier)
+        self.counters = Counters()
+        self.failed: BaseException | None = None
+        self._members: list[_Member] = []  # in the order in which they came
+        self._queue: deque[Ticket] = deque()
+        self._changed = threading.Condition()  # guards the queue and the following
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="edgespec scheduler", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        options: GenerationOptions,
+        reuse: bool = True,
+        notify: Callable[[], None] = lambda: None,
+    ) -> Ticket:
+        """Queue a request: the tokens of a prompt, and how to reply. See `Ticket`.
+
+        Raises OptionError, ContextError (with both counts), OverloadError when the queue is full, ClosedError
+        when the scheduler is closing or has failed.
+        """
+        limit = reply_limit(prompt, options, self.engine.plan.context, self.engine.config)
+        acceptance = make_acceptance(options.acceptance, options)
+        check_acceptance(acceptance, self.engine.options, self.engine.drafters)
+        ticket = Ticket(prompt, options, limit, reuse, notify)
+        with self._changed:
+            if self._closing:
+                raise ClosedError("the server stops" if self.failed is None else f"it broke: {self.failed}")
+            if len(self._queue) >= self.most_waiting:
+                self.counters.refused += 1
+                raise OverloadError(
+                    f"{len(self._members)} replies are under way and {len(self._queue)} requests wait, which "
+                    "are the most; try again later",
+                    self._patience(),
+                )
+            self._queue.append(ticket)
+            self._changed.notify_all()
+        return ticket
+
+    @property
+    def state(self) -> Occupancy:
+        pool = self.engine.pool
+        return Occupancy(
+            len(self._queue), len(self._members), len(self.shelf), self.most, pool.held, pool.positions
+        )
+
+    def close(self, patience: float = 0.0) -> None:
+        """Take no more requests and refuse those that wait. What is under way has so many seconds to end, and
+        is then cut off as cancelled."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(patience)
+        while self._thread.is_alive():
+            for member in [*self._members]:
+                member.ticket.cancel()
+            self._thread.join(0.05)
+
+    def _patience(self) -> float:
+        """Seconds after which there may be a place in the queue."""
+        done = self.counters.replies.total() or 1
+        return min(MOST_PATIENCE, max(1.0, self.counters.reply_seconds / done / self.most))
+
+    # --- in the thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                self._cut_off()
+                self._unpark()
+                self._admit()
+                self._pass()
+        except BaseException as error:
+            with self._changed:
+                self.failed, self._closing = error, True
+        finally:
+            self._end_all(self.failed or Cancelled("the server stops"))
+            if self.failed is not None:
+                self.failing()
+
+    def _wait(self) -> bool:
+        """Until there is something to do; False = never again."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._members or self._closing)
+            while self._closing and self._queue:
+                self._queue.popleft().fail(
+                    ClosedError("the server stops, and has not begun with this request")
+                )
+            return bool(self._queue or self._members)
+
+    def _cut_off(self) -> None:
+        """Those who were cancelled, wherever they are."""
+        with self._changed:
+            gone = [ticket for ticket in self._queue if ticket.cancelled]
+            self._queue = deque(ticket for ticket in self._queue if not ticket.cancelled)
+        for ticket in gone:
+            self.counters.replies["cancelled"] += 1
+            ticket.fail(Cancelled("the request was cancelled before its turn"))
+        for member in [member for member in self._members if member.ticket.cancelled]:
+            self.batcher.leave(member)
+            self._end(member, Cancelled("the reply was cancelled"))
+
+    def _unpark(self) -> None:
+        for member in self._members:
+            held = min(member.context, member.held + STEP)
+            if member.parked and self._safe([(m, held if m is member else m.held) for m in self._members]):
+                self.shelf.hold(member.session, held)
+                member.held, member.parked = held, False
+                self.batcher.join(member)
+
+    def _admit(self) -> None:
+        """Those who have waited longest, one after the other, while there is room."""
+        while self._queue and len(self._members) < self.most:
+            ticket = self._queue[0]
+            context = len(ticket.prompt) + ticket.limit
+            held = min(context, len(ticket.prompt) + STEP) if self.engine.may_grow else context
+            if self.most == 1:
+                context = held = self.engine.plan.context
+            there = [(m, m.held) for m in self._members]
+            parked = any(member.parked for member in self._members)
+            if self._members and (parked or not self._safe(there, (held, context))):
+                return
+            with self._changed:
+                self._queue.popleft()
+            if (error := attempt(self._begin, ticket, held, context)) is not None:
+                self.counters.replies["error"] += 1
+                ticket.fail(error)
+
+    def _begin(self, ticket: Ticket, held: int, context: int) -> None:
+        kept = self.shelf.open(ticket.prompt, held, context, ticket.reuse)
+        rows = self.engine.options.tree_nodes if self.engine.drafters else 1
+        try:
+            member = _Member(ticket, kept, held, context, rows)
+        except BaseException:
+            kept.session.close()
+            raise
+        self._members.append(member)
+        self.batcher.join(member)
+
+    def _safe(self, members: list[tuple[_Member, int]], newcomer: tuple[int, int] | None = None) -> bool:
+        """Whether all can come to their ends one after the other if they hold so many positions now, and a
+        newcomer (held, context) behind them. Sessions that are kept are room."""
+        of = self.engine.pool.of
+        line = [(held, member.context) for member, held in members] + ([newcomer] if newcomer else [])
+        free = self.engine.pool.positions - sum(of(held) for held, _ in line)
+        for held, most in line:
+            if free < of(most) - of(held):
+                return False
+            free += of(held)
+        return free >= 0
+
+    def _pass(self) -> None:
+        if not len(self.batcher):
+            return
+        began = monotonic()
+        try:
+            for member, error in self.batcher.step():
+                if error is not None or not member.parked:
+                    self._end(member, error)
+        except EdgeSpecError as wrong:
+            # No part of the pass was left, all of which were cancelled (`_cut_off` ends them); or it concerns
+            # all, as a disk's error does, after which the engine can be used.
+            cancelled = any(member.ticket.cancelled for member in self._members)
+            if not (cancelled and isinstance(wrong, Cancelled)):
+                self._end_all(wrong)
+        finally:
+            self.counters.passes += 1
+            self.counters.pass_seconds += monotonic() - began
+
+    def _end(self, member: _Member, error: BaseException | None) -> None:
+        self._members.remove(member)
+        error = attempt(member.end) or error
+        reply, counters = member.reply, self.counters
+        cut = isinstance(error, Cancelled)
+        broken = error is not None and not cut
+        if broken or attempt(self.shelf.keep, member.kept) is not None:
+            member.session.close()
+        counters.replies["error" if broken else "cancelled" if cut else member.ticket.reason] += 1
+        counters.reply_seconds += monotonic() - (member.ticket.began or 0.0)
+        counters.prompt_tokens += reply.stats.prompt_tokens
+        counters.reused_tokens += reply.stats.reused_tokens
+        counters.reply_tokens += reply.stats.reply_tokens
+        counters.cycles += reply.stats.cycles
+        counters.drafted += reply.stats.drafted
+        counters.accepted += reply.stats.accepted
+        if cut:
+            member.ticket.put(reply.cancelled())
+        elif error is not None:
+            member.ticket.fail(error)
+
+    def _end_all(self, error: BaseException) -> None:
+        for member in [*self._members]:
+            self.batcher.leave(member)
+            self._end(member, error)
+        if self._closing:
+            with self._changed:
+                while self._queue:
+                    self._queue.popleft().fail(error)
+            self.shelf.clear()
