@@ -29,6 +29,11 @@ GENERATE = _lines(
     "edgespec generate MODEL --json --keep-going < prompts.jsonl",
     "edgespec generate MODEL --batch auto -o out.jsonl < prompts.jsonl",
 )
+SERVE = _lines(
+    "edgespec serve MODEL --memory 8GB",
+    "edgespec serve MODEL --max-sessions 8 --port 9000",
+    "edgespec serve MODEL --host 0.0.0.0 --api-key-file keys.txt",
+)
 PACK = _lines(
     "edgespec pack MODEL -o packed --precision int8 --substitute int4",
     "edgespec pack --verify packed",

@@ -13,10 +13,11 @@ from edgespec.apps import options
 from edgespec.apps.bench import bench
 from edgespec.apps.chat import chat
 from edgespec.apps.devices import devices
-from edgespec.apps.examples import BENCH, CHAT, DEVICES, EDGESPEC, GENERATE, PACK, TUNE
+from edgespec.apps.examples import BENCH, CHAT, DEVICES, EDGESPEC, GENERATE, PACK, SERVE, TUNE
 from edgespec.apps.generate import generate
 from edgespec.apps.help import Command, Group
 from edgespec.apps.pack import pack
+from edgespec.apps.serve import serve
 from edgespec.apps.terminal import Terminal
 from edgespec.apps.train import train
 from edgespec.apps.tune import tune
@@ -36,6 +37,7 @@ app = typer.Typer(
 COMMANDS = (
     (chat, CHAT),
     (generate, GENERATE),
+    (serve, SERVE),
     (tune, TUNE),
     (devices, DEVICES),
     (pack, PACK),

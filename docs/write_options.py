@@ -15,6 +15,7 @@ from edgespec.apps.commands import COMMANDS
 from edgespec.apps.devices import DevicesFlags
 from edgespec.apps.generate import GenerateFlags
 from edgespec.apps.options import ALL, switches
+from edgespec.apps.serve import ServeFlags
 from edgespec.apps.tune import TuneFlags
 from edgespec.config import PANELS
 from edgespec.models.options import PackOptions
@@ -27,6 +28,7 @@ PAGE = Path(__file__).with_name("cli.md")
 OF_COMMANDS: dict[str, type[Options]] = {  # beside what is common
     "chat": ChatFlags,
     "generate": GenerateFlags,
+    "serve": ServeFlags,
     "tune": TuneFlags,
     "devices": DevicesFlags,
     "pack": PackOptions,

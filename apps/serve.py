@@ -1,0 +1,106 @@
+"""`edgespec serve`: replies over HTTP, to many at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edgespec.apps import options
+from edgespec.apps.common import check_source, demo_model, demo_options, describe_plan, load_engine
+from edgespec.apps.terminal import Terminal
+from edgespec.config import MOST_BATCH, EngineOptions, GenerationOptions
+from edgespec.errors import EdgeSpecError, MissingExtraError
+from edgespec.values import Option, Options, count_of
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+
+PATIENCE = 10.0  # seconds that replies under way have when the server is told to stop
+
+
+@dataclass(frozen=True)
+class ServeFlags(Options):
+    """Where it listens, and whom it serves."""
+
+    host: Annotated[
+        str,
+        Option("Address to listen on; one that others can reach needs --api-key-file.", metavar="ADDRESS"),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, Option("Port to listen on; 0 takes a free one.", metavar="N", least=0, most=65535)
+    ] = 8642
+    api_key_file: Annotated[
+        Path | None, Option("Serve only who has one of the keys in this file, one a line.", metavar="FILE")
+    ] = None
+    max_sessions: Annotated[
+        int,  # 0 = auto
+        Option(
+            "Replies made at once; each pass of the weights serves all of them. A number, or auto.",
+            metavar="N|auto", default="auto, as many as have room and pay", least=0, most=MOST_BATCH,
+        ),
+    ] = 0  # fmt: skip
+
+
+@options.takes()
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help=options.MODEL_HELP + " Without one: the demo model.", show_default=False
+        ),
+    ] = None,
+    *,
+    wanted: ServeFlags,
+    engine: EngineOptions,
+    generation: GenerationOptions,
+) -> None:
+    """Reply over HTTP as OpenAI's API does, to many at once: /v1/chat/completions and others."""
+    source = model or str(demo_model())
+    if model is None:
+        adapters, engine = engine.adapters, demo_options(engine)
+        if wanted.max_sessions != 1:  # without drafts
+            engine = replace(engine, adapters=adapters)
+    options.check_together(engine, generation)
+    asked = _with_sessions(engine, wanted.max_sessions)
+    try:
+        from edgespec.apps.server.listen import Server, listening, read_keys
+        from edgespec.apps.server.service import Service
+    except ImportError as error:
+        raise MissingExtraError(
+            f"a server needs {error.name}, which is not installed: pip install 'edgespec[serve]'"
+        ) from None
+    check_source(source)
+    keys = () if wanted.api_key_file is None else read_keys(wanted.api_key_file)
+    name = Path(source).resolve().name if Path(source).exists() else source
+    with Terminal() as terminal, listening(wanted.host, wanted.port, bool(keys)) as (socket, url):
+
+        def ready(engine: Engine) -> None:
+            terminal.note(describe_plan(name, engine.plan, engine.drafters))
+            locked = ", with a key" if keys else ""
+            most = engine.plan.sequences
+            terminal.note(f"serving at {url}/v1{locked}, {count_of(most, 'request')} at once; Ctrl-C ends it")
+
+        service = Service(name, source, generation, keys)
+        server = Server(service, PATIENCE)
+        terminal.busy("starting")
+        service.load(lambda progress: load_engine(source, asked, progress), terminal.progress, ready)
+        try:
+            server.run([socket])
+        finally:
+            service.close()
+        if service.error is not None:
+            raise service.error
+
+
+def _with_sessions(engine: EngineOptions, most: int) -> EngineOptions:
+    """Raises OptionError in the words of this command."""
+    try:
+        return replace(engine, batch=most)
+    except EdgeSpecError as error:
+        error.args = (
+            error.message.replace("batch is", "max-sessions is", 1).replace("batch=", "max_sessions="),
+        )
+        raise

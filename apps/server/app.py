@@ -1,0 +1,210 @@
+"""The paths of the server, and who may use them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from edgespec.apps.server import fields
+from edgespec.apps.server.fields import ChatRequest, CompletionRequest, decoded
+from edgespec.apps.server.metrics import TYPE, metrics
+from edgespec.apps.server.objects import Shape
+from edgespec.apps.server.prepare import PreparedPrompt, message_of, prepare_chat, prepare_text
+from edgespec.apps.server.problems import Problem, answer
+from edgespec.apps.server.service import Service
+from edgespec.apps.server.stream import Replying, Waker
+from edgespec.errors import EdgeSpecError
+
+MOST_BODY = 4 * 2**20  # bytes of a request
+BODY_SECONDS = 30.0  # in which all of it must have come
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+S = TypeVar("S", bound=Struct)
+R = TypeVar("R")
+
+
+class Paths:
+    """What each path does."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        # Templates and tokenizers compute; replies must not wait for them.
+        self._threads = ThreadPoolExecutor(2, "edgespec prompts")
+
+    async def health(self, request: Request) -> Response:
+        if self.service.error is not None:
+            raise Problem(503, f"the server broke: {self.service.error}", code="broken")
+        self.service.ready()
+        return JSONResponse({"status": "ok"})
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        self._known(request.path_params["name"])
+        return JSONResponse(self._model())
+
+    async def metrics(self, request: Request) -> Response:
+        return PlainTextResponse(metrics(self.service.ready()), media_type=TYPE)
+
+    async def chat(self, request: Request) -> Response:
+        asked = decoded(await body_of(request), ChatRequest)
+        return await self._reply(asked, prepare_chat, chat=True)
+
+    async def completions(self, request: Request) -> Response:
+        asked = decoded(await body_of(request), CompletionRequest)
+        return await self._reply(asked, prepare_text, chat=False)
+
+    async def tokenize(self, request: Request) -> Response:
+        asked = decoded(await body_of(request), fields.TokenizeRequest)
+        if (asked.content is None) == (asked.messages is None):
+            raise Problem(400, "give either content or messages", "content")
+        tokenizer = self.service.ready().engine.tokenizer
+
+        def work() -> list[int]:
+            if asked.messages is not None:
+                return tokenizer.apply_chat([message_of(m, i) for i, m in enumerate(asked.messages)])
+            return tokenizer.encode(asked.content or "", add_bos=asked.add_special)
+
+        return JSONResponse({"tokens": await self._beside(work)})
+
+    async def memory(self, request: Request) -> Response:
+        engine = self.service.ready().engine
+        if request.method == "POST":
+            asked = decoded(await body_of(request), fields.MemoryRequest)
+            await self._beside(functools.partial(engine.set_memory, asked.memory))
+        return JSONResponse({"memory": engine.dial, "peak_memory": engine.peak_memory()})
+
+    async def _reply(
+        self, asked: Any, prepare: Callable[[Any, Any, Any], PreparedPrompt], chat: bool
+    ) -> Response:
+        self._known(asked.model)
+        scheduler = self.service.ready()
+        tokenizer, default = scheduler.engine.tokenizer, self.service.default
+        prepared = await self._beside(functools.partial(prepare, asked, tokenizer, default))
+        waker = Waker()
+        ticket = scheduler.submit(prepared.prompt, prepared.options, asked.cache_prompt, waker)
+        usage = asked.stream_options is not None and asked.stream_options.include_usage
+        return Replying(ticket, waker, Shape(self.service.model, chat), bool(asked.stream), usage)
+
+    async def _beside(self, work: Callable[[], R]) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _known(self, name: str | None) -> None:
+        if name not in (None, self.service.model, self.service.source):
+            raise Problem(
+                404,
+                f"the model {str(name)[:200]!r} is not served here; {self.service.model!r} is",
+                "model",
+                "model_not_found",
+            )
+
+    def _model(self) -> dict[str, Any]:
+        found = {
+            "id": self.service.model,
+            "object": "model",
+            "created": self.service.created,
+            "owned_by": "edgespec",
+        }
+        if self.service.scheduler is not None:
+            found["context_length"] = self.service.scheduler.engine.plan.context
+        return found
+
+
+async def body_of(request: Request) -> bytes:
+    """The whole body. Raises Problem when it is too long, or does not come."""
+
+    async def read() -> bytes:
+        found = bytearray()
+        async for chunk in request.stream():
+            found += chunk
+            if len(found) > MOST_BODY:
+                raise _too_long()
+        return bytes(found)
+
+    given = request.headers.get("content-length", "0")
+    if given.isdigit() and int(given[:20]) > MOST_BODY:
+        raise _too_long()
+    try:
+        return await asyncio.wait_for(read(), BODY_SECONDS)
+    except (asyncio.TimeoutError, TimeoutError):
+        raise Problem(
+            408, f"the body did not come within {BODY_SECONDS:.0f} s", headers={"connection": "close"}
+        ) from None
+    except ClientDisconnect:
+        raise Problem(400, "the client has left") from None
+
+
+def _too_long() -> Problem:
+    return Problem(413, f"the body has more than {MOST_BODY} bytes", headers={"connection": "close"})
+
+
+class Guard:
+    """Before every path: the key, if there are any; else no page of another site in the user's browser."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (problem := self._refused(Request(scope))) is not None:
+            await problem.response()(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _refused(self, request: Request) -> Problem | None:
+        if not self.service.keys:
+            origin = request.headers.get("origin")
+            if origin is None or _host(origin) in LOOPBACK:
+                return None
+            return Problem(
+                403, f"pages of {origin[:200]!r} may not use this server; start it with --api-key-file"
+            )
+        if request.url.path == "/health":
+            return None
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and self.service.lets_in(key.strip()):
+            return None
+        what = "wrong" if key else "missing: send it as Authorization: Bearer KEY"
+        headers = {"www-authenticate": "Bearer"}
+        return Problem(401, f"the API key is {what}", code="invalid_api_key", headers=headers)
+
+
+def _host(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).hostname
+    except ValueError:
+        return None
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(service: Service) -> ASGIApp:
+    paths = Paths(service)
+    routes: list[tuple[str, str, Handler]] = [
+        ("/health", "GET", paths.health),
+        ("/metrics", "GET", paths.metrics),
+        ("/v1/models", "GET", paths.models),
+        ("/v1/models/{name:path}", "GET", paths.model),
+        ("/v1/chat/completions", "POST", paths.chat),
+        ("/v1/completions", "POST", paths.completions),
+        ("/tokenize", "POST", paths.tokenize),
+        ("/v1/edgespec/memory", "GET,POST", paths.memory),
+    ]
+    app = Starlette(
+        routes=[Route(path, handler, methods=methods.split(",")) for path, methods, handler in routes],
+        exception_handlers=dict.fromkeys((Problem, EdgeSpecError, HTTPException, Exception), answer),
+    )
+    return Guard(app, service)

@@ -1,0 +1,109 @@
+"""The socket, the keys, and the loop: all that can be refused before a model is loaded is."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from edgespec.apps.server.app import make_app
+from edgespec.apps.server.service import Service, digest_of
+from edgespec.devices.files import read_bounded
+from edgespec.errors import EdgeSpecError, OptionError
+
+MOST_KEYS_BYTES = 64 * 1024
+MOST_HEADERS = 32 * 1024  # bytes of a request's line and headers
+MOST_CONNECTIONS = 512
+BACKLOG = 128
+IDLE = 30  # seconds that a connection may stay open between two requests
+UNREAD = 60_000  # milliseconds after which the system drops a client that reads nothing
+
+
+def read_keys(path: Path) -> list[bytes]:
+    """Digests of the keys in a file, one a line. Raises OptionError when it cannot be read, or has none."""
+    try:
+        text = read_bounded(path, MOST_KEYS_BYTES).decode("utf-8")
+    except EdgeSpecError as error:
+        raise OptionError(f"--api-key-file: {error}") from None
+    except UnicodeDecodeError:
+        raise OptionError(f"--api-key-file {path} is not UTF-8 text") from None
+    keys = [line.strip() for line in text.splitlines()]
+    if not (keys := [key for key in keys if key and not key.startswith("#")]):
+        raise OptionError(f"--api-key-file {path} has no key; write one a line")
+    return [digest_of(key.encode()) for key in keys]
+
+
+@contextmanager
+def listening(host: str, port: int, locked: bool) -> Iterator[tuple[socket.socket, str]]:
+    """A socket that listens there, and its URL. Raises OptionError for an address that others can reach when
+    there are no keys, one that is not this machine's, and a port in use."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise OptionError(f"--host {host!r} is no address of this machine: {error}") from None
+    family, _, _, _, address = found[0]
+    if not locked and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        raise OptionError(
+            f"--host {host} can be reached from other machines, and nobody is asked for a key; give "
+            "--api-key-file FILE, or leave --host out"
+        )
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD)
+        try:
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise OptionError(f"port {port} of {host} is in use; name another with --port") from None
+            raise OptionError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
+        shown = f"[{host}]" if ":" in host else host
+        yield listener, f"http://{shown}:{listener.getsockname()[1]}"
+
+
+class Server(uvicorn.Server):
+    """Serves until a signal, or an error that ends the service. Replies under way have `patience` seconds
+    then; at a second signal, none."""
+
+    def __init__(self, service: Service, patience: float) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients do wrong is told to them
+        super().__init__(
+            uvicorn.Config(
+                make_app(service),
+                http="h11",
+                ws="none",
+                loop="asyncio",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                limit_concurrency=MOST_CONNECTIONS,
+                backlog=BACKLOG,
+                timeout_keep_alive=IDLE,
+                timeout_graceful_shutdown=int(patience) + 5,
+                h11_max_incomplete_event_size=MOST_HEADERS,
+            )
+        )
+        self.service, self.patience = service, patience
+        service.ended = self._end
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        patience = 0 if self.force_exit else self.patience
+        threading.Thread(target=self.service.stop, args=(patience,), daemon=True).start()
+
+    def _end(self) -> None:
+        self.should_exit = True
+
+    def run(self, sockets: Sequence[socket.socket] | None = None) -> None:
+        super().run(list(sockets or ()))

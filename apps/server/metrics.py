@@ -1,0 +1,55 @@
+"""What a scheduler and its engine have done, as Prometheus reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from edgespec.serving.scheduler import Scheduler
+
+TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def metrics(scheduler: Scheduler) -> str:
+    return "".join(_lines(scheduler))
+
+
+def _lines(scheduler: Scheduler) -> Iterator[str]:
+    counters, state, engine = scheduler.counters, scheduler.state, scheduler.engine
+    replies = {"stop": 0, "length": 0, "cancelled": 0, "error": 0} | dict(counters.replies)
+    yield _head("replies_total", "counter", "Replies by why they ended.")
+    for reason, count in replies.items():
+        yield f'edgespec_replies_total{{reason="{reason}"}} {count}\n'
+    passes, seconds, cycles = counters.passes, counters.pass_seconds, counters.cycles
+    tokens, read = counters.reply_tokens, engine.bytes_read
+    for name, kind, words, value in (
+        ("requests_refused_total", "counter", "Requests refused as the queue was full.", counters.refused),
+        ("prompt_tokens_total", "counter", "Tokens of prompts of ended replies.", counters.prompt_tokens),
+        ("prompt_tokens_reused_total", "counter", "Of these, not computed again.", counters.reused_tokens),
+        ("tokens_total", "counter", "Tokens of ended replies.", tokens),
+        ("cycles_total", "counter", "Cycles of ended replies.", cycles),
+        ("drafted_tokens_total", "counter", "Drafted tokens that were verified.", counters.drafted),
+        ("accepted_tokens_total", "counter", "Of these, accepted.", counters.accepted),
+        ("passes_total", "counter", "Passes of the target, whoever shared them.", passes),
+        ("pass_seconds_total", "counter", "Seconds that they took.", seconds),
+        ("bytes_read_total", "counter", "Bytes of weights read from the disk.", read),
+        ("tokens_per_cycle", "gauge", "Tokens of a reply in each of its cycles.", _rate(tokens, cycles)),
+        ("tokens_per_pass", "gauge", "Tokens of all replies in each pass.", _rate(tokens, passes)),
+        ("read_gbps", "gauge", "GB read from the disk in a second of passes.", _rate(read / 1e9, seconds)),
+        ("peak_memory_bytes", "gauge", "The most memory that was used.", engine.peak_memory()),
+        ("memory_bytes", "gauge", "The dial: memory that may be used.", engine.dial),
+        ("queue_requests", "gauge", "Requests that wait.", state.waiting),
+        ("replying", "gauge", "Replies under way.", state.replying),
+        ("replies_at_once", "gauge", "Replies that may be under way.", state.most),
+        ("sessions_kept", "gauge", "Sessions kept for their next prompts.", state.kept),
+        ("kv_positions_held", "gauge", "KV positions that sessions hold.", state.positions),
+        ("kv_positions", "gauge", "KV positions that there are.", state.most_positions),
+    ):  # fmt: skip
+        yield f"{_head(name, kind, words)}edgespec_{name} {value:.10g}\n"
+
+
+def _rate(count: float, per: float) -> float:
+    return count / per if per else 0.0
+
+
+def _head(name: str, kind: str, words: str) -> str:
+    return f"# HELP edgespec_{name} {words}\n# TYPE edgespec_{name} {kind}\n"

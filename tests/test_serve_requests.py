@@ -1,0 +1,246 @@
+"""What `edgespec serve` refuses: before it loads a model, at the door, and in requests."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgespec.apps import main
+from edgespec.config import GenerationOptions
+from edgespec.errors import OptionError
+from edgespec.text.chat_template import ChatTemplate
+
+pytest.importorskip("uvicorn", reason="needs the extra `serve`")
+from edgespec.apps.server.app import make_app
+from edgespec.apps.server.fields import ChatRequest, CompletionRequest, decoded
+from edgespec.apps.server.prepare import message_of, options_for, prepare_chat
+from edgespec.apps.server.problems import Problem
+from edgespec.apps.server.service import Service, digest_of
+
+PLAIN = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+TOOLS = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + PLAIN
+DEFAULT = GenerationOptions()
+
+
+def tokenizer(template: str = PLAIN) -> Any:
+    """Characters are tokens."""
+    made = ChatTemplate({"default": template})
+    return SimpleNamespace(
+        template=made,
+        render_chat=made.render,
+        apply_chat=lambda messages, **more: [ord(c) for c in made.render(messages, **more)],
+    )
+
+
+def asked(**fields: Any) -> ChatRequest:
+    body = {"messages": [{"role": "user", "content": "Hi"}]} | fields
+    return decoded(json.dumps(body).encode(), ChatRequest)
+
+
+def text_of(request: ChatRequest, template: str = PLAIN) -> str:
+    return "".join(map(chr, prepare_chat(request, tokenizer(template), DEFAULT).prompt))
+
+
+# --- fields ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_tokens": "x"}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_completion_tokens": -3}, "max_completion_tokens"),
+        ({"max_completion_tokens": 3, "max_tokens": 4}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": ["a", 1]}, "stop[1]"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"n": 2}, "n"),
+        ({"n": True}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"stream": 1}, "stream"),
+        ({"stream_options": {"usage": True}}, "stream_options.usage"),
+        ({"temprature": 1}, "temprature"),
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+    ],
+)
+def test_wrong_fields_are_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises((Problem, OptionError)) as caught:
+        prepare_chat(asked(**fields), tokenizer(), DEFAULT)
+    found = caught.value
+    assert (found.param if isinstance(found, Problem) else found.option) == param
+    assert not isinstance(found, Problem) or found.status == 400
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b'"x"', b"null", b"[" * 100_000])
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    for kind in (ChatRequest, CompletionRequest):
+        with pytest.raises(Problem) as caught:
+            decoded(body, kind)
+        assert caught.value.status == 400
+
+
+def test_values_that_change_nothing_are_taken() -> None:
+    request = asked(
+        n=1, logprobs=False, frequency_penalty=0.0, presence_penalty=0, logit_bias={}, user="me", store=True,
+        response_format={"type": "text"}, tool_choice="auto", parallel_tool_calls=True, tools=[], top_p=None,
+    )  # fmt: skip
+    assert prepare_chat(request, tokenizer(), DEFAULT).options == DEFAULT
+
+
+def test_what_a_request_leaves_open_is_the_servers() -> None:
+    default = GenerationOptions(temperature=0.5, max_tokens=7, seed=3, stop=("x",))
+    assert options_for(asked(), default) == default
+    said = options_for(asked(temperature=0, max_completion_tokens=9, stop=["a", "b"], top_k=4), default)
+    assert (said.temperature, said.max_tokens, said.stop, said.top_k) == (0, 9, ("a", "b"), 4)
+    warm = GenerationOptions(temperature=0.5)
+    assert options_for(asked(seed=8), warm).seed == 8
+    assert options_for(asked(), warm).seed != options_for(asked(), warm).seed
+
+
+def test_messages_reach_the_template_as_it_knows_them() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert text_of(asked(messages=[{"role": "developer", "content": parts}])) == "system:ab;"
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    said = asked(messages=[{"role": "assistant", "content": None, "tool_calls": [call]}]).messages[0]
+    assert message_of(said, 0)["tool_calls"][0]["function"]["arguments"] == {"x": 1}
+
+
+def test_tools_go_where_the_template_has_them() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    assert text_of(asked(tools=tools), TOOLS) == "[f]user:Hi;"
+    assert text_of(asked(tools=tools, tool_choice="none"), TOOLS) == "user:Hi;"
+    with pytest.raises(Problem, match="knows no tools"):
+        text_of(asked(tools=tools))
+
+
+def test_a_system_prompt_that_would_be_left_out_is_refused() -> None:
+    deaf = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert "Be brief." in text_of(asked(messages=messages))
+    with pytest.raises(Problem, match="leaves the system prompt out"):
+        text_of(asked(messages=messages), deaf)
+
+
+# --- the door ----------------------------------------------------------------------------------------------
+
+
+def knock(service: Service, path: str, **headers: str) -> int:
+    """The status that a GET gets."""
+    sent: list[Any] = []
+    raw = [(name.encode(), value.encode("utf-8", "surrogateescape")) for name, value in headers.items()]
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "headers": raw,
+        "query_string": b"",
+        "root_path": "",
+    }
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(make_app(service)(scope, receive, send))
+    return int(sent[0]["status"])
+
+
+def test_keys_open_the_door_and_nothing_else() -> None:
+    service = Service("m", "m", DEFAULT, [digest_of(b"one"), digest_of("zw\u00f6i".encode())])
+    assert knock(service, "/v1/models", authorization="Bearer one") == 200
+    assert knock(service, "/v1/models", authorization="bearer  one ") == 200
+    for wrong in ("Bearer two", "Bearer", "one", "Basic one", "Bearer \udcff", "Bearer one one"):
+        assert knock(service, "/v1/models", authorization=wrong) == 401, wrong
+    assert knock(service, "/v1/models") == 401
+    assert knock(service, "/metrics") == 401
+    assert knock(service, "/health") == 503  # nothing is loaded yet
+    assert not Service("m", "m", DEFAULT).lets_in("")
+
+
+def test_without_keys_no_other_sites_page_gets_in() -> None:
+    service = Service("m", "m", DEFAULT)
+    assert knock(service, "/v1/models") == 200
+    assert knock(service, "/v1/models", origin="http://localhost:3000") == 200
+    for origin in ("https://example.com", "null", "http://[", "http://127.0.0.1.example.com"):
+        assert knock(service, "/v1/models", origin=origin) == 403, origin
+    assert knock(service, "/v1/chat/completions") == 405
+    assert knock(service, "/v1/engines") == 404
+    assert knock(service, "/v1/models/other/one") == 404
+
+
+# --- before the model --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., str]:
+    """What is said of a command that must not come to load a model."""
+    monkeypatch.chdir(tmp_path)
+
+    def load(*arguments: Any) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("edgespec.apps.serve.load_engine", load)
+
+    def run(*flags: str, code: int = 2) -> str:
+        assert main.run(["serve", *flags]) == code
+        return capsys.readouterr().err
+
+    return run
+
+
+def test_what_can_be_refused_before_loading_is(refused: Callable[..., str], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"port {port} of 127.0.0.1 is in use; name another with --port" in refused("--port", port)
+    for host in ("0.0.0.0", "::"):
+        assert "nobody is asked for a key; give --api-key-file" in refused("--host", host)
+    (tmp_path / "keys").write_text("k\n")
+    assert "cannot listen on 203.0.113.1" in refused("--host", "203.0.113.1", "--api-key-file", "keys")
+    assert "is missing" in refused("--api-key-file", "nowhere")
+    (tmp_path / "empty").write_text("\n# none yet\n")
+    assert "has no key; write one a line" in refused("--api-key-file", "empty")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    assert "is not UTF-8" in refused("--api-key-file", "bytes")
+    assert "is a folder" in refused("--api-key-file", ".")
+    assert "--port is 70000; it must be from 0 to 65535" in refused("--port", "70000")
+    assert "max-sessions is 4, and a batch" in refused("--max-sessions", "4", "--drafter", "ngram")
+    assert "nowhere" in refused("./nowhere", code=1)
+
+
+def test_a_missing_extra_is_named(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain: Callable[..., Any] = builtins.__import__
+
+    def missing(name: str, *more: Any, **others: Any) -> Any:
+        if name.startswith("edgespec.apps.server"):
+            raise ImportError("No module named 'starlette'", name="starlette")
+        return plain(name, *more, **others)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    assert "needs starlette, which is not installed: pip install 'edgespec[serve]'" in refused(code=1)
