@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from edgespec.apps import options, saved
 from edgespec.apps.commands import COMMANDS, run_command
 from edgespec.apps.common import demo_model, demo_options, open_engine
 from edgespec.apps.keyboard import typing_ahead
+from edgespec.apps.keys import read_keys
 from edgespec.apps.prompts import read_text
 from edgespec.apps.reader import Interrupted, PipeReader, Reader, TerminalReader, history_file
 from edgespec.apps.talk import Talk
@@ -22,7 +24,7 @@ from edgespec.apps.yielding import Yielding
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import ContextError, EdgeSpecError, OptionError
 from edgespec.text.conversation import Message
-from edgespec.values import Option, Options, count_of
+from edgespec.values import Option, Options, count_of, options_of
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -50,6 +52,14 @@ class ChatFlags(Options):
         bool, Option("Show planned and measured memory after each reply, too.", short="-v")
     ] = False
     show_drafts: Annotated[bool, Option("Colour the tokens that were drafted.")] = False
+    server: Annotated[
+        str | None,
+        Option(
+            "Talk with a server's model: `edgespec serve`, or another that speaks OpenAI's API.",
+            metavar="URL", default="none, the model is loaded here",
+        ),
+    ] = None  # fmt: skip
+    api_key_file: Annotated[Path | None, Option("The server's key, in a file.", metavar="FILE")] = None
     yield_: Annotated[
         bool, Option("Lower --memory while the machine, or the container, is short of memory (Linux).")
     ] = False
@@ -70,26 +80,33 @@ def chat(
 ) -> None:
     """Talk with a model. Without a terminal, each line of standard input is a message."""
     source = model or str(demo_model())
-    if model is None:
+    _check_server(wanted, model)
+    if model is None and wanted.server is None:
         engine = demo_options(engine)
     options.check_together(engine, generation)
     system = _system_prompt(wanted.system, wanted.system_file)
     earlier = _earlier() if wanted.continue_ else None
     prompt = None if wanted.prompt is None else _with_input(wanted.prompt)
-    with Terminal() as terminal, typing_ahead(), open_engine(source, engine, terminal) as opened:
+    with Terminal() as terminal, typing_ahead(), ExitStack() as stack:
         remembers = wanted.history and (wanted.continue_ or (terminal.interactive and prompt is None))
-        talk = Talk(opened, source, terminal, generation, wanted.stats, wanted.verbose, remembers)
-        if wanted.yield_:
-            talk.yielding = Yielding(opened)
-            if not talk.yielding.able:
-                terminal.note("--yield does nothing: this system does not tell how short of memory it is")
+        if wanted.server is not None:
+            talk = _served(wanted, terminal, generation, remembers)
+            _say_whose(engine, terminal)
+        else:
+            opened = stack.enter_context(open_engine(source, engine, terminal))
+            talk = Talk(opened, source, terminal, generation, wanted.stats, wanted.verbose, remembers)
+            if wanted.yield_:
+                talk.yielding = Yielding(opened)
+                if not talk.yielding.able:
+                    terminal.note("--yield does nothing: this system does not tell how short of memory it is")
+            if system:
+                _check_system(system, wanted.system_file, opened)
         if wanted.show_drafts and not terminal.show_drafts():
             terminal.note("drafts are not shown: there are no colours here")
         if earlier is not None:
             talk.restore(earlier)
             terminal.note(_which(earlier))
         if system:
-            _check_system(system, wanted.system_file, opened)
             talk.chat.conversation.set_system(system)
         if prompt is not None:
             talk.ask(prompt)
@@ -97,12 +114,44 @@ def chat(
         _converse(talk, _reader(wanted.history, terminal), terminal)
 
 
+def _check_server(wanted: ChatFlags, model: str | None) -> None:
+    """Raises OptionError for what a server's chat cannot have."""
+    if wanted.server is None:
+        if wanted.api_key_file is not None:
+            raise OptionError("--api-key-file is for --server URL; give both, or neither")
+        return
+    for name, given in (
+        ("MODEL", model),
+        ("--yield", wanted.yield_),
+        ("--verbose", wanted.verbose),
+        ("--show-drafts", wanted.show_drafts),
+    ):
+        if given:
+            raise OptionError(f"{name} does not go with --server, whose model, memory and drafts are its own")
+
+
+def _served(wanted: ChatFlags, terminal: Terminal, generation: GenerationOptions, remembers: bool) -> Talk:
+    from edgespec.apps.served import ServedTalk
+    from edgespec.serving.client import ServerClient
+
+    key = None if wanted.api_key_file is None else read_keys(wanted.api_key_file)[0]
+    client = ServerClient(str(wanted.server), key)
+    return ServedTalk(client, terminal, generation, wanted.stats, remembers)
+
+
+def _say_whose(engine: EngineOptions, terminal: Terminal) -> None:
+    """Options of a model here, from flags or wherever else, change nothing at a server."""
+    known = options_of(EngineOptions)
+    if set_here := [known[name].flag for name in known if getattr(engine, name) != known[name].default]:
+        terminal.note(f"{', '.join(set_here)}: the server goes by its own")
+
+
 def _converse(talk: Talk, reader: Reader, terminal: Terminal) -> None:
     """Answer messages and run commands until the end. Raises typer.Exit when some of a pipe's have failed."""
     if terminal.interactive:
         terminal.note(talk.describe())
         terminal.note("/help lists the commands; Ctrl-C stops a reply; Ctrl-D leaves")
-    if not talk.engine.tokenizer.has_chat_template:
+    if not talk.templated:
         terminal.note("this model has no chat template; it gets a plain transcript")
     failed = False
     while not talk.leaving:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.apps import saved
-from edgespec.apps.options import LIVE, check_together, in_flags
+from edgespec.apps.options import LIVE, in_flags
 from edgespec.apps.stats import stats_table
 from edgespec.apps.tune_words import speed_of
 from edgespec.config import EngineOptions, GenerationOptions, with_keywords
@@ -67,12 +67,12 @@ def _set(talk: Talk, argument: str) -> None:
         other = f"; now it is {_memory(talk)}" if key in LIVE else ", or `default`"
         raise OptionError(f"/set {name} needs a value{other}")
     if key in LIVE:
-        talk.engine.set_memory(value.strip())
+        talk.set_memory(value.strip())
         talk.terminal.note(talk.describe())
         return
     given = known[key].default if value.strip() == "default" else value.strip()
     wanted = with_keywords(talk.chat.options, {key: given})
-    check_together(talk.engine.options, wanted)
+    talk.check(wanted)
     talk.chat.options = wanted
     talk.terminal.note(describe_options(talk.chat.options))
     if wanted.idle:
@@ -81,7 +81,7 @@ def _set(talk: Talk, argument: str) -> None:
 
 
 def _memory(talk: Talk) -> str:
-    return f"memory {format_bytes(talk.engine.plan.dial)}"
+    return f"memory {format_bytes(talk.dial)}"
 
 
 def describe_options(options: GenerationOptions) -> str:
@@ -96,9 +96,11 @@ def describe_options(options: GenerationOptions) -> str:
 
 def _show(talk: Talk, argument: str) -> None:
     if argument == "plan":
+        if talk.plan is None:
+            raise OptionError("the plan of memory is the server's; `edgespec serve` shows it")
         expected = talk.expected()
         speed = "" if expected is None else f"expected: {speed_of(expected)} tokens/s"
-        talk.terminal.note(in_flags(talk.engine.plan.describe(speed)))
+        talk.terminal.note(in_flags(talk.plan.describe(speed)))
     elif argument == "chat":
         lines = [
             f"{m.role}{' (stopped)' if m.stopped else ''}: {m.content}"
@@ -106,8 +108,7 @@ def _show(talk: Talk, argument: str) -> None:
         ]
         talk.terminal.note("\n".join(lines) or "nothing has been said yet")
     elif not argument:
-        positions = f"{len(talk.chat.session.tokens)} of {talk.chat.session.context} positions in use"
-        talk.terminal.note(f"{talk.describe()}\n{describe_options(talk.chat.options)}\n{positions}")
+        talk.terminal.note(f"{talk.describe()}\n{describe_options(talk.chat.options)}\n{talk.in_use()}")
     else:
         raise OptionError(f"/show {argument}: write /show, /show plan or /show chat")
 
@@ -119,7 +120,7 @@ def _stats(talk: Talk, argument: str) -> None:
         raise OptionError(f"/stats {argument}: write /stats, /stats on or /stats off")
     else:
         talk.terminal.note(
-            stats_table(talk.last_stats, talk.engine.plan, talk.watch.expected_speed)
+            stats_table(talk.last_stats, talk.plan, talk.expected_speed)
             if talk.last_stats
             else "there is no reply yet"
         )

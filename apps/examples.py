@@ -23,6 +23,7 @@ CHAT = _lines(
     "edgespec chat Qwen/Qwen2.5-7B-Instruct --memory 4GB",
     "edgespec chat MODEL --continue",
     "cat report.txt | edgespec chat MODEL -p 'Sum this up.'",
+    "edgespec chat --server http://127.0.0.1:8642",
 )
 GENERATE = _lines(
     "edgespec generate MODEL -p 'Once upon a time' --max-tokens 100",

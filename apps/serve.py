@@ -10,6 +10,7 @@ import typer
 
 from edgespec.apps import options
 from edgespec.apps.common import check_source, demo_model, demo_options, describe_plan, load_engine
+from edgespec.apps.keys import read_keys
 from edgespec.apps.terminal import Terminal
 from edgespec.config import MOST_BATCH, EngineOptions, GenerationOptions
 from edgespec.errors import EdgeSpecError, MissingExtraError
@@ -66,14 +67,14 @@ def serve(
     options.check_together(engine, generation)
     asked = _with_sessions(engine, wanted.max_sessions)
     try:
-        from edgespec.apps.server.listen import Server, listening, read_keys
-        from edgespec.apps.server.service import Service
+        from edgespec.apps.server.listen import Server, listening
+        from edgespec.apps.server.service import Service, digest_of
     except ImportError as error:
         raise MissingExtraError(
             f"a server needs {error.name}, which is not installed: pip install 'edgespec[serve]'"
         ) from None
     check_source(source)
-    keys = () if wanted.api_key_file is None else read_keys(wanted.api_key_file)
+    keys = [] if wanted.api_key_file is None else read_keys(wanted.api_key_file)
     name = Path(source).resolve().name if Path(source).exists() else source
     with Terminal() as terminal, listening(wanted.host, wanted.port, bool(keys)) as (socket, url):
 
@@ -83,7 +84,7 @@ def serve(
             most = engine.plan.sequences
             terminal.note(f"serving at {url}/v1{locked}, {count_of(most, 'request')} at once; Ctrl-C ends it")
 
-        service = Service(name, source, generation, keys)
+        service = Service(name, source, generation, [digest_of(key.encode()) for key in keys])
         server = Server(service, PATIENCE)
         terminal.busy("starting")
         service.load(lambda progress: load_engine(source, asked, progress), terminal.progress, ready)

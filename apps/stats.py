@@ -47,8 +47,9 @@ def memory_line(stats: Stats, plan: Plan) -> str:
     return f"memory: planned {_planned(plan)} · measured peak {_peak(stats)}"
 
 
-def stats_table(stats: Stats, plan: Plan, expected: Interval | None = None) -> str:
-    """Everything measured about a reply, one figure a line; `expected`: tokens a second, before it."""
+def stats_table(stats: Stats, plan: Plan | None, expected: Interval | None = None) -> str:
+    """Everything measured about a reply, one figure a line; `expected`: tokens a second, before it. plan:
+    None = it is a server's."""
     rows = {
         "prompt": f"{stats.prompt_tokens} tokens, {stats.reused_tokens} of them kept from before, "
         f"in {format_seconds(stats.prefill_seconds)}",
@@ -59,7 +60,7 @@ def stats_table(stats: Stats, plan: Plan, expected: Interval | None = None) -> s
         + (f"; paused: {stats.undrafted}" if stats.undrafted else ""),
         "read": f"{format_bytes(stats.bytes_read)}, {format_bytes(stats.bytes_per_token)}/token, "
         f"{format_bytes(stats.read_gbps * 1e9)}/s while decoding",
-        "peak memory": f"{_peak(stats)}, planned {_planned(plan)}",
+        "peak memory": _peak(stats) + (f", planned {_planned(plan)}" if plan is not None else ""),
     }
     return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.apps import saved
 from edgespec.apps.common import describe_plan
+from edgespec.apps.options import check_together
 from edgespec.apps.reply import follow
 from edgespec.apps.stats import memory_line, stats_line
 from edgespec.chat import Chat
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from edgespec.apps.terminal import Terminal
     from edgespec.apps.yielding import Yielding
     from edgespec.engine import Engine
+    from edgespec.offload.plan.plan import Plan
     from edgespec.text.conversation import Message
     from edgespec.tuning.predict import Interval
 
@@ -53,13 +55,15 @@ class Talk:
 
         self.watch = Watch(engine)
         engine.target.weights.listen(self.watch.chunk)
-        self.chat = Chat(engine, options=options, trace=self.watch.trace)
         self.engine = engine
+        self._begin(Chat(engine, options=options, trace=self.watch.trace), model, terminal)
+        self.show_stats, self.verbose, self.remembers = show_stats, verbose, remembers
+        terminal.count_reads(lambda: engine.bytes_read)
+
+    def _begin(self, chat: Chat, model: str, terminal: Terminal) -> None:
+        self.chat = chat
         self.model = model
         self.terminal = terminal
-        self.show_stats = show_stats
-        self.verbose = verbose
-        self.remembers = remembers
         self.last_stats: Stats | None = None
         self.interrupted = False
         self.leaving = False
@@ -67,7 +71,6 @@ class Talk:
         self.yielding: Yielding | None = None
         self._given: list[str] = []  # what is to be said of memory, when the reply has ended
         self._said_undrafted = False  # once a chat; /stats always has it
-        terminal.count_reads(lambda: engine.bytes_read)
 
     def describe(self) -> str:
         return describe_plan(Path(self.model).name, self.engine.plan, self.engine.drafters, self.expected())
@@ -76,6 +79,42 @@ class Talk:
         """Tokens a second, by what runs have shown, as /stats has them beside what came; None = unknown."""
         setting = self.watch.expected()
         return None if setting is None else setting.speed
+
+    @property
+    def templated(self) -> bool:
+        """The model was trained to chat."""
+        return self.engine.tokenizer.has_chat_template
+
+    @property
+    def plan(self) -> Plan | None:
+        """Of memory; None = it is not ours."""
+        return self.engine.plan
+
+    @property
+    def dial(self) -> int:
+        """Bytes that the model's process may use."""
+        return self.engine.plan.dial
+
+    def set_memory(self, memory: str) -> None:
+        """Raises OptionError, BudgetError."""
+        self.engine.set_memory(memory)
+
+    def in_use(self) -> str:
+        return f"{len(self.chat.session.tokens)} of {self.chat.session.context} positions in use"
+
+    def check(self, options: GenerationOptions) -> None:
+        """Raises OptionError for options of replies that do not go with the engine's."""
+        check_together(self.engine.options, options)
+
+    @property
+    def expected_speed(self) -> Interval | None:
+        """Of the last reply, before it was made; tokens a second."""
+        return self.watch.expected_speed
+
+    def _learn(self, stats: Stats) -> list[str]:
+        """A reply was made; what is to be said of how."""
+        self.watch.reply(stats)
+        return self.watch.warnings()
 
     def ask(self, message: str) -> None:
         """Reply to one message; see `Chat` for what is kept of it."""
@@ -120,9 +159,9 @@ class Talk:
             self.terminal.note(self._why_cut(reply))
         if reply.tokens:
             self.last_stats = reply.stats
-            self.watch.reply(reply.stats)
+            warnings = self._learn(reply.stats)
             self._report(reply.stats)
-            for warning in self.watch.warnings():
+            for warning in warnings:
                 self.terminal.note(warning)
             self._remember()
 
@@ -136,8 +175,8 @@ class Talk:
                 self._said_undrafted = True
                 self.terminal.note(f"[drafting has paused: {stats.undrafted}]")
             self.terminal.note(stats_line(stats, self.terminal.width))
-        if self.verbose:
-            self.terminal.note(memory_line(stats, self.engine.plan))
+        if self.verbose and self.plan is not None:
+            self.terminal.note(memory_line(stats, self.plan))
 
     def _remember(self) -> None:
         if self.remembers:

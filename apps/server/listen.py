@@ -9,36 +9,19 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
 from edgespec.apps.server.app import make_app
-from edgespec.apps.server.service import Service, digest_of
-from edgespec.devices.files import read_bounded
-from edgespec.errors import EdgeSpecError, OptionError
+from edgespec.apps.server.service import Service
+from edgespec.errors import OptionError
 
-MOST_KEYS_BYTES = 64 * 1024
 MOST_HEADERS = 32 * 1024  # bytes of a request's line and headers
 MOST_CONNECTIONS = 512
 BACKLOG = 128
 IDLE = 30  # seconds that a connection may stay open between two requests
 UNREAD = 60_000  # milliseconds after which the system drops a client that reads nothing
-
-
-def read_keys(path: Path) -> list[bytes]:
-    """Digests of the keys in a file, one a line. Raises OptionError when it cannot be read, or has none."""
-    try:
-        text = read_bounded(path, MOST_KEYS_BYTES).decode("utf-8")
-    except EdgeSpecError as error:
-        raise OptionError(f"--api-key-file: {error}") from None
-    except UnicodeDecodeError:
-        raise OptionError(f"--api-key-file {path} is not UTF-8 text") from None
-    keys = [line.strip() for line in text.splitlines()]
-    if not (keys := [key for key in keys if key and not key.startswith("#")]):
-        raise OptionError(f"--api-key-file {path} has no key; write one a line")
-    return [digest_of(key.encode()) for key in keys]
 
 
 @contextmanager

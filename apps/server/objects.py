@@ -93,6 +93,7 @@ def timings(stats: Stats) -> dict[str, Any]:
         "cycles": stats.cycles,
         "tokens_per_cycle": stats.tokens_per_cycle,
         "bytes_read": stats.bytes_read,
+        "decode_bytes_read": stats.decode_bytes_read,
         "read_gbps": stats.read_gbps,
         "peak_memory": stats.peak_memory,
         "memory": stats.dial,

@@ -1,0 +1,24 @@
+"""Files of API keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgespec.devices.files import read_bounded
+from edgespec.errors import EdgeSpecError, OptionError
+
+MOST_BYTES = 64 * 1024
+
+
+def read_keys(path: Path) -> list[str]:
+    """The keys in a file, one a line. Raises OptionError when it cannot be read, or has none."""
+    try:
+        text = read_bounded(path, MOST_BYTES).decode("utf-8")
+    except EdgeSpecError as error:
+        raise OptionError(f"--api-key-file: {error}") from None
+    except UnicodeDecodeError:
+        raise OptionError(f"--api-key-file {path} is not UTF-8 text") from None
+    keys = [line.strip() for line in text.splitlines()]
+    if not (keys := [key for key in keys if key and not key.startswith("#")]):
+        raise OptionError(f"--api-key-file {path} has no key; write one a line")
+    return keys
