@@ -43,7 +43,7 @@ class Candidate:
 
     def used(self, plan: Plan) -> bool:
         """The plan has room for it."""
-        if self.extras.must_pin is not None and not plan.depth:
+        if self.extras.must_pin is not None and plan.depth not in self.extras.depths:
             return False
         return self.extras.stand_in is None or bool(plan.copied)
 

@@ -15,7 +15,7 @@ from edgespec.offload.chunks import Chunk, ChunkTable
 from edgespec.offload.plan.costs import Rates
 from edgespec.offload.plan.ledger import HEADROOM, PROGRAMS, Ledger, gigabytes
 from edgespec.offload.plan.needs import Needs, Request
-from edgespec.offload.plan.pinning import MIN_RING_CHUNKS, choose_pinned, choose_ring, first_layers, pages
+from edgespec.offload.plan.pinning import MIN_RING_CHUNKS, choose_pinned, choose_ring, must_stay, pages
 from edgespec.offload.plan.plan import Plan
 
 MIN_CONTEXT = 512
@@ -148,7 +148,7 @@ def _choose_context(books: _Books) -> tuple[int, list[str]]:
     if request.context is not None:
         return request.context, []
     if request.resident_layers is None:
-        must = first_layers(table, min(needs.extras.depths, default=0))
+        must = must_stay(table, needs.extras.must_pin, min(needs.extras.depths, default=0))
     else:
         must, _ = _asked_for(books, request.resident_layers)
     ring = MIN_RING_CHUNKS * books.largest if len(must) < len(table.chunks) else 0
@@ -161,9 +161,11 @@ def _choose_context(books: _Books) -> tuple[int, list[str]]:
 
 def _asked_for(books: _Books, layers: int) -> tuple[list[Chunk], int]:
     """The first `layers` layers, and the head if somebody must have some of them; how many these are."""
-    depth = max((d for d in books.needs.extras.depths if d <= layers), default=0)
-    chunks = books.table.chunks
-    return [c for c in chunks if c.layer < layers or (depth and c.layer == books.table.layers)], depth
+    extras, table = books.needs.extras, books.table
+    depth = max((d for d in extras.depths if d <= layers), default=0)
+    return [
+        c for c in table.chunks if c.layer < layers or (extras.must_pin and c.layer == table.layers)
+    ], depth
 
 
 def _as_asked(books: _Books, positions: int, layers: int) -> _Choice:
@@ -177,7 +179,8 @@ def _as_asked(books: _Books, positions: int, layers: int) -> _Choice:
     smallest = smallest_dial(books.ledger(pinned, least, positions), books.needs.drift)
     advice = f" with {layers} layers pinned and context {positions}."
     books.ledger(pinned, ring, positions).require(smallest, advice)
-    reason = f"{layers} layers pinned, as asked" + (", and the LM head" if depth else "")
+    head = books.needs.extras.must_pin is not None
+    reason = f"{layers} layers pinned, as asked" + (", and the LM head" if head else "")
     return _Choice(pinned, ring, depth, [reason])
 
 
@@ -196,19 +199,19 @@ def _whole(books: _Books, positions: int) -> _Choice | None:
 def _as_far_as_it_fits(books: _Books, positions: int) -> _Choice:
     """What must be pinned, then a ring, then as many chunks as the dial has room for. Raises BudgetError."""
     table, extras, largest = books.table, books.needs.extras, books.largest
-    least = MIN_RING_CHUNKS * largest
-    fitting = [d for d in extras.depths if books.ledger(first_layers(table, d), least, positions).free >= 0]
+    least, who = MIN_RING_CHUNKS * largest, extras.must_pin
+    fitting = [d for d in extras.depths if books.ledger(must_stay(table, who, d), least, positions).free >= 0]
     depth = max(fitting, default=min(extras.depths, default=0))
-    kept = first_layers(table, depth)
+    kept = must_stay(table, who, depth)
     ring = choose_ring(largest, lambda ring: books.ledger(kept, ring, positions).free - 2 * largest)
     book = books.ledger(kept, ring, positions)
     smaller = "" if positions <= MIN_CONTEXT else f"; context={MIN_CONTEXT} would need less"
     reasons = []
     must = ""
-    if extras.must_pin is not None:
-        owner, use = extras.must_pin.owner, extras.must_pin.use
-        must = f", with {depth} layers and the head pinned for {owner} (others need less)"
-        reasons.append(f"{owner} {use} {depth} layers and the LM head, which are pinned")
+    if who is not None:
+        layers = f"{depth} layers and " if depth else ""
+        must = f", with {layers}the head pinned for {who.owner} (others need less)"
+        reasons.append(f"{who.owner} {who.use} {layers}the LM head, pinned for that")
     book.require(smallest_dial(book, books.needs.drift), f" with context {positions}{must}{smaller}.")
     held = {c.index for c in kept}
     rest = replace(table, chunks=tuple(c for c in table.chunks if c.index not in held))

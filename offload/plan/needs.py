@@ -25,7 +25,7 @@ class MustPin:
 
     owner: str  # who, as in "{owner} {use} 3 layers"
     use: str
-    depths: tuple[int, ...]  # numbers of layers, ascending
+    depths: tuple[int, ...]  # numbers of layers, ascending; 0 = the head alone
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from edgespec.offload.chunks import Chunk, ChunkTable
+from edgespec.offload.plan.needs import MustPin
 
 RING_CHUNKS = 8  # of the largest size: the reader works ahead while a pass computes
 MIN_RING_CHUNKS = 3  # one in use, two being read
@@ -20,9 +21,9 @@ def pages(chunks: Iterable[Chunk]) -> int:
     return sum(c.read_bytes for c in chunks)
 
 
-def first_layers(table: ChunkTable, depth: int) -> list[Chunk]:
-    """The chunks of the first `depth` layers and of the head; none of nothing."""
-    return [c for c in table.chunks if depth and (c.layer < depth or c.layer == table.layers)]
+def must_stay(table: ChunkTable, must: MustPin | None, depth: int) -> list[Chunk]:
+    """The chunks of the first `depth` layers and of the head, if somebody needs them in memory."""
+    return [c for c in table.chunks if must and (c.layer < depth or c.layer == table.layers)]
 
 
 def choose_ring(largest: int, left: Callable[[int], int]) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from edgespec.offload.chunks import Chunk
 from edgespec.offload.plan.fill import headroom_of, smallest_dial
 from edgespec.offload.plan.ledger import HEADROOM, Ledger, gigabytes
-from edgespec.offload.plan.pinning import MIN_RING_CHUNKS, choose_pinned, choose_ring, first_layers, pages
+from edgespec.offload.plan.pinning import MIN_RING_CHUNKS, choose_pinned, choose_ring, must_stay, pages
 from edgespec.offload.plan.plan import Plan
 
 
@@ -26,7 +26,7 @@ def at_dial(plan: Plan, dial: int, as_asked: bool = False) -> Plan:
     table = plan.table
     largest = max(c.read_bytes for c in table.chunks)
     pinned = [c for c in table.chunks if c.index in plan.pinned]
-    must = pinned if as_asked else first_layers(table, plan.depth)
+    must = pinned if as_asked else must_stay(table, plan.extras.must_pin, plan.depth)
     stand_in = plan.extras.stand_in if plan.copied else None
     copies = {c.index: stand_in.nbytes(c) for c in table.chunks} if stand_in else {}
     shared = {index: nbytes for index, nbytes in copies.items() if index not in plan.copied}
