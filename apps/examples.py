@@ -54,8 +54,16 @@ TUNE = _lines(
     "edgespec tune MODEL -i",
     "edgespec tune MODEL -o fast.toml && edgespec chat MODEL --profile fast.toml",
 )
-TRAIN = _lines("edgespec train cascade MODEL --data texts/ --out adapters", "edgespec train cascade --help")
+TRAIN = _lines(
+    "edgespec train cascade MODEL --data texts/ --out adapters",
+    "edgespec train moa MODEL --data texts/ --out adapters",
+    "edgespec train cascade --help",
+)
 CASCADE = _lines(
     "edgespec train cascade MODEL --data text/ --out dir --memory 8GB",
+    "edgespec chat MODEL --memory 8GB --adapters dir",
+)
+MOA = _lines(
+    "edgespec train moa MODEL --data text/ --out dir --memory 8GB",
     "edgespec chat MODEL --memory 8GB --adapters dir",
 )

@@ -190,7 +190,12 @@ def in_flags(message: str, in_chat: bool = False) -> str:
     return re.sub(rf"(?<![\w/\\.-])({'|'.join(FLAGS)})=(?![^\s]*[/\\])([\w.+\"'-]*)", flag, message)
 
 
-TASKS = {"pack_model": "pack", "verify_store": "pack --verify", "train_cascade": "train cascade"}
+TASKS = {
+    "pack_model": "pack",
+    "verify_store": "pack --verify",
+    "train_cascade": "train cascade",
+    "train_moa": "train moa",
+}
 
 
 def command_of(call: Call) -> str:

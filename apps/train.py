@@ -14,12 +14,12 @@ import typer
 
 import edgespec
 from edgespec.apps import common, options
-from edgespec.apps.examples import CASCADE, TRAIN
+from edgespec.apps.examples import CASCADE, MOA, TRAIN
 from edgespec.apps.help import Command, Group
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
 from edgespec.errors import MissingExtraError
-from edgespec.training.options import CascadeOptions, TrainingOptions
+from edgespec.training.options import CascadeOptions, MoaOptions, TrainingOptions
 from edgespec.values import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -61,6 +61,22 @@ def cascade(
         return "adapters: " + ", ".join(f"{role} after layer {depth}" for role, depth in depths)
 
     _run("edgespec.training.cascade:train_cascade", shown, model, data, out, chosen, engine)
+
+
+@train.command(epilog=MOA, cls=Command)
+@options.takes(engine=ENGINE)
+def moa(model: options.Model, data: Data, out: Out, *, chosen: MoaOptions, engine: EngineOptions) -> None:
+    """Train a Mixture-of-Attentions drafter for MODEL. Interrupted, the same command goes on where it
+    stopped."""
+
+    def shown(files: ModelFiles) -> str:
+        from edgespec.runtimes.formats.moa_sizes import choose_sizes, parameters
+
+        sizes = choose_sizes(files.config, chosen.kv_heads, chosen.mlp, chosen.layer_attention)
+        count = parameters(files.config, sizes)
+        return f"drafter: {count:,} parameters, MLPs {', '.join(map(str, sizes.mlp))} wide"
+
+    _run("edgespec.training.moa:train_moa", shown, model, data, out, chosen, engine)
 
 
 def _run(

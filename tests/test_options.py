@@ -34,6 +34,7 @@ from edgespec.models.packing import pack_model, verify_store
 from edgespec.offload.pack.layout import LOW_BIT
 from edgespec.offload.pack.pack import PRECISIONS
 from edgespec.training.cascade import train_cascade
+from edgespec.training.moa import train_moa
 from edgespec.training.options import CascadeOptions
 from edgespec.values import Field, did_you_mean, format_bytes, options_of, parse_bytes
 
@@ -330,7 +331,12 @@ def test_the_library_does_not_know_flags_and_commands() -> None:
 
 
 def test_every_hint_is_a_call_and_a_command() -> None:
-    functions = {"pack_model": pack_model, "verify_store": verify_store, "train_cascade": train_cascade}
+    functions = {
+        "pack_model": pack_model,
+        "verify_store": verify_store,
+        "train_cascade": train_cascade,
+        "train_moa": train_moa,
+    }
     assert functions.keys() == options.TASKS.keys()
     hints = [
         node
@@ -411,7 +417,9 @@ def test_every_command_has_the_flags(command: str) -> None:
     assert not {"engine", "generation"} & set(parameters)
 
 
-@pytest.mark.parametrize("command", ["", "chat", "generate", "pack", "bench", "train", "train cascade"])
+@pytest.mark.parametrize(
+    "command", ["", "chat", "generate", "pack", "bench", "train", "train cascade", "train moa"]
+)
 def test_help_is_in_words_and_has_examples(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

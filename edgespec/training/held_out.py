@@ -30,16 +30,19 @@ class Agreement:
         self.reached = np.zeros(gamma, np.int64)  # cycles whose positions up to i agreed
 
     def add(self, agree: Sequence[NDArray[np.bool_]], loss: float) -> None:
-        """`agree`: of each text, whether each of its positions agrees, [n] each; `loss`: their sum."""
+        """`agree`: of each text, whether each of its positions agrees, [n] each; [gamma, n] where that is
+        another matter for each draft of a chain. `loss`: their sum."""
         self.loss += loss
         for hits in agree:
-            self.positions += len(hits)
-            self.agreed += int(hits.sum())
-            misses = np.append(np.flatnonzero(~hits), len(hits))
+            by_draft = np.broadcast_to(hits, (self.gamma, hits.shape[-1]))
+            n = by_draft.shape[1]
+            self.positions += n
+            self.agreed += int(by_draft[0].sum())
             start = 0
-            while start < len(hits):
-                accepted = min(int(misses[np.searchsorted(misses, start)]) - start, self.gamma)
-                if accepted < self.gamma and start + accepted == len(hits):
+            while start < n:
+                chain = np.diagonal(by_draft, start)  # of the drafts from here on, at most gamma
+                accepted = len(chain) if chain.all() else int(chain.argmin())
+                if accepted < self.gamma and start + accepted == n:
                     break  # the text ends within this chain
                 self.cycles += 1
                 self.reached[:accepted] += 1

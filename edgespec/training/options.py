@@ -108,3 +108,43 @@ class CascadeOptions(TrainingOptions):
             raise OptionError("top_k is of the reduced loss; leave it out with the full one", "top_k")
         if self.loss == "reduced" and self.top_k is None:
             object.__setattr__(self, "top_k", TOP_K)  # what manifests say, and a resumed run is held to
+
+
+@dataclass(frozen=True)
+class MoaOptions(TrainingOptions):
+    """How a Mixture-of-Attentions drafter is trained. Sizes that are not given follow from the target's."""
+
+    kv_heads: Annotated[
+        tuple[int, ...],
+        Option(
+            "Heads of keys and values of the attentions over layers, over tokens and to memory.",
+            metavar="N,N,N", panel=ADAPTERS, default="as many as the model's layers have",
+        ),
+    ] = ()  # fmt: skip
+    mlp: Annotated[
+        tuple[int, ...],
+        Option(
+            "Widths of the MLPs behind these three.",
+            metavar="N,N,N", panel=ADAPTERS, default="6 times the keys' width; 1/8 and 7/4 of the model's",
+        ),
+    ] = ()  # fmt: skip
+    layer_attention: Annotated[
+        bool, Option("Attention over the layers; else their plain mean.", panel=ADAPTERS)
+    ] = True
+    masks: Annotated[
+        bool,
+        Option("Draft 5 to 15 tokens from one memory, as in use; else one.", panel=RUN),
+    ] = True
+    stale: Annotated[
+        float,
+        Option(
+            "Share of drafts that learn with the memory of one cycle before, as those have it that are made "
+            "while the model verifies.",
+            metavar="P", panel=RUN, least=0, most=1,
+        ),
+    ] = 0.0  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.stale and not self.masks:
+            raise OptionError("stale is of cycles, which there are none of without masks", "stale")

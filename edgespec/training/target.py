@@ -31,6 +31,7 @@ from edgespec.runtimes.base import TREE_ROWS, Rows
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.needs import plan_model
 from edgespec.runtimes.torch.machine import measure_machine
+from edgespec.runtimes.torch.moa import written_states
 from edgespec.runtimes.torch.open import open_target
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
@@ -139,11 +140,13 @@ class Features:
     hidden: by depth, the residual stream after that many layers, [b, t, d], zero behind a sequence's end.
     final: the target's normed last state at the n supervised positions, [n, d]: what its LM head multiplies.
     supervised: [b, t] bool, where `final` belongs, row by row.
+    layers: keys (after RoPE) and values of all layers, [tokens, L, 2 E_kv], where somebody learns from them.
     """
 
     hidden: dict[int, Tensor]
     final: Tensor
     supervised: Tensor
+    layers: Tensor | None = None
 
 
 class FrozenTarget:
@@ -171,12 +174,12 @@ class FrozenTarget:
         """[d]"""
         return self.target.weights.small["model.norm.weight"]
 
-    def __call__(self, samples: Sequence[Sample]) -> Features:
-        """One pass over all of these sequences."""
+    def __call__(self, samples: Sequence[Sample], layers: bool = False) -> Features:
+        """One pass over all of these sequences; `layers`: with what they have in all layers."""
         target, lengths = self.target, [len(s.tokens) for s in samples]
         # The bits are nobody's: all sequences are multiplied in one piece.
         rows = replace(Rows.concat([self._rows(n) for n in lengths]), apart=False)
-        watch = _Depths(self.depths)
+        watch = _Watch(self.depths, layers)
         embedded = target.embed(np.concatenate([s.tokens for s in samples]))
         watch.on_layer(-1, embedded, rows)
         last = target.run(embedded, rows, range(target.config.layers), watch)
@@ -187,7 +190,8 @@ class FrozenTarget:
         # clone(): tensors made in inference mode cannot take part in a gradient.
         hidden = {depth: _padded(states.clone(), lengths) for depth, states in watch.states.items()}
         final = _padded(last.clone(), lengths)[supervised]
-        return Features(hidden, rms_norm(final, self.final_norm, target.config.norm_eps), supervised)
+        normed = rms_norm(final, self.final_norm, target.config.norm_eps)
+        return Features(hidden, normed, supervised, torch.cat(watch.layers, 1) if layers else None)
 
     def _rows(self, n: int) -> Rows:
         """A sequence in a cache of its own, computed in one pass."""
@@ -224,16 +228,19 @@ def _padded(states: Tensor, lengths: list[int]) -> Tensor:
     return pad_sequence(list(torch.split(states, lengths)), batch_first=True)
 
 
-class _Depths:
-    """Keeps the hidden states after some layers; see `runtimes.base.PassObserver`."""
+class _Watch:
+    """Keeps states behind some layers, and keys and values of all; see `runtimes.base.PassObserver`."""
 
-    def __init__(self, depths: frozenset[int]) -> None:
-        self.depths = depths
+    def __init__(self, depths: frozenset[int], layers: bool) -> None:
+        self.depths, self.wanted = depths, layers
         self.states: dict[int, Tensor] = {}
+        self.layers: list[Tensor] = []  # [tokens, 1, 2 E_kv] each
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
         if index + 1 in self.depths:
             self.states[index + 1] = hidden
+        if self.wanted and index >= 0:  # all layers write into one layer's memory
+            self.layers.append(torch.cat([written_states(cache, index) for cache in rows.caches]))
 
     def on_chunk(self) -> None:
         pass

@@ -1,0 +1,210 @@
+"""Training a Mixture-of-Attentions drafter: see `runtimes.torch.moa`, and Zimmer et al. 2024, section 3.3.
+
+    loss = 0.1 KL(target || drafter) + SmoothL1(drafter's last state, target's)        (Equation 2)
+
+over the tokens of replies, each drafted with the memory that it would have in a cycle (`training.bounded`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
+
+from edgespec.config import EngineOptions
+from edgespec.errors import OptionError
+from edgespec.progress import ProgressCallback
+from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.formats.moa_sizes import (
+    KIND,
+    MoaSizes,
+    choose_sizes,
+    memory_width,
+    parameter_shapes,
+    parameters,
+)
+from edgespec.runtimes.torch.moa import Moa
+from edgespec.runtimes.torch.trained_files import ModuleFile, describe_module, save_module
+from edgespec.training.bounded import Questions, ask, at_gap, bounded
+from edgespec.training.corpus import Sample, corpus_digest
+from edgespec.training.held_out import GAMMA, Agreement
+from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, distill, full_kl
+from edgespec.training.options import MoaOptions
+from edgespec.training.run import train_drafter
+from edgespec.training.target import KERNELS_BYTES, Features, FrozenTarget, pass_bytes
+from edgespec.training.trainer import Loss, Report
+
+KL_WEIGHT, L1_WEIGHT = 0.1, 1.0  # Table 6
+LAYER_ROWS = 4096  # tokens times layers whose attention over layers is held for its gradient at a time
+
+
+class Student(nn.Module):
+    """The network over one pass's sequences, from what the target gives of them."""
+
+    def __init__(self, moa: Moa) -> None:
+        super().__init__()
+        self.moa = moa
+
+    def forward(
+        self, embedded: Tensor, states: Tensor, lengths: Sequence[int], asked: Sequence[Questions]
+    ) -> list[Tensor]:
+        """embedded [b, t, d]; states [sum of lengths, L, 2 E_kv], keys and values of all layers.
+
+        What is drafted, [n, d], for each of `asked`, which are asked of the same memory.
+        """
+        rows = max(1, LAYER_ROWS // states.shape[1])
+        parts = [
+            checkpoint(self.moa.summary, part, use_reentrant=False) for part in torch.split(states, rows)
+        ]
+        memory = pad_sequence(list(torch.split(torch.cat(parts), list(lengths))), batch_first=True)
+        return [
+            self.moa(embedded, memory, each.positions, each.until)[torch.from_numpy(each.there)]
+            for each in asked
+        ]
+
+
+class MoaPupil:
+    """See `training.run.Pupil`."""
+
+    def __init__(self, target: FrozenTarget, moa: Moa, files: ModelFiles, options: MoaOptions) -> None:
+        self.target, self.moa, self.files, self.options = target, moa, files, options
+        self.module = Student(moa)
+
+    @property
+    def groups(self) -> list[list[nn.Parameter]]:
+        return [list(self.module.parameters())]
+
+    def loss(self, module: nn.Module, samples: Sequence[Sample]) -> Loss:
+        features = self.target(samples, layers=True)
+        # The same cuts whenever this pass is made, in a resumed run, too; others in each epoch, whose passes
+        # are other ones.
+        chance = np.random.default_rng(crc32(np.concatenate([s.tokens for s in samples]).tobytes()))
+        masks, stale = self.options.masks, self.options.stale
+        until = [bounded(s, chance, stale) if masks else at_gap(s, 1) for s in samples]
+        [drafted] = self._drafted(module, features, samples, [ask(samples, until)])
+        sums, _ = distill(self.target.head, features.final, {"KL": drafted}, full_kl)
+        near = F.smooth_l1_loss(drafted.float(), features.final.float(), reduction="none").mean(-1).sum()
+        losses = {"KL": KL_WEIGHT * sums["KL"], "L1": L1_WEIGHT * near}
+        return Loss(losses, len(features.final), sum(len(s.tokens) for s in samples))
+
+    def evaluate(self, module: nn.Module, held_out: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+        """Each draft of a chain with the memory that there was before the chain."""
+        agreement = Agreement()
+        for samples in held_out:
+            features = self.target(samples, layers=True)
+            asked = [ask(samples, [at_gap(s, gap) for s in samples]) for gap in range(1, GAMMA + 1)]
+            drafted = self._drafted(module, features, samples, asked)
+            hits, loss = [], 0.0
+            for each in drafted:
+                sums, agree = distill(self.target.head, features.final, {"KL": each}, full_kl)
+                hits.append(agree["KL"].cpu().numpy())
+                loss += float(sums["KL"]) / GAMMA
+            counts = np.cumsum([stop - start for s in samples for start, stop in s.spans])[:-1]
+            parts: list[Any] = np.split(np.stack(hits), counts, axis=1)
+            agreement.add(parts, loss)
+        return {"moa": agreement.result()}
+
+    def _drafted(
+        self, module: nn.Module, features: Features, samples: Sequence[Sample], asked: Sequence[Questions]
+    ) -> list[Tensor]:
+        lengths = [len(s.tokens) for s in samples]
+        drafted: list[Tensor] = module(features.hidden[0], features.layers, lengths, asked)
+        return drafted
+
+    def save(self, out: Path, facts: Mapping[str, Mapping[str, Any]], dtype: torch.dtype) -> None:
+        save_module(out, KIND, self.moa.sizes, self.moa, self.files, facts[KIND], dtype)
+
+
+class MoaRecipe:
+    """See `training.run.Recipe`."""
+
+    depths = (0,)
+
+    def __init__(self, files: ModelFiles, options: MoaOptions) -> None:
+        """Raises OptionError for sizes that cannot be, and as `_earlier` for a network to begin with."""
+        self.files, self.options = files, options
+        self.sizes = choose_sizes(files.config, options.kv_heads, options.mlp, options.layer_attention)
+        self.begun_with = None if options.from_ is None else _earlier(options.from_, files, self.sizes)
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return {
+            "kv_heads": self.sizes.kv_heads,
+            "mlp": self.sizes.mlp,
+            "layer_attention": self.sizes.layer_attention,
+            "masks": self.options.masks,
+            "stale": self.options.stale,
+            "first": corpus_digest([self.begun_with.path]) if self.begun_with else None,
+        }
+
+    def nbytes(self, rows: int) -> int:
+        return training_bytes(self.files, self.sizes, rows)
+
+    def begin(self, target: FrozenTarget, generator: torch.Generator, device: torch.device) -> MoaPupil:
+        moa = Moa(self.files.config, self.sizes, device=device)
+        moa.initialise(target.final_norm, generator)
+        if self.begun_with is not None:
+            self.begun_with.read(moa)
+            moa.requires_grad_(True)
+        return MoaPupil(target, moa, self.files, self.options)
+
+
+def train_moa(
+    model: str | Path,
+    data: str | Path,
+    out: str | Path,
+    options: MoaOptions | None = None,
+    engine: EngineOptions | None = None,
+    *,
+    report: Callable[[Report], None] = lambda report: None,
+    progress: ProgressCallback | None = None,
+    stop_after: int | None = None,
+) -> None:
+    """Train a Mixture-of-Attentions drafter for a model from the text in `data`, and keep it in `out`; see
+    `training.run.train_drafter`.
+
+    Raises as `train_drafter`, and OptionError for sizes that cannot be.
+    """
+    options = options or MoaOptions()
+
+    def recipe(files: ModelFiles) -> MoaRecipe:
+        return MoaRecipe(files, options)
+
+    engine = engine or EngineOptions()
+    train_drafter(model, data, out, options, engine, recipe, report, progress, stop_after)
+
+
+def _earlier(first: Path, files: ModelFiles, sizes: MoaSizes) -> ModuleFile[MoaSizes]:
+    """A network to begin with. Raises OptionError for another's sizes; as `describe_module`."""
+    found = describe_module(first, KIND, MoaSizes, parameter_shapes, files, fitting=False)
+    if found.shape != sizes:
+        kv_heads, mlp = (",".join(map(str, n)) for n in (found.shape.kv_heads, found.shape.mlp))
+        layers = "with" if found.shape.layer_attention else "without"
+        raise OptionError(
+            f"{first} has kv_heads={kv_heads} and mlp={mlp}, {layers} attention over layers; train it on "
+            "with the same, or anew"
+        )
+    return found
+
+
+def training_bytes(files: ModelFiles, sizes: MoaSizes, rows: int) -> int:
+    """Memory of training beside the open target, at its peak, for passes of so many (padded) rows."""
+    c, e = files.config, files.dtype.itemsize
+    d, w = c.hidden_size, memory_width(c)
+    trained = parameters(c, sizes)
+    states = trained * (4 * 4 + 2)  # masters, gradients, two moments, all fp32; the cast copies
+    over_layers = max(LAYER_ROWS, c.layers) * (16 * w + 6 * sizes.mlp[0]) * e
+    row = (14 * d + 8 * w + 8 * c.q_size + 5 * (sizes.mlp[1] + sizes.mlp[2])) * e + 16 * d
+    kept = rows * 2 * c.layers * w * e
+    logits = BLOCK_ROWS * c.vocab_size * BLOCK_BYTES
+    dense = 0 if files.table.precision in ("source", "bf16") else c.vocab_size * d * e
+    widest = kept + max(pass_bytes(files, rows, 1), over_layers + rows * row)
+    return states + widest + logits + dense + KERNELS_BYTES
