@@ -103,8 +103,8 @@ class EngineOptions(Options):
     drafter: Annotated[
         str,
         Option(
-            "Who drafts: none, auto, ngram, model, substitute, cascade, ngram+model, ngram+substitute, "
-            "ngram+cascade or cascade+substitute.",
+            "Who drafts: none, auto, ngram, model, substitute, cascade, moa, ngram+model, ngram+substitute, "
+            "ngram+cascade, ngram+moa or cascade+substitute.",
             metavar="NAME", panel=DRAFTING, default="auto, what makes replies faster",
         ),
     ] = "auto"  # fmt: skip
@@ -128,8 +128,8 @@ class EngineOptions(Options):
     adapters: Annotated[
         str | None,
         Option(
-            "What `train cascade` made for MODEL (drafter cascade; auto takes it where it fits; the early "
-            "exit of schedule mirror).",
+            "What `train` made for MODEL: it says whose it is, and auto takes it where it fits (a cascade's "
+            "are the early exit of schedule mirror, too).",
             metavar="DIR", panel=DRAFTING, default="none",
         ),
     ] = None  # fmt: skip

@@ -107,11 +107,11 @@ def test_every_row_leads_to_its_file() -> None:
 
 
 def test_names_follow_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["none", "auto", "ngram", "model", "substitute", "cascade"]
-    joined = ["ngram+model", "ngram+substitute", "ngram+cascade", "cascade+substitute"]
+    names = ["none", "auto", "ngram", "model", "substitute", "cascade", "moa"]
+    joined = ["ngram+model", "ngram+substitute", "ngram+cascade", "ngram+moa", "cascade+substitute"]
     assert drafter_names() == names + joined
     with_rows(monkeypatch, SECOND)
-    assert drafter_names() == [*names, "early", *joined[:3], "ngram+early", joined[3]]
+    assert drafter_names() == [*names, "early", *joined[:4], "ngram+early", *joined[4:]]
 
 
 SECOND = Kind("early", "the early exit", roots=False, draws=True, inside_target=True, find="no.where:find")
@@ -346,7 +346,7 @@ def test_a_schedule_refuses_drafters_that_cannot_follow_it(monkeypatch: pytest.M
             check_options(EngineOptions(schedule="ssd", drafter=drafter, adapters="a"))
         assert str(refused.value) == (
             "schedule ssd drafts behind several roots at once, and the cascade behind one; use a drafter "
-            "that can (ngram, model, substitute) or schedule=serial"
+            "that can (ngram, model, substitute, moa) or schedule=serial"
         )
     check_options(EngineOptions(schedule="ssd", drafter="ngram+model", draft_model="m"))
     check_options(EngineOptions(schedule="ssd", drafter="none"))

@@ -34,6 +34,7 @@ from edgespec.models.packing import pack_model
 from edgespec.offload.plan import pinning
 from edgespec.response import Stats
 from edgespec.schedules.kinds import SCHEDULES, check_schedule
+from tests.moa import write_moa
 from tests.sessions import tokens_of
 from tests.test_cascade import train
 from tests.test_identity import loosely_other, write_pair
@@ -74,13 +75,15 @@ class Sometimes(Fixed):
 
 def test_every_legal_pair_is_among_them() -> None:
     by_schedule = Counter(schedule for _, schedule in PAIRS)
-    assert by_schedule == {"serial": 9, "ssd": 5, "mirror": 5}
+    assert by_schedule == {"serial": 11, "ssd": 7, "mirror": 7}
     assert {d for d, schedule in PAIRS if schedule == "mirror"} == {
         "ngram",
         "model",
         "substitute",
+        "moa",
         "ngram+model",
         "ngram+substitute",
+        "ngram+moa",
     }
 
 
@@ -95,6 +98,8 @@ class Family:
 
     def load(self, drafter: str, schedule: str = "auto", worker: int | None = None) -> Engine:
         given: dict[str, Path] = {"draft_model": self.folder / "draft"} if "model" in drafter else {}
+        if "moa" in drafter:
+            given["adapters"] = self.folder / "moa"
         if "cascade" in drafter:
             given["adapters"] = self.folder / "model" / "exits"
             if "substitute" in drafter:
@@ -141,6 +146,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
         pack_model(str(model), folder / "packed", substitute="int4")
         pack_model(str(model), folder / "copy", precision="int4")
         train(model, "exits", depths=(1, 2))
+        write_moa(model, folder / "moa")
         found[kind] = Family(folder, kind)
     return found
 

@@ -29,6 +29,7 @@ from edgespec.runtimes.torch.substitute import LowBitCopy
 from edgespec.schedules.ssd import Ssd
 from edgespec.session import Session
 from tests.machine import GIVEN
+from tests.moa import write_moa
 from tests.sessions import WAIT, in_threads
 from tests.test_cascade import quiet_model, train
 from tests.test_session import prompt_of, write_model
@@ -37,7 +38,7 @@ LAYERS = 24
 ROOT = Path(__file__).parent.parent
 PROMPT = prompt_of(20)
 REPLY = GenerationOptions(max_tokens=24, ignore_eos=True)
-DRAFTERS = ["none", "ngram", "model", "ngram+substitute", "cascade", "cascade+substitute"]
+DRAFTERS = ["none", "ngram", "model", "ngram+substitute", "cascade", "cascade+substitute", "moa"]
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = quiet_model(folder / "m", num_hidden_layers=LAYERS)
     pack_model(str(model), folder / "packed", substitute="int4")
     train(model, "exits")
+    write_moa(model, folder / "moa")
     return folder / "packed"
 
 
@@ -53,6 +55,8 @@ def load(packed: Path, drafter: str = "none", share: float = 0.5, **options: Any
     """Under a dial with room for this share of the weights, beside what must be there."""
     if "model" in drafter:
         options["draft_model"] = packed.parent / "m"
+    if "moa" in drafter:
+        options["adapters"] = packed.parent / "moa"
     if "cascade" in drafter:
         options["adapters"] = packed.parent / "m" / "exits"
     settings = {"memory": "1MB", "context": 200, "drafter": drafter, **options}

@@ -24,6 +24,7 @@ from edgespec.tuning.subject import open_subject
 from edgespec.tuning.tune import tune_model
 from edgespec.tuning.watch import Watch
 from tests.machine import GB, MACHINE
+from tests.moa import write_moa
 from tests.models import make_checkpoint
 from tests.tuned import SEVEN, checkpoint, config_only, seven
 
@@ -35,16 +36,18 @@ pytestmark = pytest.mark.usefixtures("tuned_machine")
 
 
 @pytest.mark.parametrize("schedule", ["serial", "ssd"])
-@pytest.mark.parametrize("drafter", ["substitute", "model", "ngram"])
+@pytest.mark.parametrize("drafter", ["substitute", "model", "moa", "ngram"])
 def test_the_memory_of_drafters_is_what_loading_takes(
     checkpoint: Path, tmp_path: Path, drafter: str, schedule: str
 ) -> None:
     pack_model(str(checkpoint), tmp_path / "p", substitute="int4")
     draft = str(make_checkpoint(tmp_path / "d", dtype="bfloat16", num_hidden_layers=1))
+    adapters = str(write_moa(tmp_path / "p", tmp_path / "moa")) if drafter == "moa" else None
     options = EngineOptions(
         memory=GB,
         drafter=drafter,
         draft_model=draft if drafter == "model" else None,
+        adapters=adapters,
         schedule=schedule,
         context=128,
         resident_layers=1,
@@ -55,6 +58,10 @@ def test_the_memory_of_drafters_is_what_loading_takes(
         assert found.plan.owners == engine.plan.owners
         assert found.plan.copied == engine.plan.copied
         assert engine.schedule == found.schedule
+        if drafter == "moa":
+            candidate = candidate_of(tmp_path / "p", options)
+            (resident,) = engine.resident
+            assert sum(candidate.reads(found.plan).values()) == resident.nbytes
 
 
 def test_a_gigabyte_more_may_leave_a_drafter_nothing_to_do(
@@ -119,7 +126,7 @@ def test_a_cascade_is_known_by_its_adapters() -> None:
         assert found.plan.owners == engine.plan.owners
         assert found.depth == engine.plan.depth > 0
         assert found.schedule == engine.schedule == "serial"
-        candidate = find_cascade_candidate_of(demo, options)
+        candidate = candidate_of(demo, options)
         # One step reads what an open one says it reads, give or take what the verifier's adapter has.
         (cascade,) = engine.resident
         assert sum(candidate.reads(found.plan).values()) == pytest.approx(cascade.nbytes, rel=0.02)
@@ -152,7 +159,8 @@ def test_a_cascade_with_a_copy_is_predicted_as_it_is_loaded(tmp_path: Path) -> N
         assert watched is not None
         assert (watched.drafter, watched.speed) == (found.drafter, found.speed)
     (row,) = tune_model(model, replace(options, drafter="auto")).rows
-    legal = {name for name in drafter_names() if name != "auto" and "model" not in name.split("+")}
+    others = {"auto", "model", "moa"}  # whose files are not these
+    legal = {name for name in drafter_names() if not others & {*name.split("+")}}
     exact = {s.drafter.removeprefix("ngram+") for s in row.settings if s.exact}
     assert exact | {"ngram+cascade", "ngram+substitute"} == legal
     for setting in row.settings:
@@ -193,8 +201,8 @@ def test_a_verifier_that_is_not_there_is_refused(layers: int) -> None:
         edgespec.Engine.load(demo, EngineOptions(drafter="ngram", verifier_layers=3))
 
 
-def find_cascade_candidate_of(demo: Path, options: EngineOptions) -> Any:
-    with open_subject(str(demo)) as subject, ExitStack() as stack:
+def candidate_of(model: Path, options: EngineOptions) -> Any:
+    with open_subject(str(model)) as subject, ExitStack() as stack:
         return next(
-            c for c in find_candidates(subject, options, frozenset(), stack) if c.drafter == "cascade"
+            c for c in find_candidates(subject, options, frozenset(), stack) if c.drafter == options.drafter
         )

@@ -32,8 +32,8 @@ class Kind:
     roots: it can draft behind several roots, for outcomes that are not known yet.
     draws: it can draw its drafts at random, as `ratio` acceptance needs.
     beside: it can draft in a process of its own, as it shares nothing with the target.
-    inside_target: it drafts in the target's own layers, beside nobody else who costs passes but those it
-        `takes` as parts of itself.
+    inside_target: it drafts in the target's own layers.
+    takes: others that it has as parts of itself.
     option: the engine option that names its files, which `needs` says must be there; "" = it needs none.
     made_by: the call that makes such files.
     spare: under auto, it is left out where there is no room for it.
@@ -56,6 +56,11 @@ class Kind:
     cpu_only: bool = False
     make: Callable[[], Drafter] | None = None
     find: str | None = None
+
+    @property
+    def alone(self) -> bool:
+        """It drafts beside nobody else who costs passes, but those that it `takes`."""
+        return self.inside_target or self.option == TRAINED
 
 
 KINDS = (
@@ -87,12 +92,24 @@ KINDS = (
         draws=True,
         inside_target=True,
         takes=("substitute",),
-        option="adapters",
+        option=TRAINED,
         needs="trained adapters; make them, and name their directory with adapters=DIR",
         made_by=Call("train_cascade", {"model": "MODEL", "data": "TEXT", "out": "DIR"}),
         spare=True,
         cpu_only=True,
         find="edgespec.drafters.cascade.files:find",
+    ),
+    Kind(
+        "moa",
+        "the MoA drafter",
+        roots=True,
+        draws=True,
+        option=TRAINED,
+        needs="what was trained; make it, and name its directory with adapters=DIR",
+        made_by=Call("train_moa", {"model": "MODEL", "data": "TEXT", "out": "DIR"}),
+        spare=True,
+        cpu_only=True,
+        find="edgespec.drafters.moa:find",
     ),
 )
 
@@ -186,7 +203,7 @@ def check_worker(options: EngineOptions, chosen: Sequence[Kind]) -> None:
 
 
 def _auto(given: Mapping[str, str], worker: bool = False) -> list[Kind]:
-    """All that may draft. One that drafts inside the target has no other beside it that costs passes; of
+    """All that may draft. One that drafts alone has no other beside it that costs passes; of
     others that want one file, that or `find_drafters` shows whose it is. With a `worker`, who drafts in none
     and can do without is left out."""
     trained = _trained(given)
@@ -194,14 +211,14 @@ def _auto(given: Mapping[str, str], worker: bool = False) -> list[Kind]:
     there = [kind for kind in there if kind.option != TRAINED or kind.name == trained]
     if worker:
         there = [kind for kind in there if kind.make or kind.beside or kind.needs]
-    inside = [kind for kind in there if kind.inside_target]
-    check_pairs(inside)
+    alone = [kind for kind in there if kind.alone]
+    check_pairs(alone)
     rivals = [kind for kind in KINDS if kind.option in given and not kind.make]
-    for kind in inside:
+    for kind in alone:
         for rival in rivals:
             if rival.option != kind.option:
                 raise OptionError(f"{kind.label} and {rival.label} would both draft; {_way_out(kind, rival)}")
-    return [kind for kind in there if kind.make or not inside or kind in inside]
+    return [kind for kind in there if kind.make or not alone or kind in alone]
 
 
 def _trained(given: Mapping[str, str]) -> str | None:
@@ -214,19 +231,19 @@ def _trained(given: Mapping[str, str]) -> str | None:
     return said if said in wanting else wanting[0]
 
 
-def _way_out(inside: Kind, rival: Kind) -> str:
+def _way_out(alone: Kind, rival: Kind) -> str:
     """What to do about files for both of these under auto."""
-    out = " or ".join(f"{kind.option}=" for kind in (inside, rival) if kind.option is not None)
-    parts = [kind for kind in kinds_of(inside.takes) if kind.option == rival.option]
-    ways = [f"say drafter={inside.name}+{k.name} when {k.option}= names {k.label}" for k in parts]
+    out = " or ".join(f"{kind.option}=" for kind in (alone, rival) if kind.option is not None)
+    parts = [kind for kind in kinds_of(alone.takes) if kind.option == rival.option]
+    ways = [f"say drafter={alone.name}+{k.name} when {k.option}= names {k.label}" for k in parts]
     return ", or ".join([f"leave {out} out", *ways])
 
 
 def clash(one: Kind, other: Kind) -> str | None:
     """Why two kinds cannot both be named; None = they can."""
-    for inside, beside in ((one, other), (other, one)):
-        if inside.inside_target and not beside.make and beside.name not in inside.takes:
-            return f"{inside.label} and {beside.label} would both draft"
+    for alone, beside in ((one, other), (other, one)):
+        if alone.alone and not beside.make and beside.name not in alone.takes:
+            return f"{alone.label} and {beside.label} would both draft"
     if one.option is not None and one.option == other.option:
         return f"{one.name} and {other.name} both want {one.option}="
     return None

@@ -14,6 +14,7 @@ from edgespec.errors import OptionError
 from edgespec.offload.plan.needs import Extras
 from edgespec.runtimes.base import EarlyExit, KVCache, Target
 from edgespec.runtimes.formats.needs import exit_bytes
+from edgespec.runtimes.formats.trained import trained_kind
 from edgespec.schedules.kinds import choose_schedule
 from edgespec.schedules.mirror import check
 
@@ -33,7 +34,7 @@ def find_exit(options: EngineOptions, files: ModelFiles, drafters: Drafters) -> 
         return BareExit.of(options, files) if able and options.fan_out == "best-first" else None
     if "adapters" not in OF_SCHEDULES.get(options.schedule, ()):
         return None
-    if options.adapters is None:
+    if options.adapters is None or trained_kind(Path(options.adapters)) in drafters.found:  # a drafter's own
         return BareExit.of(options, files) if drafters.found else None
     if not drafters.found:
         raise OptionError(

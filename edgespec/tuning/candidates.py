@@ -61,6 +61,10 @@ def find_candidates(
             found.append(cascade_with_copy(subject, options.adapters, options.draft_model, wanted))
         if copy is not None and not joined and "substitute" not in members and options.drafter == "auto":
             found.append(substitute(subject, copy.precision, prepares, {}))  # what the adapters compete with
+    if "moa" in members and options.adapters is not None:
+        from edgespec.tuning.moa import find_moa_candidate  # torch: seconds
+
+        found.append(find_moa_candidate(subject, options.adapters, prepares))
     if "ngram" in members:  # its branches are free beside any other's
         found = [replace(c, drafter=f"ngram+{c.drafter}", members=("ngram", *c.members)) for c in found]
     if "ngram" in members and (options.drafter == "auto" or not found):

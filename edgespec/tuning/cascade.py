@@ -21,7 +21,7 @@ def find_cascade_candidates(subject: Subject, adapters: str, wanted: int | None)
     """The adapters in a directory: with the deepest verifier that there is room for, as the engine would have
     it, and with each of the others, or where one is `wanted` with that alone. Raises ModelError when they are
     not for this model, OptionError when none verifies where that is wanted."""
-    _refuse_absent(subject)
+    refuse_absent(subject)
     found = find_cascade(Path(adapters), subject.files, None, wanted)
     depths = [] if wanted is not None or len(found.depths) < 2 else found.depths
     return [_with_adapters(found, adapters), *(_with_adapters(found, adapters, depth) for depth in depths)]
@@ -72,7 +72,7 @@ def cascade_with_copy(subject: Subject, adapters: str, named: str | None, wanted
 
     Raises ModelError as above, OptionError when there is no copy.
     """
-    _refuse_absent(subject)
+    refuse_absent(subject)
     copy = find_copy(subject.files, None if named is None else Path(named).expanduser())
     if copy is None:
         raise OptionError(
@@ -111,7 +111,8 @@ def cascade_with_copy(subject: Subject, adapters: str, named: str | None, wanted
     return Candidate("+".join(members), members, found.extras, reads, found.draft.depth, prior, files)
 
 
-def _refuse_absent(subject: Subject) -> None:
+def refuse_absent(subject: Subject) -> None:
+    """Raises ModelError for a model whose weights are not here: what was trained belongs to them."""
     if not subject.here:
         raise ModelError(
             f"{subject.name} is not on this machine, and adapters belong to its weights; fetch it"
