@@ -3,7 +3,8 @@
     python -m benchmarks.acceptance --small edgespec/demo_model --adapters edgespec/demo_model/cascade \\
         --arms kangaroo,chain,tree --steps 3,5,7,10 --base kangaroo
 
-A cascade's drafts are always so many steps deep, so that a chain of g gives g + 1 tokens at most.
+A cascade's drafts are always so many steps deep, so that a chain of g gives g + 1 tokens at most. What else
+was trained for the model (`--trained DIR,...`) is an arm by the name of its directory.
 `drafting.py` goes on with an inflated model, in the same results file.
 """
 

@@ -15,12 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import Row, arguments, compile_checkout, names, numbers, pack, sizes
+from benchmarks.common import Row, arguments, compile_checkout, names, numbers, pack, paths, sizes
 from benchmarks.held_out import prompts, repetition, stories, text_prompts
 from benchmarks.models.shapes import models_dir
 from benchmarks.tables import RESULTS, Store
 from benchmarks.worker import Worker
 from edgespec.drafters.cascade.variant import VARIANTS
+from edgespec.runtimes.formats.trained import trained_kind
 
 SMALL_MEMORY = 2 * 10**9  # dial of the small models, which need a tenth
 LONGEST = 160  # tokens of a reply
@@ -133,6 +134,7 @@ def known_arms(args: argparse.Namespace) -> list[str]:
     """All that there are files for."""
     found = ["substitute int4", "ngram"]
     found += ["model"] if args.draft_small else []
+    found += [path.name for path in args.trained]
     return found + ([*VARIANTS, LOW_BIT] if args.adapters else [])
 
 
@@ -150,6 +152,9 @@ def arm_of(name: str, args: argparse.Namespace) -> Arm:
     if name == "model":
         small = {"draft_model": given(args, "draft_small")}
         return Arm(name, name, small, {"draft_model": args.target and given(args, "draft")})
+    for path in args.trained:
+        if path.name == name:  # its directory says what kind of drafter it is
+            return Arm(name, trained_kind(path) or name, {"adapters": path})
     if name not in VARIANTS and name != LOW_BIT:
         raise SystemExit(f"unknown arm {name!r}; known are {', '.join(known_arms(args))}, substitute int8")
     small = {"adapters": given(args, "adapters"), "resident_layers": min(args.verify)}
@@ -179,6 +184,7 @@ def drafting_arguments(doc: str | None, target: bool = True) -> argparse.Argumen
     parser.add_argument("--target", type=Path, required=target, help="the same, inflated")
     parser.add_argument("--draft-small", type=Path, help="for arm `model`: the draft model, not inflated")
     parser.add_argument("--draft", type=Path, help="the same, inflated")
+    parser.add_argument("--trained", type=paths, default=[], help="other drafters of the small target")
     parser.add_argument("--adapters", type=Path, help="for cascades: the small target's, several deep")
     parser.add_argument("--target-adapters", type=Path, help="the same, inflated")
     parser.add_argument("--verify", type=numbers, default=[3, 5, 7], help="the verifier's layers, L_SV")

@@ -88,6 +88,10 @@ def names(text: str) -> list[str]:
     return text.split(",")
 
 
+def paths(text: str) -> list[Path]:
+    return [Path(name) for name in text.split(",")]
+
+
 def arguments(doc: str | None, rounds: int) -> argparse.ArgumentParser:
     """A parser with what every script takes. SIGTERM ends a script as Ctrl-C does, tidily."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -46,6 +46,7 @@ from edgespec.core.tree import TokenTree
 from edgespec.devices.disk import drop_pages, files_under
 from edgespec.drafters.base import Drafting, Root
 from edgespec.engine import Engine
+from tests.moa import write_moa
 from tests.test_imports import circles, imported_modules
 from tests.test_session import prompt_of, write_model
 
@@ -431,7 +432,9 @@ def test_tokens_per_cycle_of_the_demo_model(
     """A whole run: a reply of the target's, then drafts for the same prompt, in processes of their own."""
     monkeypatch.setenv("GOMP_SPINCOUNT", "0")  # waiting threads leave the cores to the other tests
     demo = BENCHMARKS.parent / "edgespec" / "demo_model"
-    options = ["--adapters", demo / "cascade", "--arms", "kangaroo", "--steps", 3, "--base", "kangaroo"]
+    write_moa(demo, tmp_path / "untrained")
+    options = ["--adapters", demo / "cascade", "--trained", tmp_path / "untrained", "--steps", 3]
+    options += ["--arms", "kangaroo,untrained", "--base", "kangaroo"]
     start(
         monkeypatch,
         "acceptance",
@@ -448,7 +451,8 @@ def test_tokens_per_cycle_of_the_demo_model(
     measured = json.loads((tmp_path / "r").read_text())["measured"]["tokens/kangaroo/0/3"]
     assert 1 <= measured["tau"] <= 4
     assert f"| kangaroo |  | {measured['tau']:.2f} | 1.00 (1.00–1.00) |" in (out := capsys.readouterr().out)
-    assert "0 of 1 replies differ" in out
+    assert "| untrained |  | " in out
+    assert "0 of 2 replies differ" in out
 
 
 def test_rates_of_a_resident_model(
