@@ -72,7 +72,8 @@ def moa(model: options.Model, data: Data, out: Out, *, chosen: MoaOptions, engin
     def shown(files: ModelFiles) -> str:
         from edgespec.runtimes.formats.moa_sizes import choose_sizes, parameters
 
-        sizes = choose_sizes(files.config, chosen.kv_heads, chosen.mlp, chosen.layer_attention)
+        of = chosen.kv_heads, chosen.mlp, chosen.layer_attention, chosen.target_layers
+        sizes = choose_sizes(files.config, *of)
         count = parameters(files.config, sizes)
         return f"drafter: {count:,} parameters, MLPs {', '.join(map(str, sizes.mlp))} wide"
 

@@ -24,11 +24,11 @@ def random_moa(files: ModelFiles, sizes: MoaSizes, dtype: torch.dtype = torch.fl
     return moa
 
 
-def write_moa(path: Path, out: Path, noise: float = 0.1) -> Path:
+def write_moa(path: Path, out: Path, noise: float = 0.1, target_layers: int = 0) -> Path:
     """For the model in `path`: it says what the model's embedding and head alone would, but for some noise by
     what it remembers. Of a model whose layers add little that is often right."""
     files = describe_model(path)
-    moa = Moa(files.config, choose_sizes(files.config))
+    moa = Moa(files.config, choose_sizes(files.config, target_layers=target_layers))
     target = open_draft(files, 1)
     generator = torch.Generator().manual_seed(3)
     moa.initialise(target.weights.small["model.norm.weight"], generator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,14 +23,20 @@ from edgespec.runtimes.formats.moa_sizes import (
     parameter_shapes,
     parameters,
 )
+from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.moa import Moa, token_states
 from edgespec.runtimes.torch.moa_draft import LocalMemory, MoaDraft
+from edgespec.runtimes.torch.moa_tail import Tail
 from edgespec.runtimes.torch.rope import inverse_frequencies
 from edgespec.runtimes.torch.target import TorchTarget
+from edgespec.training.bounded import Questions
+from edgespec.training.last_layers import LastLayers
+from edgespec.training.target import FrozenTarget
 from tests.moa import random_moa
 from tests.tiny import fill, open_tiny, write_checkpoint
 
 SIZES = MoaSizes((2, 1, 4), (24, 8, 40))  # of SHAPE's 4 heads of 16, all unlike
+THROUGH = MoaSizes(SIZES.kv_heads, SIZES.mlp, target_layers=2)
 ROWS = 64
 
 
@@ -189,15 +196,21 @@ def test_initialised_it_says_what_follows_the_embedding_alone(files: ModelFiles)
 
 
 def open_pair(
-    files: ModelFiles, dtype: torch.dtype, length: int
+    files: ModelFiles, dtype: torch.dtype, length: int, sizes: MoaSizes = SIZES
 ) -> tuple[TorchTarget, MoaDraft, Moa, list[int]]:
     """A target that has committed all but the last of some tokens, and who drafts for it."""
     target = open_tiny(files.path)
-    moa = random_moa(files, SIZES, dtype).requires_grad_(False).eval()
+    moa = random_moa(files, sizes, dtype).requires_grad_(False).eval()
     tokens = np.random.default_rng(9).integers(0, files.config.vocab_size, length).tolist()
     cache = target.new_cache(300, ROWS)
     fill(target, cache, tokens[:-1])
-    return target, MoaDraft(moa, target, LocalMemory(moa, cache), 300, ROWS), moa, tokens
+    return target, drafting(moa, target, cache), moa, tokens
+
+
+def drafting(moa: Moa, target: TorchTarget, cache: TorchKVCache) -> MoaDraft:
+    through = moa.sizes.target_layers
+    tail = Tail(target, cache, through, ROWS) if through else None
+    return MoaDraft(moa, target, LocalMemory(moa, cache), 300, ROWS, tail)
 
 
 def finish(under_way: DraftPass) -> np.ndarray:
@@ -216,15 +229,31 @@ def expected_logits(target: TorchTarget, moa: Moa, tokens: list[int], asked: lis
     places, known = np.array([asked]), np.full((1, len(asked)), until)
     with torch.no_grad():
         memory = moa.train().summary(token_states(keys, values))
-        normed = moa(target.embed(tokens)[None].clone(), memory[None].clone(), places, known)[0]
+        states = moa(target.embed(tokens)[None].clone(), memory[None].clone(), places, known)
         moa.eval()
-        return target.head(normed)
+        if moa.sizes.target_layers:
+            asked = Questions(places, known, np.full_like(places, True, dtype=np.bool_))
+            last = LastLayers(FrozenTarget(target, []), moa.sizes.target_layers)
+            states = last(states, token_states(keys, values)[None].clone(), asked)
+        return target.head(states[0])
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 0.1)])
-def test_training_and_use_agree(tmp_path: Path, dtype: str, tolerance: float) -> None:
-    files = describe_model(write_checkpoint(tmp_path / "target", torch_dtype=dtype))
-    target, draft, moa, tokens = open_pair(files, getattr(torch, dtype), 90)
+@pytest.mark.parametrize("sizes", [SIZES, THROUGH], ids=["head", "last layers"])
+@pytest.mark.parametrize(
+    ("dtype", "changes", "tolerance"),
+    [
+        ("float32", {}, 1e-4),
+        ("bfloat16", {}, 0.1),
+        ("float32", {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16}, 1e-4),
+        ("float32", {"architectures": ["MistralForCausalLM"], "sliding_window": 24}, 1e-4),
+        ("float32", {"architectures": ["Qwen2ForCausalLM"]}, 1e-4),
+    ],
+)
+def test_training_and_use_agree(
+    tmp_path: Path, dtype: str, changes: dict[str, Any], tolerance: float, sizes: MoaSizes
+) -> None:
+    files = describe_model(write_checkpoint(tmp_path / "target", torch_dtype=dtype, **changes))
+    target, draft, moa, tokens = open_pair(files, getattr(torch, dtype), 90, sizes)
     assert list(draft.prefill(tokens[:-1]))[-1] == 89
     assert draft.memory.length == draft.length == 89
     logits = [finish(draft.begin(tokens[-1:], [-1]))]
@@ -235,8 +264,9 @@ def test_training_and_use_agree(tmp_path: Path, dtype: str, tolerance: float) ->
     assert np.abs(np.concatenate(logits) - expected).max() < tolerance * np.abs(expected).max()
 
 
-def test_a_tree_is_drafted_as_its_branches_are_one_by_one(files: ModelFiles) -> None:
-    _, draft, _, tokens = open_pair(files, torch.float32, 70)
+@pytest.mark.parametrize("sizes", [SIZES, THROUGH], ids=["head", "last layers"])
+def test_a_tree_is_drafted_as_its_branches_are_one_by_one(files: ModelFiles, sizes: MoaSizes) -> None:
+    _, draft, _, tokens = open_pair(files, torch.float32, 70, sizes)
     list(draft.prefill(tokens[:-1]))
     nodes, parents = [tokens[-1], 3, 8, 4, 8], [-1, 0, 0, 1, 3]
     tree = finish(draft.begin(nodes, parents))
@@ -246,9 +276,10 @@ def test_a_tree_is_drafted_as_its_branches_are_one_by_one(files: ModelFiles) -> 
         assert np.allclose(chain, tree[path], atol=1e-5)
 
 
-def test_what_is_committed_and_taken_back_is_drafted_from_as_anew(files: ModelFiles) -> None:
+@pytest.mark.parametrize("sizes", [SIZES, THROUGH], ids=["head", "last layers"])
+def test_what_is_committed_and_taken_back_is_drafted_from_as_anew(files: ModelFiles, sizes: MoaSizes) -> None:
     """A path is committed in both caches, then a prefix is gone back to; each time the memory follows."""
-    target, draft, moa, tokens = open_pair(files, torch.float32, 70)
+    target, draft, moa, tokens = open_pair(files, torch.float32, 70, sizes)
     cache = draft.source.cache  # type: ignore[attr-defined]
     list(draft.prefill(tokens[:-1]))
     finish(draft.begin([tokens[-1], 3, 8, 4], [-1, 0, 0, 2]))
@@ -257,17 +288,18 @@ def test_what_is_committed_and_taken_back_is_drafted_from_as_anew(files: ModelFi
     draft.commit([0, 2, 3], [4])  # as the forest does, with what hangs below
     assert draft.length == cache.length == 72
     assert len(draft.tokens.parents) == 1
-    fresh = MoaDraft(moa, target, LocalMemory(moa, cache), 300, ROWS)
+    fresh = drafting(moa, target, cache)
     list(fresh.prefill([*tokens, 8, 4]))
     again, anew = finish(draft.begin([12], [0])), finish(fresh.begin([11, 12], [-1, 0]))
     assert draft.memory.length == 72
-    assert np.allclose(again[0], anew[1], atol=1e-5)
+    # What was kept has keys of its own in the target's last layers, from when it was drafted.
+    assert np.allclose(again[0], anew[1], atol=1e-5) == (draft.tail is None)
     assert not np.allclose(said[0], anew[0], atol=1e-3)  # which had less to go by
     cache.truncate(50)
     fill(target, cache, [1, 2])
     draft.truncate(50)
     list(draft.prefill([1, 2]))
-    fresh = MoaDraft(moa, target, LocalMemory(moa, cache), 300, ROWS)
+    fresh = drafting(moa, target, cache)
     list(fresh.prefill([*tokens[:50], 1, 2]))
     assert np.allclose(finish(draft.begin([7], [-1])), finish(fresh.begin([7], [-1])), atol=1e-5)
 

@@ -198,7 +198,13 @@ def test_a_run_in_two_parts_equals_one_bit_for_bit(model: Path, text: Path, tmp_
     a, b = (load_file(tmp_path / name / "run" / CHECKPOINT) for name in ("one", "two"))
     assert a.keys() == b.keys()
     assert all(torch.equal(a[name], b[name]) for name in a)
-    for other in ({"masks": False}, {"layer_attention": False}, {"mlp": (8, 8, 8)}, {"stale": 0.5}):
+    for other in (
+        {"masks": False},
+        {"layer_attention": False},
+        {"mlp": (8, 8, 8)},
+        {"stale": 0.5},
+        {"target_layers": 1},
+    ):
         with pytest.raises(OptionError, match=rf"holds a run with {next(iter(other))} = "):
             train(model, text, tmp_path / "two", replace(OPTIONS, **other))
 
@@ -209,8 +215,27 @@ def test_a_run_begins_with_what_another_learned(model: Path, text: Path, tmp_pat
     assert begin.held_out is not None
     assert end.held_out is not None
     assert begin.held_out["moa"]["loss"] == pytest.approx(end.held_out["moa"]["loss"], rel=1e-3)
-    with pytest.raises(OptionError, match=r"has kv_heads=2,2,2 and mlp=.* train it on with the same"):
+    with pytest.raises(OptionError, match=r"has kv_heads=2,2,2, mlp=.* train it on with the same"):
         train(model, text, tmp_path / "third", replace(OPTIONS, from_=tmp_path / "first", mlp=(8, 8, 8)))
+
+
+def test_it_learns_through_the_last_layers(model: Path, text: Path, tmp_path: Path) -> None:
+    options = replace(OPTIONS, steps=20, target_layers=2, mlp=(32, 16, 64))
+    reports = train(model, text, tmp_path / "moa", options)
+    first, last = ([r.held_out for r in reports if r.held_out is not None][i] for i in (0, -1))
+    assert first is not None
+    assert last is not None
+    assert last["moa"]["loss"] < first["moa"]["loss"]
+    prompt, reply = list(range(20, 40)), GenerationOptions(max_tokens=12, ignore_eos=True)
+    with edgespec.load(model, memory="2GB", drafter="none") as engine:
+        plain = edgespec.generate(engine, prompt, reply).tokens
+    with (
+        edgespec.load(model, memory="2GB", drafter="moa", adapters=tmp_path / "moa") as engine,
+        engine.new_session(controller=Fixed(TreeBudget(8, 3, 3))) as session,
+    ):
+        assert tokens_of(list(session.generate(prompt, reply))) == plain
+    with pytest.raises(OptionError, match=r"drafts cannot go through 4 of the target's 4 layers"):
+        train(model, text, tmp_path / "deep", replace(OPTIONS, target_layers=4))
 
 
 def test_ablations_train(model: Path, text: Path, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
     loss = 0.1 KL(target || drafter) + SmoothL1(drafter's last state, target's)        (Equation 2)
 
 over the tokens of replies, each drafted with the memory that it would have in a cycle (`training.bounded`).
+Where drafts go through the target's last layers, half of the distance is between the states before these, as
+in the official code.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from edgespec.runtimes.torch.trained_files import ModuleFile, describe_module, s
 from edgespec.training.bounded import Questions, ask, at_gap, bounded
 from edgespec.training.corpus import Sample, corpus_digest
 from edgespec.training.held_out import GAMMA, Agreement
+from edgespec.training.last_layers import LastLayers, last_layers_bytes
 from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, distill, full_kl
 from edgespec.training.options import MoaOptions
 from edgespec.training.run import train_drafter
@@ -58,17 +61,14 @@ class Student(nn.Module):
     ) -> list[Tensor]:
         """embedded [b, t, d]; states [sum of lengths, L, 2 E_kv], keys and values of all layers.
 
-        What is drafted, [n, d], for each of `asked`, which are asked of the same memory.
+        What is drafted, [b, s, d], for each of `asked`, which are asked of the same memory.
         """
         rows = max(1, LAYER_ROWS // states.shape[1])
         parts = [
             checkpoint(self.moa.summary, part, use_reentrant=False) for part in torch.split(states, rows)
         ]
         memory = pad_sequence(list(torch.split(torch.cat(parts), list(lengths))), batch_first=True)
-        return [
-            self.moa(embedded, memory, each.positions, each.until)[torch.from_numpy(each.there)]
-            for each in asked
-        ]
+        return [self.moa(embedded, memory, each.positions, each.until) for each in asked]
 
 
 class MoaPupil:
@@ -77,6 +77,8 @@ class MoaPupil:
     def __init__(self, target: FrozenTarget, moa: Moa, files: ModelFiles, options: MoaOptions) -> None:
         self.target, self.moa, self.files, self.options = target, moa, files, options
         self.module = Student(moa)
+        through = moa.sizes.target_layers
+        self.last = LastLayers(target, through) if through else None
 
     @property
     def groups(self) -> list[list[nn.Parameter]]:
@@ -89,9 +91,11 @@ class MoaPupil:
         chance = np.random.default_rng(crc32(np.concatenate([s.tokens for s in samples]).tobytes()))
         masks, stale = self.options.masks, self.options.stale
         until = [bounded(s, chance, stale) if masks else at_gap(s, 1) for s in samples]
-        [drafted] = self._drafted(module, features, samples, [ask(samples, until)])
+        [(states, drafted)] = self._drafted(module, features, samples, [ask(samples, until)])
         sums, _ = distill(self.target.head, features.final, {"KL": drafted}, full_kl)
-        near = F.smooth_l1_loss(drafted.float(), features.final.float(), reduction="none").mean(-1).sum()
+        near = distance(drafted, features.final)
+        if self.last is not None:
+            near = (near + distance(states, features.hidden[self.last.layers.start][features.supervised])) / 2
         losses = {"KL": KL_WEIGHT * sums["KL"], "L1": L1_WEIGHT * near}
         return Loss(losses, len(features.final), sum(len(s.tokens) for s in samples))
 
@@ -103,7 +107,7 @@ class MoaPupil:
             asked = [ask(samples, [at_gap(s, gap) for s in samples]) for gap in range(1, GAMMA + 1)]
             drafted = self._drafted(module, features, samples, asked)
             hits, loss = [], 0.0
-            for each in drafted:
+            for _, each in drafted:
                 sums, agree = distill(self.target.head, features.final, {"KL": each}, full_kl)
                 hits.append(agree["KL"].cpu().numpy())
                 loss += float(sums["KL"]) / GAMMA
@@ -114,10 +118,18 @@ class MoaPupil:
 
     def _drafted(
         self, module: nn.Module, features: Features, samples: Sequence[Sample], asked: Sequence[Questions]
-    ) -> list[Tensor]:
-        lengths = [len(s.tokens) for s in samples]
-        drafted: list[Tensor] = module(features.hidden[0], features.layers, lengths, asked)
-        return drafted
+    ) -> list[tuple[Tensor, Tensor]]:
+        """What the network drafts, and what of that the LM head multiplies, [n, d] each."""
+        lengths, embedded = [len(s.tokens) for s in samples], features.hidden[0]
+        found = []
+        for each, states in zip(asked, module(embedded, features.layers, lengths, asked), strict=True):
+            final = states
+            if self.last is not None and features.layers is not None:
+                known = pad_sequence(list(torch.split(features.layers, lengths)), batch_first=True)
+                final = self.last(states, known, each)
+            there = torch.from_numpy(each.there).to(states.device)
+            found.append((states[there], final[there]))
+        return found
 
     def save(self, out: Path, facts: Mapping[str, Mapping[str, Any]], dtype: torch.dtype) -> None:
         save_module(out, KIND, self.moa.sizes, self.moa, self.files, facts[KIND], dtype)
@@ -126,12 +138,14 @@ class MoaPupil:
 class MoaRecipe:
     """See `training.run.Recipe`."""
 
-    depths = (0,)
-
     def __init__(self, files: ModelFiles, options: MoaOptions) -> None:
         """Raises OptionError for sizes that cannot be, and as `_earlier` for a network to begin with."""
         self.files, self.options = files, options
-        self.sizes = choose_sizes(files.config, options.kv_heads, options.mlp, options.layer_attention)
+        self.sizes = choose_sizes(
+            files.config, options.kv_heads, options.mlp, options.layer_attention, options.target_layers
+        )
+        through = self.sizes.target_layers
+        self.depths = (0, files.config.layers - through) if through else (0,)
         self.begun_with = None if options.from_ is None else _earlier(options.from_, files, self.sizes)
 
     @property
@@ -140,6 +154,7 @@ class MoaRecipe:
             "kv_heads": self.sizes.kv_heads,
             "mlp": self.sizes.mlp,
             "layer_attention": self.sizes.layer_attention,
+            "target_layers": self.sizes.target_layers,
             "masks": self.options.masks,
             "stale": self.options.stale,
             "first": corpus_digest([self.begun_with.path]) if self.begun_with else None,
@@ -189,10 +204,15 @@ def _earlier(first: Path, files: ModelFiles, sizes: MoaSizes) -> ModuleFile[MoaS
         kv_heads, mlp = (",".join(map(str, n)) for n in (found.shape.kv_heads, found.shape.mlp))
         layers = "with" if found.shape.layer_attention else "without"
         raise OptionError(
-            f"{first} has kv_heads={kv_heads} and mlp={mlp}, {layers} attention over layers; train it on "
-            "with the same, or anew"
+            f"{first} has kv_heads={kv_heads}, mlp={mlp} and target_layers={found.shape.target_layers}, "
+            f"{layers} attention over layers; train it on with the same, or anew"
         )
     return found
+
+
+def distance(ours: Tensor, target: Tensor) -> Tensor:
+    """Smooth L1, the mean over each row's features, summed over rows [n, d]."""
+    return F.smooth_l1_loss(ours.float(), target.float(), reduction="none").mean(-1).sum()
 
 
 def training_bytes(files: ModelFiles, sizes: MoaSizes, rows: int) -> int:
@@ -206,5 +226,6 @@ def training_bytes(files: ModelFiles, sizes: MoaSizes, rows: int) -> int:
     kept = rows * 2 * c.layers * w * e
     logits = BLOCK_ROWS * c.vocab_size * BLOCK_BYTES
     dense = 0 if files.table.precision in ("source", "bf16") else c.vocab_size * d * e
-    widest = kept + max(pass_bytes(files, rows, 1), over_layers + rows * row)
+    through = last_layers_bytes(c, sizes.target_layers, rows, e)
+    widest = kept + max(pass_bytes(files, rows, 2), over_layers + rows * row + through)
     return states + widest + logits + dense + KERNELS_BYTES

@@ -128,6 +128,14 @@ class MoaOptions(TrainingOptions):
             metavar="N,N,N", panel=ADAPTERS, default="6 times the keys' width; 1/8 and 7/4 of the model's",
         ),
     ] = ()  # fmt: skip
+    target_layers: Annotated[
+        int,
+        Option(
+            "The model's own last layers that drafts go through, too: better drafts, for a model that does "
+            "not stream.",
+            metavar="N", panel=ADAPTERS, least=0, most=MOST,
+        ),
+    ] = 0  # fmt: skip
     layer_attention: Annotated[
         bool, Option("Attention over the layers; else their plain mean.", panel=ADAPTERS)
     ] = True

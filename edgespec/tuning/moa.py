@@ -20,7 +20,7 @@ LAYERS = 2  # that a pass of drafting goes through: over tokens, and to memory
 def find_moa_candidate(subject: Subject, adapters: str, prepares: bool) -> Candidate:
     """What is in a directory. Raises ModelError when it is not for this model."""
     refuse_absent(subject)
-    found = describe_moa(Path(adapters), subject.files, prepares)
+    found = describe_moa(Path(adapters), subject.files, prepares, auto=False)
     own = drafting_parameters(subject.files.config, found.file.shape) * subject.files.element
     (encoding,) = (name for name, dtype in PLAIN.items() if dtype == subject.files.activations)
 

@@ -163,9 +163,8 @@ def _asked_for(books: _Books, layers: int) -> tuple[list[Chunk], int]:
     """The first `layers` layers, and the head if somebody must have some of them; how many these are."""
     extras, table = books.needs.extras, books.table
     depth = max((d for d in extras.depths if d <= layers), default=0)
-    return [
-        c for c in table.chunks if c.layer < layers or (extras.must_pin and c.layer == table.layers)
-    ], depth
+    must = {c.index for c in must_stay(table, extras.must_pin, depth)}
+    return [c for c in table.chunks if c.layer < layers or c.index in must], depth
 
 
 def _as_asked(books: _Books, positions: int, layers: int) -> _Choice:

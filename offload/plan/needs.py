@@ -26,6 +26,7 @@ class MustPin:
     owner: str  # who, as in "{owner} {use} 3 layers"
     use: str
     depths: tuple[int, ...]  # numbers of layers, ascending; 0 = the head alone
+    last: int = 0  # layers before the head that it needs, too
 
 
 @dataclass(frozen=True)

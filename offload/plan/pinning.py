@@ -22,8 +22,9 @@ def pages(chunks: Iterable[Chunk]) -> int:
 
 
 def must_stay(table: ChunkTable, must: MustPin | None, depth: int) -> list[Chunk]:
-    """The chunks of the first `depth` layers and of the head, if somebody needs them in memory."""
-    return [c for c in table.chunks if must and (c.layer < depth or c.layer == table.layers)]
+    """The chunks of the first `depth` layers and of the head (and the last before it), if somebody needs them
+    in memory."""
+    return [c for c in table.chunks if must and (c.layer < depth or c.layer >= table.layers - must.last)]
 
 
 def choose_ring(largest: int, left: Callable[[int], int]) -> int:

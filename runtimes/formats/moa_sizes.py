@@ -21,12 +21,14 @@ class MoaSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a network of one target may have more or less of; (over layers, over tokens, to memory) each.
 
     kv_heads: heads of keys and values. mlp: widths of the MLPs. layer_attention: False = the plain mean over
-    the layers, without attention (the paper's ablation "-LSA").
+    the layers, without attention (the paper's ablation "-LSA"). target_layers: the target's last ones that
+    drafts go through, too (TLI); what is drafted is then the state before them.
     """
 
     kv_heads: Three
     mlp: Three
     layer_attention: bool = True
+    target_layers: int = 0
 
     def check(self, config: ModelConfig) -> None:
         """Raises ValueError for sizes that cannot be of this target's network."""
@@ -36,6 +38,10 @@ class MoaSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"{kv} heads of keys cannot serve the {heads} heads of the attention "
                     f"{name.replace('_', ' ')}; use a number that divides these"
                 )
+        if not 0 <= self.target_layers < config.layers:
+            raise ValueError(
+                f"drafts cannot go through {self.target_layers} of the target's {config.layers} layers"
+            )
         if wrong := [width for width in self.mlp if not 1 <= width <= WIDEST]:
             raise ValueError(f"an MLP cannot be {wrong[0]} wide; use 1 to {WIDEST}")
 
@@ -45,6 +51,7 @@ def choose_sizes(
     kv_heads: tuple[int, ...] = (),
     mlp: tuple[int, ...] = (),
     layer_attention: bool = True,
+    target_layers: int = 0,
 ) -> MoaSizes:
     """What is not given (empty) is in proportion to the target as the paper's MLPs are (Table 6).
 
@@ -53,7 +60,10 @@ def choose_sizes(
     d = config.hidden_size
     usual = 3 * memory_width(config), max(1, d // 8), max(1, 7 * d // 4)
     sizes = MoaSizes(
-        _three("kv_heads", kv_heads or (config.kv_heads,) * 3), _three("mlp", mlp or usual), layer_attention
+        _three("kv_heads", kv_heads or (config.kv_heads,) * 3),
+        _three("mlp", mlp or usual),
+        layer_attention,
+        target_layers,
     )
     try:
         sizes.check(config)
@@ -86,7 +96,9 @@ def parameter_shapes(config: ModelConfig, sizes: MoaSizes) -> dict[str, tuple[in
     """Shape of each parameter, by name. Raises ValueError for sizes that cannot be of this target."""
     sizes.check(config)
     d, width, e = config.hidden_size, memory_width(config), config.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"projection": (d, width), "projection_bias": (d,), "norm": (d,)}
+    shapes: dict[str, tuple[int, ...]] = {"projection": (d, width), "projection_bias": (d,)}
+    if not sizes.target_layers:
+        shapes["norm"] = (d,)  # else the target's own comes last
     layers = zip(ATTENTIONS, (width, d, d), query_heads(config), sizes.kv_heads, sizes.mlp, strict=True)
     for name, w, heads, kv, mlp in layers:
         if name == "over_layers" and not sizes.layer_attention:

@@ -109,6 +109,8 @@ class Moa(nn.Module):
         for layer in ATTENTIONS:
             own = {n.removeprefix(layer + "."): s for n, s in shapes.items() if n.startswith(layer + ".")}
             self.add_module(layer, MoaLayer(own, e, config.norm_eps, dtype, device) if own else None)
+        if "norm" not in shapes:
+            self.register_parameter("norm", None)
         self.rope = RopeTable(config.rope, e, device)
         self._layer_angles = RopeTable(Rope(), e, device)(np.arange(config.layers))  # [L, e / 2] each
 
@@ -117,7 +119,7 @@ class Moa(nn.Module):
     to_memory: MoaLayer
     projection: nn.Parameter  # [d, 2 E_kv]
     projection_bias: nn.Parameter  # [d]
-    norm: nn.Parameter  # [d]
+    norm: nn.Parameter | None  # [d]; None where the target's last layers follow
 
     @torch.no_grad()
     def initialise(self, final_norm: Tensor, generator: torch.Generator) -> None:
@@ -127,7 +129,8 @@ class Moa(nn.Module):
                 layer.initialise(generator)
         randomise(self.projection, generator)
         self.projection_bias.zero_()
-        self.norm.copy_(final_norm)
+        if self.norm is not None:
+            self.norm.copy_(final_norm)
 
     def summary(self, states: Tensor) -> Tensor:
         """The memory of tokens, each for itself, [n, 2 E_kv], from the target's keys (after RoPE) and values
@@ -167,8 +170,9 @@ class Moa(nn.Module):
         return self._rotated(q, positions)
 
     def output(self, x: Tensor) -> Tensor:
-        """What the target's LM head multiplies, [..., d], from what the attention to memory gave."""
-        return norm(x, self.norm, self.config.norm_eps, self.training)
+        """What the target's LM head multiplies, [..., d], from what the attention to memory gave; the state
+        before the target's last layers where drafts go through these."""
+        return x if self.norm is None else norm(x, self.norm, self.config.norm_eps, self.training)
 
     def _rotated(self, x: Tensor, positions: IntArray) -> Tensor:
         cos, sin = self.rope(positions.ravel())
@@ -197,7 +201,7 @@ class Moa(nn.Module):
 
     def new_caches(self, context: int, slots: int) -> tuple[TorchKVCache, TorchKVCache]:
         """For one conversation: what is followed, with `slots` uncommitted rows, and what is recalled."""
-        dtype, device = self.norm.dtype, self.norm.device
+        dtype, device = self.projection.dtype, self.projection.device
         tokens, memory = cache_configs(self.config, self.sizes)
         return (
             TorchKVCache(tokens, context, slots, dtype, device),

@@ -26,6 +26,7 @@ from edgespec.runtimes.torch.attention import AttentionPlan
 from edgespec.runtimes.torch.exit import HeadPass
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.moa import Moa, token_states
+from edgespec.runtimes.torch.moa_tail import Tail
 from edgespec.runtimes.torch.target import TorchTarget
 
 # Numbers of tokens times layers that go through the attention over layers in one part: 64 of an 8B model's
@@ -63,9 +64,18 @@ class LocalMemory:
 class MoaDraft:
     """See `runtimes.base.DraftRuntime`. Embedding and head are those of `target`."""
 
-    def __init__(self, moa: Moa, target: TorchTarget[Any], source: Memory, context: int, rows: int) -> None:
-        """For a conversation of `context` positions, with `rows` uncommitted ones."""
-        self.moa, self.target, self.source, self.rows = moa, target, source, rows
+    def __init__(
+        self,
+        moa: Moa,
+        target: TorchTarget[Any],
+        source: Memory,
+        context: int,
+        rows: int,
+        tail: Tail | None = None,
+    ) -> None:
+        """For a conversation of `context` positions, with `rows` uncommitted ones; `tail`: where drafts go
+        through the target's last layers."""
+        self.moa, self.target, self.source, self.rows, self.tail = moa, target, source, rows, tail
         self.tokens, self.memory = moa.new_caches(context, rows)
 
     @property
@@ -96,7 +106,8 @@ class MoaDraft:
     def remember(self) -> bool:
         """Take in the memory of some more of what the target has committed; False = it was all there."""
         start = self.memory.length
-        stop = min(self.source.length, start + max(1, PART_ROWS // self.moa.config.layers))
+        most = min(self.source.length, self.memory.capacity)
+        stop = min(most, start + max(1, PART_ROWS // self.moa.config.layers))
         if start >= stop:
             return False
         use_threads(self.target.threads)
@@ -109,38 +120,45 @@ class MoaDraft:
 
     def commit(self, path: Sequence[int], keep: Sequence[int]) -> None:
         self.tokens.commit(path, keep)
+        if self.tail is not None:
+            self.tail.commit(path, keep)
 
     def truncate(self, length: int) -> None:
         self.tokens.truncate(length)
         self.memory.truncate(min(length, self.memory.length))
+        if self.tail is not None:
+            self.tail.truncate(length)
 
 
 class MoaPass:
-    """See `runtimes.base.DraftPass`: a part is some memory, one of the two attentions, or a block of the
-    head."""
+    """See `runtimes.base.DraftPass`: a part is some memory, one of the two attentions, a layer of the tail,
+    or a block of the head."""
 
     def __init__(self, draft: MoaDraft, tokens: Sequence[int], parents: Sequence[int]) -> None:
         self.draft = draft
         self.rows = Rows.append(draft.tokens, parents)
         self.hidden = draft.target.embed(tokens)  # [n, d]
-        self._followed = False
+        self._through = None if draft.tail is None else draft.tail.begin(parents, draft.length)
+        self._done = 0  # of the layers
         self._head: HeadPass | None = None
 
     @torch.inference_mode()
     def advance(self) -> bool:
-        draft = self.draft
-        if not self._followed:
-            if draft.remember():
-                return False
-            use_threads(draft.target.threads)
-            self._over_tokens()
-            self._followed = True
+        draft, tail = self.draft, self.draft.tail
+        if not self._done and draft.remember():
             return False
         use_threads(draft.target.threads)
-        if self._head is None:
-            self._head = draft.target.head_pass(self._to_memory())
-            return False
-        return self._head.advance()
+        if self._head is not None:
+            return self._head.advance()
+        if self._done < 2:
+            (self._over_tokens, self._to_memory)[self._done]()
+        elif tail is not None and self._through is not None:
+            self.hidden = tail.run(tail.layers[self._done - 2], self.hidden, self._through)
+        self._done += 1
+        if self._done == 2 + (0 if tail is None else len(tail.layers)):
+            normed = self.hidden if tail is None else draft.target.normed(self.hidden)
+            self._head = draft.target.head_pass(normed)
+        return False
 
     def _over_tokens(self) -> None:
         moa, places = self.draft.moa, self.rows.positions
@@ -148,15 +166,14 @@ class MoaPass:
         attended = AttentionPlan(self.rows, self.hidden.device)(0, q, k, v, None)
         self.hidden = moa.over_tokens.after(self.hidden, attended)
 
-    def _to_memory(self) -> Tensor:
-        """What the head multiplies, [n, d]. Raises ModelError for NaN."""
+    def _to_memory(self) -> None:
+        """Raises ModelError for NaN."""
         moa = self.draft.moa
         q = moa.memory_queries(self.hidden, self.rows.positions)
-        normed = moa.output(moa.to_memory.after(self.hidden, _recall(q, self.draft.memory)))
-        if not bool(torch.isfinite(normed).all()):
+        self.hidden = moa.output(moa.to_memory.after(self.hidden, _recall(q, self.draft.memory)))
+        if not bool(torch.isfinite(self.hidden).all()):
             self.draft.tokens.wipe()  # nothing of it may stay where a later pass looks
             raise ModelError("the MoA drafter's outputs are not finite numbers: train it again")
-        return normed
 
     @property
     def logits(self) -> NDArray[np.float32]:

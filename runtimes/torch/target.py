@@ -145,6 +145,11 @@ class TorchTarget(Generic[W]):
             self.weights.release()
 
     @torch.inference_mode()
+    def run_resident_layer(self, index: int, hidden: Tensor, shared: Prepared) -> Tensor:
+        """As `run_layer`, within another pass's waits: of a layer that is in memory."""
+        return self._layer(index, hidden, shared, None)
+
+    @torch.inference_mode()
     def logits(self, hidden: Tensor, observer: PassObserver | None = None) -> Tensor:
         return self.head(self.normed(hidden), observer)
 
