@@ -1,8 +1,8 @@
 """Compiled kernels for low-bit, fp16 and bf16 weights (kernels/native): bits that no row count or thread
 count changes, nor, bf16 apart, does the CPU.
 
-fp16 weights are widened where they are used; sums are fp32's, in a fixed order. bf16 has AMX's order where
-that is there. Beside low-bit weights
+fp16 weights are widened where they are used; sums are fp32's, in a fixed order. bf16 has the order of AMX or
+of AVX-512 BF16 where they are there. Beside low-bit weights
 activations become 15-bit integers, one step for 32 columns; products with the weights' own integers are
 summed exactly, and groups in a fixed order (native.h says which). A group's largest activation is right to
 2^-15, where a bf16 number has 2^-9: this is the weight-only matmul, without the 8-bit activations of other
@@ -30,7 +30,7 @@ from edgespec.kernels.scratch import at_hand, scratch
 VERSION = 12  # of native.c's functions
 FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "F16": 7, "BF16": 8}
 SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # native/floats.h's
-LEVELS = ("portable C", "AVX2", "AVX-512 VNNI", "AMX")
+LEVELS = ("portable C", "AVX2", "AVX-512 VNNI", "AVX-512 BF16", "AMX")
 MOST_BLOCKS = 16  # of a call: native.c's MOST_PARTS
 _SUPER = 256  # columns decoded together
 
@@ -52,8 +52,6 @@ def _open(folder: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, f"{file} is of version {version}, not {VERSION}; run install.sh again"
     library.es_linear.argtypes = [_P, _I, _N, _P, _I, _N, _I, _I, _P, _I, _I, _P, _N]
     library.es_linear.restype = _N
-    library.es_bf16_on_amx.argtypes = []
-    library.es_prompt_on_amx.argtypes = [_I, _I]
     library.es_dense.argtypes = [_P, _N, _P, _I, _I]
     library.es_dense.restype = None
     library.es_quantise_weights.argtypes = [_I, _I, _P, _N, _N, _P, _N, _P, _I]
@@ -85,23 +83,29 @@ def unavailable() -> str:
 def available(encoding: str) -> bool:
     """Whether weights of this encoding are multiplied here.
 
-    bf16 is on AMX, and where torch would make it fp32 first, several times slower than memory. With AVX-512
-    BF16 alone torch's own matmul is not replaced.
+    bf16 is on AMX and AVX-512 BF16, and where torch would make it fp32 first, several times slower than
+    memory.
     """
     library = _library()[0]
     if library is None or encoding != "BF16":
         return library is not None and encoding in FORMATS
     converted = matmul_dtype(torch.bfloat16) != torch.bfloat16
-    return bool(library.es_bf16_on_amx()) or (converted and level() >= LEVELS.index("AVX2"))
+    return _knows("AVX-512 BF16") or (converted and _knows("AVX2"))
 
 
-def prompt_on_amx(encoding: str, dtype: torch.dtype) -> bool:
-    """Whether a prompt's rows of `dtype` have an order of sums of their own, on AMX: fp16 by fp16 weights,
-    twice as fast as torch, and bf16 by low-bit ones, a third faster than torch with them unpacked."""
-    library = _library()[0]
-    if library is None or encoding not in FORMATS:
+def own_prompt(encoding: str, dtype: torch.dtype) -> bool:
+    """Whether a prompt's rows of `dtype` are multiplied here in an order of sums of their own: fp16 by fp16
+    weights on AMX, twice as fast as torch, and bf16 by low-bit ones on AMX or AVX-512 BF16, a third faster
+    than torch with them unpacked."""
+    if _library()[0] is None or encoding not in FORMATS or encoding == "BF16":
         return False
-    return bool(library.es_prompt_on_amx(FORMATS[encoding], SOURCES[dtype]))
+    if encoding == "F16":
+        return dtype == torch.float16 and _knows("AMX")
+    return dtype == torch.bfloat16 and _knows("AVX-512 BF16")
+
+
+def _knows(instructions: str) -> bool:
+    return level() >= LEVELS.index(instructions)
 
 
 def unpacks(encoding: str, dtype: torch.dtype) -> bool:

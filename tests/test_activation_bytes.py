@@ -30,7 +30,7 @@ def test_weights_of_another_type_take_a_tile_more(tmp_path: Path) -> None:
 def test_a_prompt_unpacks_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
     assert UNPACKED_TILE == PROMPT_TILE_BYTES
     monkeypatch.setattr(scratch, "_BUFFERS", scratch._Buffers())
-    monkeypatch.setattr(compiled, "prompt_on_amx", lambda *arguments: False)
+    monkeypatch.setattr(compiled, "own_prompt", lambda *arguments: False)
     inner, rows = 4096, 4096
     data = torch.zeros(rows, row_bytes("Q8_0", inner), dtype=torch.uint8)
     block, x = Block("Q8_0", data, None, rows, inner), torch.zeros(PREFILL_ROWS, inner, dtype=torch.bfloat16)

@@ -1,4 +1,5 @@
-"""What is bf16's own, of the compiled kernels: tiles of AMX, or fp32 sums as fp16 has, or none of them."""
+"""What is bf16's own, of the compiled kernels: tiles of AMX, pairs of AVX-512 BF16, fp32 sums as fp16 has, or
+none of them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from edgespec.kernels import compiled
 from edgespec.kernels.matmul import Together, linear, one_class
-from tests.test_half import BF16, WIDER, exact, in_places, inputs, levels, normal, on_amx, padded
+from tests.test_half import BF16, WIDER, bf16_order, exact, in_places, inputs, levels, normal, padded
 
 pytestmark = [
     pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.unavailable()),
@@ -28,24 +29,38 @@ def in_tiles(x: Tensor, w: Tensor) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize("shape", WIDER)
+def in_pairs(x: Tensor, w: Tensor) -> Tensor:
+    """By AVX-512 BF16: each of sixteen places adds its odd column of 32, then its even one; then halves."""
+    products = padded(x, 32)[:, None] * padded(w, 32)
+    places = torch.zeros(len(x), len(w), 16)
+    for some in products.split(32, dim=-1):
+        places = (places + some[..., 1::2]) + some[..., 0::2]
+    for half in (8, 4, 2, 1):
+        places = places[..., :half] + places[..., half:]
+    return places[..., 0]
+
+
+ORDERS = {"fp16": in_places, "AVX-512 BF16": in_pairs, "AMX": in_tiles}
+
+
+@pytest.mark.parametrize("shape", [*WIDER, (50, 1100), (3, 4100)])
 def test_sums_are_in_the_order_that_is_defined(shape: tuple[int, int]) -> None:
     block, x = BF16.block(normal(*shape)), inputs(35, shape[1], torch.bfloat16)
-    places, tiles = in_places(x, block.data), in_tiles(x, block.data)
     for _ in levels():
-        for n in (1, 2, 7, 35):
-            assert torch.equal(BF16.multiply(x[:n], block), (tiles if on_amx() else places)[:n])
+        expected = ORDERS[bf16_order()](x, block.data)
+        for n in (1, 2, 7, 13, 25, 35):
+            assert torch.equal(BF16.multiply(x[:n], block), expected[:n])
 
 
 def test_numbers_of_any_size() -> None:
-    """The smallest and largest; AMX takes subnormal numbers as 0."""
+    """The smallest and largest; bf16's own instructions take subnormal numbers as 0."""
     sizes = [0.0, 2**-133, -(2**-130), 2**-126, 1.0, 3.0, 2.0**127, -(2.0**127)]
     for _ in levels():
         for size in sizes:
             w = torch.zeros(3, 40)
             w[1, 33] = size
             found = BF16.multiply(torch.ones(2, 40, dtype=torch.bfloat16), BF16.block(w))
-            small = on_amx() and abs(size) < 2**-126
+            small = bf16_order() != "fp16" and abs(size) < 2**-126
             assert found.tolist() == [[0.0, 0.0 if small else size, 0.0]] * 2
         large = BF16.multiply(torch.full((3, 40), 3e38).bfloat16(), BF16.block(torch.full((2, 40), 3e38)))
         assert (large == torch.inf).all()
@@ -55,7 +70,7 @@ def test_numbers_of_any_size() -> None:
 def test_without_these_instructions_torch_multiplies(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With AVX-512 BF16 alone its own matmul is faster; classes keep a row's bits."""
+    """In classes, which keep a row's bits."""
     compiled.level(compiled.LEVELS.index("portable C"))
     assert not compiled.available("BF16")
     assert not one_class("BF16", 96)

@@ -1,4 +1,4 @@
-"""A prompt's rows of bf16 times low-bit weights on AMX, which have an order of sums of their own."""
+"""A prompt's rows of bf16 times low-bit weights by AMX or AVX-512 BF16, in their own orders of sums."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from edgespec.kernels import compiled
-from edgespec.kernels.matmul import FEW_ON_AMX, PROMPT_ROWS, Block, Together, linear, ragged
+from edgespec.kernels.matmul import FEW_UNPACKED, PROMPT_ROWS, Block, Together, linear, ragged
 from tests.test_compiled import LOW_BIT, SHAPES, inputs, weights
 
 ENCODINGS = [encoding for encoding, shape in LOW_BIT if shape == SHAPES[0]]
 
 pytestmark = [
     pytest.mark.skipif(
-        not compiled.prompt_on_amx("Q4_K", torch.bfloat16), reason="a prompt is multiplied by torch here"
+        not compiled.own_prompt("Q4_K", torch.bfloat16), reason="a prompt is multiplied by torch here"
     ),
     pytest.mark.usefixtures("best_level"),
 ]
@@ -33,7 +33,7 @@ def test_values_are_the_unpacked_weights(encoding: str, shape: tuple[int, int]) 
     exact = x.double() @ rounded.t()
     size = (x.double().square() @ rounded.square().t()).sqrt()
     for n in (1, 16, 33, 67):
-        assert ((multiply(x[:n], block).double() - exact[:n]).abs() <= size[:n] * 2**-20).all()
+        assert ((multiply(x[:n], block).double() - exact[:n]).abs() <= size[:n] * 2**-18).all()
 
 
 @pytest.mark.parametrize(("encoding", "shape"), [*LOW_BIT, ("Q4_K", (300, 768)), ("I8", (131, 1000))])
@@ -67,11 +67,11 @@ def test_it_multiplies_prompts_and_nothing_else(encoding: str) -> None:
     assert torch.equal(linear(x, block, exact=False), multiply(x, block).bfloat16())
     exact = compiled.linear(x, encoding, block.data, block.scale, torch.bfloat16)
     assert torch.equal(linear(x, block, exact=True), exact)
-    assert torch.equal(linear(x[:FEW_ON_AMX], block, exact=False), exact[:FEW_ON_AMX])
-    more = x[: FEW_ON_AMX + 1]
+    assert torch.equal(linear(x[:FEW_UNPACKED], block, exact=False), exact[:FEW_UNPACKED])
+    more = x[: FEW_UNPACKED + 1]
     assert torch.equal(linear(more, block, exact=False), multiply(more, block).bfloat16())
-    compiled.level(compiled.LEVELS.index("AMX") - 1)
-    assert not compiled.prompt_on_amx(encoding, torch.bfloat16)
+    compiled.level(compiled.LEVELS.index("AVX2"))
+    assert not compiled.own_prompt(encoding, torch.bfloat16)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -96,13 +96,13 @@ def test_several_matrices_share_a_call() -> None:
         assert torch.equal(found, multiply(x, block))
 
 
-@pytest.mark.parametrize("n", [FEW_ON_AMX, FEW_ON_AMX + 1, 300])
+@pytest.mark.parametrize("n", [FEW_UNPACKED, FEW_UNPACKED + 1, 300])
 def test_one_call_for_several_does_what_one_by_one_would(n: int) -> None:
     matrices = {e: [weights(e, 40, 512, i)[0]] for i, e in enumerate(ENCODINGS)}
     together, x = Together(matrices), inputs(n, 512)
     for exact in (True, False):
         found = together.call(tuple(matrices), x, exact)
-        assert (found is None) == (not exact and n > FEW_ON_AMX)
+        assert (found is None) == (not exact and n > FEW_UNPACKED)
         if found is not None:
             for out, blocks in zip(found.times(x, x.dtype), matrices.values(), strict=True):
                 assert torch.equal(out, linear(x, blocks[0], exact))

@@ -15,24 +15,26 @@
 typedef struct { /* one group of 16 rows of x; [4 columns' place][row and column] */
   int8_t high[GROUP / 4][4 * X_ROWS], low[GROUP / 4][4 * X_ROWS];
   float step[X_ROWS], sum[X_ROWS];
-} Packed;
+} Columns;
 
 /* Linux gives a process the tiles' registers on request. */
 int amx_allowed(void) {
   enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
-  return __builtin_cpu_supports("amx-int8") && !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA);
+  return __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-bf16") &&
+         !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA);
 }
 
-int64_t amx_room(int64_t n, int64_t supers) {
-  return (n + X_ROWS - 1) / X_ROWS * supers * GROUPS * (int64_t)sizeof(Packed);
+int64_t amx_packed(const Matmul *m) {
+  return (m->n + X_ROWS - 1) / X_ROWS * m->supers * GROUPS * (int64_t)sizeof(Columns);
 }
 
 /* The block's rows of x, int16 [n][supers][8][32], with steps and sums; what lies behind the last row is 0. */
-void amx_pack(const Matmul *m, int64_t block, void *packed) {
+void amx_pack(const Matmul *m, const void *unused, int64_t block, void *packed) {
+  (void)unused;
   const int64_t groups = m->supers * GROUPS;
   for (int64_t column = 0; column < X_ROWS; column++)
     for (int64_t g = 0; g < groups; g++) {
-      Packed *to = (Packed *)packed + block * groups + g;
+      Columns *to = (Columns *)packed + block * groups + g;
       const int64_t r = block * X_ROWS + column, at = r * groups + g;
       to->step[column] = r < m->n ? m->step[at] : 0;
       to->sum[column] = r < m->n ? m->sum[at] : 0;
@@ -48,7 +50,7 @@ void amx_pack(const Matmul *m, int64_t block, void *packed) {
 
 typedef int32_t Dots[3][TILE_ROWS][X_ROWS]; /* low, middle and high digits of one group's products */
 
-INLINE void products(const Decoded *tile, const Packed *x, int g, int digits, Dots dots) {
+INLINE void products(const Decoded *tile, const Columns *x, int g, int digits, Dots dots) {
   const int8_t *low = (const int8_t *)tile->number + g * GROUP;
   _tile_loadd(0, low, sizeof *tile);
   _tile_loadd(1, x->high, 64);
@@ -69,7 +71,7 @@ INLINE void products(const Decoded *tile, const Packed *x, int g, int digits, Do
 }
 
 /* sums [8][16 weights][16 rows of x] += one super's groups. */
-INLINE void multiply(const Decoded *tile, const Packed *x, int format, int digits, float (*sums)[TILE_ROWS][X_ROWS]) {
+INLINE void multiply(const Decoded *tile, const Columns *x, int format, int digits, float (*sums)[TILE_ROWS][X_ROWS]) {
   Dots dots[2] __attribute__((aligned(64)));
   products(tile, x, 0, digits, dots[0]);
   for (int g = 0; g < GROUPS; g++, x++) {
@@ -126,7 +128,7 @@ INLINE void tiles(const Matmul *m, void (*decode)(const Row *, int64_t, Decoded 
         }
         for (int64_t b = 0; b < blocks; b++) {
           int64_t at = (x0 / X_ROWS + b) * groups + s * GROUPS;
-          multiply(tile, (const Packed *)m->packed + at, format, digits, sums[b]);
+          multiply(tile, (const Columns *)m->packed + at, format, digits, sums[b]);
         }
       }
       for (int64_t b = 0; b < blocks; b++) {

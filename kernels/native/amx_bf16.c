@@ -12,11 +12,11 @@
 static int64_t steps_of(int64_t columns) { return (columns + STEP - 1) / STEP; }
 static int64_t width(int64_t n) { return n < X_ROWS ? n : X_ROWS; } /* rows of x in a tile */
 static int64_t block_bytes(int64_t n, int64_t columns) { return steps_of(columns) * 64 * width(n); }
-int64_t amx_bf16_packed(int64_t n, int64_t columns) { return (n + X_ROWS - 1) / X_ROWS * block_bytes(n, columns); }
+int64_t amx_bf16_packed(const Matmul *m) { return (m->n + X_ROWS - 1) / X_ROWS * block_bytes(m->n, m->columns); }
 
 /* X_ROWS rows of x, [n][columns] -> [steps][16 pairs][width][2]; what lies behind rows and columns is 0. */
-void amx_bf16_pack(const uint16_t *x, int64_t n, int64_t columns, int64_t block, void *packed) {
-  const int64_t steps = steps_of(columns), wide = width(n);
+void amx_bf16_pack(const Matmul *m, const void *x, int64_t block, void *packed) {
+  const int64_t n = m->n, columns = m->columns, steps = steps_of(columns), wide = width(n);
   const __m512i counted = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i places = _mm512_mullo_epi32(_mm512_set1_epi32((int)wide), counted);
   int32_t *to = (int32_t *)((uint8_t *)packed + block * block_bytes(n, columns));
@@ -24,7 +24,7 @@ void amx_bf16_pack(const uint16_t *x, int64_t n, int64_t columns, int64_t block,
     for (int64_t i = 0; i < wide; i++) {
       const int64_t r = block * X_ROWS + i, left = columns - s * STEP;
       const __mmask32 some = r < n ? (left < STEP ? (1u << left) - 1 : ~0u) : 0;
-      _mm512_i32scatter_epi32(to + i, places, _mm512_maskz_loadu_epi16(some, x + (r < n ? r : 0) * columns + s * STEP), 4);
+      _mm512_i32scatter_epi32(to + i, places, _mm512_maskz_loadu_epi16(some, (const uint16_t *)x + (r < n ? r : 0) * columns + s * STEP), 4);
     }
 }
 

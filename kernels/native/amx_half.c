@@ -16,11 +16,9 @@
 #define X_BLOCK 256     /* rows of x that they serve */
 #define BLOCK_STEP (128 * X_ROWS) /* bytes of a step of X_ROWS rows of x */
 
-int amx_half_allowed(void) { return es_level(-1) == AMX && __builtin_cpu_supports("amx-bf16"); }
-
 static int64_t steps_of(int64_t columns) { return (columns + STEP - 1) / STEP; }
-int64_t amx_half_packed(int64_t n, int64_t columns) {
-  return (n + X_ROWS - 1) / X_ROWS * steps_of(columns) * BLOCK_STEP;
+int64_t amx_half_packed(const Matmul *m) {
+  return (m->n + X_ROWS - 1) / X_ROWS * steps_of(m->columns) * BLOCK_STEP;
 }
 
 typedef float Sums[TILE_ROWS][X_ROWS];
@@ -50,8 +48,8 @@ INLINE void split(const uint16_t *p, int64_t some, __m512i *first, __m512i *rest
 }
 
 /* X_ROWS rows of x, [n][columns] fp16 -> [steps][2][16 pairs][X_ROWS][2] bf16. */
-void amx_half_pack(const uint16_t *x, int64_t n, int64_t columns, int64_t block, void *packed) {
-  const int64_t steps = steps_of(columns);
+void amx_half_pack(const Matmul *m, const void *x, int64_t block, void *packed) {
+  const int64_t n = m->n, columns = m->columns, steps = steps_of(columns);
   const __m512i places = _mm512_mullo_epi32(_mm512_set1_epi32(X_ROWS), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6,
                                                                                         5, 4, 3, 2, 1, 0));
   for (int64_t s = 0; s < steps; s++) {
@@ -59,7 +57,7 @@ void amx_half_pack(const uint16_t *x, int64_t n, int64_t columns, int64_t block,
     for (int64_t i = 0; i < X_ROWS; i++) {
       const int64_t r = block * X_ROWS + i;
       __m512i first = _mm512_setzero_si512(), rest = first;
-      if (r < n) split(x + r * columns + s * STEP, columns - s * STEP, &first, &rest);
+      if (r < n) split((const uint16_t *)x + r * columns + s * STEP, columns - s * STEP, &first, &rest);
       _mm512_i32scatter_epi32(to + i, places, first, 4);
       _mm512_i32scatter_epi32(to + 16 * X_ROWS + i, places, rest, 4);
     }

@@ -6,7 +6,7 @@
 
 static int level = -1;
 
-/* The instructions in use: 0 portable, 1 AVX2 and FMA, 2 AVX-512 VNNI, 3 AMX. Lowered to `most`, if that is not negative. */
+/* The instructions in use: 0 portable, 1 AVX2 and FMA, 2 AVX-512 VNNI, 3 and AVX-512 BF16, 4 and AMX. Lowered to `most`, if that is not negative. */
 int es_level(int most) {
   if (level < 0 || most >= 0) {
     level = PORTABLE;
@@ -17,43 +17,59 @@ int es_level(int most) {
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
       level = AVX512;
 #endif
+#ifdef HAS_BF16
+    if (level == AVX512 && __builtin_cpu_supports("avx512bf16")) level = AVX512_BF16;
+#endif
 #ifdef HAS_AMX
-    if (level == AVX512 && amx_allowed()) level = AMX;
+    if (level == AVX512_BF16 && amx_allowed()) level = AMX;
 #endif
     if (most >= 0 && level > most) level = most;
   }
   return level;
 }
 
-#define PROMPT_TILES 2
+/* How weights of one kind are multiplied. With `pack` x is arranged once a call. */
+typedef struct {
+  Rows *rows;
+  Packed *packed;
+  Pack *pack;
+} Way;
 
 /* The functions of an instruction set. */
 typedef struct {
-  Rows *rows, *half, *bfloat;
+  Way low_bit, half, bfloat;
+  int prompt; /* `low_bit` is a prompt's, of which x is packed as it is, not quantised */
   Dense *dense;
   Activations *quantise;
   Finish *finish;
   void (*arrange)(int format, int64_t supers, int16_t *x, int32_t *offset); /* of each row of x, or NULL */
-  int tiles, half_tiles, bfloat_tiles; /* `rows`, `half`, `bfloat` are on AMX; `rows` in PROMPT_TILES: amx_prompt */
 } Kernels;
 
 /* For n rows of x; `any_order`: see es_linear. */
 static Kernels kernels(int64_t n, int any_order, int x_type) {
-  Kernels k = {portable_rows, portable_half, portable_half, portable_dense, portable_quantise, portable_finish, NULL, 0, 0, 0};
+  Kernels k = {{portable_rows}, {portable_half}, {portable_half}, 0, portable_dense, portable_quantise, portable_finish, NULL};
   (void)n, (void)any_order, (void)x_type;
 #if defined(__x86_64__)
   if (es_level(-1) == AVX2)
-    return (Kernels){avx2_rows, avx2_half, avx2_half, avx2_dense, avx2_quantise, avx2_finish, NULL, 0, 0, 0};
+    return (Kernels){{avx2_rows}, {avx2_half}, {avx2_half}, 0, avx2_dense, avx2_quantise, avx2_finish, NULL};
   if (level < AVX2) return k;
-  k = (Kernels){avx512_rows, avx512_half, avx512_half, avx512_dense, avx512_quantise, avx512_finish, avx512_order, 0, 0, 0};
-#ifdef HAS_AMX
-  if (level == AMX && n > FEW) k.rows = amx_rows, k.tiles = 1;
-  if (any_order && x_type == BF16 && amx_prompt_allowed()) k.rows = amx_prompt, k.tiles = PROMPT_TILES;
-  if (any_order && x_type == F16 && amx_half_allowed()) k.half = amx_half, k.half_tiles = 1;
-  if (x_type == BF16 && amx_half_allowed()) k.bfloat = amx_bf16, k.bfloat_tiles = 1;
-  if (k.tiles) k.arrange = NULL;
+  k = (Kernels){{avx512_rows}, {avx512_half}, {avx512_half}, 0, avx512_dense, avx512_quantise, avx512_finish, avx512_order};
+  if (n <= VNNI_FEW) k.low_bit.rows = avx512_few, k.arrange = avx512_arrange;
+#ifdef HAS_BF16
+  if (x_type == BF16 && level >= AVX512_BF16) {
+    k.bfloat = (Way){avx512_bf16, avx512_bf16_packed, avx512_bf16_pack};
+    if (any_order) k.low_bit = (Way){avx512_prompt, prompt_packed, prompt_pack}, k.prompt = 1;
+  }
 #endif
-  if (!k.tiles && n <= VNNI_FEW) k.rows = avx512_few, k.arrange = avx512_arrange;
+#ifdef HAS_AMX
+  if (level == AMX) {
+    if (k.prompt) k.low_bit.rows = amx_prompt;
+    if (n > FEW && !k.prompt) k.low_bit = (Way){amx_rows, amx_packed, amx_pack};
+    if (any_order && x_type == F16) k.half = (Way){amx_half, amx_half_packed, amx_half_pack};
+    if (x_type == BF16) k.bfloat = (Way){amx_bf16, amx_bf16_packed, amx_bf16_pack};
+  }
+#endif
+  if (k.low_bit.pack) k.arrange = NULL;
 #endif
   return k;
 }
@@ -94,12 +110,17 @@ typedef struct {
   float *tile;  /* [threads][tall][rows] */
 } Linear;
 
+static const Way *way(const Linear *l, int format) {
+  const Kernels *k = &l->kernels;
+  return format == HALF ? &k->half : format == BFLOAT ? &k->bfloat : &k->low_bit;
+}
+
 /* A row of x in fp32 for plain formats, or quantised for another encoding; its second term is what the first one misses. */
 static void prepare_row(void *argument, int64_t index, int worker) {
   const Linear *l = argument;
   const Matmul *m = &l->parts[l->first[index / l->n]].m;
   const int64_t r = index % l->n, columns = l->columns, groups = m->supers * GROUPS;
-  if (m->packed && (is_plain(m->format) || l->kernels.tiles == PROMPT_TILES)) return;
+  if (m->packed && (is_plain(m->format) || l->kernels.prompt)) return;
   float *rest = is_plain(m->format) ? m->wide + r * wide_columns(columns) : l->rest + worker * columns;
   load(es_level(-1), l->x_type, l->x, r * columns, columns, rest);
   if (is_plain(m->format)) {
@@ -114,20 +135,13 @@ static void prepare_row(void *argument, int64_t index, int worker) {
   }
 }
 
-#ifdef HAS_AMX
 static void pack_block(void *argument, int64_t index, int worker) {
   const Linear *l = argument;
   (void)worker;
   const int64_t blocks = (l->terms * l->n + X_ROWS - 1) / X_ROWS;
   const Matmul *m = &l->parts[l->first[index / blocks]].m;
-  const int64_t block = index % blocks;
-  if (m->packed && m->format == HALF) amx_half_pack(l->x, m->n, m->columns, block, m->packed);
-  if (m->packed && m->format == BFLOAT) amx_bf16_pack(l->x, m->n, m->columns, block, m->packed);
-  if (m->packed && !is_plain(m->format) && l->kernels.tiles != PROMPT_TILES) amx_pack(m, block, m->packed);
-  if (m->packed && !is_plain(m->format) && l->kernels.tiles == PROMPT_TILES && block % 2 == 0)
-    amx_prompt_pack(m->format, l->x, m->n, m->columns, m->supers, block / 2, m->packed);
+  if (m->packed) way(l, m->format)->pack(m, l->x, index % blocks, m->packed);
 }
-#endif
 
 static void some_rows(void *argument, int64_t index, int worker) {
   const Linear *l = argument;
@@ -138,11 +152,9 @@ static void some_rows(void *argument, int64_t index, int worker) {
   Matmul m = p->m;
   m.weights += first * m.row_bytes, m.scale = m.scale ? m.scale + first : NULL;
   m.out = tile, m.out_stride = p->rows;
-  const Kernels *k = &l->kernels;
-  Rows *rows = m.format == HALF ? k->half : m.format == BFLOAT ? k->bfloat : k->rows;
-  rows(&m, 0, last - first, l->sums + worker * l->room);
+  way(l, m.format)->rows(&m, 0, last - first, l->sums + worker * l->room);
   char *out = p->out + first * (l->out_type == F32 ? 4 : 2);
-  k->finish(tile, p->terms, l->n, p->rows, last - first, out, p->out_stride, l->out_type);
+  l->kernels.finish(tile, p->terms, l->n, p->rows, last - first, out, p->out_stride, l->out_type);
 }
 
 static int64_t task_rows(int64_t rows, int64_t most, int threads) { /* at least four tasks a thread */
@@ -156,10 +168,6 @@ static void *part(char **room, int64_t bytes) { /* the next part of the room */
   return at;
 }
 
-static int in_tiles(const Linear *l, int format) { /* of AMX */
-  return format == HALF ? l->kernels.half_tiles : format == BFLOAT ? l->kernels.bfloat_tiles : l->kernels.tiles;
-}
-
 /* Lays out the room, from address `room` on; returns its end. */
 static char *lay_out(Linear *l, char *room, int threads) {
   l->sums = part(&room, l->room * threads);
@@ -168,22 +176,16 @@ static char *lay_out(Linear *l, char *room, int threads) {
   for (int e = 0; e < l->encodings; e++) {
     Matmul *m = &l->parts[l->first[e]].m;
     const int64_t groups = m->n * m->supers * GROUPS;
-    if (!is_plain(m->format) && l->kernels.tiles != PROMPT_TILES) {
+    const Way *its = way(l, m->format);
+    if (!is_plain(m->format) && !l->kernels.prompt) {
       m->x = part(&room, groups * GROUP * 2);
       m->step = part(&room, groups * 4);
       m->sum = part(&room, groups * 4);
       if (m->n <= FEW) m->offset = part(&room, groups * (SUPER / 4 / GROUPS) * 4);
-    } else if (!in_tiles(l, m->format)) {
+    } else if (!its->pack) {
       m->wide = part(&room, m->n * wide_columns(l->columns) * 4);
     }
-#ifdef HAS_AMX
-    if (in_tiles(l, m->format))
-      m->packed = part(&room, m->format == HALF     ? amx_half_packed(m->n, l->columns)
-                              : m->format == BFLOAT ? amx_bf16_packed(m->n, l->columns)
-                              : l->kernels.tiles == PROMPT_TILES
-                                  ? amx_prompt_packed(m->n, m->supers)
-                                  : amx_room(m->n, m->supers));
-#endif
+    if (its->pack) m->packed = part(&room, its->packed(m));
     for (Part *p = l->parts; p < l->parts + l->count; p++)
       if (p->m.format == m->format)
         p->m.x = m->x, p->m.step = m->step, p->m.sum = m->sum, p->m.offset = m->offset, p->m.wide = m->wide,
@@ -191,15 +193,6 @@ static char *lay_out(Linear *l, char *room, int threads) {
   }
   return room;
 }
-
-/* Whether weights times a prompt's rows of x are multiplied on AMX, in an order of sums that es_linear has for them alone. */
-int es_prompt_on_amx(int format, int x_type) {
-  const Kernels k = kernels(1, 1, x_type);
-  return format == HALF ? k.half_tiles : format != BFLOAT && k.tiles == PROMPT_TILES;
-}
-
-/* Whether bf16 weights times any rows of bf16 are. */
-int es_bf16_on_amx(void) { return kernels(1, 0, BF16).bfloat_tiles; }
 
 /* outs[i] [n][out_stride] = x [n][columns] @ matrices[i]^T, for up to MOST_PARTS matrices; types of x and outs: floats.h's.
    `any_order`: sums of fp16 may be in that of AMX. With two terms fp32 keeps its precision beside low-bit weights. Returns
@@ -216,14 +209,16 @@ int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void
     int64_t rows = task_rows(all, bytes / (a->row_bytes ? a->row_bytes : 1), threads);
     int64_t its_room = ROOM;
 #ifdef HAS_AMX
-    if (a->format == HALF && in_tiles(&l, HALF)) {
+    if (a->format == HALF && l.kernels.half.pack) {
       rows = task_rows(all, AMX_HALF_ROWS, threads);
       its_room = amx_half_room(n, rows);
     }
-    if (!is_plain((int)a->format) && l.kernels.tiles == PROMPT_TILES) {
-      rows = (task_rows(all, AMX_PROMPT_ROWS, threads) + 31) / 32 * 32;
-      its_room = amx_prompt_room();
-      l.tall = amx_prompt_rows(n);
+#endif
+#ifdef HAS_BF16
+    if (!is_plain((int)a->format) && l.kernels.prompt) {
+      rows = (task_rows(all, PROMPT_ROWS, threads) + 31) / 32 * 32;
+      its_room = prompt_room();
+      l.tall = prompt_rows(n);
     }
 #endif
     l.room = l.room < its_room ? its_room : l.room;
@@ -242,11 +237,9 @@ int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void
   if (needed > room_bytes) return needed;
   int helpers = n * columns < ALONE ? 1 : threads;
   run_tasks(prepare_row, &l, l.encodings * n, helpers);
-#ifdef HAS_AMX
   int packs = 0;
   for (int e = 0; e < l.encodings; e++) packs |= l.parts[l.first[e]].m.packed != NULL;
   if (packs) run_tasks(pack_block, &l, l.encodings * ((terms * n + X_ROWS - 1) / X_ROWS), helpers);
-#endif
   run_tasks(some_rows, &l, l.tasks, threads);
   return needed;
 }

@@ -32,7 +32,7 @@ typedef struct {
   float *wide; /* [n][wide_columns]: x of plain formats, zeros behind its columns */
   int exact;   /* of HALF: products need no rounding in fp32 */
   int64_t n, supers;
-  void *packed; /* amx_pack's, or NULL */
+  void *packed; /* what a `Pack` made of x, or NULL */
   void *out; /* fp32 [n][out_stride]; of dense: [rows][out_stride], bf16 or fp32 */
   int64_t out_stride;
   int bf16;
@@ -63,19 +63,24 @@ typedef void Finish(const float *sums, int terms, int64_t n, int64_t stride, int
                     int64_t out_stride, int type);
 Finish portable_finish, avx2_finish, avx512_finish;
 
-/* Up to VNNI_FEW rows of x, arranged for it; `offset` [supers][64]. From 4 on it takes longer than avx512_rows (measured). */
+/* Up to VNNI_FEW rows of x, arranged for it; `offset` [supers][64]. From 4 on it takes longer than avx512_rows, or about as long
+   (measured on a Xeon and an EPYC). */
 #define VNNI_FEW 3
 #define FEW 4 /* rows, for which AMX and, on AVX2, decoding side by side take longer */
 Rows avx512_few;
 void avx512_arrange(int format, int64_t supers, int16_t *x, int32_t *offset);
 void avx512_order(int format, int64_t supers, int16_t *x, int32_t *unused); /* for avx512_rows */
 
+/* Where x is arranged once a call: X_ROWS rows of it, [n][columns], are packed together, into so many bytes in all. */
+#define X_ROWS 16
+typedef int64_t Packed(const Matmul *m);
+typedef void Pack(const Matmul *m, const void *x, int64_t block, void *packed);
+
 #if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define HAS_AMX
-#define X_ROWS 16 /* of x, that are packed together */
 int amx_allowed(void);
-int64_t amx_room(int64_t n, int64_t supers); /* bytes of `packed` */
-void amx_pack(const Matmul *m, int64_t block, void *packed); /* X_ROWS rows of x */
+Packed amx_packed;
+Pack amx_pack;
 typedef struct { /* of tiles */
   uint8_t palette, start_row, reserved[14];
   uint16_t colsb[16];
@@ -97,22 +102,35 @@ Rows portable_half, avx2_half, avx512_half;
 #define HALF_COLUMNS 512 /* and their columns: with those of X_GROUP rows of x what the first cache holds */
 INLINE int64_t wide_columns(int64_t columns) { return (columns + PLACES - 1) / PLACES * PLACES; }
 
+#if defined(__x86_64__) && (__GNUC__ >= 10 || __clang_major__ >= 9)
+#define HAS_BF16
+Rows avx512_bf16; /* bf16 weights times bf16, in an order of sums of its own */
+Packed avx512_bf16_packed;
+Pack avx512_bf16_pack;
+/* Low-bit weights times a prompt's rows of bf16; m->out has room for prompt_rows(n) rows of whole tiles. */
+Rows avx512_prompt;
+Packed prompt_packed;
+Pack prompt_pack;
+#define PROMPT_ROWS 256 /* of weights a task: with rows of x in the second cache */
+#define PROMPT_STEPS 16 /* of 32 columns, that are decoded together */
+int64_t prompt_rows(int64_t n), prompt_room(void);
+/* out [32 rows of x][32 of weights] += products of `steps`; x: [2][PROMPT_STEPS][16 rows][32 columns], w: [2][PROMPT_STEPS][16
+   pairs of columns][16 rows][2]; `first`: out is not read. */
+typedef void PromptTimes(const uint8_t *x, const uint8_t *w, int64_t steps, int first, float *out, int64_t stride);
+void prompt(const Matmul *m, int64_t first, int64_t last, void *room, PromptTimes *times);
+#endif
+
 #define ROOM (BLOCK * HALF_ROWS * PLACES * 4 + HALF_ROWS * HALF_COLUMNS * 4) /* at least BLOCK * GROUPS * TILE_ROWS floats */
 
 #ifdef HAS_AMX
 Rows amx_half; /* has an order of sums of its own */
-int amx_half_allowed(void);
-void amx_half_pack(const uint16_t *x, int64_t n, int64_t columns, int64_t block, void *packed); /* X_ROWS rows of x */
-int64_t amx_half_packed(int64_t n, int64_t columns); /* bytes of `packed` */
-int64_t amx_half_room(int64_t n, int64_t rows);      /* bytes of `room` for `rows` of weights */
-Rows amx_prompt; /* low-bit weights times bf16; m->out has room for amx_prompt_rows(n) rows of whole tiles */
-int amx_prompt_allowed(void);
-#define AMX_PROMPT_ROWS 256 /* of weights a task: with rows of x in the second cache */
-void amx_prompt_pack(int format, const uint16_t *x, int64_t n, int64_t columns, int64_t supers, int64_t pair, void *packed);
-int64_t amx_prompt_rows(int64_t n), amx_prompt_packed(int64_t n, int64_t supers), amx_prompt_room(void);
-Rows amx_bf16; /* bf16 weights times bf16, in an order of sums of its own */
-void amx_bf16_pack(const uint16_t *x, int64_t n, int64_t columns, int64_t block, void *packed);
-int64_t amx_bf16_packed(int64_t n, int64_t columns);
+Packed amx_half_packed;
+Pack amx_half_pack;
+int64_t amx_half_room(int64_t n, int64_t rows); /* bytes of `room` for `rows` of weights */
+Rows amx_prompt; /* as avx512_prompt, in another order */
+Rows amx_bf16; /* as avx512_bf16, in another order */
+Packed amx_bf16_packed;
+Pack amx_bf16_pack;
 #define AMX_HALF_ROWS 256 /* of weights, that rows of x in the second cache are multiplied with */
 #endif
 
@@ -146,5 +164,5 @@ Attend portable_attend, avx2_attend, avx512_attend; /* some rows' query heads of
 
 typedef void Task(void *argument, int64_t index, int worker);
 void run_tasks(Task *task, void *argument, int64_t tasks, int threads); /* pool.c */
-enum { PORTABLE, AVX2, AVX512, AMX }; /* instruction sets, as es_level counts */
+enum { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX }; /* instruction sets, as es_level counts */
 int es_level(int most); /* native.c */

@@ -19,8 +19,8 @@ from edgespec.runtimes.formats.gguf import PLAIN
 BLOCK = 64  # positions per attention block; see torch/attention.py
 SHARED_POSITIONS = 512  # that most prompts take with their replies
 # Weights of another type than activations, as a prompt's block is multiplied by them: kernels/matmul.py's
-# PROMPT_TILE_BYTES, which stay with the thread; where AMX unpacks them itself, as much is taken by what it
-# arranges (1b shape, Q4_K and Q8_0: a conversation of 512 to 2048 positions took 75 to 139 MB, of 79 to 122).
+# PROMPT_TILE_BYTES, which stay with the thread; where kernels unpack them, as much is taken by what they
+# arrange (1b shape, Q4_K and Q8_0: a conversation of 512 to 2048 positions took 75 to 139 MB, of 79 to 122).
 UNPACKED_TILE = 8 * 2**20
 DEVICE_SLOTS = 3  # device buffers: one computed on, one being copied to, one between
 

@@ -1,0 +1,107 @@
+/* bf16 weights times rows of bf16 by AVX-512 BF16's dot products. Weights are read from where they lie, 32 columns at a time;
+   x is arranged once a call. Of 32 columns each of 16 pairs adds its odd column's product to its own sum, then its even one's,
+   as VDPBF16PS does (to nearest; it takes subnormal numbers as 0, and makes none); then the sums are added in halves. Bits that
+   depend neither on the number of rows nor on threads. */
+#include "floats.h"
+
+#ifdef HAS_BF16
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
+
+#define STEP 32      /* columns of a vector */
+#define COLUMNS 1024 /* that rows of x have in the first cache: x is [blocks of columns][n][COLUMNS] */
+#define X_GROUP 6    /* rows of x by W_GROUP of weights: their sums fit into registers */
+#define W_GROUP 4
+#define IN_PLACE 24  /* rows of x, for which weights are not copied */
+#define FAR 1024 /* bytes of a row that are asked for ahead */
+
+static int64_t blocks_of(int64_t columns) { return (columns + COLUMNS - 1) / COLUMNS; }
+int64_t avx512_bf16_packed(const Matmul *m) { return blocks_of(m->columns) * m->n * COLUMNS * 2; }
+
+INLINE __mmask32 first_of(int64_t columns) { return columns < STEP ? (1u << columns) - 1 : ~0u; }
+
+/* X_ROWS rows of x, with zeros behind their columns. */
+void avx512_bf16_pack(const Matmul *m, const void *x, int64_t block, void *packed) {
+  const int64_t n = m->n, columns = m->columns;
+  for (int64_t r = block * X_ROWS; r < n && r < (block + 1) * X_ROWS; r++)
+    for (int64_t c = 0; c < columns; c += STEP) {
+      uint16_t *to = (uint16_t *)packed + (c / COLUMNS * n + r) * COLUMNS + c % COLUMNS;
+      _mm512_store_si512(to, _mm512_maskz_loadu_epi16(first_of(columns - c), (const uint16_t *)x + r * columns + c));
+    }
+}
+
+typedef __m512 Sums[HALF_ROWS]; /* of a row of x */
+
+/* Up to COLUMNS columns of n rows of x times W_GROUP rows of weights, which end after `left` columns; rows that follow them are
+   `next` bytes behind. With left = 0 nothing is asked for ahead. */
+INLINE void group(int n, const uint16_t *x, const uint16_t *const *w, int64_t columns, int64_t left, int64_t next, Sums *sums) {
+  __m512 s[X_GROUP][W_GROUP];
+  for (int r = 0; r < n; r++)
+    for (int i = 0; i < W_GROUP; i++) s[r][i] = sums[r][i];
+  for (int64_t c = 0; c < columns; c += STEP) {
+    const __mmask32 some = first_of(columns - c);
+    const int64_t ahead = 2 * (left - c) > FAR ? FAR : FAR + next;
+    __m512bh weight[W_GROUP];
+    for (int i = 0; i < W_GROUP; i++) {
+      if (left) __builtin_prefetch((const char *)(w[i] + c) + ahead, 0, 2);
+      weight[i] = (__m512bh)(some == ~0u ? _mm512_loadu_si512(w[i] + c) : _mm512_maskz_loadu_epi16(some, w[i] + c));
+    }
+    for (int r = 0; r < n; r++) {
+      const __m512bh of_x = (__m512bh)_mm512_load_si512(x + r * COLUMNS + c);
+      for (int i = 0; i < W_GROUP; i++) s[r][i] = _mm512_dpbf16_ps(s[r][i], weight[i], of_x);
+    }
+  }
+  for (int r = 0; r < n; r++)
+    for (int i = 0; i < W_GROUP; i++) sums[r][i] = s[r][i];
+}
+
+/* Of W_GROUP vectors: each one's sum. */
+INLINE __m128 totals(const __m512 *s) {
+  const __m512 a = _mm512_add_ps(_mm512_shuffle_f32x4(s[0], s[1], 0x44), _mm512_shuffle_f32x4(s[0], s[1], 0xEE));
+  const __m512 b = _mm512_add_ps(_mm512_shuffle_f32x4(s[2], s[3], 0x44), _mm512_shuffle_f32x4(s[2], s[3], 0xEE));
+  __m512 four = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xDD)); /* of each, in its order */
+  four = _mm512_add_ps(four, _mm512_permute_ps(four, 0x4E));
+  four = _mm512_add_ps(four, _mm512_permute_ps(four, 0xB1));
+  return _mm512_castps512_ps128(_mm512_permutexvar_ps(_mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0), four));
+}
+
+/* Weights of few rows of x are used where they lie; for more they are copied, HALF_ROWS by COLUMNS, since rows a power of two
+   apart have but a few places in the first cache. */
+void avx512_bf16(const Matmul *m, int64_t first, int64_t last, void *room) {
+  Sums *sums = room; /* [BLOCK] */
+  uint16_t(*tile)[COLUMNS] = (void *)(sums + BLOCK);
+  const int64_t columns = m->columns;
+  for (int64_t x0 = 0; x0 < m->n; x0 += BLOCK) {
+    const int64_t n = m->n - x0 < BLOCK ? m->n - x0 : BLOCK, whole = n <= IN_PLACE ? W_GROUP : HALF_ROWS;
+    for (int64_t w = first; w < last; w += whole) {
+      const int64_t rows = last - w < whole ? last - w : whole;
+      memset(sums, 0, (size_t)n * sizeof *sums);
+      for (int64_t c = 0; c < columns; c += COLUMNS) {
+        const int64_t some = columns - c < COLUMNS ? columns - c : COLUMNS;
+        const uint16_t *at[HALF_ROWS];
+        for (int64_t i = 0; i < whole; i++) { /* results of rows behind the last one are not stored */
+          at[i] = (const uint16_t *)(m->weights + (w + (i < rows ? i : rows - 1)) * m->row_bytes) + c;
+          if (n <= IN_PLACE) continue;
+          if (!x0) fetch((const uint8_t *)at[i] + whole * m->row_bytes, 2 * some); /* of the next tile */
+          at[i] = memcpy(tile[i], at[i], 2 * (size_t)some);
+        }
+        const uint16_t *x = (const uint16_t *)m->packed + (c / COLUMNS * m->n + x0) * COLUMNS;
+        int64_t left = n <= IN_PLACE ? columns - c : 0, groups = (n + X_GROUP - 1) / X_GROUP;
+        for (int64_t r = 0, taken; r < n; r += taken, groups--, left = 0) {
+          taken = (n - r + groups - 1) / groups; /* groups of about the same size */
+          for (int64_t i = 0; i < whole; i += W_GROUP) {
+            Sums *to = (Sums *)(sums[r] + i);
+#define CASE(n) \
+  case n: group(n, x + r * COLUMNS, at + i, some, left, whole * m->row_bytes - 2 * columns, to); break;
+            switch (taken) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
+          }
+        }
+      }
+      for (int64_t r = 0; r < n; r++)
+        for (int64_t i = 0; i < rows; i += W_GROUP) {
+          const __mmask8 stored = rows - i < W_GROUP ? (__mmask8)((1 << (rows - i)) - 1) : 15;
+          _mm_mask_storeu_ps((float *)m->out + (x0 + r) * m->out_stride + w + i, stored, totals(sums[r] + i));
+        }
+    }
+  }
+}
+#endif
