@@ -140,11 +140,13 @@ def measure(args: argparse.Namespace, arm: Arm, bill: Bill) -> Row:
     names = [*map(str, args.steps), *WAYS]
     found: Row = {way(name, ahead): [] for ahead in schedules for name in names}
     ask = stories if args.what == "stories" else prompts
+    longest = 0
     with Engine.load(args.small, options) as engine:
         going = {ahead: Billed(bill) for ahead in schedules}
         for prompt in ask(args.small, args.prompts):
             fixed = [Fixed(TreeBudget(NODES, NODES - 1, depth)) for depth in args.steps]
-            if reply(engine, prompt, fixed[0], bill)["tokens"] < args.least:
+            longest = max(longest, length := reply(engine, prompt, fixed[0], bill)["tokens"])
+            if length < args.least:
                 continue
             began = bool(found[WAYS[0]])  # else there is nothing yet that another process could have learned
             for ahead, own in going.items():
@@ -153,6 +155,10 @@ def measure(args: argparse.Namespace, arm: Arm, bill: Bill) -> Row:
                 for name, controller in zip(names, [*fixed, *begun], strict=True):
                     found[way(name, ahead)].append(reply(engine, prompt, controller, bill, ahead))
                 going[ahead] = last
+    if longest < args.least:
+        raise RuntimeError(
+            f"no reply has {args.least} tokens, the longest {longest}; ask with a smaller --least"
+        )
     return found
 
 
