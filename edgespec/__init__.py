@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     )
     from edgespec.response import Response, Stats
     from edgespec.session import Session
+    from edgespec.split.client import connect
 
 __version__ = "0.1.0"
 
@@ -80,6 +81,7 @@ __all__ = [
     "__version__",
     "agenerate",
     "astream_generate",
+    "connect",
     "generate",
     "generate_batch",
     "load",
@@ -95,6 +97,7 @@ _HOME = {
     **dict.fromkeys(["EngineOptions", "GenerationOptions"], "edgespec.config"),
     **dict.fromkeys(["Response", "Stats"], "edgespec.response"),
     "Chat": "edgespec.chat",
+    "connect": "edgespec.split.client",
     "Engine": "edgespec.engine",
     "Session": "edgespec.session",
 }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from edgespec.arguments import check_engine, check_progress, given_options
 from edgespec.config import EngineOptions, GenerationOptions, refuse_idle, with_keywords
 from edgespec.engine import Engine
-from edgespec.errors import EdgeSpecError
+from edgespec.errors import EdgeSpecError, OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.response import InThread, Response, whole
 from edgespec.serving.many import converse, one_turn
@@ -23,6 +23,8 @@ from edgespec.tuning.tune import tune_model
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from edgespec.split.client import RemoteEngine
 
 
 class EngineKeywords(TypedDict, total=False):
@@ -125,7 +127,7 @@ def tune(
 
 
 def stream_generate(
-    engine: Engine,
+    engine: Engine | RemoteEngine,
     prompt: Prompt,
     options: GenerationOptions | None = None,
     *,
@@ -144,7 +146,7 @@ def stream_generate(
 
 
 def generate(
-    engine: Engine,
+    engine: Engine | RemoteEngine,
     prompt: Prompt,
     options: GenerationOptions | None = None,
     *,
@@ -172,6 +174,11 @@ def generate_batch(
     Raises OptionError for malformed options, BudgetError when open sessions hold the engine's memory.
     """
     check_engine(engine)
+    if not hasattr(engine, "room_for"):
+        raise OptionError(
+            "many prompts share passes where the weights are; over a connection, give each a session and a "
+            "thread of its own"
+        )
     check_progress(progress)
     options = with_keywords(given_options(options, GenerationOptions), overrides)
     refuse_idle(options, overrides)
@@ -183,7 +190,7 @@ def generate_batch(
 
 
 def astream_generate(
-    engine: Engine,
+    engine: Engine | RemoteEngine,
     prompt: Prompt,
     options: GenerationOptions | None = None,
     *,
@@ -200,7 +207,7 @@ def astream_generate(
 
 
 async def agenerate(
-    engine: Engine,
+    engine: Engine | RemoteEngine,
     prompt: Prompt,
     options: GenerationOptions | None = None,
     *,
@@ -213,7 +220,7 @@ async def agenerate(
 
 
 def _begin(
-    engine: Engine,
+    engine: Engine | RemoteEngine,
     prompt: Prompt,
     options: GenerationOptions | None,
     progress: ProgressCallback | None,

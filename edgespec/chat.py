@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edgespec.api import GenerationKeywords
     from edgespec.core.trace import Trace
     from edgespec.engine import Engine
+    from edgespec.split.client import RemoteEngine
 
 
 class Chat:
@@ -43,7 +44,7 @@ class Chat:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | RemoteEngine,
         *,
         system: str | None = None,
         options: GenerationOptions | None = None,

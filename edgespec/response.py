@@ -54,6 +54,8 @@ class Stats:
     decode_seconds: float = 0.0
     bytes_read: int = 0  # from flash, prefill and decode
     decode_bytes_read: int = 0
+    unverified_tokens: int = 0  # of the reply: the drafter's alone, while no server could be asked
+    lost: int = 0  # rounds whose answer did not come in time
     peak_memory: int = 0  # of the process since its start: `devices.probe.peak_memory`
     dial: int | None = None
 
@@ -96,9 +98,20 @@ class Stats:
         return self.decode_bytes_read / self.decode_seconds / 1e9 if self.decode_seconds > 0 else 0.0
 
 
+@dataclass(frozen=True)
+class Withdrawn:
+    """What is no part of a reply any more: so many characters and tokens at its end, none verified."""
+
+    characters: int
+    tokens: int
+
+
 @dataclass
 class Response:
     """One step of a reply: the text that became certain with `token` (may be empty), and where it stands.
+
+    `verified`: the target has said it, or agreed. False only where that is on a server that did not answer.
+    Where such text is made again when the server is back, `withdrawn` says how much of it goes.
 
     The last response of a reply has `finish_reason` "stop" (EOS or a stop string), "length" or "cancelled",
     and, from `generate`, `text` and `tokens` of the whole reply.
@@ -110,14 +123,20 @@ class Response:
     finish_reason: str | None = None
     tokens: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
+    verified: bool = True
+    withdrawn: Withdrawn | None = None
 
     def add(self, step: Response) -> None:
         """Make this the whole of a reply, as far as `step`."""
+        if (gone := step.withdrawn) is not None:
+            self.text = self.text[: len(self.text) - gone.characters]
+            del self.tokens[len(self.tokens) - gone.tokens :]
         self.text += step.text
         if step.token is not None:
             self.tokens.append(step.token)
         self.token, self.from_draft = step.token, step.from_draft
         self.finish_reason, self.stats = step.finish_reason, step.stats
+        self.verified = not step.stats.unverified_tokens
 
 
 def whole(steps: Iterable[Response]) -> Response:

@@ -13,7 +13,7 @@ from edgespec.arguments import check_progress, given_options
 from edgespec.config import GenerationOptions
 from edgespec.core.acceptance import make_acceptance
 from edgespec.core.batch import Part
-from edgespec.core.reply import Reply, SessionHost
+from edgespec.core.reply import Reply, SessionHost, Shape
 from edgespec.core.schedule import Schedule
 from edgespec.core.trace import Cycle, Trace
 from edgespec.core.verify import Cancellation
@@ -22,7 +22,6 @@ from edgespec.errors import Cancelled, ClosedError, ContextError, OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.response import Response
 from edgespec.runtimes.base import Seat
-from edgespec.runtimes.config import ModelConfig
 from edgespec.schedules.kinds import check_acceptance
 from edgespec.text.prompt import Array, token_ids
 
@@ -256,7 +255,7 @@ class Session:
         self.tokens = self.tokens[:length]
 
 
-def reply_limit(prompt: Sequence[int], options: GenerationOptions, context: int, config: ModelConfig) -> int:
+def reply_limit(prompt: Sequence[int], options: GenerationOptions, context: int, config: Shape) -> int:
     """The most tokens that a reply to this prompt may have. Raises OptionError and ContextError."""
     if not prompt:
         raise OptionError("the prompt is empty; give it at least one token")

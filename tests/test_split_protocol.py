@@ -81,7 +81,7 @@ ANSWERED: list[Answer] = [
     Welcome(VERSION, "demo", VOCABULARY, [2, 128_001], 8192, 32, 64, bytes(16)),
     Seated(SEAT),
     Uploaded(LARGE, LARGE, HASH, VOCABULARY - 1),
-    Judged(LARGE, LARGE, HASH, 2**40, TOKENS),
+    Judged(LARGE, LARGE, HASH, TOKENS),
     Behind(LARGE, LARGE, HASH),
     Still(LARGE),
     TokenizerPart(10**6, b"{}" * 500),

@@ -88,6 +88,15 @@ class Decoding:
         self.root = cycle.outcome.bonus
         return cycle
 
+    def go_on(self, said: Sequence[int]) -> None:
+        """The reply is `said` so far, whoever has said it, and the seat has it, but for the last token."""
+        self._blocks.clear()
+        with self.verifier.turn:
+            self.check()
+            prompt = [*self.prompt, *said[:-1]]
+            self.schedule.begin(self.chooser.context(prompt, self.check), self.limit - len(said) + 1)
+        self.root = said[-1]
+
     def _begin(self, last: PrefillBlock) -> None:
         chooser, prompt = self.chooser, self.prompt
         with self.verifier.turn:  # conversations share a draft model

@@ -15,14 +15,26 @@ from edgespec.core.schedule import Schedule
 from edgespec.core.trace import Cycle, Layer, Phase, Trace
 from edgespec.core.verify import Cancellation, Verifier
 from edgespec.progress import Progress, ProgressCallback
-from edgespec.response import Response, Stats
+from edgespec.response import Response, Stats, Withdrawn
 from edgespec.runtimes.base import Rows, Seat
-from edgespec.runtimes.config import ModelConfig
 from edgespec.text.detokenize import Detokenizer
 from edgespec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class Shape(Protocol):
+    """What conversations need to know of the model; see `runtimes.config.ModelConfig`."""
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_context(self) -> int: ...
 
 
 class SessionHost(Protocol):
@@ -34,7 +46,7 @@ class SessionHost(Protocol):
     drafters: tuple[str, ...]
 
     @property
-    def config(self) -> ModelConfig: ...
+    def config(self) -> Shape: ...
 
     @property
     def verifier(self) -> Verifier[Any]: ...
@@ -43,8 +55,8 @@ class SessionHost(Protocol):
     def closed(self) -> bool: ...
 
     @property
-    def dial(self) -> int:
-        """Bytes that the process may use."""
+    def dial(self) -> int | None:
+        """Bytes that the process may use; None = as many as there are."""
 
     @property
     def bytes_read(self) -> int:
@@ -124,6 +136,17 @@ class Reply:
         self.clock.first_token()
         return self.writer.write([self.root], drafted=0)
 
+    def say_unverified(self, tokens: Sequence[int]) -> Iterator[Response]:
+        """Tokens that the drafter has said by itself: responses to be, as they are asked for."""
+        if not self.stats.reply_tokens:
+            self.clock.first_token()
+        return self.writer.write(tokens, drafted=len(tokens), verified=False)
+
+    def go_on(self) -> None:
+        """Behind all that was said, whoever said it. Raises Cancelled."""
+        self.decoding.go_on(self.writer.tokens)
+        self.observer.drafting = True
+
     def _record(self, cycle: Cycle) -> None:
         self.stats.drafter_damaged, self.stats.undrafted = self.schedule.damaged, self.schedule.undrafted
         self.clock.cycle(cycle)
@@ -180,16 +203,22 @@ class _Writer:
     """Turns tokens into responses until the reply is over: EOS, a stop string, or the limit."""
 
     def __init__(self, host: SessionHost, options: GenerationOptions, limit: int, stats: Stats) -> None:
-        self.text = Detokenizer(host.tokenizer, options.stop, continues=True)
+        self.host, self.stop = host, options.stop
+        self.text = self._detokenizer()
+        self.tokens: list[int] = []
+        self.shown = 0  # characters
         self.eos = frozenset[int]() if options.ignore_eos else host.eos
         self.limit = limit
         self.stats = stats
         self.finished = False
 
-    def write(self, tokens: Sequence[int], drafted: int) -> Iterator[Response]:
+    def _detokenizer(self) -> Detokenizer:
+        return Detokenizer(self.host.tokenizer, self.stop, continues=True)
+
+    def write(self, tokens: Sequence[int], drafted: int, verified: bool = True) -> Iterator[Response]:
         """One response a token, the first `drafted` of which came from the drafter."""
         for place, token in enumerate(tokens):
-            self.stats.reply_tokens += 1
+            self._count(token, verified)
             reason = None
             if token in self.eos:
                 text, reason = self.text.finish(), "stop"
@@ -200,9 +229,41 @@ class _Writer:
                 elif self.stats.reply_tokens == self.limit:
                     text, reason = text + self.text.finish(), "length"
             self.finished = reason is not None
-            yield Response(text, token, place < drafted, reason, stats=self.stats)
+            self.shown += len(text)
+            yield Response(text, token, place < drafted, reason, stats=self.stats, verified=verified)
             if self.finished:
                 return
+
+    def _count(self, token: int, verified: bool) -> None:
+        self.tokens.append(token)
+        self.stats.reply_tokens += 1
+        self.stats.unverified_tokens += not verified
+
+    def _uncount(self, count: int) -> None:
+        """The last tokens, which were not verified."""
+        del self.tokens[len(self.tokens) - count :]
+        self.stats.reply_tokens -= count
+        self.stats.unverified_tokens -= count
+
+    def hold(self, last: Response) -> None:
+        """The step that was made last, unverified, is not to end the reply yet, nor to be shown."""
+        self._uncount(1)
+        self.shown -= len(last.text)
+        self.finished = False
+
+    def release(self, last: Response) -> Response:
+        """It is, after all."""
+        assert last.token is not None
+        self._count(last.token, verified=False)
+        self.finished = True
+        return last
+
+    def withdraw(self, count: int) -> Response:
+        """The last `count` tokens, which were not verified, are no part of the reply any more."""
+        self._uncount(count)
+        self.text, shown = self._detokenizer(), self.shown
+        self.shown = sum(len(self.text.add(token)) for token in self.tokens)
+        return Response("", stats=self.stats, withdrawn=Withdrawn(shown - self.shown, count))
 
     def cancelled(self) -> Response:
         self.finished = True

@@ -52,9 +52,10 @@ class Context:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a conversation's trees are verified. `exit`: a trained early exit of the target, if any."""
+    """Where a conversation's trees are verified. target: None = on a server. exit: a trained early exit of
+    the target, if any."""
 
-    target: Target
+    target: Target | None
     exit: EarlyExit | None = None
 
 

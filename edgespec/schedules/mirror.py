@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 def make(drafter: Drafter, controller: Controller, options: EngineOptions, place: Place) -> Mirror:
     """See `schedules.kinds.Make`."""
+    assert place.target is not None, "edgespec.connect refuses it"
     layers = place.target.config.layers
     exit = place.exit or place.target.early_exit(options.exit_layer or layers // 2)
     moves = layers if options.exit_layer == 0 else 0

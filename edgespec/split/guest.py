@@ -209,6 +209,4 @@ class Judging(Work):
         assert isinstance(part, Verification)
         outcome, said = part.result(), self.guest.transcript
         said.extend(self.tree.tokens[outcome.path])
-        micros = int(outcome.seconds * 1e6)
-        body = pack_tokens(outcome.tokens)
-        self.guest.answer(Judged(self.round, len(said), said.hash(), micros, body))
+        self.guest.answer(Judged(self.round, len(said), said.hash(), pack_tokens(outcome.tokens)))

@@ -17,39 +17,29 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import xxhash
-
 from edgespec.errors import (
     BudgetError,
-    Cancelled,
     ClosedError,
-    ContextError,
     EdgeSpecError,
     ProtocolError,
     RefusedError,
 )
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.split.guest import Guest, Judging, Reading, Work
+from edgespec.split.line import Line
 from edgespec.split.protocol import (
-    REQUESTS,
     SEAT_BYTES,
     VERSION,
     AskTokenizer,
     Hello,
     Judge,
     Manner,
-    Refusal,
     Request,
     Seated,
-    Still,
     TakeSeat,
     TokenizerPart,
-    Told,
     Upload,
     Welcome,
-    Why,
-    read,
-    written,
 )
 from edgespec.split.vocabulary import packed_tokenizer
 
@@ -59,7 +49,6 @@ if TYPE_CHECKING:
 IDLE_SECONDS = 600.0  # after which a conversation's memory goes to others who want it, or to nobody
 SPARE_SECONDS = 20.0  # a connected client may rest so long, whoever waits
 GUESTS = 1024  # conversations that are known, with memory or without
-UNHEARD = 8  # requests of a connection that may wait: a client asks for one thing at a time
 PART_BYTES = 2**18  # of a tokenizer's frames
 
 
@@ -87,7 +76,7 @@ class Host:
         self._welcome = Welcome(VERSION, name, *about)
 
     def connect(self, send: Callable[[bytes], None], close: Callable[[], None]) -> Line:
-        """A client has come. send, close: of its connection, from any thread, at once; they raise nothing."""
+        """A client has come; see `Line`."""
         return Line(self, send, close)
 
     def sweep(self) -> None:
@@ -116,7 +105,32 @@ class Host:
         if guest.line is None:
             self.guests.pop(guest.seat, None)
 
-    # What clients ask.
+    # What clients ask: see `split.line.Listener`.
+
+    def take(self, line: Line, request: Request, digest: bytes) -> None:
+        if self.closed:
+            raise RefusedError("the server is closing", "closing")
+        if isinstance(request, Hello):
+            self.greet(line, request)
+            return
+        if not line.greeted:
+            raise ProtocolError("the first frame of a connection is Hello")
+        if isinstance(request, TakeSeat):
+            self.seat(line, request)
+        elif isinstance(request, AskTokenizer):
+            self.send_tokenizer(line)
+        elif isinstance(request, (Upload, Judge)):
+            self.ask(line, request, digest)
+        elif line.guest is None:
+            raise ProtocolError("a session is spoken of before there is one")
+        elif isinstance(request, Manner):
+            line.guest.choose(request)
+        elif line.guest.seat == request.seat:
+            guest, line.guest = line.guest, None
+            self.leave(guest)
+
+    def left(self, guest: Guest) -> None:
+        guest.since = self.clock()
 
     def seat(self, line: Line, asked: TakeSeat) -> None:
         """Raises RefusedError and ProtocolError."""
@@ -184,8 +198,6 @@ class Host:
             if self.closed and guest.work is None:
                 self._drop(guest)
 
-        if self.closed:
-            raise RefusedError("the server is closing", "closing")
         self._admit(guest)
         if guest.goes_on(request):
             vocabulary = self._welcome.vocabulary
@@ -208,6 +220,10 @@ class Host:
         line.tell(self._welcome)
 
     def send_tokenizer(self, line: Line) -> None:
+        """Raises ProtocolError."""
+        if line.has_tokenizer:
+            raise ProtocolError("the tokenizer was sent already")
+        line.has_tokenizer = True
         parts = self._tokenizer
         for start in range(0, len(parts), PART_BYTES):
             part = parts[start : start + PART_BYTES]
@@ -221,110 +237,3 @@ class Host:
             guest.next = lambda: self._drop(guest)
         else:
             self._drop(guest)
-
-
-class Line:
-    """A connection. `hear`, `lost` and `beat` may be called from any one thread."""
-
-    def __init__(self, host: Host, send: Callable[[bytes], None], close: Callable[[], None]) -> None:
-        self.host, self._send, self._close = host, send, close
-        self.guest: Guest | None = None
-        self.greeted = self.over = False
-        self._unheard = 0
-        self._has_tokenizer = False
-        self._round: int | None = None  # under way
-
-    def hear(self, frame: bytes) -> None:
-        """A frame has come."""
-        try:
-            request = read(frame, REQUESTS)
-        except ProtocolError as error:
-            self.refuse("nonsense", str(error))
-            return
-        self._unheard += 1
-        if self._unheard > UNHEARD:
-            self.refuse("nonsense", f"more than {UNHEARD} requests wait to be heard")
-            return
-        digest = b""
-        if isinstance(request, (Upload, Judge)):
-            self._round, digest = request.round, xxhash.xxh3_128_digest(frame)
-        self.host.post(lambda: self.attempt(lambda: self._take(request, digest)))
-
-    def lost(self) -> None:
-        """The connection has ended; its conversation stays for a while."""
-        self.over = True
-        self.host.post(self._leave)
-
-    def beat(self) -> None:
-        """To be called every `protocol.STILL_SECONDS`: who waits for an answer hears that it is being
-        made."""
-        if (number := self._round) is not None and not self.over:
-            self._send(written(Still(number)))
-
-    def tell(self, message: Told) -> None:
-        if not isinstance(message, (Seated, Welcome, TokenizerPart)):
-            self._round = None
-        if not self.over:
-            self._send(written(message))
-
-    def refuse(self, why: Why, words: str, seconds: float = 0.0) -> None:
-        """And close it."""
-        if not self.over:
-            self._send(written(Refusal(why, words[:1000], seconds)))
-            self.over = True
-            self._close()
-        self.host.post(self._leave)
-
-    def fail(self, error: EdgeSpecError) -> None:
-        """A round that was asked for here has failed."""
-        if isinstance(error, RefusedError):
-            self.refuse(error.why, str(error), error.seconds)  # type: ignore[arg-type]
-        elif isinstance(error, ProtocolError):
-            self.refuse("nonsense", str(error))
-        elif isinstance(error, (ContextError, BudgetError)):
-            self.refuse("full", str(error))
-        elif isinstance(error, Cancelled):
-            self.refuse("closing", "the server is closing")
-        else:
-            self.refuse("failed", f"the server could not go on: {type(error).__name__}")
-
-    def attempt(self, work: Callable[[], None]) -> None:
-        """What is wrong with a request ends its connection, and nothing else."""
-        try:
-            work()
-        except EdgeSpecError as error:
-            self.fail(error)
-
-    def _take(self, request: Request, digest: bytes) -> None:
-        self._unheard -= 1
-        host = self.host
-        if self.over:
-            return
-        if host.closed:
-            raise RefusedError("the server is closing", "closing")
-        if isinstance(request, Hello):
-            host.greet(self, request)
-            return
-        if not self.greeted:
-            raise ProtocolError("the first frame of a connection is Hello")
-        if isinstance(request, TakeSeat):
-            host.seat(self, request)
-        elif isinstance(request, AskTokenizer):
-            if self._has_tokenizer:
-                raise ProtocolError("the tokenizer was sent already")
-            self._has_tokenizer = True
-            host.send_tokenizer(self)
-        elif isinstance(request, (Upload, Judge)):
-            host.ask(self, request, digest)
-        elif self.guest is None:
-            raise ProtocolError("a session is spoken of before there is one")
-        elif isinstance(request, Manner):
-            self.guest.choose(request)
-        elif self.guest.seat == request.seat:
-            guest, self.guest = self.guest, None
-            host.leave(guest)
-
-    def _leave(self) -> None:
-        guest, self.guest = self.guest, None
-        if guest is not None and guest.line is self:
-            guest.line, guest.since = None, self.host.clock()

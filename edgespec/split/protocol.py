@@ -148,12 +148,11 @@ class Uploaded(Told, tag=34):
 
 class Judged(Told, tag=35):
     """What became of a tree: 3 bytes a token, the accepted ones and then the bonus token. committed, hash:
-    with the root and the accepted ones; micros: of the pass."""
+    with the root and the accepted ones."""
 
     round: Natural
     committed: Natural
     hash: Hash
-    micros: Annotated[int, Meta(ge=0, le=2**48)]
     tokens: Annotated[bytes, Meta(min_length=3, max_length=3 * TREE_ROWS)]
 
 

@@ -29,6 +29,13 @@ class Transcript:
     def truncate(self, length: int) -> None:
         del self._words[WORD * length :]
 
+    def plus(self, tokens: Sequence[int] | IntArray) -> Transcript:
+        """Another, that goes on with these."""
+        longer = Transcript()
+        longer._words += self._words
+        longer.extend(tokens)
+        return longer
+
     def tokens(self, start: int = 0, stop: int | None = None) -> list[int]:
         stop = len(self) if stop is None else stop
         found: list[int] = np.frombuffer(bytes(self._words[WORD * start : WORD * stop]), "<u4").tolist()

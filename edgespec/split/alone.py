@@ -1,0 +1,70 @@
+"""What a drafter says by itself, while no server can be asked. Needs no torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.tree import TokenTree
+from edgespec.drafters.base import Drafter, Root
+from edgespec.errors import ModelError
+from edgespec.response import Response
+
+AT_ONCE = 4  # tokens between two looks at whether the server is back
+
+
+class Alone:
+    """The likeliest path of one small tree after the other.
+
+    said: tokens of the reply that were verified; `held`: the response that would end the reply, if it is to
+    be verified first.
+    """
+
+    def __init__(self, drafter: Drafter | None, context: Context, said: int, most: int) -> None:
+        """drafter: one of its own; None = nobody can say anything. context: of all that was said, the last
+        token with it. most: tokens to say."""
+        self.drafter, self.said, self.left = drafter, said, most
+        self.since = time.monotonic()
+        self.held: Response | None = None
+        self._root = int(context.tokens[-1])
+        if drafter is not None:
+            drafter.prefill(Context(context.tokens[:-1], context.sampler, context.noise, check=context.check))
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.since
+
+    def say(self) -> list[int]:
+        """The next tokens; [] = it has nothing to say."""
+        depth = min(AT_ONCE, self.left)
+        if self.drafter is None or depth < 1:
+            return []
+        drafting = self.drafter.start([Root((self._root,))], TreeBudget(2 * depth, depth, depth))
+        try:
+            while drafting.step():
+                pass
+            tree = drafting.tree()
+        except ModelError:  # NaN: what it says is worth nothing
+            self.drafter = None
+            return []
+        finally:
+            drafting.stop()
+        path = likeliest(tree)
+        tokens: list[int] = tree.tokens[path[1:]].tolist()
+        if tokens:
+            self.drafter.commit(self._root, Outcome(np.array(path[:-1], dtype=np.int64), tuple(tokens)))
+            self._root, self.left = tokens[-1], self.left - len(tokens)
+        return tokens
+
+
+def likeliest(tree: TokenTree) -> Sequence[int]:
+    """Nodes from the root on, each the likeliest child of the one before."""
+    path = [0]
+    while len(below := tree.children(path[-1])):
+        path.append(int(below[np.argmax(tree.logprobs[below])]))
+    return path

@@ -1,0 +1,130 @@
+"""A client's connection, as its server has it. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import xxhash
+
+from edgespec.errors import (
+    BudgetError,
+    Cancelled,
+    ContextError,
+    EdgeSpecError,
+    ProtocolError,
+    RefusedError,
+)
+from edgespec.split.guest import Guest
+from edgespec.split.protocol import (
+    REQUESTS,
+    Judge,
+    Refusal,
+    Request,
+    Seated,
+    Still,
+    TokenizerPart,
+    Told,
+    Upload,
+    Welcome,
+    Why,
+    read,
+    written,
+)
+
+UNHEARD = 8  # requests of a connection that may wait: a client asks for one thing at a time
+
+
+class Listener(Protocol):
+    """Whom clients talk to: `split.host.Host`."""
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Have this called in the thread that runs the passes, between two of them."""
+
+    def take(self, line: Line, request: Request, digest: bytes) -> None:
+        """Raises EdgeSpecError: the connection then ends."""
+
+    def left(self, guest: Guest) -> None:
+        """Its connection has ended."""
+
+
+class Line:
+    """`hear`, `lost` and `beat` may be called from any one thread; all else is of the one with the passes."""
+
+    def __init__(self, listener: Listener, send: Callable[[bytes], None], close: Callable[[], None]) -> None:
+        """send, close: of the connection, from any thread, at once; they raise nothing."""
+        self.listener, self._send, self._close = listener, send, close
+        self.guest: Guest | None = None
+        self.greeted = self.over = self.has_tokenizer = False
+        self._unheard = 0
+        self._round: int | None = None  # under way
+
+    def hear(self, frame: bytes) -> None:
+        """A frame has come."""
+        try:
+            request = read(frame, REQUESTS)
+        except ProtocolError as error:
+            self.refuse("nonsense", str(error))
+            return
+        self._unheard += 1
+        if self._unheard > UNHEARD:
+            self.refuse("nonsense", f"more than {UNHEARD} requests wait to be heard")
+            return
+        digest = b""
+        if isinstance(request, (Upload, Judge)):
+            self._round, digest = request.round, xxhash.xxh3_128_digest(frame)
+        self.listener.post(lambda: self.attempt(lambda: self._take(request, digest)))
+
+    def _take(self, request: Request, digest: bytes) -> None:
+        self._unheard -= 1
+        if not self.over:
+            self.listener.take(self, request, digest)
+
+    def lost(self) -> None:
+        """The connection has ended; its conversation stays for a while."""
+        self.over = True
+        self.listener.post(self._leave)
+
+    def beat(self) -> None:
+        """To be called every `protocol.STILL_SECONDS`: who waits for an answer hears that it comes."""
+        if (number := self._round) is not None and not self.over:
+            self._send(written(Still(number)))
+
+    def tell(self, message: Told) -> None:
+        if not isinstance(message, (Seated, Welcome, TokenizerPart)):
+            self._round = None
+        if not self.over:
+            self._send(written(message))
+
+    def refuse(self, why: Why, words: str, seconds: float = 0.0) -> None:
+        """And close it."""
+        if not self.over:
+            self._send(written(Refusal(why, words[:1000], seconds)))
+            self.over = True
+            self._close()
+        self.listener.post(self._leave)
+
+    def fail(self, error: EdgeSpecError) -> None:
+        """What was asked for here has failed: the connection ends, and nothing else."""
+        if isinstance(error, RefusedError):
+            self.refuse(error.why, str(error), error.seconds)  # type: ignore[arg-type]
+        elif isinstance(error, ProtocolError):
+            self.refuse("nonsense", str(error))
+        elif isinstance(error, (ContextError, BudgetError)):
+            self.refuse("full", str(error))
+        elif isinstance(error, Cancelled):
+            self.refuse("closing", "the server is closing")
+        else:
+            self.refuse("failed", f"the server could not go on: {type(error).__name__}")
+
+    def attempt(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except EdgeSpecError as error:
+            self.fail(error)
+
+    def _leave(self) -> None:
+        guest, self.guest = self.guest, None
+        if guest is not None and guest.line is self:
+            guest.line = None
+            self.listener.left(guest)

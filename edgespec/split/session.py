@@ -1,0 +1,150 @@
+"""A conversation whose target is on a server: the same API, and replies that go on when the link does not.
+
+Needs no torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import chain
+from typing import Any
+
+from edgespec.config import GenerationOptions
+from edgespec.core.batch import Part
+from edgespec.core.reply import Reply, SessionHost
+from edgespec.core.schedule import Schedule
+from edgespec.core.trace import Trace
+from edgespec.drafters.base import Drafter
+from edgespec.errors import LinkError
+from edgespec.progress import ProgressCallback
+from edgespec.response import Response
+from edgespec.session import Session
+from edgespec.split.alone import Alone
+from edgespec.split.protocol import as_manner
+from edgespec.split.seat import TICK, RemoteSeat
+from edgespec.text.prompt import Array
+
+
+class RemoteVerifier:
+    """See `core.verify.Verifier`: each seat has a connection of its own, and asks for itself."""
+
+    def __init__(self, seat: Callable[[int], RemoteSeat]) -> None:
+        self._seat, self._turn = seat, threading.RLock()
+
+    @property
+    def turn(self) -> AbstractContextManager[Any]:
+        return self._turn
+
+    def inside(self) -> bool:
+        return False
+
+    def new_seat(self, context: int, slots: int | None = None) -> RemoteSeat:
+        return self._seat(context)
+
+    def compute(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Raises LinkError when the server does not answer in time."""
+        parts[0].cache.compute(parts[0])
+        return parts[:1]
+
+
+class RemoteSession(Session):
+    """See `edgespec.Session`. Where an answer does not come in time, the drafter goes on by itself, and when
+    the server is back, what it has said meanwhile is kept, or made again."""
+
+    cache: RemoteSeat
+
+    def __init__(
+        self,
+        host: SessionHost,
+        seat: RemoteSeat,
+        schedule: Schedule,
+        drafter: Callable[[], Drafter | None],
+        keep: bool,
+        wait: float,
+        most: int,
+        trace: Trace | None = None,
+    ) -> None:
+        """drafter: makes one that speaks alone. keep: what it says then stays. wait: seconds that a reply
+        waits for a server when the drafter can say no more. most: tokens that it says alone."""
+        super().__init__(host, seat, schedule, seat.close, trace)
+        self._drafter, self._keeps, self._wait, self._most = drafter, keep, wait, most
+        self._part: Part | None = None  # asked for
+        self._alone: Alone | None = None  # while its answer is late
+
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent to the server and received from it, the transport's own aside."""
+        return self.cache.traffic
+
+    def new_reply(
+        self,
+        prompt: Sequence[int] | Array,
+        options: GenerationOptions | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> Reply:
+        """See `Session`. Raises OptionError for an acceptance that a server cannot do, too."""
+        reply = super().new_reply(prompt, options, progress)
+        as_manner(reply.chooser.sampler.options, reply.chooser.acceptance.name)
+        return reply
+
+    def _begin(self, reply: Reply) -> None:
+        super()._begin(reply)
+        chooser = reply.chooser
+        self.cache.choose(as_manner(chooser.sampler.options, chooser.acceptance.name))
+
+    def _end(self, reply: Reply) -> None:
+        self._part = self._alone = None
+        super()._end(reply)
+
+    def _pass(self, reply: Reply) -> Iterator[Response]:
+        if self._alone is not None:
+            return self._without(reply, self._alone)
+        part = self._part = self._ask(reply)
+        try:
+            with reply.trace.telling(part.phase):
+                self.host.verifier.compute([part])
+        except LinkError:
+            reply.stats.lost += 1
+            said, check = reply.writer.tokens, reply.cancellation.check
+            context = reply.chooser.context([*reply.prompt, *said], check)
+            self._alone = Alone(self._drafter(), context, len(said), self._most)
+            return iter(())
+        return self._answer(reply, part)
+
+    def _without(self, reply: Reply, alone: Alone) -> Iterator[Response]:
+        """A little more of the reply, by the drafter alone; or what the server has said at last."""
+        reply.cancellation.check()
+        if self.cache.advance():
+            return self._rejoin(reply, alone)
+        tokens = [] if alone.held is not None else alone.say()
+        steps = list(reply.say_unverified(tokens))
+        if steps and steps[-1].finish_reason is not None and not self._keeps:
+            alone.held = steps.pop()
+            reply.writer.hold(alone.held)
+        if not tokens:
+            if alone.seconds > self._wait:
+                return self._give_up(reply, alone)
+            self.cache.wait(TICK)
+        return iter(steps)
+
+    def _rejoin(self, reply: Reply, alone: Alone) -> Iterator[Response]:
+        part, self._part, self._alone = self._part, None, None
+        assert part is not None
+        unverified = len(reply.writer.tokens) - alone.said
+        if unverified and self._keeps:
+            text = [*reply.prompt, *reply.writer.tokens[:-1]]
+            self.cache.adopt(text)
+            self.tokens = text
+            reply.go_on()
+            return iter(())
+        withdrawn = [reply.writer.withdraw(unverified)] if unverified else []
+        return chain(withdrawn, self._answer(reply, part))
+
+    def _give_up(self, reply: Reply, alone: Alone) -> Iterator[Response]:
+        if alone.held is None:
+            raise LinkError(
+                f"the server has not come back for {alone.seconds:.0f} s; what was said until then is in the "
+                "reply"
+            )
+        return iter([reply.writer.release(alone.held)])
