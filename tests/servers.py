@@ -23,9 +23,10 @@ WAIT = 120.0
 class ServerProcess:
     """`edgespec serve` with these flags, on a free port."""
 
-    def __init__(self, *flags: str, cache: Path) -> None:
+    def __init__(self, *flags: str, cache: Path, port: int = 0) -> None:
         with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", port))
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "edgespec.apps.start", "serve", "--port", str(self.port), *flags]

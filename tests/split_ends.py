@@ -50,8 +50,12 @@ class Served:
         self.now = 0.0  # seconds
         self.mail = deque[Callable[[], None]]()
         self.batch = Batcher[Work](engine.verifier)
-        self.host = Host(engine, self.mail.append, self.batch.join, idle, lambda: self.now)
+        self.post, self.visit = self.mail.append, self.batch.join
+        self.host = Host(engine, self, idle, lambda: self.now)
         self.passes = 0
+
+    def spare(self, positions: int) -> bool:
+        return True
 
     def step(self) -> None:
         """What has been said is heard; and a pass, if anybody wants one."""
@@ -120,7 +124,8 @@ class Running:
     def __init__(self, engine: Engine) -> None:
         self.mail = SimpleQueue[Callable[[], None]]()
         self.batch = Batcher[Work](engine.verifier)
-        self.host = Host(engine, self.mail.put, self.batch.join)
+        self.post, self.visit = self.mail.put, self.batch.join
+        self.host = Host(engine, self)
         self.over = False
         self.held = threading.Event()  # while it is clear, no pass is begun
         self.held.set()
@@ -135,6 +140,9 @@ class Running:
                 self.held.wait(WAIT)
                 for _, error in self.batch.step():
                     assert error is None
+
+    def spare(self, positions: int) -> bool:
+        return True
 
     def __enter__(self) -> Running:
         self._thread.start()

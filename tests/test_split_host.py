@@ -296,7 +296,7 @@ def test_a_full_server_refuses_and_takes_from_who_rests(served: Served) -> None:
     answer = late.sit(CONTEXT + 100)
     assert refused(answer) == "full"
     assert isinstance(answer, Refusal)
-    assert "2 hold the 600" in answer.words
+    assert "2 hold some of the 600" in answer.words
     assert answer.seconds > 0
     assert late.closed
     callers[1].line.lost()

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgespec.apps.server import fields
@@ -25,7 +25,9 @@ from edgespec.apps.server.prepare import PreparedPrompt, message_of, prepare_cha
 from edgespec.apps.server.problems import Problem, answer
 from edgespec.apps.server.service import Service
 from edgespec.apps.server.stream import Replying, Waker
+from edgespec.apps.server.verify import Verifying
 from edgespec.errors import EdgeSpecError
+from edgespec.split.protocol import PATH
 
 MOST_BODY = 4 * 2**20  # bytes of a request
 BODY_SECONDS = 30.0  # in which all of it must have come
@@ -158,12 +160,13 @@ class Guard:
         self.app, self.service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (problem := self._refused(Request(scope))) is not None:
+        known = scope["type"] in ("http", "websocket")
+        if known and (problem := self._refused(HTTPConnection(scope))) is not None:
             await problem.response()(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
-    def _refused(self, request: Request) -> Problem | None:
+    def _refused(self, request: HTTPConnection) -> Problem | None:
         if not self.service.keys:
             origin = request.headers.get("origin")
             if origin is None or _host(origin) in LOOPBACK:
@@ -203,8 +206,9 @@ def make_app(service: Service) -> ASGIApp:
         ("/tokenize", "POST", paths.tokenize),
         ("/v1/edgespec/memory", "GET,POST", paths.memory),
     ]
+    found = [Route(path, handler, methods=methods.split(",")) for path, methods, handler in routes]
     app = Starlette(
-        routes=[Route(path, handler, methods=methods.split(",")) for path, methods, handler in routes],
+        routes=[*found, WebSocketRoute(PATH, Verifying(service).attend)],
         exception_handlers=dict.fromkeys((Problem, EdgeSpecError, HTTPException, Exception), answer),
     )
     return Guard(app, service)

@@ -16,6 +16,7 @@ import uvicorn
 from edgespec.apps.server.app import make_app
 from edgespec.apps.server.service import Service
 from edgespec.errors import OptionError
+from edgespec.split.protocol import FRAME_BYTES
 
 MOST_HEADERS = 32 * 1024  # bytes of a request's line and headers
 MOST_CONNECTIONS = 512
@@ -63,7 +64,9 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 make_app(service),
                 http="h11",
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=FRAME_BYTES,
+                ws_per_message_deflate=False,
                 loop="asyncio",
                 lifespan="off",
                 log_config=None,

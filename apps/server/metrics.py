@@ -37,6 +37,7 @@ def _lines(scheduler: Scheduler) -> Iterator[str]:
         ("read_gbps", "gauge", "GB read from the disk in a second of passes.", _rate(read / 1e9, seconds)),
         ("peak_memory_bytes", "gauge", "The most memory that was used.", engine.peak_memory()),
         ("memory_bytes", "gauge", "The dial: memory that may be used.", engine.dial),
+        ("rounds_total", "counter", "Rounds of clients that draft themselves.", scheduler.visitors.rounds),
         ("queue_requests", "gauge", "Requests that wait.", state.waiting),
         ("replying", "gauge", "Replies under way.", state.replying),
         ("replies_at_once", "gauge", "Replies that may be under way.", state.most),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 
 from edgespec.config import GenerationOptions
@@ -26,10 +27,12 @@ from edgespec.schedules.kinds import check_acceptance
 from edgespec.serving.counters import Counters, Occupancy
 from edgespec.serving.shelf import Kept, Shelf
 from edgespec.serving.ticket import Ticket
+from edgespec.serving.visitors import Visitor, Visitors
 from edgespec.session import reply_limit
 
 STEP = 256  # positions by which a session grows
 MOST_WAITING = 64  # requests
+SWEEP = 5.0  # seconds; a tenant is told so often that time goes by
 MOST_PATIENCE = 60.0  # seconds that somebody is told to wait
 
 
@@ -79,7 +82,8 @@ class Scheduler:
         has ended it."""
         self.engine, self.most_waiting, self.failing = engine, waiting, failing
         self.most = engine.plan.sequences
-        self.shelf, self.batcher = Shelf(engine), Batcher[_Member](engine.verifier)
+        self.shelf, self.batcher = Shelf(engine), Batcher[_Member | Visitor](engine.verifier)
+        self.visitors = Visitors(self.batcher)
         self.counters = Counters()
         self.failed: BaseException | None = None
         self._members: list[_Member] = []  # in the order in which they came
@@ -119,6 +123,13 @@ class Scheduler:
             self._changed.notify_all()
         return ticket
 
+    def post(self, work: Callable[[], None]) -> None:
+        """Have this called in the thread, between two passes; it raises nothing. Not when that has ended."""
+        with self._changed:
+            if self._thread.is_alive():
+                self.visitors.calls.append(work)
+                self._changed.notify_all()
+
     @property
     def state(self) -> Occupancy:
         pool = self.engine.pool
@@ -145,9 +156,21 @@ class Scheduler:
 
     # --- in the thread --------------------------------------------------------------------------------------
 
+    def visit(self, visitor: Visitor) -> None:
+        """It takes part in the passes from now on."""
+        self.visitors.join(visitor)
+
+    def spare(self, positions: int) -> bool:
+        """Whether a tenant may take so many: everybody here can come to an end without them."""
+        if not self._safe([(member, member.held) for member in self._members], taken=positions):
+            return False
+        self.shelf.make_room(positions)
+        return True
+
     def _run(self) -> None:
         try:
             while self._wait():
+                self.visitors.call()
                 self._cut_off()
                 self._unpark()
                 self._admit()
@@ -163,12 +186,16 @@ class Scheduler:
     def _wait(self) -> bool:
         """Until there is something to do; False = never again."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._members or self._closing)
+            self._changed.wait_for(lambda: self._busy or self._closing, SWEEP)
             while self._closing and self._queue:
                 self._queue.popleft().fail(
                     ClosedError("the server stops, and has not begun with this request")
                 )
-            return bool(self._queue or self._members)
+            return not self._closing or bool(self._members)
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._queue or self._members or self.visitors or self.visitors.calls)
 
     def _cut_off(self) -> None:
         """Those who were cancelled, wherever they are."""
@@ -204,9 +231,14 @@ class Scheduler:
                 return
             with self._changed:
                 self._queue.popleft()
+            self.visitors.give_way(partial(self._has, self.engine.pool.of(held)))
             if (error := attempt(self._begin, ticket, held, context)) is not None:
                 self.counters.replies["error"] += 1
                 ticket.fail(error)
+
+    def _has(self, positions: int) -> bool:
+        """So many are free, if need be without sessions that are kept."""
+        return self.engine.pool.free + self.shelf.positions >= positions
 
     def _begin(self, ticket: Ticket, held: int, context: int) -> None:
         kept = self.shelf.open(ticket.prompt, held, context, ticket.reuse)
@@ -219,12 +251,16 @@ class Scheduler:
         self._members.append(member)
         self.batcher.join(member)
 
-    def _safe(self, members: list[tuple[_Member, int]], newcomer: tuple[int, int] | None = None) -> bool:
+    def _safe(
+        self, members: list[tuple[_Member, int]], newcomer: tuple[int, int] | None = None, taken: int = 0
+    ) -> bool:
         """Whether all can come to their ends one after the other if they hold so many positions now, and a
-        newcomer (held, context) behind them. Sessions that are kept are room."""
+        newcomer (held, context) behind them; a tenant keeps what it holds, and takes more. Sessions that are
+        kept are room."""
+        taken += self.visitors.held
         of = self.engine.pool.of
         line = [(held, member.context) for member, held in members] + ([newcomer] if newcomer else [])
-        free = self.engine.pool.positions - sum(of(held) for held, _ in line)
+        free = self.engine.pool.positions - taken - sum(of(held) for held, _ in line)
         for held, most in line:
             if free < of(most) - of(held):
                 return False
@@ -237,7 +273,9 @@ class Scheduler:
         began = monotonic()
         try:
             for member, error in self.batcher.step():
-                if error is not None or not member.parked:
+                if not isinstance(member, _Member):
+                    self.visitors.end(member, error)
+                elif error is not None or not member.parked:
                     self._end(member, error)
         except EdgeSpecError as wrong:
             # No part of the pass was left, all of which were cancelled (`_cut_off` ends them); or it concerns
@@ -271,6 +309,7 @@ class Scheduler:
             member.ticket.fail(error)
 
     def _end_all(self, error: BaseException) -> None:
+        self.visitors.end_all(error)
         for member in [*self._members]:
             self.batcher.leave(member)
             self._end(member, error)
@@ -279,3 +318,5 @@ class Scheduler:
                 while self._queue:
                     self._queue.popleft().fail(error)
             self.shelf.clear()
+            if self.visitors.tenant is not None:
+                self.visitors.tenant.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from edgespec.core.batch import Part, PrefillBlock, Verification, blocks
@@ -11,6 +11,7 @@ from edgespec.core.decode import Chooser
 from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.verify import Cancellation
 from edgespec.errors import EdgeSpecError, ProtocolError
+from edgespec.runtimes.base import Seat
 from edgespec.session import Session
 from edgespec.split.payload import pack_tokens, unpack_nodes, unpack_tokens, unsqueeze
 from edgespec.split.protocol import (
@@ -27,7 +28,7 @@ from edgespec.split.protocol import (
 )
 from edgespec.split.transcript import Transcript
 
-Over = Callable[["EdgeSpecError | None"], None]
+Over = Callable[["BaseException | None"], None]
 
 
 class Connection(Protocol):
@@ -35,7 +36,7 @@ class Connection(Protocol):
 
     def tell(self, message: Told) -> None: ...
 
-    def fail(self, error: EdgeSpecError) -> None: ...
+    def fail(self, error: BaseException) -> None: ...
 
     def refuse(self, why: Why, words: str, seconds: float = 0.0) -> None: ...
 
@@ -118,13 +119,23 @@ class Guest:
 
 class Work:
     """A round that takes passes: see `core.batcher.Member`. What goes wrong with it alone is its answer. Once
-    cancelled, it ends with the pass under way."""
+    cancelled, it ends with the pass under way.
+
+    positions: that its conversation needs memory for.
+    """
+
+    positions: int
 
     def __init__(self, guest: Guest, round: int, over: Over) -> None:
         """`over`: called once, when it has been answered, or with why it has not."""
         self.guest, self.round, self.over = guest, round, over
         self.cancellation = Cancellation()
         self._parts = deque[Part]()
+
+    def begin(self) -> None:
+        """Its conversation has the memory."""
+        assert self.guest.session is not None
+        self._parts.extend(self._cut(self.guest.session.cache))
 
     def ask(self) -> Part:
         return self._parts[0]
@@ -143,10 +154,13 @@ class Work:
             self.end(None)
         return bool(self._parts)
 
+    def _cut(self, seat: Seat) -> Iterator[Part]:
+        raise NotImplementedError
+
     def _take(self, part: Part) -> None:
         raise NotImplementedError
 
-    def end(self, error: EdgeSpecError | None) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Nothing more will come of it. Whoever runs the passes says so when one has failed for all."""
         guest = self.guest
         guest.work = None
@@ -163,18 +177,19 @@ class Reading(Work):
     def __init__(self, guest: Guest, asked: Upload, vocabulary: int, over: Over) -> None:
         """Raises ProtocolError for what is no prompt that fits."""
         super().__init__(guest, asked.round, over)
-        assert guest.session is not None
-        cache = guest.session.cache
-        room = min(cache.capacity - asked.committed, MOST_TOKENS)
+        room = min(guest.context - asked.committed, MOST_TOKENS)
         tokens = unpack_tokens(unsqueeze(asked.packed, asked.tokens, 3 * room), vocabulary)
         if not tokens or len(tokens) > room:
             raise ProtocolError(f"{len(tokens)} tokens, where there is room for 1 to {room}")
         if guest.chooser is None:
             raise ProtocolError("a reply begins, and nobody has said how to choose its tokens")
-        for block in blocks(cache, tokens):
-            block.last = block.last and asked.draws
-            self._parts.append(block)
-        self._chooser, self._draws = guest.chooser, asked.draws
+        self.positions = asked.committed + len(tokens)
+        self._tokens, self._chooser, self._draws = tokens, guest.chooser, asked.draws
+
+    def _cut(self, seat: Seat) -> Iterator[Part]:
+        for block in blocks(seat, self._tokens):
+            block.last = block.last and self._draws
+            yield block
 
     def _take(self, part: Part) -> None:
         assert isinstance(part, PrefillBlock)
@@ -191,19 +206,20 @@ class Judging(Work):
     def __init__(self, guest: Guest, asked: Judge, vocabulary: int, nodes: int, over: Over) -> None:
         """Raises ProtocolError for what is no tree that fits."""
         super().__init__(guest, asked.round, over)
-        assert guest.session is not None
-        cache = guest.session.cache
         tree = self.tree = unpack_nodes(asked.nodes, asked.root, vocabulary)
         deepest = int(tree.depths.max())
-        if len(tree) > nodes or asked.committed + 1 + deepest > cache.capacity:
+        self.positions = asked.committed + 1 + deepest
+        if len(tree) > nodes or self.positions > guest.context:
             raise ProtocolError(
                 f"a tree of {len(tree)} nodes, {deepest} deep, behind {asked.committed} tokens; {nodes} "
-                f"nodes and {cache.capacity} positions are the most"
+                f"nodes and {guest.context} positions are the most"
             )
         if guest.chooser is None:
             raise ProtocolError("a tree is to be judged, and nobody has said how to choose tokens")
-        chooser = guest.chooser
-        self._parts.append(Verification(cache, tree, chooser.acceptance, chooser.noise))
+        self._chooser = guest.chooser
+
+    def _cut(self, seat: Seat) -> Iterator[Part]:
+        yield Verification(seat, self.tree, self._chooser.acceptance, self._chooser.noise)
 
     def _take(self, part: Part) -> None:
         assert isinstance(part, Verification)

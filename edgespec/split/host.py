@@ -1,8 +1,8 @@
 """The server's end: conversations of clients that draft elsewhere, in the passes of the batched verifier.
 
-Who runs the passes is somebody else (`serving`): a host hands it members of a `core.batcher.Batcher`, one for
-each round, and everything here but `Line.hear` and `Line.beat` happens in that one thread, between two
-passes. Needs no torch.
+Who runs the passes is somebody else (`serving.scheduler`): a host hands it members of a
+`core.batcher.Batcher`, one for each round, and everything here but `Line.hear` and `Line.beat` happens in
+that one thread, between two passes. Needs no torch.
 
 A conversation's memory is a session's of the engine: in the ledger, and refused when there is none. Who has
 not said anything for a while gives it back, and so does, before others are refused, who has not for the
@@ -15,12 +15,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from edgespec.errors import (
     BudgetError,
     ClosedError,
-    EdgeSpecError,
     ProtocolError,
     RefusedError,
 )
@@ -48,8 +47,22 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 600.0  # after which a conversation's memory goes to others who want it, or to nobody
 SPARE_SECONDS = 20.0  # a connected client may rest so long, whoever waits
+STEP = 256  # positions by which a conversation grows
 GUESTS = 1024  # conversations that are known, with memory or without
 PART_BYTES = 2**18  # of a tokenizer's frames
+
+
+class Ground(Protocol):
+    """Whoever runs the passes, of others' replies, too."""
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Have this called in the thread that runs them, between two; from any thread."""
+
+    def visit(self, work: Work) -> None:
+        """Take a member into the batch. In that thread."""
+
+    def spare(self, positions: int) -> bool:
+        """Whether others can do without so many positions of the pool. In that thread."""
 
 
 class Host:
@@ -58,14 +71,12 @@ class Host:
     def __init__(
         self,
         engine: Engine,
-        post: Callable[[Callable[[], None]], None],
-        join: Callable[[Work], None],
+        ground: Ground,
         idle: float = IDLE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """post: have this called in the thread that runs the passes, between two of them. join: take a member
-        into the batch; called there. idle: seconds."""
-        self.engine, self.post, self.join, self.idle, self.clock = engine, post, join, idle, clock
+        """idle: seconds."""
+        self.engine, self.ground, self.post, self.idle, self.clock = engine, ground, ground.post, idle, clock
         self.guests: dict[bytes, Guest] = {}
         self.closed = False
         self._tokenizer, digest = packed_tokenizer(engine.tokenizer)
@@ -142,7 +153,7 @@ class Host:
         if line.guest is not None and line.guest is not guest:
             line.guest.line = None
         line.guest, guest.line = guest, line
-        self._admit(guest)
+        self._admit(guest, 1)
         line.tell(Seated(guest.seat))
 
     def _new(self, context: int) -> Guest:
@@ -155,25 +166,54 @@ class Host:
         self.guests[guest.seat] = guest
         return guest
 
-    def _admit(self, guest: Guest) -> None:
-        """Give it memory. Raises RefusedError."""
-        while guest.session is None:
-            try:
-                guest.session = self.engine.new_session(guest.context)
-            except ClosedError:
-                raise RefusedError("the server is closing", "closing") from None
-            except BudgetError:
-                spare = [g for g in self._resting(0, SPARE_SECONDS) if g.session is not None]
-                if not spare:
-                    holding = sum(g.session is not None for g in self.guests.values())
-                    raise RefusedError(
-                        f"there is no room for a conversation of {guest.context} positions: {holding} hold "
-                        f"the {self.engine.plan.context} that the server has memory for; try again later, or "
-                        "ask for a smaller context",
-                        "full",
-                        SPARE_SECONDS,
-                    ) from None
-                self._drop(spare[0])
+    def _admit(self, guest: Guest, positions: int) -> None:
+        """Give it memory for so many: for all that it may ever need, unless it can grow. Raises
+        RefusedError."""
+        grows = self.engine.may_grow
+        held = min(guest.context, -(-positions // STEP) * STEP) if grows else guest.context
+        while not self._holds(guest, held):
+            if not self.give_way():
+                holding = sum(g.session is not None for g in self.guests.values())
+                raise RefusedError(
+                    f"there is no room for a conversation of {held} positions: {holding} hold some of the "
+                    f"{self.engine.pool.positions} that the server has memory for, and others' replies may; "
+                    "try again later, or ask for a smaller context",
+                    "full",
+                    SPARE_SECONDS,
+                )
+
+    def _holds(self, guest: Guest, held: int) -> bool:
+        """Whether it has memory for so many positions now."""
+        engine, pool, session = self.engine, self.engine.pool, guest.session
+        if session is not None and session.cache.capacity >= held:
+            return True
+        share = 0 if session is None else pool.share(session.number)
+        try:
+            if not self.ground.spare(pool.of(held) - share):
+                return False
+            if session is None:
+                context = None if engine.may_grow else held
+                guest.session = engine.new_session(context, held=held if engine.may_grow else None)
+            else:
+                engine.hold(session, held)
+        except ClosedError:
+            raise RefusedError("the server is closing", "closing") from None
+        except BudgetError:
+            return False
+        return True
+
+    @property
+    def held(self) -> int:
+        """Positions that clients' conversations hold of the pool."""
+        open = [g.session for g in self.guests.values() if g.session is not None]
+        return sum(self.engine.pool.share(session.number) for session in open)
+
+    def give_way(self) -> bool:
+        """Take memory from the client that has rested for longest; False = from none."""
+        spare = [g for g in self._resting(0, SPARE_SECONDS) if g.session is not None]
+        if spare:
+            self._drop(spare[0])
+        return bool(spare)
 
     def ask(self, line: Line, request: Upload | Judge, digest: bytes) -> None:
         """Raises RefusedError and ProtocolError."""
@@ -189,7 +229,7 @@ class Host:
             self._begin(line, guest, request)
 
     def _begin(self, line: Line, guest: Guest, request: Upload | Judge) -> None:
-        def over(error: EdgeSpecError | None) -> None:
+        def over(error: BaseException | None) -> None:
             follows, guest.next = guest.next, None
             if follows is not None:
                 line.attempt(follows)
@@ -198,15 +238,18 @@ class Host:
             if self.closed and guest.work is None:
                 self._drop(guest)
 
-        self._admit(guest)
-        if guest.goes_on(request):
-            vocabulary = self._welcome.vocabulary
-            guest.work = (
-                Reading(guest, request, vocabulary, over)
-                if isinstance(request, Upload)
-                else Judging(guest, request, vocabulary, self._welcome.nodes, over)
-            )
-            self.join(guest.work)
+        if not guest.goes_on(request):
+            return
+        vocabulary, nodes = self._welcome.vocabulary, self._welcome.nodes
+        work = (
+            Reading(guest, request, vocabulary, over)
+            if isinstance(request, Upload)
+            else Judging(guest, request, vocabulary, nodes, over)
+        )
+        self._admit(guest, work.positions)
+        guest.work = work
+        work.begin()
+        self.ground.visit(work)
 
     def greet(self, line: Line, hello: Hello) -> None:
         """Raises RefusedError."""

@@ -104,7 +104,7 @@ class Line:
             self._close()
         self.listener.post(self._leave)
 
-    def fail(self, error: EdgeSpecError) -> None:
+    def fail(self, error: BaseException) -> None:
         """What was asked for here has failed: the connection ends, and nothing else."""
         if isinstance(error, RefusedError):
             self.refuse(error.why, str(error), error.seconds)  # type: ignore[arg-type]

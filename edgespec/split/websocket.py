@@ -10,9 +10,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 from edgespec.errors import LinkError, MissingExtraError, OptionError, ProtocolError, RefusedError
 from edgespec.split.link import OPEN_SECONDS, Dial
-from edgespec.split.protocol import FRAME_BYTES
+from edgespec.split.protocol import FRAME_BYTES, PATH
 
-PATH = "/v1/edgespec/verify"
 REFUSED = {401: "the server does not know this key", 403: "the server forbids it", 404: "no such path there"}
 
 

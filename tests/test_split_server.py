@@ -1,0 +1,100 @@
+"""The split with processes: `edgespec serve`, and clients of its verifying path."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec.config import GenerationOptions
+from edgespec.errors import LinkError, RefusedError
+from edgespec.response import whole
+from tests.servers import ServerProcess
+from tests.test_session import prompt_of, write_model
+from tests.test_split_client import Parrot
+
+REPLY = GenerationOptions(max_tokens=40, ignore_eos=True)
+PROMPT = prompt_of(6) * 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("split") / "m", max_position_embeddings=2048)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> list[int]:
+    with edgespec.load(model, memory="2GB", context=400, drafter="none") as engine:
+        return edgespec.generate(engine, PROMPT, REPLY).tokens
+
+
+@pytest.fixture(scope="module", params=["1", "4"], ids=lambda most: f"{most}-sessions")
+def server(
+    request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    cache = tmp_path_factory.mktemp("cache")
+    (cache / "keys").write_text("secret\n")
+    flags = "--memory", "2GB", "--context", "900", "--max-sessions", request.param
+    server = ServerProcess(str(model), *flags, "--api-key-file", str(cache / "keys"), cache=cache)
+    try:
+        server.loaded()
+        yield server
+    finally:
+        server.end()
+
+
+def test_text_is_the_servers(server: ServerProcess, expected: list[int]) -> None:
+    with edgespec.connect(server.url, key="secret") as engine:
+        reply = edgespec.generate(engine, PROMPT, REPLY)
+        assert reply.tokens == expected
+        assert reply.verified
+        with engine.new_session(300) as one, engine.new_session(300) as two:
+            replies = [session.generate(PROMPT, REPLY) for session in (one, two)]
+            said = [[next(r).token for r in replies] for _ in range(40)]
+            assert said == [[token, token] for token in expected]
+    key = {"Authorization": "Bearer secret"}
+    asked = {"prompt": PROMPT, "max_tokens": 40, "ignore_eos": True}
+    status, answer, _ = server.get("/v1/completions", asked, **key, **{"Content-Type": "application/json"})
+    assert status == 200
+    assert answer["choices"][0]["text"] == reply.text, "requests and clients share the memory"
+
+
+def test_a_wrong_key_is_refused(server: ServerProcess) -> None:
+    for key in (None, "wrong"):
+        with pytest.raises(RefusedError, match="key") as caught:
+            edgespec.connect(server.url, key=key)
+        assert caught.value.why == "key"
+
+
+def test_a_server_that_is_killed_and_comes_back(model: Path, expected: list[int], tmp_path: Path) -> None:
+    flags = str(model), "--memory", "2GB", "--context", "400"
+    server = ServerProcess(*flags, cache=tmp_path)
+    server.loaded()
+    again: list[ServerProcess] = []
+
+    def restart() -> None:
+        again.append(ServerProcess(*flags, cache=tmp_path, port=server.port))
+
+    engine = edgespec.connect(server.url, make=Parrot, wait=100, alone=5)
+    try:
+        with engine, engine.new_session() as session:
+            steps = []
+            for step in session.generate(PROMPT, REPLY):
+                steps.append(step)
+                if len(steps) == 10:
+                    server.process.kill()
+                    server.end(signal.SIGKILL)
+                    threading.Thread(target=restart).start()
+        assert [step for step in steps if not step.verified]
+        reply = whole(steps)
+        assert reply.tokens == expected
+        assert reply.verified
+    finally:
+        for process in again:
+            process.end()
+    with pytest.raises(LinkError):
+        edgespec.connect(server.url)
