@@ -23,6 +23,7 @@ from edgespec.apps.terminal import Terminal
 from edgespec.apps.yielding import Yielding
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import ContextError, EdgeSpecError, OptionError
+from edgespec.split.options import ConnectOptions
 from edgespec.text.conversation import Message
 from edgespec.values import Option, Options, count_of, options_of
 
@@ -55,7 +56,8 @@ class ChatFlags(Options):
     server: Annotated[
         str | None,
         Option(
-            "Talk with a server's model: `edgespec serve`, or another that speaks OpenAI's API.",
+            "Talk with a server's model: `edgespec serve`, or another that speaks OpenAI's API. With "
+            "--drafter, tokens are drafted here, and `edgespec serve` verifies them.",
             metavar="URL", default="none, the model is loaded here",
         ),
     ] = None  # fmt: skip
@@ -77,10 +79,12 @@ def chat(
     wanted: ChatFlags,
     engine: EngineOptions,
     generation: GenerationOptions,
+    link: ConnectOptions,
 ) -> None:
     """Talk with a model. Without a terminal, each line of standard input is a message."""
     source = model or str(demo_model())
-    _check_server(wanted, model)
+    drafts = engine.drafter != "auto"  # here, for a server
+    _check_server(wanted, model, link, drafts)
     if model is None and wanted.server is None:
         engine = demo_options(engine)
     options.check_together(engine, generation)
@@ -89,7 +93,9 @@ def chat(
     prompt = None if wanted.prompt is None else _with_input(wanted.prompt)
     with Terminal() as terminal, typing_ahead(), ExitStack() as stack:
         remembers = wanted.history and (wanted.continue_ or (terminal.interactive and prompt is None))
-        if wanted.server is not None:
+        if wanted.server is not None and drafts:
+            talk = _drafting(wanted, link, engine, stack, terminal, generation, remembers)
+        elif wanted.server is not None:
             talk = _served(wanted, terminal, generation, remembers)
             _say_whose(engine, terminal)
         else:
@@ -114,8 +120,12 @@ def chat(
         _converse(talk, _reader(wanted.history, terminal), terminal)
 
 
-def _check_server(wanted: ChatFlags, model: str | None) -> None:
+def _check_server(wanted: ChatFlags, model: str | None, link: ConnectOptions, drafts: bool) -> None:
     """Raises OptionError for what a server's chat cannot have."""
+    if (wanted.server is None or not drafts) and link != ConnectOptions():
+        known = options_of(ConnectOptions)
+        flags = [known[name].flag for name in known if getattr(link, name) != known[name].default]
+        raise OptionError(f"{', '.join(flags)}: for what is drafted here, with --server URL --drafter NAME")
     if wanted.server is None:
         if wanted.api_key_file is not None:
             raise OptionError("--api-key-file is for --server URL; give both, or neither")
@@ -124,7 +134,7 @@ def _check_server(wanted: ChatFlags, model: str | None) -> None:
         ("MODEL", model),
         ("--yield", wanted.yield_),
         ("--verbose", wanted.verbose),
-        ("--show-drafts", wanted.show_drafts),
+        ("--show-drafts", wanted.show_drafts and not drafts),
     ):
         if given:
             raise OptionError(f"{name} does not go with --server, whose model, memory and drafts are its own")
@@ -137,6 +147,22 @@ def _served(wanted: ChatFlags, terminal: Terminal, generation: GenerationOptions
     key = None if wanted.api_key_file is None else read_keys(wanted.api_key_file)[0]
     client = ServerClient(str(wanted.server), key)
     return ServedTalk(client, terminal, generation, wanted.stats, remembers)
+
+
+def _drafting(
+    wanted: ChatFlags,
+    link: ConnectOptions,
+    engine: EngineOptions,
+    stack: ExitStack,
+    terminal: Terminal,
+    generation: GenerationOptions,
+    remembers: bool,
+) -> Talk:
+    from edgespec.apps.drafting import DraftingTalk, connected
+
+    key = None if wanted.api_key_file is None else read_keys(wanted.api_key_file)[0]
+    opened = stack.enter_context(connected(str(wanted.server), key, link, engine))
+    return DraftingTalk(opened, terminal, generation, wanted.stats, remembers)
 
 
 def _say_whose(engine: EngineOptions, terminal: Terminal) -> None:

@@ -30,8 +30,10 @@ def follow(
         try:
             for step in steps:
                 if show:
-                    terminal.reply(step.text, step.from_draft)
+                    terminal.reply(step.text, step.from_draft, step.verified)
                 reply.add(step)
+                if show and step.withdrawn is not None:
+                    terminal.take_back(reply.text)
                 between()
         except KeyboardInterrupt:
             reply.finish_reason = "cancelled"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.offload.plan.ledger import PROGRAMS
 from edgespec.response import Stats
-from edgespec.values import format_bytes, format_seconds, two_digits
+from edgespec.values import count_of, format_bytes, format_seconds, two_digits
 
 if TYPE_CHECKING:
     from edgespec.offload.plan.plan import Plan
@@ -32,6 +32,8 @@ def stats_line(stats: Stats, width: int | None = None) -> str:
     parts.append((1, f"peak {_peak(stats)}"))
     if not stats.lossless:
         parts.append((0, _acceptance(stats)))
+    if stats.unverified_tokens:
+        parts.append((0, f"{count_of(stats.unverified_tokens, 'token')} not verified"))
     if stats.drafter_damaged:
         parts.append((0, "the drafter's weights are damaged: it drafts no more"))
     while width is not None and len(" · ".join(text for _, text in parts)) >= width:

@@ -17,6 +17,7 @@ from edgespec.progress import Progress
 _SHOWN_CONTROLS = {c: f"\\x{c:02x}" for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\t\n"}
 _STYLES = {"dim": "2", "bold": "1", "red": "31"}
 _DRAFTED = "\x1b[36m"  # cyan
+_UNVERIFIED = "\x1b[2m"  # faint
 
 
 class Terminal:
@@ -36,6 +37,7 @@ class Terminal:
         self._may_colour = self._smart and "NO_COLOR" not in os.environ
         self._wrap = Wrap(lambda: width_of(sys.stdout))
         self._drafts_style = ""
+        self._held = ""  # unverified text, which a pipe could not give back
 
     @property
     def width(self) -> int | None:
@@ -48,8 +50,11 @@ class Terminal:
             self._drafts_style = _DRAFTED
         return bool(self._drafts_style)
 
-    def reply(self, text: str, drafted: bool = False) -> None:
-        """Write a piece of a reply, at once; on a terminal, lines break between words."""
+    def reply(self, text: str, drafted: bool = False, verified: bool = True) -> None:
+        """Write a piece of a reply, at once; on a terminal, lines break between words. What is not verified
+        is faint there, and waits elsewhere, for more of the reply or its end."""
+        if not self._reply_on_terminal:
+            text, self._held = ("", self._held + text) if not verified else (self._held + text, "")
         if not text:
             return
         self._progress.clear()
@@ -57,13 +62,23 @@ class Terminal:
         if self._reply_on_terminal:
             text = text.translate(_SHOWN_CONTROLS)
             if self._smart:
-                text = self._wrap.push(text, self._drafts_style if drafted else "")
+                faint = _UNVERIFIED if self._may_colour else ""
+                style = faint if not verified else self._drafts_style if drafted else ""
+                text = self._wrap.push(text, style)
         _write(text)
         if self._same_terminal:
             self._progress.column = self._wrap.column
 
+    def take_back(self, kept: str) -> None:
+        """What was not verified is no part of the reply any more; this is left of it."""
+        if self._reply_on_terminal:
+            self.note("[the server is back: what was faint is made again]")
+            self.reply(kept)
+        self._held = ""
+
     def end_reply(self) -> None:
         """The reply is complete: end its line."""
+        self.reply("")
         self._progress.clear()
         self._mid_reply = False
         self._progress.column = 0

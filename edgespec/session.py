@@ -13,7 +13,7 @@ from edgespec.arguments import check_progress, given_options
 from edgespec.config import GenerationOptions
 from edgespec.core.acceptance import make_acceptance
 from edgespec.core.batch import Part
-from edgespec.core.reply import Reply, SessionHost, Shape
+from edgespec.core.reply import ModelShape, Reply, SessionHost
 from edgespec.core.schedule import Schedule
 from edgespec.core.trace import Cycle, Trace
 from edgespec.core.verify import Cancellation
@@ -255,7 +255,7 @@ class Session:
         self.tokens = self.tokens[:length]
 
 
-def reply_limit(prompt: Sequence[int], options: GenerationOptions, context: int, config: Shape) -> int:
+def reply_limit(prompt: Sequence[int], options: GenerationOptions, context: int, config: ModelShape) -> int:
     """The most tokens that a reply to this prompt may have. Raises OptionError and ContextError."""
     if not prompt:
         raise OptionError("the prompt is empty; give it at least one token")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -76,6 +77,16 @@ def test_a_client_without_torch_says_what_the_server_would(engine: Engine, url: 
     )
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == {"tokens": expected, "said": said, "verified": True}
+
+
+def test_the_pages_examples_run(url: str) -> None:
+    page = (ROOT / "docs" / "split.md").read_text("utf-8")
+    examples = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(examples) == 2
+    for example in examples:
+        code = example.replace("https://host:8642", url).replace("context=1000", "context=100")
+        assert code != example
+        exec(compile(code, "split.md", "exec"), {})
 
 
 def test_rounds_over_a_socket_are_small(engine: Engine, url: str) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Shape(Protocol):
+class ModelShape(Protocol):
     """What conversations need to know of the model; see `runtimes.config.ModelConfig`."""
 
     @property
@@ -46,7 +46,7 @@ class SessionHost(Protocol):
     drafters: tuple[str, ...]
 
     @property
-    def config(self) -> Shape: ...
+    def config(self) -> ModelShape: ...
 
     @property
     def verifier(self) -> Verifier[Any]: ...

@@ -34,25 +34,27 @@ OF_DRAFTING = ("drafter", "schedule", "tree_nodes", "fan_out", "fan_out_budget",
 """Options of an engine that mean something here: the others are the server's."""
 
 
-def connect(url: str, *, make: Callable[[], Drafter] | None = None, **options: Any) -> RemoteEngine:
+def connect(
+    url: str, *, key: str | None = None, make: Callable[[], Drafter] | None = None, **options: Any
+) -> RemoteEngine:
     """An engine on a server (`edgespec serve MODEL`), which verifies what this process drafts.
 
-    url: https://host:port or wss://..., http or ws on a network that is trusted. make: makes a drafter of
-    one's own for a conversation, in place of those that `drafter` names. options: fields of `ConnectOptions`
-    (key, ca, unverified, alone, wait), and of `EngineOptions` those that are about drafting.
-
+    url: https://host:port or wss://..., http or ws on a network that is trusted. key: that the server asks
+    for. make: makes a drafter of one's own for a conversation, in place of those that `drafter` names.
+    options: fields of `ConnectOptions` (ca, unverified, alone, wait), and of `EngineOptions` those about
+    drafting.
     Raises LinkError when the server cannot be reached, RefusedError when it will not serve (another version,
     an unknown key, no room), ProtocolError when it is none, OptionError.
     """
     of_link = {name: options.pop(name) for name in options_of(ConnectOptions) if name in options}
     asked = with_keywords(ConnectOptions(), of_link)
-    dial = websocket(url, asked.key, asked.ca)
+    dial = websocket(url, key, asked.ca)
     return RemoteEngine(dial, url, asked, with_keywords(EngineOptions(), options), make)
 
 
 @dataclass(frozen=True)
 class RemoteModel:
-    """What a client knows of the target; see `core.reply.Shape`."""
+    """What a client knows of the target; see `core.reply.ModelShape`."""
 
     name: str
     vocab_size: int

@@ -15,10 +15,6 @@ SERVER = "Server"
 class ConnectOptions(Options):
     """How a server is reached, and what happens while it is not; keywords of `edgespec.connect`."""
 
-    key: Annotated[
-        str | None,
-        Option("Key that the server asks for.", metavar="TEXT", panel=SERVER, default="none"),
-    ] = None
     ca: Annotated[
         str | None,
         Option(
