@@ -13,7 +13,7 @@ from edgespec.apps.common import check_source, demo_model, demo_options, describ
 from edgespec.apps.keys import read_keys
 from edgespec.apps.terminal import Terminal
 from edgespec.config import MOST_BATCH, EngineOptions, GenerationOptions
-from edgespec.errors import EdgeSpecError, MissingExtraError
+from edgespec.errors import ClosedError, EdgeSpecError, MissingExtraError
 from edgespec.values import Option, Options, count_of
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def serve(
     asked = _with_sessions(engine, wanted.max_sessions)
     try:
         from edgespec.apps.server.listen import Server, listening
+        from edgespec.apps.server.problems import log
         from edgespec.apps.server.service import Service, digest_of
     except ImportError as error:
         raise MissingExtraError(
@@ -92,8 +93,12 @@ def serve(
             server.run([socket])
         finally:
             service.close()
-        if service.error is not None:
-            raise service.error
+        broken = service.error
+        if broken is not None and not isinstance(broken, EdgeSpecError):
+            log.error("what has ended the server", exc_info=broken)
+            broken = ClosedError(f"the server broke: {type(broken).__name__}: {broken}")
+        if broken is not None:
+            raise broken
 
 
 def _with_sessions(engine: EngineOptions, most: int) -> EngineOptions:

@@ -19,7 +19,10 @@ from edgespec.errors import OptionError
 from edgespec.text.chat_template import ChatTemplate
 
 pytest.importorskip("uvicorn", reason="needs the extra `serve`")
-from edgespec.apps.server.app import make_app
+from starlette.requests import Request
+
+from edgespec.apps.server import app
+from edgespec.apps.server.app import Paths, make_app
 from edgespec.apps.server.fields import ChatRequest, CompletionRequest, decoded
 from edgespec.apps.server.prepare import message_of, options_for, prepare_chat
 from edgespec.apps.server.problems import Problem
@@ -191,6 +194,49 @@ def test_without_keys_no_other_sites_page_gets_in() -> None:
     assert knock(service, "/v1/chat/completions") == 405
     assert knock(service, "/v1/engines") == 404
     assert knock(service, "/v1/models/other/one") == 404
+
+
+def body_read(paths: Paths, chunks: list[bytes], length: str | None = None, wait: float = 0.0) -> Any:
+    """What reading such a body gives; it is held for a moment."""
+    rest = [*chunks]
+
+    async def receive() -> Any:
+        await asyncio.sleep(wait)
+        return {"type": "http.request", "body": rest.pop(0), "more_body": bool(rest)}
+
+    headers = [] if length is None else [(b"content-length", length.encode())]
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
+
+    async def read() -> Any:
+        try:
+            async with paths._body(request) as body:
+                await asyncio.sleep(0.05)
+                return len(body)
+        except Problem as problem:
+            return problem.status
+
+    return read()
+
+
+def test_bodies_are_bounded_alone_and_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "MOST_BODY", 1000)
+    monkeypatch.setattr(app, "MOST_BODIES", 3000)
+    monkeypatch.setattr(app, "BODY_SECONDS", 0.5)
+    paths = Paths(Service("m", "m", DEFAULT))
+
+    async def work() -> None:
+        many = [body_read(paths, [b"x" * 500] * 2) for _ in range(5)]
+        found = await asyncio.gather(*many)
+        assert set(found) == {503, 1000}
+        assert paths._bodies == 0
+        assert await body_read(paths, [b"x" * 1000]) == 1000
+        assert await body_read(paths, [b"x" * 600] * 3) == 413
+        assert await body_read(paths, [b""], length="1001") == 413
+        assert await body_read(paths, [b""], length="9" * 5000) == 413
+        assert await body_read(paths, [b"x"] * 9, wait=0.2) == 408
+        assert paths._bodies == 0
+
+    asyncio.run(work())
 
 
 # --- before the model --------------------------------------------------------------------------------------

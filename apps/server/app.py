@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -22,14 +23,15 @@ from edgespec.apps.server.fields import ChatRequest, CompletionRequest, decoded
 from edgespec.apps.server.metrics import TYPE, metrics
 from edgespec.apps.server.objects import Shape
 from edgespec.apps.server.prepare import PreparedPrompt, message_of, prepare_chat, prepare_text
-from edgespec.apps.server.problems import Problem, answer
+from edgespec.apps.server.problems import Problem, again, answer
 from edgespec.apps.server.service import Service
 from edgespec.apps.server.stream import Replying, Waker
 from edgespec.apps.server.verify import Verifying
 from edgespec.errors import EdgeSpecError
 from edgespec.split.protocol import PATH
 
-MOST_BODY = 4 * 2**20  # bytes of a request
+MOST_BODY = 4 * 2**20  # bytes of a request,
+MOST_BODIES = 16 * 2**20  # and of all together that are being read, or made prompts of
 BODY_SECONDS = 30.0  # in which all of it must have come
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
@@ -44,6 +46,7 @@ class Paths:
         self.service = service
         # Templates and tokenizers compute; replies must not wait for them.
         self._threads = ThreadPoolExecutor(2, "edgespec prompts")
+        self._bodies = 0  # bytes of them
 
     async def health(self, request: Request) -> Response:
         if self.service.error is not None:
@@ -62,30 +65,32 @@ class Paths:
         return PlainTextResponse(metrics(self.service.ready()), media_type=TYPE)
 
     async def chat(self, request: Request) -> Response:
-        asked = decoded(await body_of(request), ChatRequest)
-        return await self._reply(asked, prepare_chat, chat=True)
+        async with self._body(request) as body:
+            return await self._reply(decoded(body, ChatRequest), prepare_chat, chat=True)
 
     async def completions(self, request: Request) -> Response:
-        asked = decoded(await body_of(request), CompletionRequest)
-        return await self._reply(asked, prepare_text, chat=False)
+        async with self._body(request) as body:
+            return await self._reply(decoded(body, CompletionRequest), prepare_text, chat=False)
 
     async def tokenize(self, request: Request) -> Response:
-        asked = decoded(await body_of(request), fields.TokenizeRequest)
-        if (asked.content is None) == (asked.messages is None):
-            raise Problem(400, "give either content or messages", "content")
         tokenizer = self.service.ready().engine.tokenizer
+        async with self._body(request) as body:
+            asked = decoded(body, fields.TokenizeRequest)
+            if (asked.content is None) == (asked.messages is None):
+                raise Problem(400, "give either content or messages", "content")
 
-        def work() -> list[int]:
-            if asked.messages is not None:
-                return tokenizer.apply_chat([message_of(m, i) for i, m in enumerate(asked.messages)])
-            return tokenizer.encode(asked.content or "", add_bos=asked.add_special)
+            def work() -> list[int]:
+                if asked.messages is not None:
+                    return tokenizer.apply_chat([message_of(m, i) for i, m in enumerate(asked.messages)])
+                return tokenizer.encode(asked.content or "", add_bos=asked.add_special)
 
-        return JSONResponse({"tokens": await self._beside(work)})
+            return JSONResponse({"tokens": await self._beside(work)})
 
     async def memory(self, request: Request) -> Response:
         engine = self.service.ready().engine
         if request.method == "POST":
-            asked = decoded(await body_of(request), fields.MemoryRequest)
+            async with self._body(request) as body:
+                asked = decoded(body, fields.MemoryRequest)
             await self._beside(functools.partial(engine.set_memory, asked.memory))
         return JSONResponse({"memory": engine.dial, "peak_memory": engine.peak_memory()})
 
@@ -100,6 +105,36 @@ class Paths:
         ticket = scheduler.submit(prepared.prompt, prepared.options, asked.cache_prompt, waker)
         usage = asked.stream_options is not None and asked.stream_options.include_usage
         return Replying(ticket, waker, Shape(self.service.model, chat), bool(asked.stream), usage)
+
+    @asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """The whole body, which counts until the block is left. Raises Problem when it is too long, or does
+        not come, or when there are too many."""
+        found = bytearray()
+
+        async def read() -> None:
+            async for chunk in request.stream():
+                found.extend(chunk)
+                self._bodies += len(chunk)
+                if len(found) > MOST_BODY:
+                    raise _too_long()
+                if self._bodies > MOST_BODIES:
+                    raise Problem(503, "too much is being read at once", code="overloaded", headers=again(1))
+
+        given = request.headers.get("content-length", "0")
+        if given.isdigit() and int(given[:20]) > MOST_BODY:
+            raise _too_long()
+        try:
+            try:
+                await asyncio.wait_for(read(), BODY_SECONDS)
+            except (asyncio.TimeoutError, TimeoutError):
+                late = f"the body did not come within {BODY_SECONDS:.0f} s"
+                raise Problem(408, late, headers={"connection": "close"}) from None
+            except ClientDisconnect:
+                raise Problem(400, "the client has left") from None
+            yield bytes(found)
+        finally:
+            self._bodies -= len(found)
 
     async def _beside(self, work: Callable[[], R]) -> R:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -123,30 +158,6 @@ class Paths:
         if self.service.scheduler is not None:
             found["context_length"] = self.service.scheduler.engine.plan.context
         return found
-
-
-async def body_of(request: Request) -> bytes:
-    """The whole body. Raises Problem when it is too long, or does not come."""
-
-    async def read() -> bytes:
-        found = bytearray()
-        async for chunk in request.stream():
-            found += chunk
-            if len(found) > MOST_BODY:
-                raise _too_long()
-        return bytes(found)
-
-    given = request.headers.get("content-length", "0")
-    if given.isdigit() and int(given[:20]) > MOST_BODY:
-        raise _too_long()
-    try:
-        return await asyncio.wait_for(read(), BODY_SECONDS)
-    except (asyncio.TimeoutError, TimeoutError):
-        raise Problem(
-            408, f"the body did not come within {BODY_SECONDS:.0f} s", headers={"connection": "close"}
-        ) from None
-    except ClientDisconnect:
-        raise Problem(400, "the client has left") from None
 
 
 def _too_long() -> Problem:
