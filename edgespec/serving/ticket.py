@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 
@@ -33,7 +34,8 @@ class Ticket:
         notify: Callable[[], None] = lambda: None,
     ) -> None:
         """notify: called, in the scheduler's thread, whenever there is something to take; must be quick."""
-        self.prompt, self.options, self.limit, self.reuse = list(prompt), options, limit, reuse
+        self.prompt = array("i", prompt)  # 4 bytes a token: many may wait
+        self.options, self.limit, self.reuse = options, limit, reuse
         self.arrived = monotonic()
         self.began: float | None = None
         self.cancelled = False
