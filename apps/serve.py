@@ -10,10 +10,11 @@ import typer
 
 from edgespec.apps import options
 from edgespec.apps.common import check_source, demo_model, demo_options, describe_plan, load_engine
+from edgespec.apps.interrupts import held
 from edgespec.apps.keys import read_keys
 from edgespec.apps.terminal import Terminal
 from edgespec.config import MOST_BATCH, EngineOptions, GenerationOptions
-from edgespec.errors import ClosedError, EdgeSpecError, MissingExtraError
+from edgespec.errors import ClosedError, EdgeSpecError, MissingExtraError, OptionError
 from edgespec.values import Option, Options, count_of
 
 if TYPE_CHECKING:
@@ -67,9 +68,10 @@ def serve(
     options.check_together(engine, generation)
     asked = _with_sessions(engine, wanted.max_sessions)
     try:
-        from edgespec.apps.server.listen import Server, listening
-        from edgespec.apps.server.problems import log
-        from edgespec.apps.server.service import Service, digest_of
+        with held():  # an exception amidst hundreds of imports may be lost in a callback of theirs
+            from edgespec.apps.server.listen import Server, listening
+            from edgespec.apps.server.problems import log
+            from edgespec.apps.server.service import Service, digest_of
     except ImportError as error:
         raise MissingExtraError(
             f"a server needs {error.name}, which is not installed: pip install 'edgespec[serve]'"
@@ -98,15 +100,19 @@ def serve(
             log.error("what has ended the server", exc_info=broken)
             broken = ClosedError(f"the server broke: {type(broken).__name__}: {broken}")
         if broken is not None:
-            raise broken
+            raise _in_our_words(broken)
 
 
 def _with_sessions(engine: EngineOptions, most: int) -> EngineOptions:
-    """Raises OptionError in the words of this command."""
+    """Raises OptionError."""
     try:
         return replace(engine, batch=most)
-    except EdgeSpecError as error:
-        error.args = (
-            error.message.replace("batch is", "max-sessions is", 1).replace("batch=", "max_sessions="),
-        )
-        raise
+    except OptionError as error:
+        raise _in_our_words(error) from None
+
+
+def _in_our_words(error: EdgeSpecError) -> EdgeSpecError:
+    """The engine's option `batch` is --max-sessions here."""
+    message = error.message.replace("batch is", "max-sessions is", 1).replace("batch=", "max_sessions=")
+    error.args = (message, *error.args[1:])
+    return error
