@@ -148,7 +148,7 @@ def test_a_directory_says_whose_it_is(
     def chosen(directory: Path) -> tuple[str, ...]:
         return choose_drafters(EngineOptions(adapters=str(directory)))
 
-    assert chosen(saved) == ("ngram", "substitute", "toy")
+    assert chosen(saved) == ("ngram", "toy")
     assert chosen(tmp_path) == ("ngram", "cascade")  # whose `find` says what is wrong
     with pytest.raises(ModelError, match="of drafter toy, not cascade"):
         find_cascade(saved, files, None)
