@@ -73,8 +73,8 @@ class EngineOptions(Options):
     batch: Annotated[
         int,  # 0 = auto
         Option(
-            "Replies made at once, without drafts: each pass of the weights serves all of them. A number, or "
-            "auto, as many as have room and pay.",
+            "Replies made at once: each pass of the weights serves all of them. A number, or auto, as many "
+            "as have room and pay.",
             metavar="N|auto", panel=MEMORY, default="1, one after the other",
             least=0, most=MOST_BATCH, only="generate",
         ),
@@ -194,13 +194,10 @@ class EngineOptions(Options):
                 f"trees of 1 node are plain decoding, with nothing to draft for {self.drafter}; use "
                 "tree_nodes=2 or more, or drafter=none"
             )
-        files = [
-            name for name in ("draft_model", "draft_worker", "adapters") if getattr(self, name) is not None
-        ]
-        if self.batch != 1 and (files or self.drafter not in ("auto", "none")):
+        if self.batch != 1 and self.draft_worker is not None:
             raise OptionError(
-                f"batch is {self.batch or 'auto'}, and a batch is decoded without drafts; leave out "
-                f"{', '.join(files) or f'drafter {self.drafter}'}, or use batch=1"
+                f"batch is {self.batch or 'auto'}, and a draft worker drafts for one conversation at a time; "
+                "leave draft_worker= out, or use batch=1"
             )
 
 

@@ -73,9 +73,9 @@ class Engine:
         self._adopt(plan)
         self._knowledge = Knowledge.of(files.digest, options, plan.dial)
         # Of the latest that has learned, in this process or in one before.
-        self.controller: Controller = self._knowledge.recall(make_controller(plan, resident))
+        self.controller: Controller = (learned := self._knowledge.recall(make_controller(plan, resident)))
         self.eos = frozenset(files.config.eos) | frozenset(tokenizer.eos)
-        self.verifier = LocalVerifier(target)
+        self.verifier = LocalVerifier(target, learned.allotter)
         self.closed = False
         self._holes = Holes()
         self._sessions = weakref.WeakValueDictionary[int, Session]()  # by number
@@ -88,9 +88,9 @@ class Engine:
         """This is how memory is used from now on."""
         self.plan = plan
         free = plan.streamed_bytes > 0 or self.options.draft_worker is not None  # to draft while it verifies
-        self.schedule = choose_schedule(self.options.schedule, self.drafters, free)
+        self.schedule = choose_schedule(self.options.schedule, self.drafters, free and plan.sequences == 1)
         # With layers pinned as the user said, drafters keep their memory.
-        keeps = not self.resident or self._as_asked
+        keeps = not self.resident or self._as_asked or plan.sequences > 1
         self._without_drafter = after = None if keeps else without_drafter(plan)
         self._handover = HandOver(speedup(plan, after) if after else 1.0)
 
@@ -132,10 +132,10 @@ class Engine:
         tokenizer = load_tokenizer(files, path)
         given = drafters_files(options, progress)
         members = choose_drafters(options)
-        prepares = choose_schedule(options.schedule, members, free=True) != "serial"
-        worker = options.draft_worker
-        search = Search(options.drafter, members, files, tokenizer, given, worker=worker, prepares=prepares)
-        search = replace(search, verifier_layers=options.verifier_layers)
+        prepares = choose_schedule(options.schedule, members, free=options.batch == 1) != "serial"
+        search = Search(options.drafter, members, files, tokenizer, given, worker=options.draft_worker)
+        several, layers = options.batch != 1, options.verifier_layers
+        search = replace(search, prepares=prepares, several=several, verifier_layers=layers)
         from edgespec.models.loading import load_model  # torch: seconds, after what is refused without it
 
         plan, target, resident, exits = load_model(search, options, progress, machine)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,9 @@ import torch
 
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Fixed
+from edgespec.control.costs import Costs
+from edgespec.control.partner import Partner
+from edgespec.control.shares import Shares
 from edgespec.core import batch
 from edgespec.core.acceptance import make_acceptance
 from edgespec.core.batch import Part
@@ -19,7 +23,7 @@ from edgespec.core.batcher import Batcher
 from edgespec.core.decode import Chooser, Decoding, decode
 from edgespec.core.passes import LocalVerifier
 from edgespec.core.sampling import Noise, Sampler
-from edgespec.core.schedule import Schedule, TreeBudget
+from edgespec.core.schedule import Offer, Schedule, TreeBudget
 from edgespec.core.verify import Cancellation
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import StorageError
@@ -81,16 +85,38 @@ def talk(verifier: Any, rng: np.random.Generator, seed: int, observer: PassObser
     prompt = np.tile(rng.integers(0, 160, rng.integers(1, 30)), 4)[: rng.integers(1, 100)].tolist()
     options = GenerationOptions(temperature=float(rng.choice([0.0, 0.9])), seed=seed)
     chooser = Chooser(Sampler(options), Noise(seed), make_acceptance(None, options))
-    budget = Fixed(TreeBudget(int(rng.integers(1, 9)), 4, 0))
-    schedule: Schedule = Serial(NGram(), budget, 64) if rng.random() < 0.7 else Plain()
+    fixed = Fixed(TreeBudget(int(rng.integers(1, 9)), 4, 0))
+    sharing = getattr(verifier, "allotter", None)
+    whole = rng.random() < 0.2 or sharing is None
+    controller = fixed if whole else Partner(sharing)
+    schedule: Schedule = Serial(NGram(), controller, 8) if rng.random() < 0.7 else Plain()
     count = int(rng.integers(1, 25))
-    seat = verifier.new_seat(CONTEXT)
+    if isinstance(controller, Partner):  # trees lie where the rest of the reply will be
+        seat = verifier.new_seat(len(prompt) + count, slots=0)
+    else:
+        seat = verifier.new_seat(CONTEXT)
     return Talk(Decoding(verifier, seat, prompt, chooser, schedule, count, observer), count)
 
 
+class Counting(Shares):
+    """Drafts that were verified, and that were not. Its passes take no time, so that many are."""
+
+    drafts = left_out = 0
+
+    def allot(self, offers: Sequence[Offer], most: Sequence[int], others: int, room: int) -> list[Any]:
+        free = [replace(offer, seconds=0.0) for offer in offers]
+        kept = super().allot(free, most, others, min(room, 6))
+        self.drafts += sum(map(len, kept)) - len(kept)
+        self.left_out += sum(len(offer.gains) for offer in offers) - sum(map(len, kept))
+        return kept
+
+    def record(self, offers: Sequence[Offer], rows: int, tokens: int, seconds: float, prompts: bool) -> None:
+        super().record([replace(offer, seconds=0.0) for offer in offers], rows, tokens, 1e-3, prompts)
+
+
 def alone(verifier: Any, seed: int) -> list[int]:
-    """What `talk` of this seed says by itself, in passes of its own."""
-    member = talk(verifier, np.random.default_rng(seed), seed)
+    """What `talk` of this seed says by itself, in passes of its own, which are nobody else's to share out."""
+    member = talk(LocalVerifier(verifier.target), np.random.default_rng(seed), seed)
     for cycle in decode(member.decoding):
         member.said += [*cycle.tree.tokens[:1].tolist(), *cycle.outcome.tokens][bool(member.said) :]
         if len(member.said) >= member.count:
@@ -98,11 +124,15 @@ def alone(verifier: Any, seed: int) -> list[int]:
     return member.said[: member.count]
 
 
-def test_whoever_joins_and_leaves_each_says_what_it_says_alone(target: TorchTarget[Any]) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_whoever_joins_and_leaves_each_says_what_it_says_alone(
+    target: TorchTarget[Any], shared: bool
+) -> None:
     """Prompts of one to three blocks among trees of others; some wait for room, which 90 rows a pass are not
-    always."""
+    always. Trees are verified whole, or the best nodes of all."""
     target.pass_rows = 90
-    verifier, rng = LocalVerifier(target), np.random.default_rng(7)
+    sharing = Counting(Costs()) if shared else None
+    verifier, rng = LocalVerifier(target, sharing), np.random.default_rng(7)
     batcher, joining = Batcher[Talk](verifier), deque(range(15))
     members, most, mixed = dict[int, Talk](), 0, 0
     compute = verifier.compute
@@ -125,6 +155,9 @@ def test_whoever_joins_and_leaves_each_says_what_it_says_alone(target: TorchTarg
             assert len(member.decoding.seat.parents) == 0
     assert most >= 6
     assert mixed >= 5
+    if sharing is not None:
+        assert sharing.drafts > 0
+        assert sharing.left_out > 0
     for seed, member in members.items():
         assert member.said[: member.count] == alone(verifier, seed), seed
 
@@ -187,7 +220,7 @@ class Fails:
 
 @pytest.mark.parametrize("how", ["cancelled", "observer", "ask", "answer", "NaN"])
 def test_one_that_ends_harms_no_other(target: TorchTarget[Any], how: str) -> None:
-    verifier = LocalVerifier(target)
+    verifier = LocalVerifier(target, Counting(Costs()))
     seeds, batcher = range(100, 105), Batcher[Talk](verifier)
     observer = Fails(how) if how in ("cancelled", "observer") else None
     members = {

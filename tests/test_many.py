@@ -22,6 +22,7 @@ from edgespec.core.passes import LocalVerifier
 from edgespec.drafters.resident import Drafters
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, Cancelled, ContextError, EdgeSpecError, OptionError, StorageError
+from edgespec.models.asked import check_options
 from edgespec.models.planning import plan_engine
 from edgespec.offload.plan.plan import Plan
 from edgespec.progress import Progress
@@ -76,7 +77,7 @@ def test_a_batch_says_what_each_says_alone(
 ) -> None:
     prompts = [prompt_of(n, seed=n) for n in LENGTHS]
     with edgespec.load(model, memory="4GB", context=300, batch=batch, resident_layers=layers) as engine:
-        assert engine.drafters == (() if batch > 1 else ("ngram",))
+        assert engine.drafters == ("ngram",)
         for name, options in (("cold", COLD), ("hot", HOT)):
             assert tokens_of(replies(engine, prompts, options)) == expected[name]
         assert engine.pool.held == 0
@@ -85,7 +86,9 @@ def test_a_batch_says_what_each_says_alone(
 def test_replies_share_passes(model: Path, expected: dict[str, list[list[int]]]) -> None:
     """All seven in as many passes as one reply takes alone, and what streams is read so often."""
     prompts, seen = [prompt_of(n, seed=n) for n in LENGTHS], list[Progress]()
-    with edgespec.load(model, memory="4GB", context=300, batch=16, resident_layers=1) as engine:
+    with edgespec.load(
+        model, memory="4GB", context=300, batch=16, resident_layers=1, drafter="none"
+    ) as engine:
         before = engine.bytes_read
         assert tokens_of(replies(engine, prompts, COLD, seen.append)) == expected["cold"]
         assert len(seen) == 24
@@ -97,7 +100,9 @@ def test_replies_share_passes(model: Path, expected: dict[str, list[list[int]]])
 def test_a_pass_has_as_many_rows_as_the_ledger_has_room_for(model: Path) -> None:
     """Eighty prompts, and then eighty trees: more than one tree may have nodes."""
     prompts, passes = [prompt_of(3, seed=n) for n in range(80)], list[Progress]()
-    with edgespec.load(model, memory="4GB", context=64, batch=80, resident_layers=1) as engine:
+    with edgespec.load(
+        model, memory="4GB", context=64, batch=80, resident_layers=1, drafter="none"
+    ) as engine:
         found = tokens_of(replies(engine, prompts, replace(COLD, max_tokens=5), passes.append))
         assert len(passes) == 5
     with edgespec.load(model, memory="4GB", context=300, drafter="none") as engine:
@@ -228,12 +233,26 @@ def test_auto_takes_as_many_as_fit_and_pay(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"drafter": "ngram"}, {"draft_model": "m"}, {"adapters": "a"}, {"draft_worker": 2}]
+    ("options", "who"),
+    [
+        ({"drafter": "cascade", "adapters": "a"}, "the cascade"),
+        ({"adapters": "a"}, "the cascade"),
+        ({"drafter": "substitute", "draft_model": "m"}, "the low-bit copy"),
+        ({"drafter": "model", "draft_model": "m", "draft_worker": 2}, "a draft worker"),
+    ],
 )
-def test_a_batch_does_not_draft_and_says_so(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=r"^batch is (4|auto), and a batch is decoded without drafts"):
-        EngineOptions(batch=4, **options)
-    EngineOptions(batch=1, **options)
+def test_who_drafts_for_one_conversation_drafts_for_no_batch(options: dict[str, Any], who: str) -> None:
+    for batch, told in ((4, "4"), (0, "auto")):
+        with pytest.raises(OptionError, match=f"^batch is {told}, and {who} drafts for one conversation at"):
+            check_options(EngineOptions(batch=batch, **options))
+    check_options(EngineOptions(batch=1, **options))
+
+
+@pytest.mark.parametrize("schedule", ["ssd", "mirror"])
+def test_a_batch_prepares_for_no_outcomes(schedule: str) -> None:
+    with pytest.raises(OptionError, match=r"verifies the best nodes of all; use schedule=serial, or batch=1"):
+        check_options(EngineOptions(batch=4, schedule=schedule))
+    check_options(EngineOptions(batch=4, schedule="serial"))
 
 
 # --- the command -------------------------------------------------------------------------------------------
@@ -357,7 +376,7 @@ def test_a_file_of_something_else_is_left_alone(
         (["-o", "missing/o"], "cannot be opened"),
         (["-o", "o", "--json"], "--json changes nothing with --output"),
         (["-o", "o", "--keep-going"], "--keep-going changes nothing with --output"),
-        (["-o", "o", "--batch", "4", "--drafter", "ngram"], "batch is 4, and a batch is decoded without"),
+        (["-o", "o", "--batch", "4", "--adapters", "a"], "batch is 4, and the cascade drafts for one"),
     ],
 )
 def test_wrong_flags_of_a_batch_end_at_once(run: Run, model: Path, flags: list[str], said: str) -> None:
@@ -428,7 +447,7 @@ def test_ctrl_c_keeps_what_there_is(
             raise KeyboardInterrupt
         return compute(self, parts)
 
-    flags = (model, *FLAGS, "--batch", "3", "-o", "out")
+    flags = (model, *FLAGS, "--batch", "3", "--drafter", "none", "-o", "out")
     with monkeypatch.context() as patched:
         patched.setattr(LocalVerifier, "compute", interrupted)
         code, said = run(*flags, stdin="\n".join(ROWS))

@@ -17,7 +17,8 @@ import torch
 
 from edgespec.core import batch, decode, passes
 from edgespec.core.acceptance import Acceptance, Greedy, Logits, Outcome
-from edgespec.core.batch import FanOut, Part, PrefillBlock, Verification, blocks
+from edgespec.core.batch import Part, PrefillBlock, Verification, blocks
+from edgespec.core.observers import FanOut
 from edgespec.core.passes import LocalVerifier
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import TokenTree

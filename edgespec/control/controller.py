@@ -37,7 +37,7 @@ from edgespec.control.estimates import STEPS
 from edgespec.control.hits import Hits
 from edgespec.control.notes import Notes
 from edgespec.core.sampling import FloatArray
-from edgespec.core.schedule import TreeBudget
+from edgespec.core.schedule import Allotter, TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.offload.plan.costs import CostModel
@@ -83,6 +83,9 @@ class Fixed:
     def prune(self, tree: TokenTree) -> TokenTree:
         return tree
 
+    def gains(self, tree: TokenTree) -> FloatArray | None:
+        return None
+
     def record(self, cycle: Cycle) -> None:
         pass
 
@@ -91,7 +94,9 @@ class Fixed:
 
 
 class Adaptive:
-    """See the module."""
+    """See the module. `allotter`: says what is verified where conversations share passes."""
+
+    allotter: Allotter | None = None
 
     def __init__(self, prior: CostModel | None = None) -> None:
         self.costs = Costs(prior)
@@ -112,7 +117,7 @@ class Adaptive:
     def successor(self) -> Adaptive:
         """For the next conversation of the engine. Costs are learned by all of them together; how well drafts
         do may be another matter there, so it counts as if it had been a while ago."""
-        successor = Adaptive()
+        successor = self._another()
         successor.costs = self.costs
         successor.beliefs = deepcopy(self.beliefs)
         successor.beliefs.fade(APART)
@@ -123,6 +128,10 @@ class Adaptive:
         successor.asking.fade(APART)
         successor.credit = min(self.credit, GRACE)
         return successor
+
+    def _another(self) -> Adaptive:
+        """Of the same kind, that knows nothing."""
+        return Adaptive()
 
     def alone(self, nodes: int) -> float | None:
         return float(self.costs.passes(nodes, overlapped=False)) if self.costs.verify.known else None
@@ -256,6 +265,9 @@ class Adaptive:
         tokens = np.cumsum(np.exp(scores[likeliest]))
         worth = tokens - self._rate * self.costs.passes(np.arange(1, len(tree) + 1), self._overlaps)
         return tree.select(np.sort(likeliest[: int(np.argmax(worth)) + 1]))
+
+    def gains(self, tree: TokenTree) -> FloatArray | None:
+        return None
 
     def record(self, cycle: Cycle) -> None:
         beside, tokens = cycle.outcome.beside, len(cycle.outcome.tokens)

@@ -57,6 +57,12 @@ class Curve:
         """Something was measured."""
         return bool(self._points)
 
+    @property
+    def largest(self) -> int:
+        """The largest count that was measured; 0 = none."""
+        with self._lock:
+            return max((count for point in self._points.values() for count in point.counts), default=0)
+
     def fade(self) -> None:
         with self._lock:
             for point in self._points.values():
@@ -177,6 +183,12 @@ class Costs:
         overlapped: bool = False,
     ) -> None:
         """A cycle; `steps` None = the drafter was not asked. `overlapped`: it drafted in the pass's waits."""
+        self.add_pass(nodes, verify_seconds, overlapped)
+        if steps is not None:
+            self.add_draft(steps, draft_seconds)
+
+    def add_pass(self, nodes: int, verify_seconds: float, overlapped: bool = False) -> None:
+        """A pass; what was known fades."""
         self.verify.fade()
         self.overlapped.fade()
         self.draft.fade()
@@ -190,9 +202,11 @@ class Costs:
         else:
             self.verify.add(nodes, verify_seconds)
             self._rest -= verify_seconds
-        if steps is not None:
-            self.draft.add(steps, draft_seconds)
-            self.longest = max(self.longest, steps)
+
+    def add_draft(self, steps: int, seconds: float) -> None:
+        """A draft before the pass that was added last."""
+        self.draft.add(steps, seconds)
+        self.longest = max(self.longest, steps)
 
     def notes(self) -> Notes:
         curves = {"verify": self.verify, "overlapped": self.overlapped, "draft": self.draft}

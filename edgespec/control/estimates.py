@@ -32,13 +32,13 @@ class Chances:
         self._went_on = np.zeros(DEPTHS + 1)  # and how many of them one of these continued
         self._claimed = np.zeros((DEPTHS + 1, RANKS))  # the drafter's probabilities for these children
         self._accepted = np.zeros((DEPTHS + 1, RANKS))  # and how many were accepted
-        self.by_depth = np.full(DEPTHS + 1, HOPE)
-        self._corrections: FloatArray | None = None  # as of `_factors`, until something is learned
+        self._by_depth: FloatArray | None = None  # as of `by_depth`, until something is learned
+        self._corrections: FloatArray | None = None  # of `_factors`, likewise
 
     def fade(self, cycles: int = 1) -> None:
         for sums in (self._reached, self._went_on, self._claimed, self._accepted):
             sums *= MEMORY**cycles
-        self._update()
+        self._by_depth = self._corrections = None
 
     def add(self, tree: TokenTree, path: IntArray) -> None:
         """A verified tree, and the nodes of it that were accepted."""
@@ -54,7 +54,7 @@ class Chances:
             for rank, child in enumerate(best_first.tolist()):
                 self._claimed[cell, min(rank, RANKS - 1)] += np.exp(tree.logprobs[child])
                 self._accepted[cell, min(rank, RANKS - 1)] += child == following
-        self._update()
+        self._by_depth = self._corrections = None
 
     def notes(self) -> Notes:
         return {
@@ -70,7 +70,7 @@ class Chances:
         claimed, accepted = (from_notes(notes[name], DEPTHS + 1, RANKS) for name in ("claimed", "accepted"))
         self._reached, self._went_on = reached, np.minimum(went_on, reached)
         self._claimed, self._accepted = claimed, accepted
-        self._update()
+        self._by_depth = self._corrections = None
 
     @property
     def cycles(self) -> float:
@@ -85,23 +85,27 @@ class Chances:
         ended = np.clip(1 - self.by_depth[min(len(path), DEPTHS)], 1e-3, 1)
         return float(went_on + np.log(ended))
 
-    def _update(self) -> None:
-        self._corrections = None
-        chance = HOPE  # each depth leans on the one before
-        for depth, (reached, went_on) in enumerate(
-            zip(self._reached.tolist(), self._went_on.tolist(), strict=True)
-        ):
-            chance = (went_on + LEAN * chance) / (reached + LEAN)
-            self.by_depth[depth] = chance
+    @property
+    def by_depth(self) -> FloatArray:
+        """[depths] the chance that a path goes on to this depth from the one before."""
+        if self._by_depth is None:
+            chances, chance = [], HOPE  # each depth leans on the one before
+            for reached, went_on in zip(self._reached.tolist(), self._went_on.tolist(), strict=True):
+                chance = (went_on + LEAN * chance) / (reached + LEAN)
+                chances.append(chance)
+            self._by_depth = np.array(chances)
+        return self._by_depth
 
     def _factors(self) -> FloatArray:
         """[depths, ranks] log of accepted / claimed."""
         if self._corrections is None:
-            factor = np.ones_like(self._claimed)
-            for depth in range(1, DEPTHS + 1):  # each depth leans on the one before
-                factor[depth] = self._accepted[depth] + LEAN * factor[depth - 1]
-                factor[depth] /= self._claimed[depth] + LEAN
-            self._corrections = np.log(factor)
+            factors = [[1.0] * RANKS]  # in lists: few numbers, one after the other
+            for claimed, accepted in zip(
+                self._claimed[1:].tolist(), self._accepted[1:].tolist(), strict=True
+            ):  # each depth leans on the one before
+                cells = zip(accepted, factors[-1], claimed, strict=True)
+                factors.append([(a + LEAN * before) / (c + LEAN) for a, before, c in cells])
+            self._corrections = np.log(factors)
         return self._corrections
 
     def after(self, depths: IntArray) -> FloatArray:
@@ -171,12 +175,14 @@ class Yield:
 
     def expect(self, by_depth: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Tokens, bonus token included, and nodes [len(STEPS)]; `by_depth` as `Chances` has it."""
-        gained = np.zeros(DEPTHS + 1)
+        total, gains = 0.0, [0.0]
         chance = 1.0  # that the path gets to this depth
-        for depth in range(1, DEPTHS + 1):
-            believed = LEAN * chance * by_depth[depth]
-            chance = (self._tokens[depth] + believed) / (self._trees[depth] + LEAN)
-            gained[depth] = gained[depth - 1] + chance
+        columns = self._tokens[1:].tolist(), self._trees[1:].tolist(), by_depth[1:].tolist()
+        for came, trees_there, believed in zip(*columns, strict=True):
+            chance = (came + LEAN * chance * believed) / (trees_there + LEAN)
+            total += chance
+            gains.append(total)
+        gained = np.array(gains)
         gained[0] = (self._tokens[0] + LEAN * by_depth[1]) / (self._trees[0] + LEAN)
         level = (self._nodes + 2 * LEAN) / (self._trees + LEAN)
         size = np.append(1 + level[0], 1 + np.cumsum(level[1:]))

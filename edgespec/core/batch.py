@@ -8,7 +8,6 @@ with one part (its observer, its acceptance, NaN) becomes that part's `error` an
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -18,8 +17,9 @@ import numpy as np
 
 from edgespec.core.acceptance import Acceptance, Logits, Outcome
 from edgespec.core.sampling import IntArray, Noise
+from edgespec.core.schedule import Offer
 from edgespec.core.tree import Computed, TokenTree
-from edgespec.errors import Cancelled, ModelError
+from edgespec.errors import ModelError
 from edgespec.runtimes.base import PREFILL_ROWS, PassObserver, Rows, Seat, Target
 
 if TYPE_CHECKING:
@@ -46,16 +46,23 @@ class _Part:
 
 @dataclass(eq=False)
 class Verification(_Part):
-    """A tree, and after the pass its `outcome`, whose path is committed."""
+    """A tree, and after the pass its `outcome`, whose path is committed. Of a tree with an `offer` the pass
+    may leave nodes out; the tree is then what it has verified."""
 
     phase: ClassVar[str] = "verify"  # `core.trace.Phase`
     tree: TokenTree
     acceptance: Acceptance
     noise: Noise
+    offer: Offer | None = None
     outcome: Outcome | None = field(default=None, init=False)
 
     def __len__(self) -> int:
         return len(self.tree)
+
+    @property
+    def least(self) -> int:
+        """Rows that it needs in any case."""
+        return len(self.tree) if self.offer is None else 1
 
     @property
     def judged(self) -> int:
@@ -121,6 +128,10 @@ class PrefillBlock(_Part):
         return len(self.tokens)
 
     @property
+    def least(self) -> int:
+        return len(self.tokens)
+
+    @property
     def judged(self) -> int:
         return int(self.last)
 
@@ -161,14 +172,15 @@ def blocks(
 
 
 def run_pass(target: Target, parts: Sequence[Part], observer: PassObserver | None = None) -> None:
-    """One pass over parts of different caches; `observer` hears all of it (`FanOut`).
+    """One pass over parts of different caches; `observer` hears all of it
+    (`core.observers.FanOut`).
 
     Each part has its result, or its own error, after it. What is raised concerns them all (Ctrl-C, the disk).
     Either way every cache is at its committed length.
     """
     try:
         for part in parts:
-            _alone(part, part.open)
+            alone(part, part.open)
         # Short blocks first: their rows may share the trees' matmuls (`kernels.matmul.ragged`).
         able = sorted((p for p in parts if p.error is None), key=lambda p: p.order)
         if able:
@@ -177,49 +189,6 @@ def run_pass(target: Target, parts: Sequence[Part], observer: PassObserver | Non
         for part in parts:
             part.cache.truncate(part.cache.length)
             part.rows = None
-
-
-class FanOut:
-    """The observers of a pass's parts: each hears of its own rows. One that raises ends its own part, and the
-    pass when no other is left. See `runtimes.base.PassObserver`."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.parts = {id(part.cache): part for part in parts}
-        self._turns = deque(parts)
-        self._rows: Rows | None = None  # of the layers under way, and each part's own of them:
-        self._own: dict[int, tuple[slice, Rows]] = {}
-
-    def on_chunk(self) -> None:
-        self._tell(lambda observer, part: observer.on_chunk())
-
-    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        if rows is not self._rows:
-            self._rows, spans = rows, zip(rows.caches, rows.segments, strict=True)
-            self._own = {id(c): (slice(s.start, s.stop), rows.take(np.array(s))) for c, s in spans}
-
-        def tell(observer: PassObserver, part: Part) -> None:
-            if (found := self._own.get(id(part.cache))) is not None:
-                span, own = found
-                observer.on_layer(index, hidden[span], own)
-
-        self._tell(tell)
-
-    def on_wait(self) -> bool:
-        """A unit of the next part's work that has any: a chunk may be late by one unit, not by one a part."""
-        worked: list[bool] = []
-        for _ in self.parts:
-            self._turns.rotate(-1)
-            self._tell(lambda observer, part: worked.append(observer.on_wait()), self._turns[-1])
-            if any(worked):
-                return True
-        return False
-
-    def _tell(self, say: Callable[[PassObserver, Part], None], only: Part | None = None) -> None:
-        for part in self.parts.values() if only is None else (only,):
-            if part.error is None and part.observer is not None:
-                _alone(part, say, part.observer, part)
-        if all(part.error is not None for part in self.parts.values()):
-            raise Cancelled("no part of the pass is left")
 
 
 def attempt(work: Callable[..., None], *arguments: Any) -> BaseException | None:
@@ -234,7 +203,7 @@ def attempt(work: Callable[..., None], *arguments: Any) -> BaseException | None:
     return None
 
 
-def _alone(part: Part, work: Callable[..., None], *arguments: Any) -> None:
+def alone(part: Part, work: Callable[..., None], *arguments: Any) -> None:
     """What this raises is the part's own error."""
     if (error := attempt(work, *arguments)) is not None:
         part.error = error
@@ -257,7 +226,7 @@ def _run(target: Target, parts: Sequence[Part], observer: PassObserver | None) -
             hidden[entered] = target.run(hidden[entered], rows.take(entered), range(first, stop), observer)
     for part in parts:
         if part.error is None:
-            _alone(part, part.commit)
+            alone(part, part.commit)
     ends = [(part, span[-part.judged :]) for part, span in zip(parts, rows.segments, strict=True)]
     _judge(target, hidden, [(part, span) for part, span in ends if part.judged], observer)
 
@@ -295,10 +264,10 @@ def _judge(
         if len(asking) == 1:
             raise
         for part, span in asking:
-            _alone(part, _judge, target, hidden, [(part, span)], part.observer)
+            alone(part, _judge, target, hidden, [(part, span)], part.observer)
         return
     done = 0
     for part, span in asking:
         own, done = logits[done : done + len(span)], done + len(span)
         if part.error is None:  # it may have been cancelled on the way through the head
-            _alone(part, part.judge, own)
+            alone(part, part.judge, own)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from time import perf_counter
 
 from edgespec.core.acceptance import Acceptance
 from edgespec.core.batch import Part, PrefillBlock, Verification, blocks
@@ -63,6 +64,7 @@ class Decoding:
         self.schedule, self.limit, self.observer = schedule, limit, observer
         self.trace, self.check = trace or Trace(), check
         self.root = -1
+        self._settling = 0.0  # seconds: of learning from the latest draft
         self._blocks = deque(blocks(seat, prompt[seat.length :], observer))
 
     def ask(self) -> Part:
@@ -73,8 +75,10 @@ class Decoding:
             self.check()  # it may have been cancelled, and its engine closed, meanwhile
             with self.trace.telling("draft"):
                 tree = self.schedule.next_tree(self.root)
-        chooser = self.chooser
-        return Verification(self.seat, tree, chooser.acceptance, chooser.noise, observer=self.observer)
+        chooser, offer = self.chooser, self.schedule.offer
+        if offer is not None and offer.passes is not None:
+            offer = replace(offer, seconds=offer.seconds + self._settling)
+        return Verification(self.seat, tree, chooser.acceptance, chooser.noise, offer, observer=self.observer)
 
     def answer(self, part: Part) -> Cycle | None:
         """The part has been computed: what the cycle gave, None in the prompt. Raises the part's error."""
@@ -84,7 +88,11 @@ class Decoding:
             if part.last:
                 self._begin(part)
             return None
-        cycle = self.schedule.settle(part.result())
+        outcome = part.result()
+        self.schedule.tree = part.tree
+        began = perf_counter()
+        cycle = self.schedule.settle(outcome)
+        self._settling = 0.0 if cycle.passes is None else perf_counter() - began
         self.root = cycle.outcome.bonus
         return cycle
 

@@ -21,7 +21,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 
-from edgespec.core.batch import FanOut, Part, PrefillBlock, Verification, run_pass
+from edgespec.core.batch import Part, PrefillBlock, Verification, run_pass
+from edgespec.core.observers import FanOut
+from edgespec.core.schedule import Allotter
 from edgespec.errors import BusyError
 from edgespec.runtimes.base import KVCache, Target
 
@@ -32,8 +34,9 @@ GATHER = 0.1  # of the last pass's time may the next one wait for those it serve
 class LocalVerifier:
     """See `core.verify.Verifier`. One for each target, whose passes it runs one after the other."""
 
-    def __init__(self, target: Target) -> None:
-        self.target = target
+    def __init__(self, target: Target, allotter: Allotter | None = None) -> None:
+        """`allotter`: decides which nodes of the trees that are offered a pass verifies; None = all."""
+        self.target, self.allotter = target, allotter
         # A bare lock: acquired and released by `with` in single steps, between which no Ctrl-C can come.
         # It knows whose it is, but is never taken twice.
         self._turn = threading.RLock()
@@ -139,11 +142,27 @@ class LocalVerifier:
         """Take the first part, and of the others those that the ledger has room for in one pass."""
         parts, rows, judged = list[Part](), self.target.pass_rows, self.target.judged_rows
         for part in list(queue):
-            if not parts or (len(part) <= rows and part.judged <= judged):
-                rows, judged = rows - len(part), judged - part.judged
+            looked_at = min(part.least, part.judged)
+            if not parts or (part.least <= rows and looked_at <= judged):
+                rows, judged = rows - part.least, judged - looked_at
                 queue.remove(part)
                 parts.append(part)
+        self._share(parts, min(rows, judged))
         return parts
+
+    def _share(self, parts: Sequence[Part], room: int) -> None:
+        """Of the trees that are offered verify the best nodes of all, as many as pay and have room."""
+        trees = [part for part in parts if isinstance(part, Verification)]
+        offered = [part for part in trees if part.offer is not None]
+        if self.allotter is None or not offered:
+            return
+        offers = [part.offer for part in offered if part.offer is not None]
+        others = sum(len(part) for part in trees if part.offer is None)
+        # They lie where the rest of the reply will be.
+        most = [part.cache.capacity - part.cache.length for part in offered]
+        for part, nodes in zip(offered, self.allotter.allot(offers, most, others, room), strict=True):
+            if len(nodes) < len(part):
+                part.tree = part.tree.select(nodes)
 
     def _run(self, parts: Sequence[Part]) -> None:
         """One pass; in the thread that has the turn."""
@@ -155,9 +174,18 @@ class LocalVerifier:
             run_pass(self.target, parts, observer)
         finally:
             self._seconds = perf_counter() - began
+        self._tell(parts)
+
+    def _tell(self, parts: Sequence[Part]) -> None:
+        """Those who learn from it what the pass took."""
         rows, prompts = sum(map(len, parts)), any(isinstance(part, PrefillBlock) for part in parts)
-        for part in parts:
-            if isinstance(part, Verification) and part.outcome is not None:
+        trees = [part for part in parts if isinstance(part, Verification)]
+        seconds, tokens = self._seconds, 0
+        for part in trees:
+            if part.outcome is not None:
+                tokens += len(part.outcome.tokens)
                 beside = rows - len(part)
-                seconds = self._seconds
                 part.outcome = replace(part.outcome, seconds=seconds, beside=beside, prompts=prompts)
+        offers = [part.offer for part in trees if part.offer is not None]
+        if self.allotter is not None and offers:
+            self.allotter.record(offers, sum(map(len, trees)), tokens, seconds, prompts)

@@ -30,7 +30,7 @@ class Pool:
 
     def of(self, context: int) -> int:
         """Positions that another session of so many takes."""
-        if self.sequences > 1:  # without drafts: no tree lies behind its tokens
+        if self.sequences > 1:  # trees lie where the rest of the reply will be
             return round_up(context)
         # Every session needs room for a pass's uncommitted rows, and its drafts'; the plan has those of one.
         return context + (self.rows() if self._shares else 0)

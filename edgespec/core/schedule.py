@@ -12,7 +12,7 @@ from typing import Protocol
 
 from edgespec.config import GenerationOptions
 from edgespec.core.acceptance import Outcome
-from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.sampling import FloatArray, IntArray, Noise, Sampler
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
 from edgespec.runtimes.base import EarlyExit, PassObserver, Target
@@ -59,6 +59,35 @@ class Place:
     exit: EarlyExit | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """A tree, offered to a pass that has several: it verifies the best nodes of all.
+
+    gains: [n] the chance that each node is accepted, 1 of the root, and never above its parent's.
+    passes: of drafting that it took; None = the drafter was not asked.
+    seconds: that this took, and what the tree before it has taught.
+    """
+
+    gains: FloatArray
+    passes: int | None = None
+    seconds: float = 0.0
+
+
+class Allotter(Protocol):
+    """Decides for conversations that share passes; told of every pass."""
+
+    def allot(self, offers: Sequence[Offer], most: Sequence[int], others: int, room: int) -> list[IntArray]:
+        """Which nodes of each tree are verified: ascending, the root and every node's parent among them.
+
+        most: nodes of each tree that there is room for. others: rows of trees that are verified whole.
+        room: for nodes of all trees together, their roots aside.
+        """
+
+    def record(self, offers: Sequence[Offer], rows: int, tokens: int, seconds: float, prompts: bool) -> None:
+        """What became of a pass over these trees, and others, of so many rows: it gave so many tokens.
+        `prompts`: blocks of prompts were in it, beside these rows."""
+
+
 class Controller(Protocol):
     """Decides for one conversation; told of every cycle that was completed."""
 
@@ -93,6 +122,10 @@ class Controller(Protocol):
     def prune(self, tree: TokenTree) -> TokenTree:
         """The part of a drafted tree that is worth verifying."""
 
+    def gains(self, tree: TokenTree) -> FloatArray | None:
+        """[n] the chance that each node of a pruned tree is accepted, for a pass that verifies the best of
+        several trees (`Offer`); None = the tree is verified as it is."""
+
     def record(self, cycle: Cycle) -> None:
         """Learn from a cycle."""
 
@@ -104,6 +137,11 @@ class Schedule(PassObserver, Protocol):
     """When drafting happens: hands out the trees of one conversation, and is told what became of them."""
 
     name: str  # as the option calls it
+    tree: TokenTree  # the latest; whoever has left nodes out of it puts here what was verified
+
+    @property
+    def offer(self) -> Offer | None:
+        """What that tree's nodes are worth, where a pass chooses among several trees'."""
 
     @property
     def damaged(self) -> bool:

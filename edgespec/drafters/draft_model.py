@@ -20,7 +20,7 @@ from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
-from edgespec.runtimes.formats.needs import resident_bytes
+from edgespec.runtimes.formats.needs import cache_bytes, resident_bytes
 from edgespec.runtimes.torch.draft import TorchDraft, open_draft
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
@@ -43,7 +43,8 @@ def find(search: Search, found: dict[str, Found]) -> DraftFiles | None:
             f"{named} is a low-bit copy of {search.files.path}, and no model beside it; use "
             "drafter=substitute, or name a small model"
         )
-    return DraftFiles(named, search.tokenizer, search.worker, search.prepares)
+    rows = TREE_ROWS if search.several else DRAFT_ROWS
+    return DraftFiles(named, search.tokenizer, search.worker, search.prepares, rows)
 
 
 class DraftFiles:
@@ -53,10 +54,16 @@ class DraftFiles:
     """
 
     def __init__(
-        self, path: Path, tokenizer: Tokenizer, worker: int | None = None, prepares: bool = False
+        self,
+        path: Path,
+        tokenizer: Tokenizer,
+        worker: int | None = None,
+        prepares: bool = False,
+        rows: int = DRAFT_ROWS,
     ) -> None:
-        """`tokenizer` is the target's; `worker`, `prepares`: see `drafters.resident.Search`."""
-        self.path, self.worker, self.prepares = path, worker, prepares
+        """`tokenizer` is the target's; `worker`, `prepares`: see `drafters.resident.Search`. rows: slots of a
+        conversation, for its trees, beside what it has committed."""
+        self.path, self.worker, self.prepares, self.rows = path, worker, prepares, rows
         self.files: ModelFiles = describe_model(path)
         own = load_tokenizer(self.files, path)
         check_vocabulary(
@@ -70,7 +77,7 @@ class DraftFiles:
         """See `drafters.resident.Found`."""
         if self.worker is None:
             if not self.prepares:
-                return Extras({"drafter": self.nbytes})
+                return Extras({"drafter": self.nbytes}, further={"drafter": self.cache_bytes})
             kept = kept_bytes(DRAFT_ROWS, self.files.config.vocab_size)
             return Extras({"drafter": self.nbytes, "drawn drafts": lambda context: kept})
         return Extras({"drafter": self.nbytes}, processes=("draft worker",))
@@ -95,16 +102,21 @@ class DraftFiles:
         """See `drafters.resident.Resident.rows`. A position takes keys and values of both models, those of
         the target of two bytes a number at least; a slot more takes this model's only."""
         own = self.files.config.kv_bytes(1, self.files.dtype.itemsize)
-        return ceil((DRAFT_ROWS - TREE_ROWS) * own / (own + target.kv_bytes(1, 2)))
+        return ceil((self.rows - TREE_ROWS) * own / (own + target.kv_bytes(1, 2)))
 
     def nbytes(self, context: int) -> int:
         """Bytes of the open model with one conversation of `context` positions."""
         dtype = self.files.dtype
-        return resident_bytes(self.files, context, DRAFT_ROWS, matmul_dtype(dtype) != dtype)
+        return resident_bytes(self.files, context, self.rows, matmul_dtype(dtype) != dtype)
+
+    def cache_bytes(self, context: int) -> int:
+        """Bytes of one conversation of `context` positions."""
+        config = self.files.config
+        return cache_bytes(config, min(context, config.max_context), self.rows, self.files.dtype.itemsize)
 
     def open(self, progress: Callable[[int], None] | None = None) -> TorchTarget[Weights]:
         """Read all its weights. Raises StorageError and CorruptFileError; `progress` gets bytes read."""
-        return open_draft(self.files, DRAFT_ROWS, progress)
+        return open_draft(self.files, self.rows, progress)
 
 
 class DraftModel:
@@ -117,7 +129,7 @@ class DraftModel:
         self.rows = rows
         self.model = files.open(progress)
         self.nbytes = files.files.table.nbytes
-        self.room = Room(kept_bytes(DRAFT_ROWS, files.files.config.vocab_size))
+        self.room = Room(kept_bytes(files.rows, files.files.config.vocab_size))
 
     def drafter(self, cache: KVCache, vocabulary: int) -> ModelDrafter:
         return ModelDrafter(TorchDraft.alone(self.model, cache.capacity), vocabulary, self.room)

@@ -15,7 +15,7 @@ from pkgutil import resolve_name
 from edgespec.config import OF_SCHEDULES, EngineOptions
 from edgespec.core.acceptance import Acceptance
 from edgespec.drafters.base import Drafter
-from edgespec.drafters.ngram import NGram
+from edgespec.drafters.ngram import POSITION_BYTES, NGram
 from edgespec.drafters.resident import Drafters, Find, Found, Search
 from edgespec.errors import Call, OptionError
 from edgespec.runtimes.formats.trained import trained_kind
@@ -32,6 +32,8 @@ class Kind:
     roots: it can draft behind several roots, for outcomes that are not known yet.
     draws: it can draw its drafts at random, as `ratio` acceptance needs.
     beside: it can draft in a process of its own, as it shares nothing with the target.
+    shares: it can draft for conversations that share passes (`batch=`); what each of them takes beside the
+        first, its `Extras.further` says, or `position_bytes` for each of its positions.
     inside_target: it drafts in the target's own layers.
     takes: others that it has as parts of itself.
     option: the engine option that names its files, which `needs` says must be there; "" = it needs none.
@@ -47,6 +49,8 @@ class Kind:
     roots: bool
     draws: bool
     beside: bool = False
+    shares: bool = False
+    position_bytes: int = 0
     inside_target: bool = False
     takes: tuple[str, ...] = ()
     option: str | None = None
@@ -64,13 +68,22 @@ class Kind:
 
 
 KINDS = (
-    Kind("ngram", "n-grams", roots=True, draws=False, make=NGram),
+    Kind(
+        "ngram",
+        "n-grams",
+        roots=True,
+        draws=False,
+        shares=True,
+        position_bytes=POSITION_BYTES,
+        make=NGram,
+    ),
     Kind(
         "model",
         "a draft model",
         roots=True,
         draws=True,
         beside=True,
+        shares=True,
         option="draft_model",
         needs="a small model to draft with; name it with draft_model=",
         find="edgespec.drafters.draft_model:find",
@@ -146,8 +159,9 @@ def choose_drafters(options: EngineOptions) -> tuple[str, ...]:
     if drafter == "auto":
         found = _auto(given, options.draft_worker is not None)
         check_worker(options, found)
-        alone = options.batch == 1
-        return tuple(kind.name for kind in found) if options.tree_nodes > 1 and alone else ()
+        check_batch(options, [kind for kind in found if kind.needs])
+        found = [kind for kind in found if kind.shares or options.batch == 1]
+        return tuple(kind.name for kind in found) if options.tree_nodes > 1 else ()
     members = () if drafter == "none" else tuple(drafter.split("+"))
     chosen = kinds_of(members)
     if twice := [name for name in members if members.count(name) > 1]:
@@ -172,7 +186,19 @@ def choose_drafters(options: EngineOptions) -> tuple[str, ...]:
                 f"leave {option}= out"
             )
     check_worker(options, chosen)
+    check_batch(options, chosen)
     return members
+
+
+def check_batch(options: EngineOptions, chosen: Sequence[Kind]) -> None:
+    """Raises OptionError for one of these that cannot draft for a batch."""
+    able = " or ".join(kind.name for kind in KINDS if kind.shares)
+    for kind in chosen:
+        if options.batch != 1 and not kind.shares:
+            raise OptionError(
+                f"batch is {options.batch or 'auto'}, and {kind.label} drafts for one conversation at a "
+                f"time; use drafter={able}, or batch=1"
+            )
 
 
 def check_worker(options: EngineOptions, chosen: Sequence[Kind]) -> None:

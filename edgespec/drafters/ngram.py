@@ -1,7 +1,7 @@
 """Drafts copied from the conversation itself: what followed the last time these tokens were said.
 
 The index is LZ77's: for every n-gram of a few lengths, the place where it last ended, and for every place
-the one before. Adding a token is O(1), so is taking it back, and memory is about 400 bytes a token. The
+the one before. Adding a token is O(1), so is taking it back, and memory is `POSITION_BYTES` a token. The
 likelihood of a copied token depends on how long a suffix matches, and is *measured*: before each committed
 token is added, the index says what it would have predicted. Needs no torch.
 """
@@ -23,6 +23,7 @@ LOOKED_AT = 64  # occurrences compared a draft, the latest of each order first
 BRANCHES = 24  # occurrences copied from, the longest matches first
 LONGEST = 24  # a match is not measured beyond this length
 FAINT = log(0.003)  # paths less likely than this are not followed
+POSITION_BYTES = 400  # that a token takes in the index, about
 PRIOR = 4.0  # strength, in observations, of what is believed before measuring
 
 

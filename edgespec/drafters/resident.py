@@ -32,6 +32,7 @@ class Search:
     prepares: bool = (
         False  # they may draft while the target verifies: what chains are drawn from is kept then
     )
+    several: bool = False  # conversations share passes: each follows the target in few slots
     verifier_layers: int | None = None  # of the target, before a cascade's shallow verifier; None = it shows
 
     @property

@@ -51,7 +51,8 @@ def load_model(
         if progress is not None:
             progress(Progress("load", done, total, "bytes"))
 
-    rows = pass_rows(plan.sequences), judged_rows(plan.sequences)
+    trees = bool(search.members)
+    rows = pass_rows(plan.sequences, trees), judged_rows(plan.sequences, trees)
     target = open_target(search.files, plan, machine.read_settings, advance, device, *rows)
     try:
         planned = drafters.exit is not None and set(drafters.exit.extras.names) <= set(plan.extras.names)

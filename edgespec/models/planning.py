@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from edgespec.config import MOST_BATCH, EngineOptions
 from edgespec.devices.machine import Machine
+from edgespec.drafters.kinds import Kind, choose_drafters, kinds_of
 from edgespec.drafters.resident import Drafters
 from edgespec.errors import BudgetError
 from edgespec.offload.plan.fill import check_dial
 from edgespec.offload.plan.ledger import gigabytes, smallest_dial_text
-from edgespec.offload.plan.needs import Request
+from edgespec.offload.plan.needs import Extras, Request
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.needs import plan_model
@@ -92,21 +93,40 @@ def _plan(
     files: ModelFiles, options: EngineOptions, machine: Machine, drafters: Drafters, sequences: int
 ) -> Plan:
     dial = choose_dial(options, machine)
-    request = Request(dial, options.context, options.resident_layers, options.device_memory, sequences)
+    kinds = kinds_of(choose_drafters(options))
+    asked = options.context, options.resident_layers, options.device_memory
+    request = Request(dial, *asked, sequences, trees=bool(kinds))
+    indices = _indices(kinds, sequences)
+
+    def plan_with(drafters: Drafters) -> Plan:
+        return plan_model(files, machine, request, Extras.joined([drafters.extras, indices]))
+
     if options.schedule == "auto" and drafters.exit is not None:
         with suppress(BudgetError):
-            plan = plan_model(files, machine, request, drafters.extras)
+            plan = plan_with(drafters)
             if _able(plan, options):
                 return _explained(plan, drafters)
         drafters = replace(drafters, exit=None)
     try:
-        plan = plan_model(files, machine, request, drafters.extras)
+        plan = plan_with(drafters)
     except BudgetError:
         if not drafters.spare:
             raise
         drafters = drafters.without_spare()
-        plan = plan_model(files, machine, request, drafters.extras)
+        plan = plan_with(drafters)
     return _explained(plan, drafters)
+
+
+def _indices(kinds: Sequence[Kind], sequences: int) -> Extras:
+    """What drafters without files keep of many conversations' tokens; for one it is in the headroom."""
+    nbytes = sum(kind.position_bytes for kind in kinds)
+    if sequences == 1 or not nbytes:
+        return Extras()
+
+    def of(positions: int) -> int:
+        return positions * nbytes
+
+    return Extras({"indices of n-grams": of}, further={"indices of n-grams": of})
 
 
 def _able(plan: Plan, options: EngineOptions) -> bool:

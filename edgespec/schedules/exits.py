@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 
 
 def find_exit(options: EngineOptions, files: ModelFiles, drafters: Drafters) -> ExitFound | None:
-    """The early exit that these drafters are told of; None where the schedule asks none. Raises
+    """The early exit that these drafters are told of; None where the schedule asks none, and for
+    a batch. Raises
     OptionError and ModelError for an adapter that is not there, does not fit, or that no drafter would hear.
 
     Under `auto` it is the target's own head, which costs nothing while it is not asked: an adapter would
     follow every pass.
     """
+    if options.batch != 1:
+        return None
     if options.schedule == "auto":
         able = choose_schedule("auto", list(drafters.found), free=True) == "ssd"
         return BareExit.of(options, files) if able and options.fan_out == "best-first" else None

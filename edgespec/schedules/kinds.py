@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 from edgespec.config import FAN_OUTS, EngineOptions
 from edgespec.control.controller import Adaptive
+from edgespec.control.costs import Costs
+from edgespec.control.partner import Partner
+from edgespec.control.shares import Shares
 from edgespec.core.acceptance import Acceptance
 from edgespec.core.schedule import Controller, Place, Schedule
 from edgespec.drafters import kinds
@@ -40,6 +43,7 @@ class ScheduleKind:
         asked for.
     options: that change nothing under a schedule which does not name them.
     drawn: what it does, it does for drafts that are drawn at random (`ratio`), too.
+    shares: it goes on where a pass of several conversations verifies only some nodes of its trees.
     """
 
     name: str
@@ -48,6 +52,7 @@ class ScheduleKind:
     check: str | None = None
     options: tuple[str, ...] = ()
     drawn: bool = True
+    shares: bool = False
 
     def refusal(self, drafter: Kind) -> str | None:
         """Why this drafter cannot follow it; None = it can."""
@@ -57,7 +62,7 @@ class ScheduleKind:
 
 
 SCHEDULES = (
-    ScheduleKind("serial", roots=False, make="edgespec.schedules.serial:make"),
+    ScheduleKind("serial", roots=False, make="edgespec.schedules.serial:make", shares=True),
     ScheduleKind(
         "ssd",
         roots=True,
@@ -115,8 +120,16 @@ def check_acceptance(acceptance: Acceptance, options: EngineOptions, members: tu
 
 
 def check_idle(options: EngineOptions) -> None:
-    """Raises OptionError for an option that is set and changes nothing under this schedule, and for a fan-out
-    that leaves outcomes out. Under `auto` whatever is set waits for a schedule that asks for it."""
+    """Raises OptionError for an option that is set and changes nothing under this schedule, for a fan-out
+    that leaves outcomes out, and for a schedule that a batch cannot have. Under `auto` whatever is set waits
+    for a schedule that asks for it."""
+    if options.batch != 1 and options.schedule != "auto" and not schedule_kind(options.schedule).shares:
+        able = " or ".join(f"schedule={row.name}" for row in SCHEDULES if row.shares)
+        raise OptionError(
+            f"schedule {options.schedule} prepares for the outcomes of whole trees, and a pass of a batch "
+            f"(batch is {options.batch or 'auto'}) verifies the best nodes of all; use {able}, or batch=1",
+            "schedule",
+        )
     if options.fan_out != "best-first" and options.fan_out_budget < options.tree_nodes:
         nodes, budget = options.tree_nodes, options.fan_out_budget
         raise OptionError(
@@ -155,7 +168,8 @@ def check_model(options: EngineOptions, config: ModelConfig) -> None:
 def choose_schedule(name: str, members: Sequence[str], free: bool) -> str:
     """What `auto` means for these kinds of drafters: `ssd` where something is `free` to draft while the
     target verifies (this process in its waits for flash, or a worker) and all can, if that costs any of them
-    time; else `serial`. Whether to go on while the target verifies is then for the controller to measure."""
+    time; else `serial`, as for a batch. Whether to go on while the target verifies is then for the controller
+    to measure."""
     if name != "auto":
         return name
     drafters = kinds.kinds_of(members)
@@ -165,8 +179,10 @@ def choose_schedule(name: str, members: Sequence[str], free: bool) -> str:
 
 
 def make_controller(plan: Plan, resident: Sequence[Resident]) -> Adaptive:
-    """What an engine believes before its first cycle: by the measured rates of this machine."""
-    return Adaptive(plan.costs(sum(r.nbytes for r in resident)))
+    """What an engine believes before its first cycle: by the measured rates of this machine. Where passes are
+    shared, a `Partner` with the `Shares` of all."""
+    prior = plan.costs(sum(r.nbytes for r in resident))
+    return Adaptive(prior) if plan.sequences == 1 else Partner(Shares(Costs(prior)))
 
 
 def make_schedule(

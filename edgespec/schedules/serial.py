@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
-from edgespec.core.schedule import Context, Controller, Place, TreeBudget
+from edgespec.core.schedule import Context, Controller, Offer, Place, TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, Elsewhere, Root, Watching
@@ -27,6 +27,7 @@ class Plain:
     name = "plain"
     damaged = False
     undrafted: str | None = None
+    offer: Offer | None = None
 
     def begin(self, context: Context, limit: int) -> None:
         pass
@@ -83,6 +84,11 @@ class Serial:
     @property
     def undrafted(self) -> str | None:
         return self._given_back or self.controller.refusal
+
+    @property
+    def offer(self) -> Offer | None:
+        gains = self.controller.gains(self.tree)
+        return None if gains is None else Offer(gains, self.passes, self.draft_seconds)
 
     def begin(self, context: Context, limit: int) -> None:
         self.left = limit - 1  # the first token comes from the prompt's own pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgespec.offload.chunks import Chunk
 
@@ -17,6 +17,7 @@ class Request:
     resident_layers: int | None = None  # pin exactly the first N layers; None = the plan chooses
     device_dial: int | None = None  # the second dial, of a discrete accelerator; None = all it has
     sequences: int = 1  # that are decoded at once
+    trees: bool = False  # each of many rows, and not of one
 
 
 @dataclass(frozen=True)
@@ -47,24 +48,39 @@ class StandIn:
 
 @dataclass(frozen=True)
 class Extras:
-    """What others keep in memory beside the model."""
+    """What others keep in memory beside the model.
 
-    owners: Mapping[str, Callable[[int], int]] = field(default_factory=dict)  # bytes for so many positions
+    owners: bytes of each, with one conversation of so many positions. further: of some of these, bytes more
+        for another conversation of so many positions; whoever is not named needs none.
+    """
+
+    owners: Mapping[str, Callable[[int], int]] = field(default_factory=dict)
     must_pin: MustPin | None = None
     stand_in: StandIn | None = None
     processes: tuple[str, ...] = ()  # owners that are processes, each with an interpreter and libraries
+    further: Mapping[str, Callable[[int], int]] = field(default_factory=dict)
 
     @staticmethod
     def joined(parts: Sequence[Extras]) -> Extras:
         """All of them: no owner twice, and at most one stand-in and one that must have layers pinned."""
         owners = [item for part in parts for item in part.owners.items()]
+        further = {name: nbytes for part in parts for name, nbytes in part.further.items()}
         pins = [part.must_pin for part in parts if part.must_pin is not None]
         copies = [part.stand_in for part in parts if part.stand_in is not None]
         assert len(dict(owners)) == len(owners)
         assert len(pins) < 2
         assert len(copies) < 2
         processes = tuple(name for part in parts for name in part.processes)
-        return Extras(dict(owners), next(iter(pins), None), next(iter(copies), None), processes)
+        return Extras(dict(owners), next(iter(pins), None), next(iter(copies), None), processes, further)
+
+    def for_many(self, others: int, positions: int) -> Extras:
+        """The same with so many further conversations, of so many positions or what the first one has."""
+
+        def together(alone: Callable[[int], int], more: Callable[[int], int]) -> Callable[[int], int]:
+            return lambda most: alone(most) + others * more(min(positions, most))
+
+        grown = {name: together(self.owners[name], more) for name, more in self.further.items()}
+        return replace(self, owners={**self.owners, **grown})
 
     @property
     def names(self) -> tuple[str, ...]:

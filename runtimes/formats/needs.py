@@ -18,6 +18,7 @@ from edgespec.runtimes.formats.gguf import PLAIN
 
 BLOCK = 64  # positions per attention block; see torch/attention.py
 SHARED_POSITIONS = 512  # that most prompts take with their replies
+SHARED_ROWS = 4  # of each of many trees in a pass, on average: a root and three drafts; some have more
 # Weights of another type than activations, as a prompt's block is multiplied by them: kernels/matmul.py's
 # PROMPT_TILE_BYTES, which stay with the thread; where kernels unpack them, as much is taken by what they
 # arrange (1b shape, Q4_K and Q8_0: a conversation of 512 to 2048 positions took 75 to 139 MB, of 79 to 122).
@@ -38,14 +39,14 @@ def plan_model(files: ModelFiles, machine: Machine, request: Request, extras: Ex
 
     Raises BudgetError or OptionError before any weight is read.
     """
-    config, element, sequences = files.config, files.element, request.sequences
+    config, element, sequences, trees = files.config, files.element, request.sequences, request.trees
     needs = Needs(
         baseline=machine.baseline,
         small=sum(t.nbytes for t in files.table.small),
-        activations=activation_bytes(files, files.activations in machine.converts, sequences),
-        kv=lambda positions: context_bytes(config, positions, element, sequences),
+        activations=activation_bytes(files, files.activations in machine.converts, sequences, trees),
+        kv=lambda positions: context_bytes(config, positions, element, sequences, trees),
         max_context=config.max_context,
-        extras=extras or Extras(),
+        extras=(extras or Extras()).for_many(sequences - 1, SHARED_POSITIONS),
         program_cache=PROGRAM_CACHE,
         drift=DRIFT,
     )
@@ -66,20 +67,21 @@ def cache_bytes(config: ModelConfig, context: int, slots: int, element: int) -> 
     return config.kv_bytes(round_up(context + slots), element)
 
 
-def pass_rows(sequences: int) -> int:
+def pass_rows(sequences: int, trees: bool) -> int:
     """Most rows of a pass: of so many, all have their trees beside a block of a newcomer's prompt."""
-    return PREFILL_ROWS + (sequences if sequences > 1 else 0)
+    return PREFILL_ROWS + (judged_rows(sequences, trees) if sequences > 1 else 0)
 
 
-def judged_rows(sequences: int) -> int:
-    """Most rows of a pass whose logits are looked at: one tree's, or one of each of so many sequences."""
-    return max(TREE_ROWS, sequences)
+def judged_rows(sequences: int, trees: bool) -> int:
+    """Most rows of a pass whose logits are looked at: one tree's, or those of each of so many sequences."""
+    return max(TREE_ROWS, sequences * (SHARED_ROWS if trees else 1))
 
 
 def pool_positions(context: int, sequences: int) -> int:
     """Positions that caches have memory for: one of the whole context and a tree, or those of so many
-    sequences, without trees: one of the whole context, the others of SHARED_POSITIONS, if that is less. Each
-    takes what it needs of them, in whole blocks."""
+    sequences: one of the whole context, the others of SHARED_POSITIONS, if that is less. Each takes what it
+    needs of them, in whole blocks; its trees lie where the rest of its reply will be, and have as many
+    nodes."""
     if sequences == 1:
         return round_up(context + TREE_ROWS)
     return round_up(context) + (sequences - 1) * round_up(min(context, SHARED_POSITIONS))
@@ -101,22 +103,24 @@ def exit_bytes(config: ModelConfig, element: int) -> int:
     return TREE_ROWS * config.hidden_size * element + EXIT_ROWS * config.vocab_size * 4
 
 
-def context_bytes(config: ModelConfig, positions: int, element: int, sequences: int = 1) -> int:
+def context_bytes(
+    config: ModelConfig, positions: int, element: int, sequences: int = 1, trees: bool = False
+) -> int:
     """What grows with the context: KV caches, and attention's temporaries over that many keys: each block's
     outputs and mask for a tree's rows, and the mask of a prompt's block. One cache attends after the other;
     of many, the masks of all are kept."""
     blocks, e = -(-positions // BLOCK) + 2, element
     outputs = TREE_ROWS * blocks * (config.q_size * e + config.heads * 8)
-    tree_mask = judged_rows(sequences) * (config.heads // config.kv_heads) * positions * (1 + e)
+    tree_mask = judged_rows(sequences, trees) * (config.heads // config.kv_heads) * positions * (1 + e)
     prompt_mask = PREFILL_ROWS * positions * (1 + e)
     attention = outputs + tree_mask + prompt_mask if sequences > 1 else max(outputs + tree_mask, prompt_mask)
     return config.kv_bytes(pool_positions(positions, sequences), e) + attention
 
 
-def activation_bytes(files: ModelFiles, converts: bool, sequences: int = 1) -> int:
+def activation_bytes(files: ModelFiles, converts: bool, sequences: int = 1, trees: bool = False) -> int:
     """Temporaries of the largest pass, at their peak: in the MLP, in attention, or at the head; weights being
     converted to fp32 or not."""
-    config, n, e = files.config, pass_rows(sequences), files.element
+    config, n, e = files.config, pass_rows(sequences, trees), files.element
     d, f = config.hidden_size, config.intermediate_size
     stream = n * d * e * 3
     mlp = n * f * (3 * e + 8)  # gate, up, product; two in fp32 inside swiglu
@@ -124,7 +128,7 @@ def activation_bytes(files: ModelFiles, converts: bool, sequences: int = 1) -> i
     tile = max(config.matrix_shapes(0).values(), key=lambda s: s[0] * s[1])
     unpacks = any(PLAIN.get(encoding) != files.activations for encoding in files.table.stored)
     unpacked = tile[1] * 4 * 4096 if converts else UNPACKED_TILE if unpacks else 0
-    head = judged_rows(sequences) * config.vocab_size * (e + 4)
+    head = judged_rows(sequences, trees) * config.vocab_size * (e + 4)
     # A third more: kernels' scratch, and holes in the heap (measured, 7B shape: 80 MB beside 92).
     return (stream + max(mlp, attention, head)) * 4 // 3 + unpacked
 
