@@ -57,7 +57,17 @@ TUNE = _lines(
 TRAIN = _lines(
     "edgespec train cascade MODEL --data texts/ --out adapters",
     "edgespec train moa MODEL --data texts/ --out adapters",
+    "edgespec train eagle MODEL --data texts/ --out adapters",
+    "edgespec train specformer MODEL --data texts/ --out adapters",
     "edgespec train cascade --help",
+)
+EAGLE = _lines(
+    "edgespec train eagle MODEL --data prompts/ --generate 5000 --out dir",
+    "edgespec chat MODEL --adapters dir",
+)
+SPECFORMER = _lines(
+    "edgespec train specformer MODEL --data prompts/ --generate 5000 --out dir",
+    "edgespec chat MODEL --adapters dir",
 )
 CASCADE = _lines(
     "edgespec train cascade MODEL --data text/ --out dir --memory 8GB",

@@ -195,6 +195,8 @@ TASKS = {
     "verify_store": "pack --verify",
     "train_cascade": "train cascade",
     "train_moa": "train moa",
+    "train_eagle": "train eagle",
+    "train_specformer": "train specformer",
 }
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated
@@ -14,12 +15,18 @@ import typer
 
 import edgespec
 from edgespec.apps import common, options
-from edgespec.apps.examples import CASCADE, MOA, TRAIN
+from edgespec.apps.examples import CASCADE, EAGLE, MOA, SPECFORMER, TRAIN
 from edgespec.apps.help import Command, Group
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
 from edgespec.errors import MissingExtraError
-from edgespec.training.options import CascadeOptions, MoaOptions, TrainingOptions
+from edgespec.training.options import (
+    CascadeOptions,
+    EagleOptions,
+    MoaOptions,
+    SpecFormerOptions,
+    TrainingOptions,
+)
 from edgespec.values import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -78,6 +85,40 @@ def moa(model: options.Model, data: Data, out: Out, *, chosen: MoaOptions, engin
         return f"drafter: {count:,} parameters, MLPs {', '.join(map(str, sizes.mlp))} wide"
 
     _run("edgespec.training.moa:train_moa", shown, model, data, out, chosen, engine)
+
+
+@train.command(epilog=EAGLE, cls=Command)
+@options.takes(engine=ENGINE)
+def eagle(model: options.Model, data: Data, out: Out, *, chosen: EagleOptions, engine: EngineOptions) -> None:
+    """Train an EAGLE drafter for MODEL. Interrupted, the same command goes on where it stopped."""
+
+    def shown(files: ModelFiles) -> str:
+        from edgespec.runtimes.torch.eagle import EagleShape, eagle_shapes
+
+        return _size(eagle_shapes(files.config, EagleShape()))
+
+    _run("edgespec.training.eagle:train_eagle", shown, model, data, out, chosen, engine)
+
+
+@train.command(epilog=SPECFORMER, cls=Command)
+@options.takes(engine=ENGINE)
+def specformer(
+    model: options.Model, data: Data, out: Out, *, chosen: SpecFormerOptions, engine: EngineOptions
+) -> None:
+    """Train a SpecFormer drafter for MODEL. Interrupted, the same command goes on where it stopped."""
+
+    def shown(files: ModelFiles) -> str:
+        from edgespec.runtimes.torch.specformer import specformer_shapes
+        from edgespec.training.specformer import SpecFormerRecipe
+
+        return _size(specformer_shapes(files.config, SpecFormerRecipe(files, chosen).shape))
+
+    _run("edgespec.training.specformer:train_specformer", shown, model, data, out, chosen, engine)
+
+
+def _size(shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """Of a module whose parameters have these shapes, in words."""
+    return f"parameters: {sum(map(math.prod, shapes.values())):,}"
 
 
 def _run(

@@ -19,7 +19,7 @@ from edgespec.apps.serve import ServeFlags
 from edgespec.apps.tune import TuneFlags
 from edgespec.config import PANELS
 from edgespec.models.options import PackOptions
-from edgespec.training.options import CascadeOptions, MoaOptions
+from edgespec.training.options import CascadeOptions, EagleOptions, MoaOptions, SpecFormerOptions
 from edgespec.values import Field, Options, options_of
 
 PAGE = Path(__file__).with_name("cli.md")
@@ -35,6 +35,8 @@ OF_COMMANDS: dict[str, type[Options]] = {  # beside what is common
     "bench": BenchFlags,
     "train cascade": CascadeOptions,
     "train moa": MoaOptions,
+    "train eagle": EagleOptions,
+    "train specformer": SpecFormerOptions,
 }
 
 

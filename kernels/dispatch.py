@@ -11,6 +11,8 @@ from torch import Tensor
 from edgespec.kernels import cpu, elementwise, reference
 from edgespec.kernels.reference import Mask
 
+MOST_WIDTH = 2**14  # of a norm that a Triton program holds
+
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float) -> tuple[Tensor, Tensor]:
     """See `reference.attend`."""
@@ -27,6 +29,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `reference.rms_norm`. It has no gradient, nor have `swiglu` and `rotate`."""
     if elementwise.suits(x, weight):
         return elementwise.rms_norm(x, weight, eps)
+    return reference.rms_norm(x, weight, eps)
+
+
+def grouped_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`reference.rms_norm` over each of some groups with its own weight: x [..., groups, d], weight
+    [groups, d]. It has no gradient."""
+    if has_triton(x.device) and weight.shape[-1] <= MOST_WIDTH:
+        from edgespec.kernels.triton import norm
+
+        return norm.grouped_rms_norm(x, weight, eps)
     return reference.rms_norm(x, weight, eps)
 
 

@@ -12,7 +12,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root, committed
-from edgespec.drafters.kinds import Kind
+from edgespec.drafters.kind import Kind
 from edgespec.drafters.resident import Found, Search
 from edgespec.errors import OptionError
 from edgespec.offload.plan.needs import Extras

@@ -22,7 +22,8 @@ from edgespec.core.schedule import Controller, Place
 from edgespec.core.tree import TokenTree
 from edgespec.drafters import kinds
 from edgespec.drafters.base import Drafter, Root, TreeBudget, Watching
-from edgespec.drafters.kinds import KINDS, Kind, choose_drafters, drafter_names, find_drafters
+from edgespec.drafters.kind import Kind
+from edgespec.drafters.kinds import KINDS, choose_drafters, drafter_names, find_drafters
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.resident import Drafters, Found, Search
 from edgespec.engine import Engine
@@ -107,11 +108,11 @@ def test_every_row_leads_to_its_file() -> None:
 
 
 def test_names_follow_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["none", "auto", "ngram", "model", "substitute", "cascade", "moa"]
-    joined = ["ngram+model", "ngram+substitute", "ngram+cascade", "ngram+moa", "cascade+substitute"]
+    names = ["none", "auto", "ngram", "model", "substitute", "cascade", "moa", "eagle", "specformer"]
+    joined = [f"ngram+{name}" for name in names[3:]] + ["cascade+substitute"]
     assert drafter_names() == names + joined
     with_rows(monkeypatch, SECOND)
-    assert drafter_names() == [*names, "early", *joined[:4], "ngram+early", *joined[4:]]
+    assert drafter_names() == [*names, "early", *joined[:-1], "ngram+early", joined[-1]]
 
 
 SECOND = Kind("early", "the early exit", roots=False, draws=True, inside_target=True, find="no.where:find")
@@ -346,7 +347,7 @@ def test_a_schedule_refuses_drafters_that_cannot_follow_it(monkeypatch: pytest.M
             check_options(EngineOptions(schedule="ssd", drafter=drafter, adapters="a"))
         assert str(refused.value) == (
             "schedule ssd drafts behind several roots at once, and the cascade behind one; use a drafter "
-            "that can (ngram, model, substitute, moa) or schedule=serial"
+            "that can (ngram, model, substitute, moa, eagle) or schedule=serial"
         )
     check_options(EngineOptions(schedule="ssd", drafter="ngram+model", draft_model="m"))
     check_options(EngineOptions(schedule="ssd", drafter="none"))

@@ -34,8 +34,10 @@ from edgespec.models.packing import pack_model, verify_store
 from edgespec.offload.pack.layout import LOW_BIT
 from edgespec.offload.pack.pack import PRECISIONS
 from edgespec.training.cascade import train_cascade
+from edgespec.training.eagle import train_eagle
 from edgespec.training.moa import train_moa
 from edgespec.training.options import CascadeOptions
+from edgespec.training.specformer import train_specformer
 from edgespec.values import Field, did_you_mean, format_bytes, options_of, parse_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -336,6 +338,8 @@ def test_every_hint_is_a_call_and_a_command() -> None:
         "verify_store": verify_store,
         "train_cascade": train_cascade,
         "train_moa": train_moa,
+        "train_eagle": train_eagle,
+        "train_specformer": train_specformer,
     }
     assert functions.keys() == options.TASKS.keys()
     hints = [

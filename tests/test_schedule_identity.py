@@ -34,8 +34,10 @@ from edgespec.models.packing import pack_model
 from edgespec.offload.plan import pinning
 from edgespec.response import Stats
 from edgespec.schedules.kinds import SCHEDULES, check_schedule
+from tests.eagles import write_eagle
 from tests.moa import write_moa
 from tests.sessions import tokens_of
+from tests.specformers import write_specformer
 from tests.test_cascade import train
 from tests.test_identity import loosely_other, write_pair
 from tests.test_lossless import next_difference
@@ -75,16 +77,10 @@ class Sometimes(Fixed):
 
 def test_every_legal_pair_is_among_them() -> None:
     by_schedule = Counter(schedule for _, schedule in PAIRS)
-    assert by_schedule == {"serial": 11, "ssd": 7, "mirror": 7}
-    assert {d for d, schedule in PAIRS if schedule == "mirror"} == {
-        "ngram",
-        "model",
-        "substitute",
-        "moa",
-        "ngram+model",
-        "ngram+substitute",
-        "ngram+moa",
-    }
+    assert by_schedule == {"serial": 15, "ssd": 9, "mirror": 9}
+    alone = {"ngram", "model", "substitute", "moa", "eagle"}
+    joined = {f"ngram+{name}" for name in alone - {"ngram"}}
+    assert {d for d, schedule in PAIRS if schedule == "mirror"} == alone | joined
 
 
 @dataclass
@@ -104,6 +100,9 @@ class Family:
             given["adapters"] = self.folder / "model" / "exits"
             if "substitute" in drafter:
                 given["draft_model"] = self.folder / "copy"
+        for trained in ("eagle", "specformer"):
+            if trained in drafter:
+                given["adapters"] = self.folder / trained
         path = self.folder / ("packed" if "cascade" not in drafter else "model")
         layers = 2 if "cascade" in drafter else 1  # those that it drafts in are pinned
         settings = {
@@ -147,6 +146,8 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
         pack_model(str(model), folder / "copy", precision="int4")
         train(model, "exits", depths=(1, 2))
         write_moa(model, folder / "moa")
+        write_eagle(model, "exits", out=folder / "eagle")
+        write_specformer(model, out=folder / "specformer")
         found[kind] = Family(folder, kind)
     return found
 

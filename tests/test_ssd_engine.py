@@ -26,6 +26,7 @@ from edgespec.response import Response
 from edgespec.runtimes.torch.exit import HeadPass
 from edgespec.schedules.kinds import choose_schedule
 from edgespec.schedules.ssd import Ssd
+from tests.eagles import write_eagle
 from tests.moa import write_moa
 from tests.sessions import in_threads, tokens_of
 from tests.test_session import packed_with_copy, prompt_of
@@ -35,7 +36,7 @@ COUNT = 26
 GREEDY = GenerationOptions(max_tokens=COUNT, ignore_eos=True)
 SAMPLED = GenerationOptions(max_tokens=COUNT, ignore_eos=True, temperature=0.9, top_p=0.95, seed=7)
 BUDGET = TreeBudget(12, 4, 3)
-DRAFTERS = ["ngram", "model", "substitute", "ngram+model", "ngram+substitute", "moa", "ngram+moa"]
+DRAFTERS = ["ngram", "model", "substitute", "ngram+model", "ngram+substitute", "moa", "ngram+moa", "eagle"]
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +44,16 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ssd")
     packed = packed_with_copy(folder, max_position_embeddings=2048)
     write_moa(packed, folder / "moa")
+    write_eagle(folder / "m", "exits", out=folder / "eagle")
     return packed
 
 
 def load(packed: Path, drafter: str, **options: Any) -> Engine:
     if "model" in drafter:
         options["draft_model"] = packed.parent / "m"  # it knows what the target says
-    if "moa" in drafter:
-        options["adapters"] = packed.parent / "moa"
+    for trained in ("moa", "eagle"):
+        if trained in drafter:
+            options["adapters"] = packed.parent / trained
     settings = {"memory": "4GB", "context": 600, "resident_layers": 1, "schedule": "ssd", **options}
     return edgespec.load(packed, drafter=drafter, **settings)
 
@@ -98,7 +101,8 @@ def test_waits_are_drafted_in(
             else:
                 assert stats.drafted_while_verifying > 20
                 # int4 makes others of random weights, and what was never trained knows little of them
-                assert stats.cache_hits > 0 or "substitute" in drafter or "moa" in drafter
+                knows = not {"substitute", "moa", "eagle"} & {*drafter.split("+")}
+                assert stats.cache_hits > 0 or not knows
 
 
 def test_sessions_in_one_pass_each_prepare_for_themselves(
@@ -199,7 +203,7 @@ def test_every_drafter_that_can_is_tested() -> None:
         options = EngineOptions(
             drafter=drafter,
             draft_model="m" if "model" in drafter else None,
-            adapters="a" if "moa" in drafter else None,
+            adapters="a" if {"moa", "eagle"} & {*drafter.split("+")} else None,
         )
         assert choose_drafters(options) == tuple(drafter.split("+"))
 

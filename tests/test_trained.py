@@ -16,12 +16,14 @@ from torch import nn
 
 from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Greedy
-from edgespec.core.batch import FanOut, PrefillBlock, Verification, run_pass
+from edgespec.core.batch import PrefillBlock, Verification, run_pass
+from edgespec.core.observers import FanOut
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import TokenTree
 from edgespec.drafters import kinds
 from edgespec.drafters.cascade.files import find_cascade
-from edgespec.drafters.kinds import KINDS, Kind, choose_drafters
+from edgespec.drafters.kind import Kind
+from edgespec.drafters.kinds import KINDS, choose_drafters
 from edgespec.drafters.watch import StateWatch, watch_bytes
 from edgespec.errors import Cancelled, CorruptFileError, ModelError, UnsupportedModelError
 from edgespec.runtimes.base import PREFILL_ROWS, Rows
@@ -165,7 +167,7 @@ class Taken:
     def __init__(self) -> None:
         self.states: list[torch.Tensor | None] = []  # by position; None: missed
 
-    def take(self, start: int, states: torch.Tensor) -> None:
+    def take(self, start: int, states: torch.Tensor, prompt: bool) -> None:
         del self.states[start:]
         self.states += [None] * (start - len(self.states))
         self.states += list(states.clone())
@@ -300,7 +302,7 @@ def test_its_memory_is_that_of_a_block(target: TorchTarget) -> None:
     peaks: list[int] = []
 
     class Peak(Taken):
-        def take(self, start: int, states: torch.Tensor) -> None:
+        def take(self, start: int, states: torch.Tensor, prompt: bool) -> None:
             peaks.append(2 * states.nbytes)
 
     watcher.watch.reader = Peak()

@@ -20,7 +20,7 @@ from edgespec.kernels import reference
 from edgespec.kernels.matmul import Block
 from edgespec.kernels.quantize import quantize_int4, quantize_int8
 from edgespec.kernels.reference import Mask
-from edgespec.kernels.triton import attention, low_bit
+from edgespec.kernels.triton import attention, low_bit, norm
 
 ROOT = Path(__file__).resolve().parents[1]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -207,7 +207,7 @@ import sys
 import triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from edgespec.kernels.triton import attention, low_bit
+from edgespec.kernels.triton import attention, low_bit, norm
 
 def compile(kernel, pointers, constants):
     names = [name for name in kernel.arg_names if name not in constants]
@@ -222,6 +222,8 @@ for int4 in (True, False):
 tree = {"q": "*bf16", "k": "*bf16", "v": "*bf16", "out": "*bf16", "visible": "*u8", "lse": "*fp32"}
 sizes = {"WIDTH": 128, "PADDED": 128, "ROWS": attention.ROWS, "KEYS": attention.KEYS[2]}
 compile(attention._attend, tree | {"scale": "fp32"}, {"MASKED": True, "TYPE": tl.bfloat16, **sizes})
+states = dict.fromkeys(("x", "weight", "out"), "*bf16")
+compile(norm._norm, states | {"eps": "fp32"}, {"PADDED": 4096})
 """
 
 
@@ -231,3 +233,23 @@ def test_kernels_compile_without_a_gpu(capability: int) -> None:
     """For Ampere and Hopper: the interpreter takes more than the compiler does."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     subprocess.run([sys.executable, "-c", COMPILE, str(capability)], env=env, cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "groups", "width"), [(1, 4, 64), (5, 4, 100), (3, 1, 33), (0, 4, 8)])
+def test_grouped_norm(rows: int, groups: int, width: int, dtype: torch.dtype) -> None:
+    x, weight = random(rows, groups, width, dtype=dtype), random(groups, width, dtype=dtype, seed=2)
+    found = norm.grouped_rms_norm(x, weight, 1e-5)
+    expected = reference.rms_norm(x.double(), weight.double(), 1e-5)
+    assert found.dtype == dtype
+    assert found.shape == x.shape
+    assert (found.double() - expected).norm() <= TOLERANCE[dtype] * expected.norm()
+
+
+def test_a_group_has_its_own_norm() -> None:
+    """Of states that differ by orders of magnitude, as a model's first and last; and of a view of them."""
+    x = random(6, 8, 32)[:, ::2] * torch.tensor([1e-3, 1.0, 1e3, 30.0], device=DEVICE)[:, None]
+    weight = random(4, 32, seed=2)
+    found = norm.grouped_rms_norm(x, weight, 1e-12)
+    each = [reference.rms_norm(x[:, group], weight[group], 1e-12) for group in range(4)]
+    assert torch.allclose(found, torch.stack(each, 1), rtol=1e-5)

@@ -23,9 +23,11 @@ from edgespec.tuning.profile import settings_of
 from edgespec.tuning.subject import open_subject
 from edgespec.tuning.tune import tune_model
 from edgespec.tuning.watch import Watch
+from tests.eagles import write_eagle
 from tests.machine import GB, MACHINE
 from tests.moa import write_moa
 from tests.models import make_checkpoint
+from tests.specformers import write_specformer
 from tests.tuned import SEVEN, checkpoint, config_only, seven
 
 __all__ = ["checkpoint", "seven"]  # fixtures
@@ -137,6 +139,30 @@ def test_a_cascade_is_known_by_its_adapters() -> None:
         tune_model(str(demo), replace(options, adapters=str(demo)))
 
 
+@pytest.mark.parametrize("kind", ["eagle", "specformer"])
+def test_a_trained_module_is_known_by_its_headers(tmp_path: Path, kind: str) -> None:
+    demo = Path(edgespec.__file__).parent / "demo_model"
+    if kind == "eagle":
+        write_eagle(demo, "exits", out=tmp_path)
+    else:
+        write_specformer(demo, out=tmp_path)
+    options = EngineOptions(
+        memory=GB, drafter=kind, adapters=str(tmp_path), resident_layers=8, context=128, schedule="serial"
+    )
+    with edgespec.Engine.load(demo, options, machine=MACHINE) as engine:
+        (row,) = tune_model(str(demo), options).rows
+        same = [s for s in row.settings if s.drafter == kind and s.plan.owners == engine.plan.owners]
+        assert same, "of other precisions, too, which are packed first"
+        with open_subject(str(demo)) as subject, ExitStack() as stack:
+            (_, candidate) = find_candidates(subject, options, frozenset(), stack)
+        (resident,) = engine.resident
+        assert sum(candidate.reads(same[0].plan).values()) == pytest.approx(resident.nbytes, rel=0.02)
+    auto = tune_model(str(demo), replace(options, drafter="auto")).rows[0]
+    assert f"ngram+{kind}" in {s.drafter for s in auto.settings}
+    with pytest.raises(ModelError, match=f"of drafter {kind}, not cascade"):
+        tune_model(str(demo), replace(options, drafter="cascade"))
+
+
 def test_a_cascade_with_a_copy_is_predicted_as_it_is_loaded(tmp_path: Path) -> None:
     """And under drafter auto whatever the engine would take by name is compared."""
     demo = Path(edgespec.__file__).parent / "demo_model"
@@ -159,7 +185,7 @@ def test_a_cascade_with_a_copy_is_predicted_as_it_is_loaded(tmp_path: Path) -> N
         assert watched is not None
         assert (watched.drafter, watched.speed) == (found.drafter, found.speed)
     (row,) = tune_model(model, replace(options, drafter="auto")).rows
-    others = {"auto", "model", "moa"}  # whose files are not these
+    others = {"auto", "model", "moa", "eagle", "specformer"}  # whose files are not these
     legal = {name for name in drafter_names() if not others & {*name.split("+")}}
     exact = {s.drafter.removeprefix("ngram+") for s in row.settings if s.exact}
     assert exact | {"ngram+cascade", "ngram+substitute"} == legal

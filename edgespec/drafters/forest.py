@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from math import inf
+from typing import Protocol
 from weakref import WeakSet
 
 import numpy as np
@@ -15,12 +16,29 @@ from numpy.typing import NDArray
 
 from edgespec.core.sampling import Distribution, FloatArray, IntArray
 from edgespec.drafters.continuations import rows_at_once
-from edgespec.runtimes.base import DraftRuntime, slot_depths
+from edgespec.runtimes.base import DraftPass, slot_depths
 
 Node = tuple[int, int]  # slot of the parent, or -1 = the last committed token; token
 
 Read = Callable[[range, NDArray[np.float32], list[int]], None]
 """What follows some slots: their logits [n, V], and the absolute positions [n] that these are of."""
+
+
+class SlotRuntime(Protocol):
+    """What a forest needs of who runs its nodes: a `runtimes.base.DraftRuntime`, but for how that follows a
+    conversation's tokens."""
+
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> DraftPass: ...
+
+    def commit(self, path: Sequence[int], keep: Sequence[int]) -> None: ...
+
+    def truncate(self, length: int) -> None: ...
 
 
 class Room:
@@ -42,13 +60,13 @@ class Room:
 
 
 class Forest:
-    """The slots of a `DraftRuntime` as nodes.
+    """The slots of a `SlotRuntime` as nodes.
 
     vocabulary: of the target; where the draft model's is padded further, the padding is never proposed.
     room: for what chains are drawn from.
     """
 
-    def __init__(self, runtime: DraftRuntime, vocabulary: int, room: Room | None = None) -> None:
+    def __init__(self, runtime: SlotRuntime, vocabulary: int, room: Room | None = None) -> None:
         self.runtime, self.vocabulary = runtime, vocabulary
         self.room = room or Room()
         self.slots: dict[Node, int] = {}

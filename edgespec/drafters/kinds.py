@@ -6,66 +6,19 @@ refused by name, before anything is read but what a directory of adapters says t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from pkgutil import resolve_name
 
 from edgespec.config import OF_SCHEDULES, EngineOptions
 from edgespec.core.acceptance import Acceptance
-from edgespec.drafters.base import Drafter
+from edgespec.drafters.kind import TRAINED, Kind
 from edgespec.drafters.ngram import POSITION_BYTES, NGram
 from edgespec.drafters.resident import Drafters, Find, Found, Search
 from edgespec.errors import Call, OptionError
 from edgespec.runtimes.formats.trained import trained_kind
 from edgespec.values import did_you_mean
-
-TRAINED = "adapters"  # the option for whatever was trained for the target; its directory says whose it is
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of drafter.
-
-    label: as messages call it.
-    roots: it can draft behind several roots, for outcomes that are not known yet.
-    draws: it can draw its drafts at random, as `ratio` acceptance needs.
-    beside: it can draft in a process of its own, as it shares nothing with the target.
-    shares: it can draft for conversations that share passes (`batch=`); what each of them takes beside the
-        first, its `Extras.further` says, or `position_bytes` for each of its positions.
-    inside_target: it drafts in the target's own layers.
-    takes: others that it has as parts of itself.
-    option: the engine option that names its files, which `needs` says must be there; "" = it needs none.
-    made_by: the call that makes such files.
-    spare: under auto, it is left out where there is no room for it.
-    cpu_only: it drafts beside a target on the CPU only, so far.
-    make, find: what takes no memory is simply made, for each conversation; the others have files, for which
-        a `drafters.resident.Find` looks: "module:name", imported when there are some: torch takes seconds.
-    """
-
-    name: str
-    label: str
-    roots: bool
-    draws: bool
-    beside: bool = False
-    shares: bool = False
-    position_bytes: int = 0
-    inside_target: bool = False
-    takes: tuple[str, ...] = ()
-    option: str | None = None
-    needs: str = ""
-    made_by: Call | None = None
-    spare: bool = False
-    cpu_only: bool = False
-    make: Callable[[], Drafter] | None = None
-    find: str | None = None
-
-    @property
-    def alone(self) -> bool:
-        """It drafts beside nobody else who costs passes, but those that it `takes`."""
-        return self.inside_target or self.option == TRAINED
-
 
 KINDS = (
     Kind(
@@ -123,6 +76,32 @@ KINDS = (
         spare=True,
         cpu_only=True,
         find="edgespec.drafters.moa:find",
+    ),
+    Kind(
+        "eagle",
+        "the EAGLE drafter",
+        roots=True,
+        draws=True,
+        shares=True,
+        option=TRAINED,
+        needs="what was trained; make it, and name its directory with adapters=DIR",
+        made_by=Call("train_eagle", {"model": "MODEL", "data": "TEXT", "out": "DIR"}),
+        spare=True,
+        cpu_only=True,
+        find="edgespec.drafters.eagle.files:find",
+    ),
+    Kind(
+        "specformer",
+        "the SpecFormer drafter",
+        roots=False,
+        draws=True,
+        shares=True,
+        option=TRAINED,
+        needs="what was trained; make it, and name its directory with adapters=DIR",
+        made_by=Call("train_specformer", {"model": "MODEL", "data": "TEXT", "out": "DIR"}),
+        spare=True,
+        cpu_only=True,
+        find="edgespec.drafters.specformer.files:find",
     ),
 )
 

@@ -26,9 +26,10 @@ from edgespec.runtimes.config import ModelConfig
 class StateReader(Protocol):
     """Who takes in what is seen."""
 
-    def take(self, start: int, states: Tensor) -> None:
-        """States [n, depths, d] of n positions from `start` on. What was taken of these and later ones is
-        void; what lies between those taken and `start` was missed, and never comes."""
+    def take(self, start: int, states: Tensor, prompt: bool) -> None:
+        """States [n, depths, d] of n positions from `start` on, of a `prompt`'s block or a tree's path. What
+        was taken of these and later ones is void; what lies between those taken and `start` was missed, and
+        never comes."""
 
 
 class StateWatch:
@@ -61,7 +62,7 @@ class StateWatch:
         if depth == self.depths[-1] and len(self._seen) == len(self.depths):
             states, self._seen = torch.stack(self._seen, 1), []
             if prompt:
-                self.reader.take(self.cache.length, states)
+                self.reader.take(self.cache.length, states, prompt)
             else:
                 self._tree = self.cache.length, states
 
@@ -69,7 +70,7 @@ class StateWatch:
         """The target has committed these nodes of the tree that was verified last."""
         tree, self._tree = self._tree, None
         if tree is not None and tree[0] + len(path) == self.cache.length:
-            self.reader.take(tree[0], tree[1][list(path)])
+            self.reader.take(tree[0], tree[1][list(path)], prompt=False)
 
 
 def watch_bytes(config: ModelConfig, depths: int, element: int) -> int:

@@ -17,7 +17,7 @@ from edgespec.core.schedule import Controller, Place, Schedule
 from edgespec.drafters import kinds
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.combined import Combined
-from edgespec.drafters.kinds import Kind
+from edgespec.drafters.kind import Kind
 from edgespec.errors import OptionError
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.config import ModelConfig

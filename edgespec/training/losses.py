@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 BLOCK_ROWS = 128  # rows whose logits exist at a time
 BLOCK_BYTES = 28  # of temporaries for each of a block's logits: the target's, ours, their logs and gradients
@@ -73,3 +74,32 @@ def distill(
             linear = (student.float() * torch.cat(slopes[name]).float()).sum()
             sums[name] = linear + (sums[name] - linear).detach()
     return sums, {name: torch.cat(parts) for name, parts in agree.items()}
+
+
+def name_tokens(head: Head, drafts: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of drafts [n, l, d], normed states, to the tokens that come there, labels [n, l]; -1 =
+    none.
+
+    Position by position, a block of rows at a time: memory for logits does not grow with l. Returns the sum,
+    whose gradient reaches all drafts at once, and which of them say their token, [n, l] bool.
+    """
+    wants_gradient = torch.is_grad_enabled()
+    total, hits = torch.zeros((), device=drafts.device), torch.zeros_like(labels, dtype=torch.bool)
+    slopes = torch.zeros_like(drafts) if wants_gradient else None
+    for position in range(labels.shape[1]):
+        rows = torch.nonzero(labels[:, position] >= 0)[:, 0]
+        for start in range(0, len(rows), BLOCK_ROWS):
+            block = rows[start : start + BLOCK_ROWS]
+            wanted = labels[block, position]
+            x = drafts[block, position].detach().requires_grad_(wants_gradient)
+            logits = head(x).float()
+            value = F.cross_entropy(logits, wanted, reduction="sum")
+            if slopes is not None:
+                slopes[block, position] = torch.autograd.grad(value, x)[0]
+            total += value.detach()
+            hits[block, position] = logits.detach().argmax(-1) == wanted
+            del logits, value
+    if slopes is not None:
+        linear = (drafts.float() * slopes.float()).sum()
+        total = linear + (total - linear).detach()
+    return total, hits

@@ -73,6 +73,34 @@ class TrainingOptions(Options):
 
 
 @dataclass(frozen=True)
+class EagleOptions(TrainingOptions):
+    """How an EAGLE drafter is trained: all its sizes are the target's."""
+
+
+@dataclass(frozen=True)
+class SpecFormerOptions(TrainingOptions):
+    """How a SpecFormer drafter is trained."""
+
+    positions: Annotated[
+        int,
+        Option(
+            "Positions of a draft, all said at once.", metavar="N", panel=ADAPTERS, least=1, most=16
+        ),
+    ] = 8  # fmt: skip
+    hooks: Annotated[
+        tuple[int, ...],
+        Option(
+            "Layers below each of the four states that it reads; 0 is the embedding.",
+            metavar="N,...", panel=ADAPTERS, default="0, half of them, all but one, all",
+        ),
+    ] = ()  # fmt: skip
+    causal: Annotated[
+        bool,
+        Option("Let a draft's positions look at those before them alone, not both ways.", panel=ADAPTERS),
+    ] = False
+
+
+@dataclass(frozen=True)
 class CascadeOptions(TrainingOptions):
     """How a cascade's adapters are trained. Depths that are not given follow from the target's layers."""
 

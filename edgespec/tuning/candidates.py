@@ -65,6 +65,11 @@ def find_candidates(
         from edgespec.tuning.moa import find_moa_candidate  # torch: seconds
 
         found.append(find_moa_candidate(subject, options.adapters, prepares))
+    for kind in ("eagle", "specformer"):
+        if kind in members and options.adapters is not None:
+            from edgespec.tuning.trained import find_trained  # torch: seconds
+
+            found.append(find_trained(subject, kind, options.adapters, prepares))
     if "ngram" in members:  # its branches are free beside any other's
         found = [replace(c, drafter=f"ngram+{c.drafter}", members=("ngram", *c.members)) for c in found]
     if "ngram" in members and (options.drafter == "auto" or not found):

@@ -31,7 +31,8 @@ from edgespec.runtimes.formats.trained import (
     target_record,
     write_manifest,
 )
-from edgespec.runtimes.torch.adapter import CPU, Adapter, parameter_shapes
+from edgespec.runtimes.torch.adapter import Adapter, parameter_shapes
+from edgespec.runtimes.torch.blocks import CPU
 from edgespec.runtimes.torch.trained_files import read_parameters, saved_parameters
 
 KIND = "cascade"

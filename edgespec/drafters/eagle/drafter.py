@@ -1,0 +1,96 @@
+"""EAGLE as a drafter: trees over drafted features, best first, one forward a level; for `ratio`, chains."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.tree import TokenTree
+from edgespec.drafters.base import Drafting, DraftingAhead, Root, committed
+from edgespec.drafters.eagle.runtime import EagleRuntime
+from edgespec.drafters.forest import Forest, Room
+from edgespec.drafters.growth import MAX_PASSES
+from edgespec.drafters.rounds import go_ahead, grow
+from edgespec.drafters.watch import StateWatch
+from edgespec.runtimes.base import KVCache, Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LONG_TAIL = 16  # accepted tokens that are run beside the next root; more are followed before
+
+
+class EagleDrafter:
+    """See `drafters.base.Drafter`. `cache` is the conversation's own, the target's; `vocabulary`, `room`: see
+    `drafters.forest.Forest`.
+
+    What is drafted while the target verifies hangs on drafted features alone. Where that has become the next
+    tree, it is run anew from the target's own before anything is drafted ahead of that: or features would
+    drift.
+    """
+
+    resident = True
+    passes = range(1, MAX_PASSES + 1)
+    width = 8
+    ahead_width = 16
+
+    def __init__(
+        self, runtime: EagleRuntime, cache: KVCache, vocabulary: int, room: Room | None = None
+    ) -> None:
+        self.runtime, self.cache = runtime, cache
+        self.forest = Forest(runtime, vocabulary, room)
+        self.watch = StateWatch(cache, (0, runtime.target.config.layers), runtime)
+        self.context = Context([])
+        self.tokens: list[int] = []  # that the target has committed
+
+    def prefill(self, context: Context) -> None:
+        self.context = context
+        self.tokens = [int(t) for t in context.tokens]
+        self.forest.forget()
+        self.runtime.forget(len(self.tokens))
+        self.runtime.follow()
+
+    def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
+        self.forest.renew()
+        return grow(self, roots, self._able(budget))
+
+    def prepared(self) -> bool:
+        return self.forest.kept
+
+    def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
+        self.forest.renew()
+        if self.runtime.stale:
+            self.forest.forget()
+        return go_ahead(self, tree, self._able(budget), fan_out)
+
+    def _able(self, budget: TreeBudget) -> TreeBudget:
+        """Nothing, where it has not seen the last committed position."""
+        return budget if self.runtime.end == len(self.tokens) else replace(budget, depth=0)
+
+    def commit(self, root: int, outcome: Outcome) -> None:
+        if self.runtime.end != len(self.tokens):
+            self.forest.forget()
+        fresh = committed(root, outcome)
+        path = [*self.tokens[self.runtime.length :], *fresh]
+        self.watch.commit(outcome.path.tolist())
+        self.forest.commit(path, outcome.tokens[-1])
+        self.tokens += fresh
+        if len(self.runtime.seen) > LONG_TAIL and not self.forest.kept:
+            self.runtime.follow()
+
+    @property
+    def position(self) -> int:
+        """See `drafters.growth.Grower`."""
+        return len(self.tokens)
+
+    def trunk(self) -> Generator[None, None, Sequence[int]]:
+        """See `drafters.growth.Grower`: accepted tokens whose features came with the outcome."""
+        yield from ()
+        return self.tokens[self.runtime.length :]
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        """See `drafters.base.Watching`."""
+        self.watch.on_layer(index, hidden, rows)

@@ -1,0 +1,125 @@
+"""An EAGLE drafter's file: is it the target's, how many bytes does it need, and open it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from edgespec.drafters.drawn import kept_bytes
+from edgespec.drafters.eagle.drafter import EagleDrafter
+from edgespec.drafters.eagle.runtime import EagleRuntime
+from edgespec.drafters.forest import Room
+from edgespec.drafters.resident import Found, Search
+from edgespec.drafters.substitute import torch_target
+from edgespec.drafters.watch import watch_bytes
+from edgespec.offload.plan.needs import Extras, MustPin
+from edgespec.offload.plan.plan import Plan
+from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
+from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.torch.blocks import attention_cache_bytes
+from edgespec.runtimes.torch.eagle import KIND, Eagle, EagleShape, eagle_shapes
+from edgespec.runtimes.torch.target import TorchTarget
+from edgespec.runtimes.torch.trained_files import (
+    ModuleFile,
+    describe_module,
+    free_parameters,
+    parameter_bytes,
+)
+from edgespec.runtimes.torch.weights import Weights
+
+EAGLE_ROWS = 4 * TREE_ROWS  # slots: accepted tokens, a tree, and what is drafted ahead of a pass
+PASS_ROWS = 32  # of one pass, about: accepted tokens and the root, or what is expanded
+
+
+@dataclass(frozen=True)
+class EagleFiles:
+    """See `drafters.resident.Found`; known by headers."""
+
+    files: ModelFiles  # the target's
+    module: ModuleFile[EagleShape]
+    prepares: bool = False  # see `drafters.resident.Search`
+
+    @property
+    def extras(self) -> Extras:
+        """It multiplies the target's head, which has to be in memory."""
+        config, owners = self.files.config, {"drafter": self.nbytes}
+        if self.prepares:
+            kept = kept_bytes(EAGLE_ROWS, config.vocab_size)
+            owners["drawn drafts"] = lambda context: kept
+        pinned = MustPin("the EAGLE drafter", "drafts with", (0,))
+        return Extras(owners, pinned, further={"drafter": self.conversation_bytes})
+
+    def nbytes(self, context: int) -> int:
+        """Bytes of the open module with one conversation of `context` positions, and of a pass."""
+        config, e = self.files.config, self.files.element
+        parameters = parameter_bytes(eagle_shapes(config, self.module.shape), e)
+        mlp = PASS_ROWS * config.intermediate_size * (3 * e + 8)
+        logits = PASS_ROWS * config.vocab_size * (e + 4)
+        return parameters + self.conversation_bytes(context) + watch_bytes(config, 2, e) + mlp + logits
+
+    def conversation_bytes(self, context: int) -> int:
+        """Bytes of one conversation of `context` positions: entries, and features of drafts and of a tree."""
+        config, e = self.files.config, self.files.element
+        states = (EAGLE_ROWS + 4 * TREE_ROWS) * config.hidden_size * e
+        return attention_cache_bytes(config, context, EAGLE_ROWS, e) + states
+
+    @property
+    def further_rows(self) -> int:
+        """See `drafters.resident.Resident.rows`. A position takes keys and values of all layers of the
+        target, a slot more those of one, and a feature."""
+        config, e = self.files.config, self.files.element
+        layer = config.kv_bytes(1, e) // config.layers
+        own = layer + config.hidden_size * e
+        return ceil((EAGLE_ROWS - TREE_ROWS) * own / (config.kv_bytes(1, e) + layer))
+
+    def unused(self, plan: Plan) -> str | None:
+        return None
+
+    def reads(self, plan: Plan) -> int:
+        return self.module.nbytes
+
+    def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> EagleResident:
+        return EagleResident(self, plan, torch_target(target, "the EAGLE drafter"), progress)
+
+
+def find(search: Search, found: dict[str, Found]) -> EagleFiles:
+    """What is in the directory that is named. Raises as `describe_module`."""
+    return find_eagle(search.given["adapters"], search.files, search.prepares)
+
+
+def find_eagle(directory: Path, files: ModelFiles, prepares: bool) -> EagleFiles:
+    """What `train eagle` made for these files; `prepares`: see `drafters.resident.Search`."""
+    module = describe_module(directory, KIND, EagleShape, eagle_shapes, files)
+    return EagleFiles(files, module, prepares)
+
+
+class EagleResident:
+    """An open one, shared by an engine's sessions; see `drafters.resident.Resident`."""
+
+    name = KIND
+
+    def __init__(
+        self,
+        found: EagleFiles,
+        plan: Plan,
+        target: TorchTarget[Weights],
+        progress: Callable[[int], None] = lambda nbytes: None,
+    ) -> None:
+        """Reads the module. Raises StorageError."""
+        config, final_norm = found.files.config, target.weights.small["model.norm.weight"]
+        self.target, self.rows = target, found.further_rows
+        self.module = Eagle(config, final_norm, target.dtype, target.device)
+        found.module.read(self.module)
+        progress(found.module.nbytes)
+        head = sum(c.nbytes for c in plan.table.chunks if c.layer == plan.table.layers)
+        self.nbytes = head + found.module.nbytes
+        self.room = Room(kept_bytes(EAGLE_ROWS, config.vocab_size))
+
+    def drafter(self, cache: KVCache, vocabulary: int) -> EagleDrafter:
+        runtime = EagleRuntime(self.target, self.module, cache.capacity, EAGLE_ROWS)
+        return EagleDrafter(runtime, cache, vocabulary, self.room)
+
+    def close(self) -> None:
+        free_parameters(self.module)

@@ -1,0 +1,1 @@
+"""SpecFormer: a drafter that says all positions of a draft at once."""

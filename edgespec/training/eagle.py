@@ -1,0 +1,178 @@
+"""Training an EAGLE drafter: smooth L1 to the target's features, and cross-entropy to its distribution.
+
+EAGLE (arXiv 2401.15077, section 4.2): L = L_reg + w L_cls, with L_reg = SmoothL1(f_{t+1}, f'_{t+1}) and
+L_cls the cross-entropy of head(f') to the target's own distribution head(f), over the tokens that replies
+are made of. Noise on the features that it reads lets it live with its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edgespec.config import EngineOptions
+from edgespec.progress import ProgressCallback
+from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.torch.blocks import CausalAttention, GatedMLP, fill_randomly
+from edgespec.runtimes.torch.eagle import KIND, Eagle, EagleShape, eagle_shapes
+from edgespec.runtimes.torch.trained_files import describe_module, parameter_bytes, save_module
+from edgespec.training.corpus import Sample, corpus_digest
+from edgespec.training.held_out import Agreement
+from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, distill, full_kl
+from edgespec.training.options import EagleOptions
+from edgespec.training.run import train_drafter
+from edgespec.training.target import KERNELS_BYTES, Features, FrozenTarget, pass_bytes, target_matrix
+from edgespec.training.trainer import Loss, Report
+
+TOKEN_WEIGHT = 0.1  # w: of L_cls; both of the paper's
+NOISE = 0.1  # of a feature's root mean square; uniform, as the paper's
+
+
+class EagleRecipe:
+    """See `training.run.Recipe`."""
+
+    def __init__(self, files: ModelFiles, options: EagleOptions) -> None:
+        """Raises as `describe_module` for a drafter to begin with."""
+        self.files, self.shape = files, EagleShape()
+        self.depths = 0, files.config.layers
+        self.first = None
+        if options.from_ is not None:
+            self.first = describe_module(options.from_, KIND, EagleShape, eagle_shapes, files, fitting=False)
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return {"drafter": KIND, "first": None if self.first is None else corpus_digest([self.first.path])}
+
+    def nbytes(self, rows: int) -> int:
+        c, e = self.files.config, self.files.dtype.itemsize
+        parameters = parameter_bytes(eagle_shapes(c, self.shape), 4)
+        states = 4 * parameters + parameters // 2  # masters, gradients, two moments; the cast copies
+        row = (32 + 20 * e) * c.hidden_size + 6 * e * c.intermediate_size + 2 * e * (c.q_size + 2 * c.kv_size)
+        logits = BLOCK_ROWS * c.vocab_size * BLOCK_BYTES
+        return states + max(pass_bytes(self.files, rows, 2), rows * row) + logits + KERNELS_BYTES
+
+    def begin(self, target: FrozenTarget, generator: torch.Generator, device: torch.device) -> EaglePupil:
+        config = self.files.config
+        module = Eagle(config, target.final_norm.float(), device=device)
+        if self.first is not None:
+            self.first.read(module)
+            module.requires_grad_(True)
+        else:
+            initialise(module, target, generator)
+        return EaglePupil(target, module, self)
+
+
+@torch.no_grad()
+def initialise(module: Eagle, target: FrozenTarget, generator: torch.Generator) -> None:
+    """Begin as the target's last layer, on the sum of feature and embedding."""
+    copy_layer(module.attention, module.mlp, target, module.config.layers - 1, generator)
+    d = module.config.hidden_size
+    fill_randomly(module.fuse, generator)
+    module.fuse.mul_(0.1)
+    for half in (module.fuse[:, :d], module.fuse[:, d:]):
+        half.diagonal().add_(1.0)
+
+
+@torch.no_grad()
+def copy_layer(
+    attention: CausalAttention, mlp: GatedMLP, target: FrozenTarget, layer: int, generator: torch.Generator
+) -> None:
+    """The weights of one of the target's layers; where that normalises q and k, which are then of another
+    scale, random ones for attention."""
+    name, small = f"model.layers.{layer}.", target.target.weights.small
+    attention.input_norm.copy_(small[name + "input_layernorm.weight"])
+    mlp.input_norm.copy_(small[name + "post_attention_layernorm.weight"])
+    matrices = {"mlp.gate_proj": mlp.gate_proj, "mlp.up_proj": mlp.up_proj, "mlp.down_proj": mlp.down_proj}
+    if attention.config.qk_norm:
+        for matrix in (attention.q_proj, attention.k_proj, attention.v_proj):
+            fill_randomly(matrix, generator)
+        attention.o_proj.zero_()
+    else:
+        for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            matrices[f"self_attn.{part}"] = getattr(attention, part)
+    for part, matrix in matrices.items():
+        matrix.copy_(target_matrix(target.target, name + part))
+
+
+class EaglePupil:
+    """See `training.run.Pupil`."""
+
+    def __init__(self, target: FrozenTarget, module: Eagle, recipe: EagleRecipe) -> None:
+        self.target, self.module, self.recipe = target, module, recipe
+
+    @property
+    def groups(self) -> list[list[nn.Parameter]]:
+        return [list(self.module.parameters())]
+
+    def loss(self, module: nn.Module, samples: Sequence[Sample]) -> Loss:
+        drafted, wanted = self._drafted(module, samples, noise=True)
+        feature = F.smooth_l1_loss(drafted.float(), wanted.float(), reduction="none").mean(-1).sum()
+        sums, _ = distill(self.target.head, wanted, {"token": drafted}, full_kl)
+        losses = {"feature": feature, "token": TOKEN_WEIGHT * sums["token"]}
+        return Loss(losses, len(wanted), sum(len(s.tokens) for s in samples))
+
+    def evaluate(self, module: nn.Module, held_out: Sequence[Sequence[Sample]]) -> dict[str, Any]:
+        found = Agreement()
+        for samples in held_out:
+            drafted, wanted = self._drafted(module, samples, noise=False)
+            sums, agree = distill(self.target.head, wanted, {KIND: drafted}, full_kl)
+            counts = [stop - max(start, 2) for s in samples for start, stop in s.spans]
+            parts: list[Any] = np.split(agree[KIND].cpu().numpy(), np.cumsum(counts)[:-1])
+            found.add(parts, float(sums[KIND]))
+        return {KIND: found.result()}
+
+    def _drafted(self, module: nn.Module, samples: Sequence[Sample], noise: bool) -> tuple[Tensor, Tensor]:
+        """What is drafted for n positions, and the target's own features there; [n, d] each."""
+        features = self.target(samples)
+        embedded, hidden = (features.hidden[depth] for depth in self.recipe.depths)
+        read = self.module.feature(hidden)[:, :-1]
+        if noise:
+            read = read + _noise(read, samples)
+        drafted = module(read, embedded[:, 1:])  # [b, t - 1, d]: of positions 1 on
+        return drafted[features.supervised[:, 1:]], features.final[_behind_first(features)]
+
+    def save(self, out: Path, facts: Mapping[str, Mapping[str, Any]], dtype: torch.dtype) -> None:
+        save_module(out, KIND, self.recipe.shape, self.module, self.recipe.files, facts[KIND], dtype)
+
+
+def _behind_first(features: Features) -> Tensor:
+    """[n] which rows of `final` are not of a sequence's first position: nothing can be drafted for it."""
+    first = torch.zeros_like(features.supervised)
+    first[:, 0] = True
+    return ~first[features.supervised]
+
+
+def _noise(features: Tensor, samples: Sequence[Sample]) -> Tensor:
+    """Keyed by the tokens, so that a resumed run draws the same; [b, t, d]."""
+    seed = sum(sum(sample.tokens) for sample in samples)
+    uniform = torch.rand(features.shape, generator=torch.Generator().manual_seed(seed)).to(features.device)
+    size = features.float().square().mean(-1, keepdim=True).sqrt() * NOISE
+    return ((2 * uniform - 1) * size).to(features.dtype)
+
+
+def train_eagle(
+    model: str | Path,
+    data: str | Path,
+    out: str | Path,
+    options: EagleOptions | None = None,
+    engine: EngineOptions | None = None,
+    *,
+    report: Callable[[Report], None] = lambda report: None,
+    progress: ProgressCallback | None = None,
+    stop_after: int | None = None,
+) -> None:
+    """Train an EAGLE drafter for a model from the text in `data`, and keep it in `out`; see
+    `training.run.train_drafter`, which it raises as."""
+    options = options or EagleOptions()
+
+    def make(files: ModelFiles) -> EagleRecipe:
+        return EagleRecipe(files, options)
+
+    engine = engine or EngineOptions()
+    train_drafter(model, data, out, options, engine, make, report, progress, stop_after)

@@ -1,0 +1,186 @@
+"""What trained drafters are built of: each part trains on whole sequences, and runs on rows of a pass.
+
+`forward` is differentiable and computes in the type of its input, whatever the parameters' own; `run` has no
+gradient and takes the kernels that the target takes. Both compute the same function. Attention has the
+target's head counts and rotary embedding, the MLP its width; there are no biases. Parameters start
+uninitialised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edgespec.kernels import dispatch
+from edgespec.kernels.matmul import Block, linear
+from edgespec.kernels.reference import rms_norm, rotate
+from edgespec.runtimes.base import Rows
+from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.formats.needs import cache_bytes
+from edgespec.runtimes.torch.attention import AttentionPlan
+from edgespec.runtimes.torch.kv_cache import TorchKVCache
+from edgespec.runtimes.torch.rope import RopeTable
+
+CPU = torch.device("cpu")
+_ENCODINGS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def project(weight: Tensor, x: Tensor, exact: bool) -> Tensor:
+    """x [n, in] times a parameter [out, in] of the same type -> [n, out], by the target's kernels."""
+    out, inner = weight.shape
+    return linear(x, Block(_ENCODINGS[weight.dtype], weight, scale=None, rows=out, inner=inner), exact)
+
+
+def add_parameters(module: nn.Module, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> None:
+    """Uninitialised ones, by name."""
+    for name, shape in shapes.items():
+        module.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=dtype, device=device)))
+
+
+@torch.no_grad()
+def fill_randomly(matrix: Tensor, generator: torch.Generator) -> None:
+    """[out, in]: so that a product has the size of what is multiplied."""
+    matrix.copy_(torch.randn(matrix.shape, generator=generator) * matrix.shape[-1] ** -0.5)
+
+
+class CausalAttention(nn.Module):
+    """y = x + Attention(RMSNorm(x)), each position to itself and those before it."""
+
+    input_norm: nn.Parameter  # [d]
+    q_proj: nn.Parameter  # [heads * head_dim, d]
+    k_proj: nn.Parameter  # [kv_heads * head_dim, d]
+    v_proj: nn.Parameter  # [kv_heads * head_dim, d]
+    o_proj: nn.Parameter  # [d, heads * head_dim]
+
+    def __init__(
+        self, config: ModelConfig, window: int | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """config: the target's. window: positions that each attends to, itself among them; None = all."""
+        super().__init__()
+        self.config = one_layer(config)
+        self.window = window
+        self.rope = RopeTable(config.rope, config.head_dim, device)
+        add_parameters(self, attention_shapes(config), dtype, device)
+
+    def new_cache(self, context: int, slots: int) -> TorchKVCache:
+        """A cache of one layer, for `context` committed positions and `slots` uncommitted rows."""
+        return TorchKVCache(self.config, context, slots, self.input_norm.dtype, self.input_norm.device)
+
+    @torch.inference_mode()
+    def run(self, hidden: Tensor, rows: Rows) -> Tensor:
+        """[n, d] -> [n, d], of the parameters' type. `rows` are rows of caches that `new_cache` made; their
+        slots get this layer's K and V."""
+        n, c = len(hidden), self.config
+        attention = AttentionPlan(rows, hidden.device)
+        cos, sin = self._angles(rows, hidden)
+        x = dispatch.rms_norm(hidden, self.input_norm, c.norm_eps)
+        exact = not rows.prefill
+        q = project(self.q_proj, x, exact).view(n, c.heads, c.head_dim)
+        k = project(self.k_proj, x, exact).view(n, c.kv_heads, c.head_dim)
+        q, k = dispatch.rotate(q, k, cos, sin, c.rope.interleaved)
+        v = project(self.v_proj, x, exact).view(n, c.kv_heads, c.head_dim)
+        return hidden + project(self.o_proj, attention(0, q, k, v, self.window), exact)
+
+    @torch.inference_mode()
+    def write(self, hidden: Tensor, rows: Rows) -> None:
+        """As `run`, for the K and V alone. `rows` are of one cache."""
+        n, c = len(hidden), self.config
+        x = dispatch.rms_norm(hidden, self.input_norm, c.norm_eps)
+        k, v = (project(w, x, False).view(n, c.kv_heads, c.head_dim) for w in (self.k_proj, self.v_proj))
+        (cache,) = rows.caches
+        assert isinstance(cache, TorchKVCache)
+        cache.write(0, cache.places(rows.slots), rotate(k, *self._angles(rows, k), c.rope.interleaved), v)
+
+    def _angles(self, rows: Rows, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos, sin [n, 1, head_dim / 2]."""
+        cos, sin = self.rope(rows.positions)
+        return cos[:, None].to(like.dtype), sin[:, None].to(like.dtype)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Sequences from position 0 on, [b, t, d] -> [b, t, d]. What lies behind a shorter sequence's end
+        does not reach it."""
+        b, t, _ = hidden.shape
+        c, dtype = self.config, hidden.dtype
+        cos, sin = self.rope(np.arange(t))
+        angles = cos[:, None].to(dtype), sin[:, None].to(dtype)  # [t, 1, head_dim / 2]
+        x = rms_norm(hidden, self.input_norm.to(dtype), c.norm_eps)
+        q = F.linear(x, self.q_proj.to(dtype)).view(b, t, c.heads, c.head_dim)
+        k = F.linear(x, self.k_proj.to(dtype)).view(b, t, c.kv_heads, c.head_dim)
+        v = F.linear(x, self.v_proj.to(dtype)).view(b, t, c.kv_heads, c.head_dim)
+        q, k = rotate(q, *angles, c.rope.interleaved), rotate(k, *angles, c.rope.interleaved)
+        mask = None
+        if self.window is not None and self.window < t:
+            place = torch.arange(t, device=hidden.device)
+            mask = (place <= place[:, None]) & (place > place[:, None] - self.window)
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=c.heads > c.kv_heads,
+        )  # [b, heads, t, head_dim]
+        return hidden + F.linear(out.transpose(1, 2).flatten(2), self.o_proj.to(dtype))
+
+
+class GatedMLP(nn.Module):
+    """y = x + down(silu(gate(RMSNorm(x))) * up(RMSNorm(x)))."""
+
+    input_norm: nn.Parameter  # [d]
+    gate_proj: nn.Parameter  # [f, d]
+    up_proj: nn.Parameter  # [f, d]
+    down_proj: nn.Parameter  # [d, f]
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        """config: the target's."""
+        super().__init__()
+        self.eps = config.norm_eps
+        add_parameters(self, mlp_shapes(config), dtype, device)
+
+    @torch.inference_mode()
+    def run(self, hidden: Tensor) -> Tensor:
+        """[n, d] -> [n, d], of the parameters' type."""
+        x = dispatch.rms_norm(hidden, self.input_norm, self.eps)
+        gated = dispatch.swiglu(project(self.gate_proj, x, True), project(self.up_proj, x, True))
+        return hidden + project(self.down_proj, gated, True)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., d] -> [..., d]."""
+        dtype = hidden.dtype
+        x = rms_norm(hidden, self.input_norm.to(dtype), self.eps)
+        gate, up = F.linear(x, self.gate_proj.to(dtype)), F.linear(x, self.up_proj.to(dtype))
+        return hidden + F.linear(F.silu(gate) * up, self.down_proj.to(dtype))
+
+
+def one_layer(config: ModelConfig) -> ModelConfig:
+    """The target's config as the cache of a `CausalAttention` sees it."""
+    return replace(config, layers=1, windows=())
+
+
+def attention_shapes(config: ModelConfig) -> Shapes:
+    """Of a `CausalAttention` of this target."""
+    d, q, kv = config.hidden_size, config.q_size, config.kv_size
+    return {"input_norm": (d,), "q_proj": (q, d), "k_proj": (kv, d), "v_proj": (kv, d), "o_proj": (d, q)}
+
+
+def mlp_shapes(config: ModelConfig) -> Shapes:
+    """Of a `GatedMLP` of this target."""
+    d, f = config.hidden_size, config.intermediate_size
+    return {"input_norm": (d,), "gate_proj": (f, d), "up_proj": (f, d), "down_proj": (d, f)}
+
+
+def within(name: str, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
+    """The shapes of a part's parameters, as the whole that has it by this name calls them."""
+    return {f"{name}.{own}": shape for own, shape in shapes.items()}
+
+
+def attention_cache_bytes(config: ModelConfig, context: int, slots: int, element: int) -> int:
+    """Bytes of a `CausalAttention`'s cache for one conversation, of `element`-byte numbers."""
+    return cache_bytes(one_layer(config), context, slots, element)

@@ -1,0 +1,185 @@
+"""SpecFormer's module: all positions of a draft in one forward, from four of the target's hidden states.
+
+SpecFormer (Shi et al., "Scaling LLM Speculative Decoding: Non-Autoregressive Forecasting in Large-Batch
+Scenarios", Equations 8 to 10). With HS the target's states behind so many layers,
+
+    I = x + Attention(x),   x = W_D GroupedRMSNorm(HS[0, L/2, L-1, L])     context: causal, over the text
+    D = W_P RMSNorm(I) + b_P                                               [l_d, d]: a position each
+    E = MLP(D + Attention(D))                                              draft: over the l_d positions alone
+    logits of token t + 1 + j = head(norm(E_j)),  j = 1 ... l_d            the target's own norm and head
+
+What stands at position t says what follows the token that the target itself has said behind t. The
+context's K and V are as those of one more layer of the target; the draft's attention looks both ways, or
+back alone (`causal`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edgespec.kernels import dispatch
+from edgespec.kernels.reference import rms_norm, rotate
+from edgespec.runtimes.base import Rows
+from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.torch.blocks import (
+    CPU,
+    CausalAttention,
+    GatedMLP,
+    Shapes,
+    add_parameters,
+    attention_shapes,
+    mlp_shapes,
+    project,
+    within,
+)
+from edgespec.runtimes.torch.rope import RopeTable
+
+KIND = "specformer"
+HOOKS = 4
+MOST_LENGTH = 16  # positions of a draft
+CHUNK = 3072  # texts' positions whose drafts are attended to at a time, as in the paper: bounds temporaries
+
+
+class SpecFormerShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """length: l_d, positions of a draft. hooks: layers of the target below each state, ascending; 0 = the
+    embeddings. causal: the draft's attention looks back alone (the paper's Table 4)."""
+
+    length: Annotated[int, msgspec.Meta(ge=1, le=MOST_LENGTH)]
+    hooks: Annotated[tuple[int, ...], msgspec.Meta(min_length=HOOKS, max_length=HOOKS)]
+    causal: bool = False
+
+
+def hooks_of(layers: int) -> tuple[int, ...]:
+    """The paper's: HS[0], HS[L/2], HS[L-1], HS[L]. Raises ValueError for a target of too few layers."""
+    if layers < 3:
+        raise ValueError(f"the target has {layers} layers; SpecFormer reads four states of 3 or more")
+    return 0, layers // 2, layers - 1, layers
+
+
+class DraftAttention(nn.Module):
+    """y = x + Attention(RMSNorm(x)) over the positions of each draft, and of no other."""
+
+    input_norm: nn.Parameter  # [d]
+    q_proj: nn.Parameter  # [heads * head_dim, d]
+    k_proj: nn.Parameter  # [kv_heads * head_dim, d]
+    v_proj: nn.Parameter  # [kv_heads * head_dim, d]
+    o_proj: nn.Parameter  # [d, heads * head_dim]
+
+    def __init__(self, config: ModelConfig, causal: bool, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.config, self.causal = config, causal
+        self.rope = RopeTable(config.rope, config.head_dim, device)
+        add_parameters(self, attention_shapes(config), dtype, device)
+
+    def forward(self, drafts: Tensor) -> Tensor:
+        """[n, l_d, d] -> [n, l_d, d], of any n: chunk by chunk. Differentiable."""
+        starts = range(0, len(drafts), CHUNK)
+        return torch.cat([self._chunk(drafts[start : start + CHUNK]) for start in starts])
+
+    def _chunk(self, drafts: Tensor) -> Tensor:
+        n, length, _ = drafts.shape
+        c, dtype = self.config, drafts.dtype
+        cos, sin = self.rope(np.arange(length))
+        angles = cos[:, None].to(dtype), sin[:, None].to(dtype)  # [l_d, 1, head_dim / 2]
+        x = rms_norm(drafts, self.input_norm.to(dtype), c.norm_eps)
+        q = F.linear(x, self.q_proj.to(dtype)).view(n, length, c.heads, c.head_dim)
+        k = F.linear(x, self.k_proj.to(dtype)).view(n, length, c.kv_heads, c.head_dim)
+        v = F.linear(x, self.v_proj.to(dtype)).view(n, length, c.kv_heads, c.head_dim)
+        q, k = rotate(q, *angles, c.rope.interleaved), rotate(k, *angles, c.rope.interleaved)
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            is_causal=self.causal,
+            enable_gqa=c.heads > c.kv_heads,
+        )  # [n, heads, l_d, head_dim]
+        return drafts + F.linear(out.transpose(1, 2).flatten(2), self.o_proj.to(dtype))
+
+
+class SpecFormer(nn.Module):
+    """See the module. `final_norm` [d] is the target's own, no parameter of this one."""
+
+    hook_norm: nn.Parameter  # [4, d]
+    down: nn.Parameter  # [d, 4 d]
+    position_norm: nn.Parameter  # [d]
+    position_proj: nn.Parameter  # [l_d * d, d]
+    position_bias: nn.Parameter  # [l_d * d]: the positional embedding
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        shape: SpecFormerShape,
+        final_norm: Tensor,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device = CPU,
+    ) -> None:
+        super().__init__()
+        self.config, self.shape, self.final_norm = config, shape, final_norm
+        add_parameters(self, _own_shapes(config, shape), dtype, device)
+        self.context = CausalAttention(config, config.window(config.layers - 1), dtype, device)
+        self.draft = DraftAttention(config, shape.causal, dtype, device)
+        self.mlp = GatedMLP(config, dtype, device)
+
+    @torch.inference_mode()
+    def fuse(self, states: Tensor, exact: bool) -> Tensor:
+        """Hidden states of n positions [n, 4, d], of the parameters' type -> x [n, d]."""
+        normed = dispatch.grouped_rms_norm(states, self.hook_norm, self.config.norm_eps)
+        return project(self.down, normed.flatten(1), exact)
+
+    @torch.inference_mode()
+    def run(self, fused: Tensor, rows: Rows) -> Tensor:
+        """The context: x [n, d] -> I [n, d]. `rows` are rows of caches that `context.new_cache` made."""
+        return self.context.run(fused, rows)
+
+    @torch.inference_mode()
+    def say(self, context: Tensor) -> Tensor:
+        """I of n texts [n, d] -> their drafts [n, l_d, d], normed: what the head multiplies. One forward for
+        all of them."""
+        n, d = context.shape
+        x = dispatch.rms_norm(context, self.position_norm, self.config.norm_eps)
+        drafts = project(self.position_proj, x, True) + self.position_bias
+        attended = self.draft(drafts.view(n, self.shape.length, d)).view(-1, d)
+        said = dispatch.rms_norm(self.mlp.run(attended), self.final_norm, self.config.norm_eps)
+        return said.view(n, self.shape.length, d)
+
+    def forward(self, states: Tensor, chosen: Tensor) -> Tensor:
+        """Hidden states of sequences [b, t, 4, d], and which of their n positions draft, [b, t] bool -> what
+        these say, normed, [n, l_d, d]. Differentiable; computes in the type of `states`."""
+        dtype, c = states.dtype, self.config
+        normed = rms_norm(states, self.hook_norm.to(dtype), c.norm_eps)
+        context = self.context(F.linear(normed.flatten(2), self.down.to(dtype)))[chosen]
+        x = rms_norm(context, self.position_norm.to(dtype), c.norm_eps)
+        drafts = F.linear(x, self.position_proj.to(dtype), self.position_bias.to(dtype))
+        attended = self.mlp(self.draft(drafts.view(len(x), self.shape.length, -1)))
+        return rms_norm(attended, self.final_norm.to(dtype), c.norm_eps)
+
+
+def _own_shapes(config: ModelConfig, shape: SpecFormerShape) -> Shapes:
+    d, length = config.hidden_size, shape.length
+    return {
+        "hook_norm": (HOOKS, d),
+        "down": (d, HOOKS * d),
+        "position_norm": (d,),
+        "position_proj": (length * d, d),
+        "position_bias": (length * d,),
+    }
+
+
+def specformer_shapes(config: ModelConfig, shape: SpecFormerShape) -> Mapping[str, tuple[int, ...]]:
+    """See `trained_files.Shapes`."""
+    hooks = shape.hooks
+    if sorted(set(hooks)) != list(hooks) or hooks[0] < 0 or hooks[-1] > config.layers:
+        raise ValueError(
+            f"hooks {list(hooks)} are not four ascending states of a target of {config.layers} layers, 0 to "
+            f"{config.layers}"
+        )
+    attention = attention_shapes(config)
+    parts = within("context", attention) | within("draft", attention) | within("mlp", mlp_shapes(config))
+    return _own_shapes(config, shape) | parts

@@ -1,0 +1,371 @@
+"""SpecFormer: training and use compute the same, drafts are the likeliest paths, text is the target's own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import edgespec
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.control.controller import Fixed
+from edgespec.control.partner import Partner
+from edgespec.control.shares import Shares
+from edgespec.core.schedule import Offer, TreeBudget
+from edgespec.drafters.base import Root
+from edgespec.drafters.specformer.context import say as say_drafts
+from edgespec.drafters.specformer.drafter import SpecFormerDrafter
+from edgespec.drafters.specformer.files import SpecFormerResident
+from edgespec.engine import Engine
+from edgespec.errors import Cancelled, CorruptFileError, OptionError
+from edgespec.models.asked import check_options
+from edgespec.response import Stats
+from edgespec.runtimes.base import PREFILL_ROWS, Rows
+from edgespec.runtimes.formats.describe import ModelFiles, describe_model
+from edgespec.runtimes.formats.trained import MANIFEST
+from edgespec.runtimes.torch import specformer
+from edgespec.runtimes.torch.specformer import SpecFormer, SpecFormerShape, specformer_shapes
+from edgespec.runtimes.torch.trained_files import parameter_bytes
+from edgespec.schedules.serial import Serial
+from edgespec.session import Session
+from tests.eagles import write_eagle
+from tests.specformers import random_specformer, write_specformer
+from tests.test_cascade import quiet_model
+from tests.test_session import prompt_of
+from tests.tiny import write_checkpoint
+
+REPLY = GenerationOptions(max_tokens=24, ignore_eos=True)
+SAMPLED = GenerationOptions(max_tokens=24, temperature=0.9, top_p=0.95, seed=3, ignore_eos=True)
+BUDGET = TreeBudget(16, 5, 1)
+LENGTH = 5
+
+
+# --- the module -------------------------------------------------------------------------------------------
+
+
+def random_module(files: ModelFiles, causal: bool, dtype: torch.dtype) -> SpecFormer:
+    norm = torch.linspace(0.5, 1.5, files.config.hidden_size)
+    shape = SpecFormerShape(LENGTH, (0, 2, 3, 4), causal)
+    return random_specformer(SpecFormer(files.config, shape, norm.to(dtype), dtype))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.08)])
+def test_training_and_inference_agree(
+    tmp_path: Path, dtype: torch.dtype, tolerance: float, causal: bool
+) -> None:
+    files = describe_model(write_checkpoint(tmp_path / "m", num_hidden_layers=4))
+    module = random_module(files, causal, dtype)
+    states = torch.randn(90, 4, files.config.hidden_size, generator=torch.Generator().manual_seed(2)).to(
+        dtype
+    )
+    trained = module(states[None], torch.ones(1, 90, dtype=torch.bool))
+    cache = module.context.new_cache(100, 10)
+    fused = module.fuse(states[:70], exact=False)
+    module.context.write(fused, Rows.append(cache, np.arange(-1, 69), prefill=True))
+    cache.commit(np.arange(70))
+    used = []
+    for i in range(70, 90):
+        state = module.run(module.fuse(states[i : i + 1], exact=True), Rows.append(cache, [-1]))
+        used.append(module.say(state))
+        cache.commit([0])
+    assert (trained[70:] - torch.cat(used)).abs().max() < tolerance * trained.abs().max()
+    shapes = specformer_shapes(files.config, module.shape)
+    assert {name: tuple(p.shape) for name, p in module.named_parameters()} == shapes
+    assert sum(p.nbytes for p in module.parameters()) == parameter_bytes(shapes, dtype.itemsize)
+
+
+def test_its_attention_looks_both_ways_or_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over one draft's positions, and of no other; in chunks of any size."""
+    files = describe_model(write_checkpoint(tmp_path / "m", num_hidden_layers=4))
+    for causal in (False, True):
+        attention = random_module(files, causal, torch.float32).draft
+        drafts = torch.randn(7, LENGTH, files.config.hidden_size)
+        whole = attention(drafts)
+        changed = drafts.clone()
+        changed[3, 2] += 1
+        moved = (attention(changed) - whole).abs().amax(-1) > 1e-6
+        expected = torch.zeros(7, LENGTH, dtype=torch.bool)
+        expected[3, 2 if causal else 0 :] = True
+        assert torch.equal(moved, expected)
+        monkeypatch.setattr(specformer, "CHUNK", 3)
+        assert torch.allclose(attention(drafts), whole, atol=1e-6)
+        monkeypatch.undo()
+
+
+# --- in use -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = quiet_model(tmp_path_factory.mktemp("model") / "m", torch_dtype=request.param)
+    write_specformer(path, LENGTH)
+    return path
+
+
+def load(model: Path, **options: Any) -> Engine:
+    settings: dict[str, Any] = {"memory": "2GB", "context": 400, "resident_layers": 2}
+    settings |= {"drafter": "specformer", "adapters": model / "specformer"} | options
+    if settings["drafter"] == "none":
+        del settings["adapters"]
+    return edgespec.load(model, **settings)
+
+
+def say(session: Session, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Stats]:
+    responses = list(session.generate(prompt, options))
+    assert responses[-1].stats is not None
+    return [r.token for r in responses if r.token is not None], responses[-1].stats
+
+
+def two_turns(session: Session, options: GenerationOptions) -> tuple[list[int], list[Stats]]:
+    """The second prompt shares the first turn."""
+    first, stats = say(session, prompt_of(50), options)
+    second, more = say(session, [*prompt_of(50), *first, *prompt_of(9, 1)], options)
+    return first + second, [stats, more]
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> dict[float, list[int]]:
+    with load(model, drafter="none") as engine:
+        texts = {}
+        for options in (REPLY, SAMPLED):
+            with engine.new_session(300) as session:
+                texts[options.temperature] = two_turns(session, options)[0]
+        return texts
+
+
+def drafter_of(session: Session) -> SpecFormerDrafter:
+    assert isinstance(session.schedule, Serial)
+    drafter = session.schedule.drafter
+    assert isinstance(drafter, SpecFormerDrafter)
+    return drafter
+
+
+def afresh(engine: Engine, module: SpecFormer, tokens: list[int], missed: range = range(0)) -> np.ndarray:
+    """[l_d, V] logits of the draft behind these tokens and the one that is said next."""
+    cache, parts, target = engine.target.new_cache(400), [], engine.target
+    for start in range(0, len(tokens), PREFILL_ROWS):
+        block = tokens[start : start + PREFILL_ROWS]
+        rows = Rows.append(cache, np.arange(-1, len(block) - 1), prefill=True)
+        states = [target.embed(block)]
+        for layer in range(target.config.layers):
+            states.append(target.run(states[-1], rows, range(layer, layer + 1)))
+        cache.commit(np.arange(len(block)))
+        parts.append(torch.stack([states[hook] for hook in module.shape.hooks], 1))
+    seen = [place for place in range(len(tokens)) if place not in missed]
+    fused = module.fuse(torch.cat(parts)[seen], exact=False)
+    own = module.context.new_cache(400, 0)
+    state = module.run(fused, Rows.append(own, np.arange(-1, len(seen) - 1), prefill=True))[-1:]
+    under_way = say_drafts(target, module, state)
+    while not under_way.advance():
+        pass
+    return under_way.logits
+
+
+def check_draft(engine: Engine, session: Session, tokens: list[int], missed: range = range(0)) -> None:
+    """What it says now is what it says of the same text afresh."""
+    seen = drafter_of(session).seen
+    assert seen.end == len(tokens)
+    under_way = say_drafts(engine.target, seen.module, seen.enter())
+    while not under_way.advance():
+        pass
+    expected = afresh(engine, seen.module, tokens, missed)
+    tolerance = 2e-3 if engine.target.dtype == torch.float32 else 0.5
+    assert np.abs(under_way.logits - expected).max() < tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("options", [REPLY, SAMPLED], ids=["greedy", "sampled"])
+def test_it_changes_the_speed_and_not_the_text(
+    model: Path, plain: dict[float, list[int]], options: GenerationOptions
+) -> None:
+    with load(model) as engine:
+        for budget in (BUDGET, TreeBudget(64, 12, 12)):
+            with engine.new_session(300, Fixed(budget)) as session:
+                tokens, stats = two_turns(session, options)
+                assert tokens == plain[options.temperature]
+                assert sum(s.drafted for s in stats) > len(tokens)
+                said = [*prompt_of(50), *tokens[:24], *prompt_of(9, 1), *tokens[24:]]
+                seen = drafter_of(session).seen
+                seen.forget(len(said) - 1)
+                if seen.end == len(said) - 1:
+                    check_draft(engine, session, said[:-1])
+
+
+def test_a_tree_is_the_likeliest_paths_through_all_positions(model: Path) -> None:
+    with load(model) as engine, engine.new_session(300, Fixed(BUDGET)) as session:
+        say(session, prompt_of(50), GenerationOptions(max_tokens=1, ignore_eos=True))
+        drafter = drafter_of(session)
+        logits = afresh(engine, drafter.seen.module, prompt_of(50)).astype(np.float64)
+        said = logits - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
+        said -= logits.max(1, keepdims=True)
+        best = [np.argsort(-row, kind="stable")[:8].tolist() for row in said]
+        paths = [p for depth in range(1, 4) for p in itertools.product(*best[:depth])]
+        score = {p: sum(said[j, token] for j, token in enumerate(p)) for p in paths}
+        wanted = sorted(score.values(), reverse=True)[:7]
+        drafting = drafter.start([Root((9,))], TreeBudget(8, 3, 1))
+        steps = 0
+        while drafting.step():
+            steps += 1
+        tree = drafting.tree()
+        tree.validate(engine.config.vocab_size)
+        assert steps >= 2
+        assert len(tree) == 8
+        assert int(tree.depths.max()) <= 3
+        found = sorted((float(s) for s in tree.scores[1:]), reverse=True)
+        assert found == pytest.approx(wanted, abs=0.02 if engine.target.dtype == torch.float32 else 0.6)
+        with pytest.raises(ValueError, match="behind one root"):
+            drafter.start([Root((9,)), Root((8,))], BUDGET)
+
+
+def test_ratio_draws_each_position_by_itself(model: Path) -> None:
+    options = GenerationOptions(max_tokens=30, temperature=0.8, acceptance="ratio", ignore_eos=True)
+    with load(model) as engine, engine.new_session(300, Fixed(BUDGET)) as session:
+        tokens, stats = two_turns(session, options)
+        assert len(tokens) == 60
+        assert sum(s.drafted for s in stats) > 30
+        drafter = drafter_of(session)
+        drafting = drafter.start([Root((9,))], BUDGET)
+        while drafting.step():
+            pass
+        tree = drafting.tree()
+        assert tree.drafts is not None
+        assert len(tree) == LENGTH + 1
+        assert all(
+            q is not None and q.of(int(t)) > 0 for q, t in zip(tree.drafts, tree.tokens[1:], strict=False)
+        )
+
+
+def test_interrupted_anywhere_it_goes_on(model: Path, plain: dict[float, list[int]]) -> None:
+    with load(model) as engine, engine.new_session(300, Fixed(BUDGET)) as session:
+        linear = engine.target.weights.linear
+        for moment in range(1, 60, 13):
+            count = 0
+
+            def failing(*args: Any, **more: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count == moment:  # noqa: B023 - the loop waits for the reply
+                    raise Cancelled("stop")
+                return linear(*args, **more)
+
+            engine.target.weights.linear = failing  # type: ignore[method-assign]
+            try:
+                responses = list(session.generate(prompt_of(50, moment), REPLY))
+            finally:
+                del engine.target.weights.linear
+            assert responses[-1].finish_reason == "cancelled"
+        assert two_turns(session, REPLY)[0] == plain[0]
+
+
+def test_positions_that_it_missed_are_left_out(model: Path, plain: dict[float, list[int]]) -> None:
+    with load(model) as engine, engine.new_session(300, Fixed(BUDGET)) as session:
+        drafter = drafter_of(session)
+        hears = drafter.on_layer
+        drafter.on_layer = lambda *args: None  # type: ignore[method-assign]
+        first, stats = say(session, prompt_of(50), REPLY)
+        assert first == plain[0][:24]
+        assert stats.drafted == 0
+        drafter.on_layer = hears  # type: ignore[method-assign]
+        seen = len(session.tokens)
+        prompt = [*prompt_of(50), *first, *prompt_of(9, 1)]
+        second, stats = say(session, prompt, GenerationOptions(max_tokens=1, ignore_eos=True))
+        check_draft(engine, session, prompt, missed=range(seen))
+        assert say(session, prompt, REPLY)[0] == plain[0][24:]
+        assert second == plain[0][24:25]
+
+
+def test_one_forward_says_the_drafts_of_many(model: Path) -> None:
+    """Of several conversations, as of each alone."""
+    with load(model) as engine:
+        (resident,) = engine.resident
+        assert isinstance(resident, SpecFormerResident)
+        states = torch.randn(3, engine.config.hidden_size).to(engine.target.dtype)
+        alone = [resident.module.say(states[i : i + 1]) for i in range(3)]
+        together = resident.module.say(states)
+        assert together.shape == (3, LENGTH, engine.config.hidden_size)
+        assert torch.allclose(together.float(), torch.cat(alone).float(), atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "specformer"])
+def test_in_a_batch_each_reads_its_own_states(
+    model: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Both drafters that read states: replies that share passes, and draft in each."""
+
+    def always(self: Partner, limit: TreeBudget, passes: range) -> TreeBudget | None:
+        able = limit.depth > 0 and limit.nodes > 1
+        return replace(limit, passes=min(4, passes.stop - 1)) if able else None
+
+    def free(self: Shares, offers: Sequence[Offer], most: Sequence[int], others: int, room: int) -> list[Any]:
+        return allot(self, [replace(offer, seconds=0.0) for offer in offers], most, others, min(room, 20))
+
+    def quick(
+        self: Shares, offers: Sequence[Offer], rows: int, tokens: int, seconds: float, prompts: bool
+    ) -> None:
+        record(self, [replace(offer, seconds=0.0) for offer in offers], rows, tokens, 1e-3, prompts)
+
+    allot, record = Shares.allot, Shares.record
+    monkeypatch.setattr(Partner, "budget", always)
+    monkeypatch.setattr(Shares, "allot", free)
+    monkeypatch.setattr(Shares, "record", quick)
+    adapters = write_eagle(model, "exits") if kind == "eagle" else model / "specformer"
+    prompts = [prompt_of(n, n) for n in (20, 33, 7, 50)]
+    with load(model, drafter="none") as engine:
+        expected = [edgespec.generate(engine, prompt, REPLY).tokens for prompt in prompts]
+    with load(model, drafter=kind, adapters=adapters, context=200, batch=4) as engine:
+        for place, said in edgespec.generate_batch(engine, prompts, REPLY):
+            assert said.tokens == expected[place]
+            assert said.stats.drafted > 12
+
+
+def test_nan_ends_its_drafting_and_is_told(model: Path, plain: dict[float, list[int]]) -> None:
+    with load(model) as engine, engine.new_session(300, Fixed(BUDGET)) as session:
+        (resident,) = engine.resident
+        assert isinstance(resident, SpecFormerResident)
+        resident.module.position_bias.data[:] = torch.nan
+        tokens, stats = say(session, prompt_of(50), REPLY)
+        assert tokens == plain[0][:24]
+        assert stats.drafter_damaged
+
+
+# --- chosen, planned, refused -----------------------------------------------------------------------------
+
+
+def test_the_directory_says_what_it_is(model: Path, plain: dict[float, list[int]]) -> None:
+    adapters = str(model / "specformer")
+    with load(model, drafter="auto") as engine:
+        assert engine.drafters == ("ngram", "specformer")
+        assert engine.schedule == "serial"  # it needs the target's states of what was said
+        assert engine.plan.owners["drafter"] > 0
+        with engine.new_session() as session:
+            assert two_turns(session, REPLY)[0] == plain[0]
+    with pytest.raises(OptionError, match=r"schedule ssd drafts behind several roots at once, and the SpecF"):
+        check_options(EngineOptions(drafter="specformer", adapters=adapters, schedule="ssd"))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"hooks": [0, 2, 4, 6]}, "hooks .* of a target of 5 layers"),
+        ({"hooks": [0, 2, 2, 5]}, "hooks"),
+        ({"hooks": [0, 2, 5]}, "not a sound manifest"),
+        ({"length": 17}, "not a sound manifest"),
+        ({"length": 4}, "position_proj is"),
+    ],
+)
+def test_hooks_and_lengths_that_cannot_be_are_refused(
+    model: Path, tmp_path: Path, change: dict[str, Any], told: str
+) -> None:
+    directory = write_specformer(model, LENGTH, out=tmp_path / "s")
+    manifest = json.loads((directory / MANIFEST).read_text())
+    manifest["shape"] |= change
+    (directory / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(CorruptFileError, match=told):
+        load(model, adapters=directory)

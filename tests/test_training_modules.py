@@ -1,0 +1,222 @@
+"""Training of drafters that are one module, EAGLE and SpecFormer, end to end on a tiny random target."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+
+import edgespec
+from edgespec.apps.main import run
+from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.errors import ModelError, OptionError
+from edgespec.runtimes.formats.describe import describe_model
+from edgespec.runtimes.torch.eagle import EagleShape, eagle_shapes
+from edgespec.runtimes.torch.specformer import SpecFormerShape, specformer_shapes
+from edgespec.runtimes.torch.trained_files import describe_module
+from edgespec.training.corpus import Sample
+from edgespec.training.eagle import EaglePupil, EagleRecipe, train_eagle
+from edgespec.training.held_out import Agreement
+from edgespec.training.losses import BLOCK_ROWS, name_tokens
+from edgespec.training.options import EagleOptions, SpecFormerOptions, TrainingOptions
+from edgespec.training.specformer import by_draft, next_tokens, train_specformer
+from edgespec.training.target import FrozenTarget
+from edgespec.training.trainer import CHECKPOINT, LOG, Report, read_log
+from tests.test_training_cascade import model, text
+from tests.tiny import open_tiny
+
+__all__ = ["model", "text"]  # fixtures
+
+SHORT: dict[str, Any] = {"steps": 6, "length": 64, "batch_tokens": 256, "rate": 3e-3}
+KINDS: dict[str, tuple[Callable[..., None], type[TrainingOptions]]] = {
+    "eagle": (train_eagle, EagleOptions),
+    "specformer": (train_specformer, SpecFormerOptions),
+}
+
+
+def train(kind: str, model: Path, text: Path, out: Path, **changes: Any) -> list[Report]:
+    reports: list[Report] = []
+    function, options = KINDS[kind]
+    more = {name: changes.pop(name) for name in ("stop_after",) if name in changes}
+    function(model, text, out, options(**SHORT | changes), EngineOptions(), report=reports.append, **more)
+    return reports
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loss_falls_and_what_was_saved_drafts(kind: str, model: Path, text: Path, tmp_path: Path) -> None:
+    reports = train(kind, model, text, tmp_path, steps=40)
+    steps = [r for r in reports if r.held_out is None]
+    tests = [r.held_out for r in reports if r.held_out is not None]
+    assert sum(steps[-1].losses.values()) < sum(steps[0].losses.values())
+    assert tests[-1][kind]["loss"] < tests[0][kind]["loss"]
+    assert tests[-1][kind]["agreement"] > tests[0][kind]["agreement"]
+    files = describe_model(model)
+    shape = (EagleShape, eagle_shapes) if kind == "eagle" else (SpecFormerShape, specformer_shapes)
+    found = describe_module(tmp_path, kind, *shape, files)  # type: ignore[type-var]
+    assert found.training["held_out"] == tests[-1][kind]
+    trained = load_file(tmp_path / "run" / CHECKPOINT)
+    for name, tensor in load_file(tmp_path / f"{kind}.safetensors").items():
+        assert torch.equal(tensor, trained[f"model.{name}"])
+    reply = GenerationOptions(max_tokens=30, ignore_eos=True)
+    with edgespec.load(model, memory="2GB", context=200, drafter="none") as engine:
+        expected = edgespec.generate(engine, "the fox sees", reply).tokens
+    with edgespec.load(model, memory="2GB", context=200, adapters=tmp_path) as engine:
+        assert engine.drafters == ("ngram", kind)
+        assert edgespec.generate(engine, "the fox sees", reply).tokens == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_in_two_parts_equals_one_bit_for_bit(
+    kind: str, model: Path, text: Path, tmp_path: Path
+) -> None:
+    train(kind, model, text, tmp_path / "one")
+    train(kind, model, text, tmp_path / "two", stop_after=3)
+    train(kind, model, text, tmp_path / "two")
+    a, b = (load_file(tmp_path / name / "run" / CHECKPOINT) for name in ("one", "two"))
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    logs = [[x["loss"] for x in read_log(tmp_path / n / "run" / LOG) if "loss" in x] for n in ("one", "two")]
+    assert logs[0] == logs[1]
+
+
+def test_a_run_begins_with_an_earlier_one_of_its_shape(model: Path, text: Path, tmp_path: Path) -> None:
+    for kind in KINDS:
+        earlier = train(kind, model, text, tmp_path / kind)
+        on = train(kind, model, text, tmp_path / f"{kind}-on", from_=tmp_path / kind, stop_after=1)
+        assert on[0].held_out == earlier[-1].held_out
+    with pytest.raises(OptionError, match=r"has SpecFormerShape\(length=8.*train anew"):
+        train("specformer", model, text, tmp_path / "x", positions=3, from_=tmp_path / "specformer")
+    with pytest.raises(ModelError, match="of drafter specformer, not eagle"):
+        train("eagle", model, text, tmp_path / "y", from_=tmp_path / "specformer")
+    with pytest.raises(OptionError, match="a run with shape"):
+        train("specformer", model, text, tmp_path / "specformer", causal=True, steps=8)
+    for hooks in ((0, 2, 3, 5), (0, 0, 1, 2)):
+        with pytest.raises(OptionError, match="hooks"):
+            train("specformer", model, text, tmp_path / "z", hooks=hooks)
+
+
+def test_eagle_learns_each_reply_token_but_the_first(model: Path) -> None:
+    """Features of positions before the first token there are none."""
+    target = open_tiny(model)
+    frozen = FrozenTarget(target, [0, 4])
+    recipe = EagleRecipe(describe_model(model), EagleOptions())
+    pupil = recipe.begin(frozen, torch.Generator().manual_seed(0), torch.device("cpu"))
+    assert isinstance(pupil, EaglePupil)
+    samples = [Sample([1, 9, 30, 40, 50, 60], ((1, 3), (4, 6))), Sample([1, 200, 7], ((2, 3),))]
+    features = frozen(samples)
+    drafted, wanted = pupil._drafted(pupil.module, samples, noise=False)
+    assert len(drafted) == len(wanted) == len(features.final) - 1
+    states = pupil.module.feature(features.hidden[4])
+    assert torch.allclose(
+        wanted, torch.stack([states[0, 1], states[0, 3], states[0, 4], states[1, 1]]), atol=1e-5
+    )
+    one = pupil.module(states[:1, :-1], features.hidden[0][:1, 1:])
+    assert torch.allclose(drafted[:3], one[0, [0, 2, 3]], atol=1e-5)
+    noisy = [pupil._drafted(pupil.module, samples, noise=True)[0] for _ in range(2)]
+    assert torch.equal(*noisy)
+    assert not torch.allclose(noisy[0], drafted)
+    with torch.no_grad():
+        found = pupil.evaluate(pupil.module, [samples])["eagle"]
+    assert 0 <= found["agreement"] <= 1
+    frozen.close()
+
+
+def test_positions_have_the_tokens_behind_the_next(model: Path) -> None:
+    samples = [Sample([1, 9, 30, 40, 50, 60], ((2, 4), (5, 6))), Sample([1, 200, 7, 8, 9], ((1, 5),))]
+    assert next_tokens(samples, 3).tolist() == [
+        [40, -1, -1],
+        [-1, -1, -1],
+        [-1, -1, -1],
+        [7, 8, 9],
+        [8, 9, -1],
+        [9, -1, -1],
+        [-1, -1, -1],
+    ]
+
+
+def heads_peak(length: int, rows: int = 3 * BLOCK_ROWS) -> tuple[int, Tensor, Tensor]:
+    """The most logits that are there at once, the loss and the drafts' gradient."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(500, 16, generator=generator)
+    drafts = torch.randn(rows, length, 16, generator=generator).requires_grad_()
+    labels = torch.randint(0, 500, (rows, length), generator=generator)
+    labels[::7, -1] = -1
+    alive: list[weakref.ref[Tensor]] = []
+    peak = 0
+
+    def head(x: Tensor) -> Tensor:
+        nonlocal peak
+        logits = F.linear(x, matrix)
+        alive.append(weakref.ref(logits))
+        peak = max(peak, sum(kept.numel() for found in alive if (kept := found()) is not None))
+        return logits
+
+    total, _ = name_tokens(head, drafts, labels)
+    total.backward()
+    assert drafts.grad is not None
+    whole = F.cross_entropy(
+        F.linear(drafts, matrix).flatten(0, 1), labels.flatten(), ignore_index=-1, reduction="sum"
+    )
+    (slopes,) = torch.autograd.grad(whole, drafts)
+    assert torch.allclose(drafts.grad, slopes, atol=1e-4)
+    assert torch.allclose(total, whole, rtol=1e-5)
+    return peak, total, drafts.grad
+
+
+def test_memory_at_the_head_does_not_grow_with_the_draft() -> None:
+    """A block of rows of one position is all that has logits."""
+    peaks = [heads_peak(length)[0] for length in (1, 2, 8)]
+    assert peaks == [BLOCK_ROWS * 500] * 3
+
+
+def test_drafts_are_counted_as_decoding_would_meet_them() -> None:
+    found = Agreement(3)
+    # The first draft has its first two right, then the fourth token is the next root: of its draft none is.
+    text = np.array(
+        [[1, 1, 0], [1, 1, 1], [0, 0, 0], [0, 1, 1], [1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]], np.bool_
+    )
+    found.add([by_draft(text), by_draft(text[:1])], 4.0)
+    result = found.result()
+    assert found.cycles == 3  # positions 0, 3 and 4; behind it the text ends within the draft
+    assert found.reached.tolist() == [2, 2, 1]
+    assert result["positions"] == [0.6667, 1.0, 0.5]
+    assert result["accepted"] == pytest.approx(1 + 2 / 3 + 2 / 3 + 1 / 3)
+    assert (found.positions, found.agreed) == (7, 5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_trains_and_resumes(
+    kind: str, model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    line = ["train", kind, str(model), "--data", str(text), "--out", str(out), "--length", "64"]
+    line += ["--steps", "2", "--batch-tokens", "128"]
+    assert run(line) == 0
+    shown, told = capsys.readouterr()
+    assert "2 steps" in shown
+    assert "parameters: " in told
+    assert "held-out loss" in told
+    assert json.loads((out / "adapter.json").read_text())["kind"] == kind
+    assert run(line) == 0
+    assert "is finished" in capsys.readouterr().err
+    assert run([*line[:3], "--out", str(out)]) == 2
+    if kind == "specformer":
+        assert run([*line, "--hooks", "0,1,2,9"]) == 2
+        assert "--hooks" in capsys.readouterr().err
+        assert run([*line, "--positions", "17"]) == 2
+
+
+def test_the_models_own_replies_are_learned_from(model: Path, text: Path, tmp_path: Path) -> None:
+    reports = train("specformer", model, text, tmp_path, generate=6, length=32, batch_tokens=64, steps=1)
+    assert reports[-1].held_out is not None
+    assert replace(SpecFormerOptions(), generate=6).generate == 6
