@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgespec.kernels import compiled
-from edgespec.kernels.tree_attention import BLOCK, TreeAttention
+from edgespec.kernels.tree_attention import BLOCK, Past, TreeAttention
 from edgespec.runtimes.base import IntArray, Rows
 from edgespec.runtimes.config import ModelConfig, Rope
 from edgespec.runtimes.torch import attention
@@ -197,8 +197,40 @@ def test_scores_of_any_size(dtype: torch.dtype) -> None:
 @needs_library
 def test_what_does_not_fit_is_refused() -> None:
     kv = torch.zeros(1, 2, 3 * BLOCK, 16)
-    place, last = torch.zeros(1, BLOCK, dtype=torch.int64), torch.tensor([2 * BLOCK])
+    place, last = np.zeros((1, BLOCK), dtype=np.int32), np.array([2 * BLOCK])
     with pytest.raises(AssertionError):
-        TreeAttention((kv, kv), (kv, kv), BLOCK, place, last)  # its place is behind the row's last
+        Past((kv, kv), (kv, kv), BLOCK, place, last)  # its place is behind the row's last
     with pytest.raises(AssertionError):
-        TreeAttention((kv, kv), (kv, kv), BLOCK - 1, place, last)
+        Past((kv, kv), (kv, kv), BLOCK - 1, place, last)
+    short = np.array([BLOCK])
+    of = [Past((x, x), (x, x), BLOCK, place, short) for x in (kv, kv.double().to(torch.bfloat16))]
+    with pytest.raises(AssertionError):
+        TreeAttention(of)  # keys of two types
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_rows_of_several_caches_are_what_each_gives_alone(way: str, dtype: torch.dtype) -> None:
+    """Trees of any size behind prefixes of any length, in one call: outputs, and what is stored. Behind
+    them is a prompt's block."""
+    cases = [Case(4, 2, 40, length, n, None, dtype) for length, n in ((70, 5), (0, 1), (200, 33), (64, 1))]
+    for window in (None, 50):
+        alone = []
+        for case in cases:
+            whole = np.arange(case.n)
+            plan = AttentionPlan(case.rows(whole), CPU)
+            alone.append(plan(0, case.q, case.k, case.v, window))
+            case.stored = case.cache.k.clone(), case.cache.v.clone()  # type: ignore[attr-defined]
+            for kv in (case.cache.k, case.cache.v):
+                kv[:, :, case.length :].zero_()
+        tail = Case(4, 2, 40, 30, 7, None, dtype)
+        tail.cache.truncate(30)
+        block = Rows.append(tail.cache, np.arange(-1, 6), prefill=True)
+        prompt = AttentionPlan(block, CPU)(0, tail.q, tail.k, tail.v, window)
+        rows = Rows.concat([*(case.rows(np.arange(case.n)) for case in cases), block])
+        q, k, v = (torch.cat([getattr(c, name) for c in (*cases, tail)]) for name in "qkv")
+        together = AttentionPlan(rows, CPU)(0, q, k, v, window)
+        assert torch.equal(together, torch.cat([*alone, prompt]))
+        for case in cases:
+            places = case.cache.places(case.slots)
+            for now, before in zip((case.cache.k, case.cache.v), case.stored, strict=True):  # type: ignore[attr-defined]
+                assert torch.equal(now[:, :, places], before[:, :, places])

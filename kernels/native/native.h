@@ -134,7 +134,7 @@ Pack amx_bf16_pack;
 #define AMX_HALF_ROWS 256 /* of weights, that rows of x in the second cache are multiplied with */
 #endif
 
-/* Rows of a tree, each with the keys of its own past, whatever the CPU and the rows beside it:
+/* Rows of a tree, each with the keys of its own past, whatever the CPU and the rows beside it, and other trees:
 
        score[p] = scale * q . key[p]       out = sum over p of e^(score[p] - top) * value[p] / the sum of these powers
 
@@ -150,12 +150,15 @@ typedef struct {
   int64_t n, heads, kv_heads, e, q_stride;
   const void *k, *v;  /* [kv_heads][shared][e], positions that all rows share; heads head_stride numbers apart */
   int64_t head_stride, shared; /* shared: a multiple of KEYS */
-  const void *own_k, *own_v; /* [kv_heads][own][e], heads own_stride numbers apart */
+  void *own_k, *own_v; /* [kv_heads][own][e], heads own_stride numbers apart */
   int64_t own_stride, own;
+  const void *new_k, *new_v; /* [n][kv_heads][e], rows new_stride numbers apart: the rows' own, which go there first */
+  int64_t new_stride;
   const int32_t *place;    /* [n][span]: where in these a row's position shared + i is, up to its own */
   int64_t span;
   const int64_t *position; /* [n], from `shared` on */
   int64_t window; /* positions that a row sees, itself included; 0 = all */
+  int64_t first;  /* of its tasks; filled in by es_attend */
   float scale;
 } Attention;
 

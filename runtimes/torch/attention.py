@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from edgespec.kernels.dispatch import attend
 from edgespec.kernels.reference import Mask
 from edgespec.kernels.threads import alone
-from edgespec.kernels.tree_attention import TreeAttention, suits
+from edgespec.kernels.tree_attention import Past, TreeAttention, suits
 from edgespec.runtimes.base import IntArray, Rows, slot_depths
 from edgespec.runtimes.formats.needs import BLOCK, round_up
-from edgespec.runtimes.torch.kv_cache import Overlay, TorchKVCache
+from edgespec.runtimes.torch.kv_cache import Inside, Overlay, TorchKVCache
 
 KV = tuple[Tensor, Tensor]  # of one layer, [kv_heads, places, head_dim] each
 GATHER_ROWS = 16  # rows whose own blocks are gathered at a time: bounds the copy's memory
@@ -35,24 +35,36 @@ class AttentionPlan:
 
     def __init__(self, rows: Rows, device: torch.device) -> None:
         self.parts = []
+        trees: list[_Tree] = []
         for cache, segment, prompt in zip(rows.caches, rows.segments, rows.prompts, strict=True):
             assert isinstance(cache, TorchKVCache)
             span = slice(segment.start, segment.stop)
             slots, positions = rows.slots[span], rows.positions[span]
             kind = _Prefill if prompt else _Tree
-            self.parts.append((cache, span, cache.places(slots), kind(cache, slots, positions, device)))
+            part = kind(cache, slots, positions, device)
+            self.parts.append((cache, span, slots, part))
+            if isinstance(part, _Tree):
+                trees.append(part)
+        self.trees = len(trees)  # the first parts, in one call
+        self.guarded = [tree.cache for tree in trees if isinstance(tree.cache, Inside)]
+        compiled = bool(trees) and all(suits(tree.cache.k) for tree in trees)
+        self.compiled = TreeAttention([tree.past for tree in trees]) if compiled else None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
         """Stores k, v [n, kv_heads, head_dim]; q [n, heads, head_dim] -> [n, heads * head_dim]."""
-        if len(self.parts) == 1:
-            cache, _, places, part = self.parts[0]
-            cache.write(layer, places, k, v)
-            return part(layer, q, window)
-        outputs = []
-        for cache, span, places, part in self.parts:
-            cache.write(layer, places, k[span], v[span])
+        outputs, rest = [], self.parts
+        if self.compiled is not None and q.shape[1] <= self.compiled.most_heads:
+            rest = self.parts[self.trees :]
+            for inside in self.guarded:
+                inside.check_free()
+            if not rest:
+                return self.compiled(layer, q, k, v, window)
+            n = self.compiled.n
+            outputs.append(self.compiled(layer, q[:n], k[:n], v[:n], window))
+        for cache, span, slots, part in rest:
+            cache.write(layer, cache.places(slots), k[span], v[span])
             outputs.append(part(layer, q[span], window))
-        return torch.cat(outputs)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 class _Prefill:
@@ -111,7 +123,6 @@ class _Tree:
         for row, path in enumerate(paths):
             place[row, start : start + len(path)] = path + cache.length
         self.place = place  # [n, end - shared]
-        self.compiled = self._compiled() if suits(cache.k) else None
         self.masks: dict[tuple[int, int, int | None], Mask] = {}
         self.prefixes: dict[tuple[int, int], list[KV]] = {}  # by positions, and then by layer
 
@@ -122,8 +133,6 @@ class _Tree:
 
     def __call__(self, layer: int, q: Tensor, window: int | None) -> Tensor:
         """q [n, heads, e] -> [n, heads * e]."""
-        if self.compiled is not None and q.shape[1] <= self.compiled.most_heads:
-            return self.compiled(layer, q, window)
         grouped = q.view(self.n, self.cache.k.shape[1], -1, q.shape[2])  # [n, h, g, e]
         start = 0 if window is None else max(0, self.first - window + 1) // BLOCK * BLOCK
         blocks = []
@@ -140,12 +149,14 @@ class _Tree:
             blocks.append((torch.cat(outs, 2), torch.cat(lses, 2)) if len(parts) > 1 else parts[0])
         return _merged(blocks).to(q.dtype).transpose(0, 1).reshape(self.n, -1)
 
-    def _compiled(self) -> TreeAttention:
+    @property
+    def past(self) -> Past:
+        """For the compiled kernel."""
         cache = self.cache
         behind = slice(self.shared - cache.origin, int(self.place.max()) + 1 - cache.origin)
         own = cache.k[:, :, behind], cache.v[:, :, behind]
-        place, positions = (torch.from_numpy(each) for each in (self.place - self.shared, self.positions))
-        return TreeAttention(cache.prefix, own, self.shared, place, positions)
+        place = (self.place - self.shared).astype(np.int32)
+        return Past(cache.prefix, own, self.shared, place, np.ascontiguousarray(self.positions))
 
     def _together(
         self, layer: int, q: Tensor, start: int, end: int, window: int | None

@@ -120,6 +120,9 @@ class TorchKVCache:
             return slice(int(places[0]), int(places[-1]) + 1)
         return torch.from_numpy(places).to(self.k.device)
 
+    def check_free(self) -> None:
+        """Raises BusyError where its slots must not be written to now."""
+
     def write(self, layer: int, places: slice | Tensor, k: Tensor, v: Tensor) -> None:
         """Store k, v [n, kv_heads, head_dim] of one layer."""
         self.k[layer][:, places] = k.transpose(0, 1)
@@ -196,25 +199,25 @@ class Inside(TorchKVCache):
         self.capacity, self.length = base.capacity, base.length
         self.behind = base.length
         self.parents = np.empty(0, dtype=np.int64)
-        self._refuse()
+        self.check_free()
 
     @property
     def owner(self) -> TorchKVCache:
         return self.base
 
     def append(self, parents: Sequence[int] | IntArray) -> IntArray:
-        self._refuse()
+        self.check_free()
         return super().append(parents)
 
     def write(self, layer: int, places: slice | Tensor, k: Tensor, v: Tensor) -> None:
-        self._refuse()
+        self.check_free()
         super().write(layer, places, k, v)
 
     def wipe(self) -> None:
-        self._refuse()
+        self.check_free()
         super().wipe()
 
-    def _refuse(self) -> None:
+    def check_free(self) -> None:
         if slots := len(self.base.parents):
             raise BusyError(
                 f"a pass is under way over {slots} slots behind {self.base.length} positions, and drafting "
