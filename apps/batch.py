@@ -18,6 +18,7 @@ from edgespec.apps.options import message_of
 from edgespec.apps.prompts import PromptInput
 from edgespec.apps.terminal import Terminal
 from edgespec.config import GenerationOptions
+from edgespec.devices.files import held
 from edgespec.errors import OptionError, StorageError
 from edgespec.progress import Progress
 from edgespec.response import Response
@@ -87,13 +88,20 @@ _BEGINS = b'{"prompt":'
 
 @contextmanager
 def output_file(path: Path) -> Iterator[Output]:
-    """Open the file, a new one perhaps. Raises OptionError when it cannot be, or is another kind of file."""
+    """Open the file, a new one perhaps, for this run alone. Raises OptionError when it cannot be, is another
+    kind of file, or another run writes it."""
     with ExitStack() as stack:
         try:
             path.touch()
             if not path.is_file():
                 raise OptionError(f"--output {path} is no ordinary file, to go on with later; name one")
+            stack.enter_context(held(path))
             file = stack.enter_context(path.open("r+b"))
+        except BlockingIOError:
+            raise OptionError(
+                f"--output {path} is being written by another run, which would answer the same prompts; wait "
+                "for it, or name another file"
+            ) from None
         except OSError as error:
             raise OptionError(f"--output {path} cannot be opened: {error.strerror}") from None
         yield Output(path, file)

@@ -66,12 +66,12 @@ def sync_path(path: Path) -> None:
 
 
 @contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """Only one process at a time. Raises BlockingIOError when another holds the directory, OSError."""
+def held(path: Path) -> Iterator[None]:
+    """Only one process at a time. Raises BlockingIOError when another holds the path, OSError."""
     if sys.platform == "win32":  # which cannot lock a directory: a file beside it
         import msvcrt
 
-        beside = directory.with_name(directory.name + ".lock")
+        beside = path.with_name(path.name + ".lock")
         descriptor = os.open(beside, os.O_RDWR | os.O_CREAT)
         try:
             try:
@@ -87,7 +87,7 @@ def held(directory: Path) -> Iterator[None]:
     else:
         import fcntl
 
-        descriptor = os.open(directory, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield

@@ -120,6 +120,38 @@ def test_sessions_draft_in_shared_passes_where_there_is_room(
         assert tokens_of(replies(engine, prompts, COLD)) == expected["cold"]
 
 
+@pytest.mark.parametrize("layers", [1, 3])
+def test_a_draft_model_drafts_for_all_of_a_batch(
+    model: Path, expected: dict[str, list[list[int]]], layers: int
+) -> None:
+    """One copy of it, with keys and values for each; here it is the target itself: trees are right."""
+    prompts, drafted = [prompt_of(n, seed=n) for n in LENGTHS], list[int]()
+    options: dict[str, Any] = {"drafter": "ngram+model", "draft_model": str(model), "batch": 4}
+    with edgespec.load(model, memory="4GB", context=300, resident_layers=layers, **options) as engine:
+        assert engine.drafters == ("ngram", "model")
+        assert engine.schedule == "serial"
+        for name, asked in (("cold", COLD), ("hot", HOT)):
+            found = replies(engine, prompts, asked)
+            assert tokens_of(found) == expected[name]
+            drafted += [reply.stats.drafted for reply in found.values() if isinstance(reply, Response)]
+        assert sum(drafted) > 0
+        sessions = [engine.new_session(n) for n in (300, 300, 200, 64)]
+        caches = [session.schedule.drafter.members[1].runtime.cache for session in sessions]  # type: ignore[attr-defined]
+        held = sum(cache.nbytes for cache in caches)
+        weights = sum(chunk.read_bytes for chunk in engine.plan.table.chunks)
+        assert held + weights < engine.plan.owners["drafter"]
+        for session in sessions:
+            session.close()
+
+
+def test_what_drafters_keep_of_each_conversation_is_in_the_plan(model: Path) -> None:
+    few, many = (planned(model, context=512, batch=n, drafter="ngram").owners for n in (2, 64))
+    assert many["indices of n-grams"] == 32 * few["indices of n-grams"] == 64 * 512 * 400
+    plain = planned(model, context=512, batch=64).owners
+    assert "indices of n-grams" not in plain
+    assert many["activations"] > plain["activations"]  # four rows each, and not one
+
+
 def test_a_bad_prompt_fails_alone(model: Path, expected: dict[str, list[list[int]]]) -> None:
     prompts: list[Any] = [prompt_of(n, seed=n) for n in LENGTHS]
     prompts[2:2] = [[], [5, 1000], prompt_of(290), 7.5, b"raw"]
@@ -457,6 +489,19 @@ def test_ctrl_c_keeps_what_there_is(
     code, said = run(*flags, stdin="\n".join(ROWS))
     assert code == 0
     assert sorted(answers(tmp_path / "out")) == list(range(8))
+
+
+def test_two_runs_do_not_write_one_file(model: Path, run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with output_file(out) as output:
+        output.write({"prompt": 5, "key": "k"})
+        before = out.read_bytes()
+        code, said = run(model, *FLAGS, "--batch", "2", "-o", out, stdin="a b\n")
+        assert code == 2
+        assert "out is being written by another run" in said.replace("\n", " ")
+        assert out.read_bytes() == before
+    with output_file(out) as output:  # it is over
+        assert output.keys == {5: "k"}
 
 
 def test_a_full_disk_ends_the_run_with_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

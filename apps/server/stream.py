@@ -37,12 +37,13 @@ class Waker:
 async def follow(ticket: Ticket, waker: Waker) -> AsyncIterator[Response]:
     """What is said, until the reply is over. Raises what has ended it."""
     while True:
-        if (said := ticket.take()) is None:
-            await waker.wait()
-            continue
-        yield said
-        if said.finish_reason is not None:
+        over = ticket.over
+        if (said := ticket.take()) is not None:
+            yield said
+            over = over or said.finish_reason is not None
+        if over:
             return
+        await waker.wait()
 
 
 class Replying(HTTPResponse):
