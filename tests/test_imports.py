@@ -33,8 +33,6 @@ MAX_LINES = 350
 
 TORCH_FREE = [
     "edgespec.apps.main",
-    "edgespec.apps.serve",
-    "edgespec.apps.served",
     "edgespec.apps.talk",
     "edgespec.chat",
     "edgespec.config",
@@ -84,8 +82,6 @@ TORCH_FREE = [
     "edgespec.schedules.mirror",
     "edgespec.schedules.serial",
     "edgespec.schedules.ssd",
-    "edgespec.serving.client",
-    "edgespec.serving.scheduler",
     "edgespec.drafters.kinds",
     "edgespec.split.alone",
     "edgespec.split.client",
