@@ -39,7 +39,7 @@ def save(path: Path, messages: Sequence[Message], model: str) -> None:
         "format": FORMAT,
         "version": VERSION,
         "model": model,
-        "messages": [asdict(message) for message in messages],
+        "messages": [_saved(message) for message in messages],
     }
     data = json.dumps(table, ensure_ascii=False, indent=1).encode("utf-8", "replace")
     if len(data) > MAX_FILE_BYTES:
@@ -49,6 +49,13 @@ def save(path: Path, messages: Sequence[Message], model: str) -> None:
             temporary.write_bytes(data)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _saved(message: Message) -> dict[str, Any]:
+    table = asdict(message)
+    if not message.private:
+        del table["private"]
+    return table
 
 
 def save_last(messages: Sequence[Message], model: str) -> None:

@@ -77,11 +77,14 @@ class Chat:
         self,
         message: str,
         *,
+        private: bool = False,
         progress: ProgressCallback | None = None,
         **overrides: Unpack[GenerationKeywords],
     ) -> Generator[Response, None, None]:
         """Reply to `message`, one Response a token.
 
+        private: nothing of it leaves this machine, nor of what follows it. With a target on a server, that is
+            the drafter's alone then, and not verified.
         overrides: fields of GenerationOptions, for this reply.
 
         Raises OptionError, and ContextError when the conversation would not fit; then nothing has changed.
@@ -94,7 +97,7 @@ class Chat:
         refuse_idle(options, overrides)
         self._leave()
         asked = self.conversation.copy()
-        asked.ask(message)
+        asked.ask(message, private)
         return self._reply(asked, options, progress)
 
     def regenerate(self, *, progress: ProgressCallback | None = None) -> Generator[Response, None, None]:
@@ -107,10 +110,11 @@ class Chat:
             raise OptionError("at temperature 0 the reply would be the same; try temperature=0.7")
         self._leave()
         asked = self.conversation.copy()
+        private = asked.private
         question = asked.take_back()
         if question is None:
             raise OptionError("there is no reply to make again")
-        asked.ask(question)
+        asked.ask(question, private and not asked.private)
         # The noise depends on seed and position only, so the same seed would give the same reply.
         options = with_keywords(self.options, {"seed": self.options.seed + 1})
         replies = self._reply(asked, options, progress, whole_only=True)
@@ -121,32 +125,36 @@ class Chat:
         self,
         message: str,
         *,
+        private: bool = False,
         progress: ProgressCallback | None = None,
         **overrides: Unpack[GenerationKeywords],
     ) -> Response:
         """The whole reply to `message` as one Response; see `stream`."""
-        return whole(self.stream(message, progress=progress, **overrides))
+        return whole(self.stream(message, private=private, progress=progress, **overrides))
 
     def astream(
         self,
         message: str,
         *,
+        private: bool = False,
         progress: ProgressCallback | None = None,
         **overrides: Unpack[GenerationKeywords],
     ) -> AsyncIterator[Response]:
         """`stream` for asyncio: passes run in a thread, and cancelling the task ends the reply."""
-        replies = self.stream(message, progress=progress, **overrides)
+        replies = self.stream(message, private=private, progress=progress, **overrides)
         return InThread(replies, self.cancel)
 
     async def asend(
         self,
         message: str,
         *,
+        private: bool = False,
         progress: ProgressCallback | None = None,
         **overrides: Unpack[GenerationKeywords],
     ) -> Response:
         """`send` for asyncio; see `astream`."""
-        return whole([r async for r in self.astream(message, progress=progress, **overrides)])
+        stream = self.astream(message, private=private, progress=progress, **overrides)
+        return whole([r async for r in stream])
 
     def undo(self) -> str | None:
         """Forget the last message and the reply to it; returns the message, None when there is none."""
@@ -185,7 +193,8 @@ class Chat:
         whole_only: bool = False,
     ) -> Generator[Response, None, None]:
         prompt = asked.prompt()
-        replies = self.session.generate(prompt, asked.options(options), progress)
+        safe = {"safe": asked.safe(prompt)} if asked.private else {}
+        replies = self.session.generate(prompt, asked.options(options), progress, **safe)
         self.last = reply = Response("", stats=Stats(prompt_tokens=len(prompt)))
         followed = self._follow(asked, prompt, reply, replies, whole_only)
         self._latest = weakref.ref(followed)  # who leaves its loop lets go of it, and that ends it

@@ -113,8 +113,12 @@ class Session:
         prompt: Sequence[int] | Array,
         options: GenerationOptions | None = None,
         progress: ProgressCallback | None = None,
+        safe: int | None = None,
     ) -> Generator[Response, None, None]:
         """Reply to `prompt` (token ids of the whole conversation so far), one Response a token.
+
+        safe: how many of the prompt's first tokens may leave this machine; None = all. Of a target that is
+        here, none do.
 
         What the prompt shares with the session's tokens is not computed again. The last Response has a
         finish_reason. Leaving the iterator early, Ctrl-C and errors keep the session usable.
@@ -123,7 +127,11 @@ class Session:
         when acceptance, sampling options and drafter do not go together, ClosedError when session or engine
         are closed.
         """
-        return self._reply(self.new_reply(prompt, options, progress))
+        reply = self.new_reply(prompt, options, progress)
+        if safe is not None and not 0 <= safe <= len(reply.prompt):
+            raise OptionError(f"safe is {safe}, and the prompt has {len(reply.prompt)} tokens", "safe")
+        reply.safe = len(reply.prompt) if safe is None else safe
+        return self._reply(reply)
 
     def new_reply(
         self,

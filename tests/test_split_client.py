@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 import edgespec
+from edgespec.apps import saved
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TokenTree
@@ -31,8 +32,22 @@ from edgespec.response import Response, whole
 from edgespec.split import line
 from edgespec.split.client import RemoteEngine
 from edgespec.split.options import ConnectOptions
-from edgespec.split.payload import pack_tokens
-from edgespec.split.protocol import Behind, Judged, Refusal, Told, Uploaded, Welcome, written
+from edgespec.split.payload import pack_tokens, unpack_tokens, unsqueeze
+from edgespec.split.protocol import (
+    REQUESTS,
+    Behind,
+    Judge,
+    Judged,
+    Refusal,
+    Told,
+    Upload,
+    Uploaded,
+    Welcome,
+    read,
+    written,
+)
+from edgespec.split.transcript import Transcript
+from edgespec.text.conversation import Message
 from tests.sessions import WAIT, in_threads
 from tests.split_ends import Running, Wires
 from tests.test_session import prompt_of, write_model
@@ -417,3 +432,92 @@ def test_a_chat_goes_over_the_link(wires: Wires, engine: Engine) -> None:
         assert [chat.send(words).text for words in ("Hello", "And then?")] == expected
         assert chat.last is not None
         assert chat.last.stats.reused_tokens > 0
+
+
+# Privacy: what is marked private stays on the client, and so does all that follows.
+
+
+def heard_by_server(wires: Wires) -> list[int]:
+    """The tokens of all uploads, one behind the other; nothing may be judged."""
+    found = list[int]()
+    for frame in wires.frames:
+        request = read(frame, REQUESTS)
+        assert not isinstance(request, Judge)
+        if isinstance(request, Upload):
+            found += unpack_tokens(unsqueeze(request.packed, request.tokens, 10**4), 160)
+    return found
+
+
+@pytest.mark.parametrize("safe", [0, 1, 20, 40])
+def test_nothing_private_leaves_the_client(wires: Wires, safe: int) -> None:
+    prompt = prompt_of(40, seed=5)
+    with remote(wires, made=Parrot) as engine, engine.new_session(CONTEXT) as session:
+        wires.frames.clear()
+        reply = whole(session.generate(prompt, REPLY, safe=safe))
+        if safe < 40:
+            assert heard_by_server(wires) == prompt[:safe]
+            text = Transcript()
+            text.extend(prompt)
+            known = {text.hash(length) for length in range(safe + 1)}
+            asked = [read(frame, REQUESTS) for frame in wires.frames]
+            assert {request.hash for request in asked if isinstance(request, Upload)} <= known
+            assert not any(
+                pack_tokens(prompt[at : at + 2]) in b"".join(wires.frames) for at in range(safe, 39)
+            )
+            assert reply.stats.unverified_tokens == len(reply.tokens) == 40
+        assert reply.verified == (safe == 40)
+        assert len(session.tokens) <= max(safe, 80)
+        with pytest.raises(OptionError, match="41"):
+            session.generate(prompt, REPLY, safe=41)
+
+
+def test_private_replies_need_no_server(wires: Wires) -> None:
+    with remote(wires, made=Parrot) as engine, engine.new_session(CONTEXT) as session:
+        wires.cut()
+        reply = whole(session.generate(PROMPT, REPLY, safe=10))
+        assert (len(reply.tokens), reply.finish_reason) == (40, "length")
+        assert not reply.verified
+    with remote(wires_up(wires), "none") as engine, engine.new_session(CONTEXT) as session:
+        reply = whole(session.generate(PROMPT, REPLY, safe=10))
+        assert (reply.tokens, reply.finish_reason) == ([], "length"), "nobody can say anything"
+
+
+def wires_up(wires: Wires) -> Wires:
+    wires.down = False
+    return wires
+
+
+def test_a_chat_keeps_a_private_message_and_what_follows(wires: Wires) -> None:
+    secret, after = "The password is hunter2", "Say it again"
+    with remote(wires, made=Parrot) as engine, edgespec.Chat(engine, context=400) as chat:
+        chat.options = GenerationOptions(max_tokens=4, ignore_eos=True)
+        assert chat.send("Hello").verified
+        wires.frames.clear()
+        before = len(chat.conversation.prompt())
+        first, second = chat.send(secret, private=True), chat.send(after)
+        assert not first.verified
+        assert not second.verified
+        sent = heard_by_server(wires)
+        assert engine.tokenizer.decode(sent).endswith("User:")
+        assert len(sent) <= before
+        for words in (secret, after, first.text, second.text):
+            tokens = engine.encode(words)
+            assert pack_tokens(tokens[-2:]) not in b"".join(wires.frames)
+        chat.undo()
+        chat.undo()
+        assert chat.send("Something else").verified, "it is private no more"
+
+
+def test_a_private_message_is_nothing_special_to_a_model_that_is_here(engine: Engine) -> None:
+    with edgespec.Chat(engine, context=200) as chat:
+        said = chat.send("Hello", max_tokens=5).text
+    with edgespec.Chat(engine, context=200) as chat:
+        reply = chat.send("Hello", private=True, max_tokens=5)
+        assert reply.text == said
+        assert reply.verified
+
+
+def test_what_is_private_is_so_in_a_saved_chat(tmp_path: Path) -> None:
+    said = [Message("user", "a secret", private=True), Message("assistant", "yes")]
+    saved.save(tmp_path / "talk.json", said, "m")
+    assert saved.load(tmp_path / "talk.json") == said

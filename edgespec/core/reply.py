@@ -87,6 +87,7 @@ class Reply:
     ) -> None:
         """`limit`: the most tokens it may have."""
         self.host, self.prompt, self.limit = host, prompt, limit
+        self.safe = len(prompt)  # of its tokens, that may leave this machine
         self.progress, self.trace = progress, trace or Trace()
         self.chooser = Chooser(Sampler(options), Noise(options.seed), acceptance)
         self.cancellation = Cancellation()
@@ -141,6 +142,11 @@ class Reply:
         if not self.stats.reply_tokens:
             self.clock.first_token()
         return self.writer.write(tokens, drafted=len(tokens), verified=False)
+
+    def cut_short(self) -> Response:
+        """The last response of a reply that nobody can go on with."""
+        self.clock.measure()
+        return self.writer.ended("length")
 
     def go_on(self) -> None:
         """Behind all that was said, whoever said it. Raises Cancelled."""
@@ -266,8 +272,11 @@ class _Writer:
         return Response("", stats=self.stats, withdrawn=Withdrawn(shown - self.shown, count))
 
     def cancelled(self) -> Response:
+        return self.ended("cancelled")
+
+    def ended(self, reason: str) -> Response:
         self.finished = True
-        return Response(self.text.finish(), None, False, "cancelled", stats=self.stats)
+        return Response(self.text.finish(), None, False, reason, stats=self.stats)
 
 
 class _Clock:

@@ -81,9 +81,12 @@ class Host:
         self.closed = False
         self._tokenizer, digest = packed_tokenizer(engine.tokenizer)
         config = engine.config
-        nodes = 1 if engine.plan.sequences > 1 else min(engine.options.tree_nodes, TREE_ROWS)
-        name, eos = engine.files.path.name[:200], sorted(engine.eos)
-        about = config.vocab_size, eos, engine.plan.context, config.layers, nodes, digest
+        trees = engine.plan.sequences == 1 or engine.drafters  # else sessions have no room for them
+        nodes = min(engine.options.tree_nodes, TREE_ROWS) if trees else 1
+        # Where sessions have no room for trees beside their positions, these are among them.
+        self._behind = nodes if engine.plan.sequences > 1 else 0
+        name, eos, context = engine.files.path.name[:200], sorted(engine.eos), engine.plan.context
+        about = config.vocab_size, eos, context - self._behind, config.layers, nodes, digest
         self._welcome = Welcome(VERSION, name, *about)
 
     def connect(self, send: Callable[[bytes], None], close: Callable[[], None]) -> Line:
@@ -169,8 +172,8 @@ class Host:
     def _admit(self, guest: Guest, positions: int) -> None:
         """Give it memory for so many: for all that it may ever need, unless it can grow. Raises
         RefusedError."""
-        grows = self.engine.may_grow
-        held = min(guest.context, -(-positions // STEP) * STEP) if grows else guest.context
+        grown = min(guest.context, -(-positions // STEP) * STEP) if self.engine.may_grow else guest.context
+        held = grown + self._behind
         while not self._holds(guest, held):
             if not self.give_way():
                 holding = sum(g.session is not None for g in self.guests.values())

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from itertools import chain
 from typing import Any
 
 from edgespec.config import GenerationOptions
-from edgespec.core.batch import Part
+from edgespec.core.batch import Part, blocks
 from edgespec.core.reply import Reply, SessionHost
 from edgespec.core.schedule import Schedule
 from edgespec.core.trace import Trace
-from edgespec.drafters.base import Drafter
+from edgespec.drafters.base import Drafter, shared_prefix
 from edgespec.errors import LinkError
 from edgespec.progress import ProgressCallback
 from edgespec.response import Response
@@ -98,6 +98,8 @@ class RemoteSession(Session):
         super()._end(reply)
 
     def _pass(self, reply: Reply) -> Iterator[Response]:
+        if reply.safe < len(reply.prompt):
+            return self._privately(reply)
         if self._alone is not None:
             return self._without(reply, self._alone)
         part = self._part = self._ask(reply)
@@ -111,6 +113,31 @@ class RemoteSession(Session):
             self._alone = Alone(self._drafter(), context, len(said), self._most)
             return iter(())
         return self._answer(reply, part)
+
+    def _privately(self, reply: Reply) -> Iterator[Response]:
+        """A little more of a reply to what may not leave this machine: no round has any of it, and nobody
+        verifies."""
+        reply.cancellation.check()
+        if self._alone is None:
+            self._read_safe(reply)
+            context = reply.chooser.context(reply.prompt, reply.cancellation.check)
+            self._alone = Alone(self._drafter(), context, 0, reply.limit)
+        tokens = self._alone.say()
+        return reply.say_unverified(tokens) if tokens else iter([reply.cut_short()])
+
+    def _read_safe(self, reply: Reply) -> None:
+        """The server reads what is safe, if it can: a prompt that goes on otherwise finds it there."""
+        self._refuse_second()
+        self._replying = reply
+        self.keep(shared_prefix(self.tokens, reply.prompt[: reply.safe]))
+        reply.begin(self.cache, self.schedule)
+        chooser = reply.chooser
+        self.cache.choose(as_manner(chooser.sampler.options, chooser.acceptance.name))
+        with suppress(LinkError):
+            for block in blocks(self.cache, reply.prompt[self.cache.length : reply.safe], reply.observer):
+                block.last = False
+                self.host.verifier.compute([block])
+        self.tokens = reply.prompt[: self.cache.length]
 
     def _without(self, reply: Reply, alone: Alone) -> Iterator[Response]:
         """A little more of the reply, by the drafter alone; or what the server has said at last."""

@@ -19,6 +19,7 @@ class Message:
     role: str  # "system", "user" or "assistant"
     content: str
     stopped: bool = False  # this reply ended before the model ended it
+    private: bool = False  # neither it nor what follows may leave this machine
 
 
 @dataclass
@@ -67,8 +68,26 @@ class Conversation:
         """As it is now; what is said later changes one of the two only."""
         return replace(self, messages=[*self.messages], _marks=[*self._marks])
 
-    def ask(self, text: str) -> None:
-        self.messages.append(Message("user", text))
+    def ask(self, text: str, private: bool = False) -> None:
+        self.messages.append(Message("user", text, private=private))
+
+    @property
+    def private(self) -> bool:
+        """Something in it may not leave this machine."""
+        return any(message.private for message in self.messages)
+
+    def safe(self, prompt: Sequence[int]) -> int:
+        """How many of the first tokens of this `prompt` depend on nothing that is private: those that it
+        would have with any other private messages, too."""
+        safe = len(prompt)
+        for other in ("a", "b"):
+            there = self.copy()
+            there.messages = [replace(m, content=other) if m.private else m for m in self.messages]
+            first = next(place for place, m in enumerate(there.messages) if m.private)
+            del there.messages[first + 1 :]
+            pairs = zip(prompt[:safe], there.prompt(), strict=False)
+            safe = next((place for place, (a, b) in enumerate(pairs) if a != b), safe)
+        return safe
 
     def take_back(self) -> str | None:
         """Remove the last question, and the reply to it if there is one; returns the question."""
