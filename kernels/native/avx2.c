@@ -25,17 +25,6 @@ static inline Ints ints_dot(Ints sum, Ints pair, const int16_t *x) {
   return _mm256_add_epi32(sum, _mm256_madd_epi16(pair, _mm256_set1_epi32(two)));
 }
 
-/* The sums of eight groups of 32 products, as floats. */
-static inline __m256 eight_dots(const int16_t *a, const int16_t *b) {
-  __m256i p[8];
-  for (int g = 0; g < 8; g++) {
-    const __m256i *u = (const __m256i *)(a + 32 * g), *v = (const __m256i *)(b + 32 * g);
-    p[g] = _mm256_add_epi32(_mm256_madd_epi16(_mm256_load_si256(u), _mm256_loadu_si256(v)),
-                            _mm256_madd_epi16(_mm256_load_si256(u + 1), _mm256_loadu_si256(v + 1)));
-  }
-  return eight_sums(p);
-}
-
 /* [8 rows][128 pairs] -> [128 pairs][8 rows] */
 static inline void interleave(const Decoded *d, int32_t (*pairs)[8]) {
   for (int k = 0; k < 128; k += 8) {

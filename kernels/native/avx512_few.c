@@ -65,22 +65,6 @@ INLINE __m512 scales_k16(const uint8_t *block) {
   return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_or_si128(low, high))), d);
 }
 
-/* int4's multipliers of eight groups: one for two groups, of each half; the second half may begin within such a pair. */
-INLINE __m256i times_of_int4(const int8_t *m, int64_t s, int64_t groups, int some) {
-  const int8_t *low = m + 2 * s, *high = m + (groups + 4 * s) / 2;
-  if (some < 4) {
-    int32_t times[GROUPS] = {0};
-    for (int g = 0; g < some; g++) times[g] = low[g / 2], times[4 + g] = high[(groups % 2 + g) / 2];
-    return bytes32(times);
-  }
-  uint16_t a, b;
-  memcpy(&a, low, 2);
-  memcpy(&b, high, 2);
-  uint64_t bytes = a | (uint64_t)b << 16 | (uint64_t)(groups % 2 ? (uint8_t)high[2] : 0) << 32;
-  __m128i place = _mm_cvtsi64_si128(groups % 2 ? 0x0403030201010000 : 0x0303020201010000);
-  return _mm256_cvtepi8_epi32(_mm_shuffle_epi8(_mm_cvtsi64_si128((int64_t)bytes), place));
-}
-
 /* The s-th 256 columns of a row: its numbers, eight factors and eight minima (in the upper half). */
 INLINE __m512 words_of(int format, const Row *r, int64_t s, Words *w) {
   uint8_t whole[GROUPS * 34]; /* what a row's end lacks is 0 here */

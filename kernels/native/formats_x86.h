@@ -106,6 +106,22 @@ INLINE void x86_int4(const Row *r, int64_t s, Decoded *out) {
   _mm256_storeu_ps(out->factor, _mm256_set1_ps(r->scale));
 }
 
+/* int4's multipliers of eight groups: one for two groups, of each half; the second half may begin within such a pair. */
+INLINE __m256i times_of_int4(const int8_t *m, int64_t s, int64_t groups, int some) {
+  const int8_t *low = m + 2 * s, *high = m + (groups + 4 * s) / 2;
+  if (some < 4) {
+    int32_t times[GROUPS] = {0};
+    for (int g = 0; g < some; g++) times[g] = low[g / 2], times[4 + g] = high[(groups % 2 + g) / 2];
+    return bytes32(times);
+  }
+  uint16_t a, b;
+  memcpy(&a, low, 2);
+  memcpy(&b, high, 2);
+  uint64_t bytes = a | (uint64_t)b << 16 | (uint64_t)(groups % 2 ? (uint8_t)high[2] : 0) << 32;
+  __m128i place = _mm_cvtsi64_si128(groups % 2 ? 0x0403030201010000 : 0x0303020201010000);
+  return _mm256_cvtepi8_epi32(_mm_shuffle_epi8(_mm_cvtsi64_si128((int64_t)bytes), place));
+}
+
 /* Eight fp16 numbers, `stride` bytes apart. */
 INLINE __m256 eight_halves(const uint8_t *p, int stride) {
   uint64_t bits[2] = {0, 0};
@@ -143,17 +159,18 @@ INLINE void x86_q4_0(const Row *r, int64_t s, Decoded *out) {
 }
 
 INLINE void x86_scales_k(const uint8_t *block, Decoded *out) {
-  uint32_t p[3], six[4]; /* eight factors, then eight minima, a byte each */
-  memcpy(p, block + 4, 12);
-  six[0] = p[0] & 0x3F3F3F3F;
-  six[1] = (p[2] & 0x0F0F0F0F) | (p[0] >> 2 & 0x30303030);
-  six[2] = p[1] & 0x3F3F3F3F;
-  six[3] = (p[2] >> 4 & 0x0F0F0F0F) | (p[1] >> 2 & 0x30303030);
-  __m128i all = _mm_loadu_si128((const __m128i *)six);
-  __m256 factors = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(all));
-  __m256 minima = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(all, 8)));
-  _mm256_storeu_ps(out->factor, _mm256_mul_ps(factors, _mm256_set1_ps(x86_half(block))));
-  _mm256_storeu_ps(out->minimum, _mm256_mul_ps(minima, _mm256_set1_ps(x86_half(block + 2))));
+  const __m128i all = _mm_loadu_si128((const __m128i *)block), six = _mm_srli_si128(all, 4);
+  __m128i low = _mm_shuffle_epi32(six, 0x98); /* bytes 0-3, 8-11, 4-7, 8-11 */
+  __m128i high = _mm_shuffle_epi32(six, 0x50); /* 0-3, 0-3, 4-7, 4-7 */
+  low = _mm_and_si128(_mm_srlv_epi32(low, _mm_setr_epi32(0, 0, 0, 4)),
+                      _mm_setr_epi32(0x3F3F3F3F, 0x0F0F0F0F, 0x3F3F3F3F, 0x0F0F0F0F));
+  high = _mm_and_si128(_mm_srli_epi32(high, 2), _mm_setr_epi32(0, 0x30303030, 0, 0x30303030));
+  const __m128i bytes = _mm_or_si128(low, high); /* eight factors, then eight minima */
+  const __m128 d = _mm_cvtph_ps(all); /* of the factors, of the minima */
+  const __m256 factors = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes));
+  const __m256 minima = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)));
+  _mm256_storeu_ps(out->factor, _mm256_mul_ps(factors, _mm256_broadcastss_ps(d)));
+  _mm256_storeu_ps(out->minimum, _mm256_mul_ps(minima, _mm256_broadcastss_ps(_mm_movehdup_ps(d))));
 }
 
 INLINE void x86_q4_k(const Row *r, int64_t s, Decoded *out) {
@@ -190,24 +207,7 @@ INLINE void x86_q6_k(const Row *r, int64_t s, Decoded *out) {
   _mm256_storeu_ps(out->factor, _mm256_set1_ps(x86_half(block + 208)));
 }
 
-/* Eight sums, side by side: what both x86 files need of rows.inc's vectors. */
-typedef __m256 Eight;
-#define eight_zero _mm256_setzero_ps
-#define eight_load _mm256_loadu_ps
-#define eight_mul _mm256_mul_ps
-#define eight_fma _mm256_fmadd_ps
-#define eight_fnma _mm256_fnmadd_ps
-
-/* Each vector's sum, as floats. */
-INLINE __m256 eight_sums(__m256i *p) {
-  for (int g = 0; g < 8; g += 2)
-    p[g] = _mm256_add_epi32(_mm256_unpacklo_epi32(p[g], p[g + 1]), _mm256_unpackhi_epi32(p[g], p[g + 1]));
-  for (int g = 0; g < 8; g += 4)
-    p[g] = _mm256_add_epi32(_mm256_unpacklo_epi64(p[g], p[g + 2]), _mm256_unpackhi_epi64(p[g], p[g + 2]));
-  return _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_permute2x128_si256(p[0], p[4], 0x20),
-                                             _mm256_permute2x128_si256(p[0], p[4], 0x31)));
-}
-
+/* Of rows.inc's eight sums, side by side. */
 INLINE float eight_total(__m256 v) {
   __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); /* 0+4 1+5 2+6 3+7 */
   a = _mm_add_ps(a, _mm_movehl_ps(a, a));

@@ -50,9 +50,11 @@ static Kernels kernels(int64_t n, int any_order, int x_type) {
   Kernels k = {{portable_rows}, {portable_half}, {portable_half}, 0, portable_dense, portable_quantise, portable_finish, NULL};
   (void)n, (void)any_order, (void)x_type;
 #if defined(__x86_64__)
-  if (es_level(-1) == AVX2)
-    return (Kernels){{avx2_rows}, {avx2_half}, {avx2_half}, 0, avx2_dense, avx2_quantise, avx2_finish, NULL};
-  if (level < AVX2) return k;
+  if (es_level(-1) == AVX2) {
+    k = (Kernels){{avx2_rows}, {avx2_half}, {avx2_half}, 0, avx2_dense, avx2_quantise, avx2_finish, NULL};
+    if (n <= FEW) k.low_bit.rows = avx2_few, k.arrange = avx2_arrange;
+  }
+  if (level <= AVX2) return k;
   k = (Kernels){{avx512_rows}, {avx512_half}, {avx512_half}, 0, avx512_dense, avx512_quantise, avx512_finish, avx512_order};
   if (n <= VNNI_FEW) k.low_bit.rows = avx512_few, k.arrange = avx512_arrange;
 #ifdef HAS_BF16

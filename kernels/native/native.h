@@ -66,9 +66,10 @@ Finish portable_finish, avx2_finish, avx512_finish;
 /* Up to VNNI_FEW rows of x, arranged for it; `offset` [supers][64]. From 4 on it takes longer than avx512_rows, or about as long
    (measured on a Xeon and an EPYC). */
 #define VNNI_FEW 3
-#define FEW 4 /* rows, for which AMX and, on AVX2, decoding side by side take longer */
-Rows avx512_few;
+#define FEW 4 /* rows, for which AMX and, on AVX2, decoding side by side take longer; avx2_few takes up to so many */
+Rows avx512_few, avx2_few;
 void avx512_arrange(int format, int64_t supers, int16_t *x, int32_t *offset);
+void avx2_arrange(int format, int64_t supers, int16_t *x, int32_t *offset); /* for avx2_few */
 void avx512_order(int format, int64_t supers, int16_t *x, int32_t *unused); /* for avx512_rows */
 
 /* Where x is arranged once a call: X_ROWS rows of it, [n][columns], are packed together, into so many bytes in all. */

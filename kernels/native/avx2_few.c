@@ -1,0 +1,208 @@
+/* One to four rows of x on AVX2, where decoding is most of the work: native.h's sums, bit for bit. A row's numbers stay in
+   registers, as the words that a shift and a mask make of what is stored (a group's even columns, then its odd ones), and x is
+   arranged to match once a call. */
+#if defined(__x86_64__)
+#pragma GCC target("avx2,fma,f16c")
+#include "formats_x86.h"
+#include "native.h"
+
+#define LANES 8
+#define WORDS_OF 16 /* vectors of 16 words: 256 columns */
+
+/* 256 columns of a row: of each group even and odd columns (Q4_0: of each two groups four vectors, the first group's in their
+   lower halves). */
+typedef struct {
+  __m256i word[WORDS_OF];
+  __m256 factor, minimum;
+  __m256i times; /* int4: of a group; Q6_K: of 16 columns, groups 0 to 3, the first halves, then the second */
+  __m256i more;  /* Q6_K: groups 4 to 7 */
+} Words;
+
+INLINE int offset_of(int format) { return format == Q4_0 || format == INT4 ? 8 : format == Q6_K ? 32 : 0; }
+
+INLINE __m256i each(int n) { return _mm256_set1_epi16((short)n); }
+
+/* Even and odd columns' numbers out of bytes, without and with a sign. */
+INLINE void unsigned_words(__m256i v, __m256i *word) {
+  word[0] = _mm256_and_si256(v, each(255));
+  word[1] = _mm256_srli_epi16(v, 8);
+}
+INLINE void signed_words(__m256i v, __m256i *word) {
+  word[0] = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8);
+  word[1] = _mm256_srai_epi16(v, 8);
+}
+/* The same of a byte's low and high halves. */
+INLINE void nibbles(__m256i v, __m256i *low, __m256i *high) {
+  low[0] = _mm256_and_si256(v, each(15));
+  high[0] = _mm256_and_si256(_mm256_srli_epi16(v, 4), each(15));
+  low[1] = _mm256_and_si256(_mm256_srli_epi16(v, 8), each(15));
+  high[1] = _mm256_srli_epi16(v, 12);
+}
+
+/* Q4_K's and Q5_K's eight factors and minima. */
+INLINE void scales_of(const uint8_t *block, Words *w) {
+  Decoded d;
+  x86_scales_k(block, &d);
+  w->factor = _mm256_loadu_ps(d.factor), w->minimum = _mm256_loadu_ps(d.minimum);
+}
+
+/* A row's bytes, or where it ends before them a copy with zeros behind it. */
+INLINE const uint8_t *whole(const uint8_t *q, int some, int all, uint8_t *room) {
+  if (some == all) return q;
+  memset(room, 0, (size_t)all);
+  return memcpy(room, q, (size_t)some);
+}
+
+/* The s-th 256 columns of a row. */
+INLINE void words_of(int format, const Row *r, int64_t s, Words *w) {
+  uint8_t room[GROUPS * 34];
+  w->factor = _mm256_set1_ps(r->scale);
+  if (format == INT8) {
+    const uint8_t *q = whole(r->row + s * SUPER, clip(r->columns - s * SUPER, SUPER), SUPER, room);
+#pragma GCC unroll 8
+    for (int g = 0; g < GROUPS; g++) signed_words(bytes32(q + 32 * g), w->word + 2 * g);
+  } else if (format == INT4) {
+    const int64_t groups = (r->columns + 63) / 64; /* of 32, in each half */
+    const int8_t *m = (const int8_t *)r->row + groups * 32;
+    const int some = clip(groups - 4 * s, 4);
+    const uint8_t *q = whole(r->row + s * 128, 32 * some, 128, room);
+    w->times = times_of_int4(m, s, groups, some);
+#pragma GCC unroll 8
+    for (int g = 0; g < 4; g++) nibbles(bytes32(q + 32 * g), w->word + 2 * g, w->word + 8 + 2 * g);
+  } else if (format == Q8_0 || format == Q4_0) {
+    const int bytes = format == Q8_0 ? 34 : 18, some = clip(r->columns / GROUP - s * GROUPS, GROUPS);
+    const uint8_t *q = whole(r->row + s * GROUPS * bytes, some * bytes, GROUPS * bytes, room);
+    w->factor = eight_halves(q, bytes);
+#pragma GCC unroll 8
+    for (int g = 0; format == Q8_0 && g < GROUPS; g++) signed_words(bytes32(q + 34 * g + 2), w->word + 2 * g);
+#pragma GCC unroll 8
+    for (int g = 0; format == Q4_0 && g < GROUPS; g += 2, q += 36) {
+      const __m128i a = _mm_loadu_si128((const __m128i *)(q + 2)), b = _mm_loadu_si128((const __m128i *)(q + 20));
+      nibbles(_mm256_set_m128i(b, a), w->word + 2 * g, w->word + 2 * g + 2);
+    }
+  } else if (format == Q4_K) {
+    const uint8_t *block = r->row + s * 144;
+    scales_of(block, w);
+#pragma GCC unroll 8
+    for (int g = 0; g < GROUPS; g += 2) nibbles(bytes32(block + 16 + 16 * g), w->word + 2 * g, w->word + 2 * g + 2);
+  } else if (format == Q5_K) {
+    const uint8_t *block = r->row + s * 176;
+    const __m256i high = bytes32(block + 16), odd = _mm256_srli_epi16(high, 1); /* bit g of byte j: column j of group g */
+    scales_of(block, w);
+#pragma GCC unroll 8
+    for (int g = 0; g < GROUPS; g += 2) {
+      const __m256i v = bytes32(block + 48 + 16 * g);
+      unsigned_words(_mm256_or_si256(low_nibbles(v), one_bit(high, g)), w->word + 2 * g);
+      unsigned_words(_mm256_or_si256(high_nibbles(v), one_bit(odd, g)), w->word + 2 * g + 2);
+    }
+  } else { /* Q6_K */
+    const uint8_t *block = r->row + s * 210;
+#pragma GCC unroll 8
+    for (int h = 0; h < 2; h++) {
+      const __m256i a = bytes32(block + 64 * h), b = bytes32(block + 64 * h + 32), high = bytes32(block + 128 + 32 * h);
+      __m256i *word = w->word + 8 * h;
+      unsigned_words(_mm256_or_si256(low_nibbles(a), two_bits(high, 0)), word);
+      unsigned_words(_mm256_or_si256(low_nibbles(b), two_bits(high, 2)), word + 2);
+      unsigned_words(_mm256_or_si256(high_nibbles(a), two_bits(high, 4)), word + 4);
+      unsigned_words(_mm256_or_si256(high_nibbles(b), two_bits(high, 6)), word + 6);
+    }
+    /* Factors 0 2 4 6 1 3 5 7, and of 8 to 15 the same. */
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    const __m128i times = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(block + 192)), order);
+    w->times = _mm256_cvtepi8_epi32(times);
+    w->more = _mm256_cvtepi8_epi32(_mm_srli_si128(times, 8));
+    w->factor = _mm256_set1_ps(x86_half(block + 208));
+  }
+}
+
+INLINE __m256i add_32(__m256i a, __m256i b) {
+  return _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+}
+INLINE __m256i add_64(__m256i a, __m256i b) {
+  return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+}
+
+/* The groups' sums of products with a row of x. */
+INLINE __m256i dots(int format, const Words *w, const int16_t *x, const int32_t *offset) {
+  const int sums = format == Q4_0 ? 4 : 8, each_sum = WORDS_OF / sums;
+  __m256i sum[8];
+#pragma GCC unroll 8
+  for (int v = 0; v < sums; v++) {
+    sum[v] = offset_of(format) ? bytes32(offset + LANES * v) : _mm256_setzero_si256();
+#pragma GCC unroll 8
+    for (int i = each_sum * v; i < each_sum * (v + 1); i++)
+      sum[v] = _mm256_add_epi32(sum[v], _mm256_madd_epi16(w->word[i], bytes32(x + 16 * i)));
+  }
+  if (format == Q4_0) /* groups 0 2 4 6 1 3 5 7 */
+    return _mm256_permutevar8x32_epi32(add_64(add_32(sum[0], sum[1]), add_32(sum[2], sum[3])),
+                                       _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  __m256i a = add_64(add_32(sum[0], sum[1]), add_32(sum[2], sum[3])); /* first halves of groups 0 to 3, second ones */
+  __m256i b = add_64(add_32(sum[4], sum[5]), add_32(sum[6], sum[7]));
+  if (format == Q6_K) a = _mm256_mullo_epi32(a, w->times), b = _mm256_mullo_epi32(b, w->more);
+  a = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+  return format == INT4 ? _mm256_mullo_epi32(a, w->times) : a;
+}
+
+INLINE void few(const Matmul *m, int format, int rows, int64_t first, int64_t last) {
+  const int64_t span = m->row_bytes / m->supers;
+  for (int64_t w = first; w < last; w++) {
+    const Row row = row_of(m, w);
+    __m256 sums[FEW];
+    for (int r = 0; r < rows; r++) sums[r] = _mm256_setzero_ps();
+    for (int64_t s = 0; s < m->supers; s++) {
+      Words numbers;
+      fetch(row.row + s * span + AHEAD, span);
+      words_of(format, &row, s, &numbers);
+      for (int r = 0; r < rows; r++) {
+        const int64_t at = r * m->supers + s;
+        __m256i dot = dots(format, &numbers, m->x + at * SUPER, m->offset + at * (SUPER / 4));
+        __m256 t = _mm256_mul_ps(numbers.factor, _mm256_cvtepi32_ps(dot));
+        if (has_minima(format)) t = _mm256_fnmadd_ps(numbers.minimum, _mm256_loadu_ps(m->sum + at * GROUPS), t);
+        sums[r] = _mm256_fmadd_ps(_mm256_loadu_ps(m->step + at * GROUPS), t, sums[r]);
+      }
+    }
+    for (int r = 0; r < rows; r++) ((float *)m->out)[r * m->out_stride + w] = eight_total(sums[r]);
+  }
+}
+
+#define CASE(format, n) \
+  case 8 * format + n: few(m, format, n, first, last); return;
+#define CASES(format) CASE(format, 1) CASE(format, 2) CASE(format, 3) CASE(format, 4)
+
+void avx2_few(const Matmul *m, int64_t first, int64_t last, void *room) {
+  (void)room;
+  switch (8 * m->format + m->n) {
+    CASES(INT8)
+    CASES(INT4)
+    CASES(Q8_0)
+    CASES(Q4_0)
+    CASES(Q4_K)
+    CASES(Q5_K)
+    CASES(Q6_K)
+  }
+}
+
+/* A row of x, in place: its numbers in the order of `Words`, and what the numbers' offsets subtract in each lane. */
+void avx2_arrange(int format, int64_t supers, int16_t *x, int32_t *offset) {
+  for (int64_t s = 0; s < supers; s++, x += SUPER, offset += SUPER / 4) {
+    int16_t from[SUPER];
+    memcpy(from, x, sizeof from);
+    for (int i = 0; i < SUPER; i++) {
+      const int v = i / 16, j = i % 16;
+      if (format == Q4_0) /* of groups 2 k and 2 k + 1: columns 0 2 .. 14 of each, 1 3 .. 15, 16 18 .. and 17 19 .. */
+        x[i] = from[(v / 4 * 2 + j / 8) * GROUP + v % 4 / 2 * 16 + j % 8 * 2 + v % 2];
+      else
+        x[i] = from[v / 2 * GROUP + 2 * j + v % 2];
+    }
+    const int sums = format == Q4_0 ? 4 : 8, each_sum = WORDS_OF / sums;
+    for (int l = 0; offset_of(format) && l < LANES * sums; l++) {
+      int32_t sum = 0;
+      for (int i = 0; i < each_sum; i++) {
+        const int16_t *two = x + (l / LANES * each_sum + i) * 16 + l % LANES * 2;
+        sum += two[0] + two[1];
+      }
+      offset[l] = -offset_of(format) * sum;
+    }
+  }
+}
+#endif
