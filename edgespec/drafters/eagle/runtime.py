@@ -44,9 +44,8 @@ class EagleRuntime:
         self.origin = 1  # the token whose entry is the cache's first; 0 has none
         self.exact = 0  # entries
         d, dtype, device = target.config.hidden_size, target.dtype, target.device
-        self.seen = torch.zeros(
-            0, 2, d, dtype=dtype, device=device
-        )  # embeddings and features, from `first` on
+        # Embeddings and features, from `first` on.
+        self.seen = torch.zeros(0, 2, d, dtype=dtype, device=device)
         self.drafted = torch.zeros(rows, d, dtype=dtype, device=device)  # features by slot
         self.true = np.zeros(rows, np.bool_)  # by slot: its entry is exact, if all before it are
 
@@ -118,9 +117,8 @@ class EagleRuntime:
     def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> EaglePass:
         """See `runtimes.base.DraftRuntime`; the feature of the last committed token must be known."""
         slots = self.cache.append(parents)
-        places = (
-            self.length + slot_depths(self.cache.parents)[slots] - 1 - self.first
-        )  # of features, in `seen`
+        before = self.length + slot_depths(self.cache.parents)[slots] - 1  # each one's feature's position
+        places = before - self.first
         self.true[slots] = places < len(self.seen)
         return EaglePass(self, tokens, slots, places)
 

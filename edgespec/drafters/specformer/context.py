@@ -29,9 +29,9 @@ class SpecFormerContext:
         self.target, self.module = target, module
         self.cache = module.context.new_cache(context, TREE_ROWS)
         self.origin = 0  # the position whose K and V are the cache's first
-        self.waiting = torch.zeros(
-            0, target.config.hidden_size, dtype=target.dtype, device=target.device
-        )  # [k, d] fused states of the positions that come next
+        # [k, d] fused states of the positions that come next.
+        d, device = target.config.hidden_size, target.device
+        self.waiting = torch.zeros(0, d, dtype=target.dtype, device=device)
         self.state: Tensor | None = None  # [1, d] of the last position, once all are entered
 
     @property
