@@ -124,22 +124,24 @@ def alone(verifier: Any, seed: int) -> list[int]:
     return member.said[: member.count]
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("shared", "patient"), [(False, False), (True, False), (True, True)])
 def test_whoever_joins_and_leaves_each_says_what_it_says_alone(
-    target: TorchTarget[Any], shared: bool
+    target: TorchTarget[Any], shared: bool, patient: bool
 ) -> None:
     """Prompts of one to three blocks among trees of others; some wait for room, which 90 rows a pass are not
-    always. Trees are verified whole, or the best nodes of all."""
+    always. Trees are verified whole, or the best nodes of all. Prompts may go through their layers in several
+    passes."""
     target.pass_rows = 90
     sharing = Counting(Costs()) if shared else None
     verifier, rng = LocalVerifier(target, sharing), np.random.default_rng(7)
-    batcher, joining = Batcher[Talk](verifier), deque(range(15))
-    members, most, mixed = dict[int, Talk](), 0, 0
+    batcher, joining = Batcher[Talk](verifier, patient), deque(range(15))
+    members, most, mixed, rested = dict[int, Talk](), 0, 0, 0
     compute = verifier.compute
 
     def computing(parts: Sequence[Part]) -> Sequence[Part]:
-        nonlocal mixed
+        nonlocal mixed, rested
         taken = compute(parts)
+        rested += any(part.until is not None for part in taken)
         mixed += len({type(part) for part in taken}) == 2
         return taken
 
@@ -155,6 +157,7 @@ def test_whoever_joins_and_leaves_each_says_what_it_says_alone(
             assert len(member.decoding.seat.parents) == 0
     assert most >= 6
     assert mixed >= 5
+    assert (rested > 0) == patient
     if sharing is not None:
         assert sharing.drafts > 0
         assert sharing.left_out > 0

@@ -84,6 +84,10 @@ class Verification(_Part):
         return self.tree.starts
 
     @property
+    def until(self) -> None:
+        """Through all layers, in one pass."""
+
+    @property
     def computed(self) -> Computed | None:
         return self.tree.computed
 
@@ -115,13 +119,22 @@ class Verification(_Part):
 class PrefillBlock(_Part):
     """Some tokens of a prompt, [n <= PREFILL_ROWS], committed as soon as the layers are through. After the
     pass the `last` block of a prompt has the `logits` [V] of what follows its last token; or, where these
-    stay on a server, the token that it has `chosen` by them."""
+    stay on a server, the token that it has `chosen` by them.
+
+    A `patient` one may be taken through its layers in several passes, so that each is hardly longer for those
+    who go on beside it: in the next one from the `at`th on and `until` another (None: through all). In each
+    layer it is computed in one piece, so no bits depend on where it rests.
+    """
 
     phase: ClassVar[str] = "prefill"
     tokens: Sequence[int]
     last: bool = True
     logits: Logits | None = field(default=None, init=False)
     chosen: int | None = field(default=None, init=False)
+    patient: bool = field(default=False, init=False)
+    at: int = field(default=0, init=False)
+    until: int | None = field(default=None, init=False)
+    hidden: Tensor | None = field(default=None, init=False)  # [n, d] behind the first `at` layers
     computed: ClassVar[None] = None
 
     def __len__(self) -> int:
@@ -133,7 +146,7 @@ class PrefillBlock(_Part):
 
     @property
     def judged(self) -> int:
-        return int(self.last)
+        return int(self.last and self.until is None)
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -141,7 +154,7 @@ class PrefillBlock(_Part):
 
     @property
     def starts(self) -> IntArray:
-        return np.zeros(len(self), dtype=np.int64)
+        return np.full(len(self), self.at, dtype=np.int64)
 
     def result(self) -> Logits:
         """The logits, of a last block; raises the error."""
@@ -153,7 +166,12 @@ class PrefillBlock(_Part):
         self.rows = Rows.append(self.cache, np.arange(-1, len(self) - 1), prefill=True)
 
     def commit(self) -> None:
-        self.cache.commit(np.arange(len(self)))
+        if self.until is None:
+            self.cache.commit(np.arange(len(self)))
+
+    def rest(self, hidden: Tensor) -> None:
+        """The pass has taken it so far, where it has these states."""
+        self.at, self.hidden = self.until or 0, None if self.until is None else hidden.clone()
 
     def judge(self, logits: Logits) -> None:
         (self.logits,) = logits
@@ -213,20 +231,26 @@ def _run(target: Target, parts: Sequence[Part], observer: PassObserver | None) -
     rows = Rows.concat([part.rows for part in parts if part.rows is not None])
     tokens = np.concatenate([part.tokens for part in parts])
     starts = np.concatenate([part.starts for part in parts])
+    layers = target.config.layers
+    stops = np.concatenate([np.full(len(part), part.until or layers) for part in parts])
     hidden = _states(target, rows, tokens, starts, parts)
     if observer is not None and not starts.any():
         observer.on_layer(-1, hidden, rows)
-    # A row enters the pass at the layer that its drafter has come to; each layer is run once, for all rows
-    # that have entered.
-    for first, stop in pairwise([*np.unique(starts).tolist(), target.config.layers]):
-        entered = np.flatnonzero(starts <= first)
-        if len(entered) == rows.n:
+    # A row enters the pass at the layer that its drafter, or the pass before, has come to; each layer is run
+    # once, for all rows that are there.
+    for first, stop in pairwise(np.unique([*starts, *stops]).tolist()):
+        there = np.flatnonzero((starts <= first) & (first < stops))
+        if len(there) == rows.n:
             hidden = target.run(hidden, rows, range(first, stop), observer)
-        else:
-            hidden[entered] = target.run(hidden[entered], rows.take(entered), range(first, stop), observer)
-    for part in parts:
+        elif len(there):
+            ran = target.run(hidden[there], rows.take(there), range(first, stop), observer)
+            hidden = hidden.clone()  # what a target gives must not be written to
+            hidden[there] = ran
+    for part, span in zip(parts, rows.segments, strict=True):
         if part.error is None:
             alone(part, part.commit)
+            if isinstance(part, PrefillBlock):
+                part.rest(hidden[span.start : span.stop])
     ends = [(part, span[-part.judged :]) for part, span in zip(parts, rows.segments, strict=True)]
     _judge(target, hidden, [(part, span) for part, span in ends if part.judged], observer)
 
@@ -237,7 +261,15 @@ def _states(target: Target, rows: Rows, tokens: IntArray, starts: IntArray, part
     if len(fresh) == rows.n:
         return target.embed(tokens)
     known = [(span, c) for span, p in zip(rows.segments, parts, strict=True) if (c := p.computed) is not None]
-    hidden = known[0][1].hidden.new_empty((rows.n, target.config.hidden_size))
+    resting = [
+        (span, p.hidden)
+        for span, p in zip(rows.segments, parts, strict=True)
+        if isinstance(p, PrefillBlock) and p.hidden is not None
+    ]
+    some = [c.hidden for _, c in known] + [states for _, states in resting]
+    hidden = some[0].new_empty((rows.n, target.config.hidden_size))
+    for span, states in resting:
+        hidden[span.start : span.stop] = states
     if len(fresh):
         hidden[fresh] = target.embed(tokens[fresh])
     for segment, computed in known:

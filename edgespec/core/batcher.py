@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-from edgespec.core.batch import Part, attempt
+from edgespec.core.batch import Part, PrefillBlock, attempt
 from edgespec.core.verify import Verifier
 from edgespec.runtimes.base import Seat
 
@@ -34,8 +34,10 @@ M = TypeVar("M", bound=Member)
 class Batcher(Generic[M]):
     """Runs passes for its members, in the thread that calls `step`. They may join between any two."""
 
-    def __init__(self, verifier: Verifier[Seat]) -> None:
-        self.verifier = verifier
+    def __init__(self, verifier: Verifier[Seat], patient: bool = False) -> None:
+        """patient: newcomers' prompts go on beside others' trees as far as passes are hardly longer for it
+        (`core.pace`). Else as fast as they can, where nobody waits for the others' next tokens."""
+        self.verifier, self.patient = verifier, patient
         self._idle: list[M] = []  # have no part yet
         self._waiting: list[tuple[M, Part]] = []  # those who have waited longest first
 
@@ -60,7 +62,10 @@ class Batcher(Generic[M]):
         ended = list[tuple[M, BaseException | None]]()
 
         def ask(member: M) -> None:
-            self._waiting.append((member, member.ask()))
+            part = member.ask()
+            if isinstance(part, PrefillBlock):
+                part.patient = self.patient
+            self._waiting.append((member, part))
 
         def answer(member: M, part: Part) -> None:
             if member.answer(part):
@@ -76,6 +81,10 @@ class Batcher(Generic[M]):
             taken = set(map(id, self.verifier.compute([part for _, part in self._waiting])))
             waiting, self._waiting = self._waiting, [w for w in self._waiting if id(w[1]) not in taken]
             for member, part in waiting:
-                if id(part) in taken and (error := attempt(answer, member, part)) is not None:
+                if id(part) not in taken:
+                    continue
+                if part.error is None and part.until is not None:  # a block that goes on in the next pass
+                    self._waiting.append((member, part))
+                elif (error := attempt(answer, member, part)) is not None:
                     ended.append((member, error))
         return ended

@@ -23,6 +23,7 @@ from time import perf_counter
 
 from edgespec.core.batch import Part, PrefillBlock, Verification, run_pass
 from edgespec.core.observers import FanOut
+from edgespec.core.pace import Pace
 from edgespec.core.schedule import Allotter
 from edgespec.errors import BusyError
 from edgespec.runtimes.base import KVCache, Target
@@ -42,6 +43,7 @@ class LocalVerifier:
         self._turn = threading.RLock()
         self._gate = threading.Lock()  # on the way to a turn; shut for whoever goes first
         self._seconds = 0.0  # that the latest pass took
+        self.pace = Pace(target.config.layers)
         self._changed = threading.Condition()  # guards the following, which the main thread stays clear of
         self._waiting: deque[Part] = deque()
         self._leader: Part | None = None  # whose thread runs the next pass, or this one
@@ -148,7 +150,17 @@ class LocalVerifier:
                 queue.remove(part)
                 parts.append(part)
         self._share(parts, min(rows, judged))
-        return parts
+        return self._paced(parts)
+
+    def _paced(self, parts: list[Part]) -> list[Part]:
+        """Beside trees, patient blocks of prompts go as far as the pass is hardly longer for it."""
+        patient = [part for part in parts if isinstance(part, PrefillBlock) and part.patient]
+        for block in patient:
+            block.until = None
+        if not patient or all(isinstance(part, PrefillBlock) for part in parts):
+            return parts
+        left_out = set(map(id, patient)) - set(map(id, self.pace.allot(patient)))
+        return [part for part in parts if id(part) not in left_out]
 
     def _share(self, parts: Sequence[Part], room: int) -> None:
         """Of the trees that are offered verify the best nodes of all, as many as pay and have room."""
@@ -180,6 +192,8 @@ class LocalVerifier:
         """Those who learn from it what the pass took."""
         rows, prompts = sum(map(len, parts)), any(isinstance(part, PrefillBlock) for part in parts)
         trees = [part for part in parts if isinstance(part, Verification)]
+        if all(part.patient for part in parts if isinstance(part, PrefillBlock)):
+            self.pace.record(self._seconds, bool(trees), prompts)
         seconds, tokens = self._seconds, 0
         for part in trees:
             if part.outcome is not None:

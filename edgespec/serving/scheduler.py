@@ -82,7 +82,7 @@ class Scheduler:
         has ended it."""
         self.engine, self.most_waiting, self.failing = engine, waiting, failing
         self.most = engine.plan.sequences
-        self.shelf, self.batcher = Shelf(engine), Batcher[_Member | Visitor](engine.verifier)
+        self.shelf, self.batcher = Shelf(engine), Batcher[_Member | Visitor](engine.verifier, patient=True)
         self.visitors = Visitors(self.batcher)
         self.counters = Counters()
         self.failed: BaseException | None = None
