@@ -63,7 +63,7 @@ def serve(
     source = model or str(demo_model())
     if model is None:
         adapters, engine = engine.adapters, demo_options(engine)
-        if wanted.max_sessions != 1:  # without drafts
+        if wanted.max_sessions != 1:  # the demo's adapters draft for one reply at a time
             engine = replace(engine, adapters=adapters)
     options.check_together(engine, generation)
     asked = _with_sessions(engine, wanted.max_sessions)

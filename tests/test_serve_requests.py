@@ -276,7 +276,8 @@ def test_what_can_be_refused_before_loading_is(refused: Callable[..., str], tmp_
     assert "is not UTF-8" in refused("--api-key-file", "bytes")
     assert "is a folder" in refused("--api-key-file", ".")
     assert "--port is 70000; it must be from 0 to 65535" in refused("--port", "70000")
-    assert "max-sessions is 4, and a batch" in refused("--max-sessions", "4", "--drafter", "ngram")
+    worker = ("--max-sessions", "4", "--draft-model", "m", "--draft-worker", "1")
+    assert "max-sessions is 4, and a draft worker drafts for one" in refused(*worker)
     assert "nowhere" in refused("./nowhere", code=1)
 
 
