@@ -200,6 +200,48 @@ def test_a_newcomer_costs_the_others_no_pass(
     assert rows == [5, 2, 2, 42, 33, 3, 3, 3, 1, 1, 1, 1]
 
 
+class Layers:
+    """An observer that hears each layer of its rows once, in ascending order, in whichever pass."""
+
+    def __init__(self) -> None:
+        self.heard: list[int] = []
+
+    def on_chunk(self) -> None:
+        pass
+
+    def on_layer(self, index: int, hidden: torch.Tensor, rows: Rows) -> None:
+        assert len(hidden) == rows.n
+        assert len(rows.caches) == 1
+        self.heard.append(index)
+
+    def on_wait(self) -> bool:
+        return False
+
+
+def test_who_listens_hears_every_layer_beside_blocks_that_rest(target: TorchTarget[Any]) -> None:
+    verifier = LocalVerifier(target)
+    batcher, listeners, rested = Batcher[Talk](verifier, patient=True), list[Layers](), 0
+    compute = verifier.compute
+
+    def computing(parts: Sequence[Part]) -> Sequence[Part]:
+        nonlocal rested
+        taken = compute(parts)
+        rested += any(part.until is not None for part in taken)
+        return taken
+
+    verifier.compute = computing  # type: ignore[method-assign]
+    for seed in range(300, 306):
+        listeners.append(Layers())
+        batcher.join(talk(verifier, np.random.default_rng(seed), seed, listeners[-1]))
+        batcher.step()
+    while len(batcher):
+        batcher.step()
+    assert rested
+    layers = [-1, *range(target.config.layers)]
+    for listener in listeners:
+        assert listener.heard == layers * (len(listener.heard) // len(layers))
+
+
 class Fails:
     """An observer that ends its conversation."""
 

@@ -234,8 +234,12 @@ def _run(target: Target, parts: Sequence[Part], observer: PassObserver | None) -
     layers = target.config.layers
     stops = np.concatenate([np.full(len(part), part.until or layers) for part in parts])
     hidden = _states(target, rows, tokens, starts, parts)
-    if observer is not None and not starts.any():
-        observer.on_layer(-1, hidden, rows)
+    if observer is not None and all(part.computed is None for part in parts):
+        begin = np.flatnonzero(starts == 0)  # others have rested behind some layer
+        if len(begin) == rows.n:
+            observer.on_layer(-1, hidden, rows)
+        elif len(begin):
+            observer.on_layer(-1, hidden[begin], rows.take(begin))
     # A row enters the pass at the layer that its drafter, or the pass before, has come to; each layer is run
     # once, for all rows that are there.
     for first, stop in pairwise(np.unique([*starts, *stops]).tolist()):
