@@ -132,6 +132,16 @@ def test_a_chat_goes_on_with_what_was_said(server: Script, run: Run, tmp_path: P
         assert said in err, said
 
 
+def test_the_last_message_is_answered_again_with_the_next_seed(server: Script, run: Run) -> None:
+    code, out, _ = run(
+        "--server", server["url"], "--temperature", "0.5", "--seed", "4", stdin="Hi\n/regen\n/regen\n"
+    )
+    assert (code, out) == (0, "Hello!\n" * 3)
+    bodies = [body for _, body, _ in server["asked"]]
+    assert [body["seed"] for body in bodies] == [4, 5, 6]
+    assert all(body["messages"] == [{"role": "user", "content": "Hi"}] for body in bodies)
+
+
 def test_one_question(server: Script, run: Run) -> None:
     assert run("--server", server["url"], "-p", "Hi", "--no-stats") == (0, "Hello!\n", "")
 

@@ -33,6 +33,8 @@ MAX_LINES = 350
 
 TORCH_FREE = [
     "edgespec.apps.main",
+    "edgespec.apps.serve",
+    "edgespec.apps.served",
     "edgespec.apps.talk",
     "edgespec.chat",
     "edgespec.config",
@@ -82,6 +84,8 @@ TORCH_FREE = [
     "edgespec.schedules.mirror",
     "edgespec.schedules.serial",
     "edgespec.schedules.ssd",
+    "edgespec.serving.client",
+    "edgespec.serving.scheduler",
     "edgespec.drafters.kinds",
     "edgespec.split.alone",
     "edgespec.split.client",

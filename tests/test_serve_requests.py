@@ -15,7 +15,9 @@ import pytest
 
 from edgespec.apps import main
 from edgespec.config import GenerationOptions
-from edgespec.errors import OptionError
+from edgespec.errors import ClosedError, ContextError, OptionError, OverloadError, StorageError
+from edgespec.response import Response
+from edgespec.serving.ticket import Ticket
 from edgespec.text.chat_template import ChatTemplate
 
 pytest.importorskip("uvicorn", reason="needs the extra `serve`")
@@ -24,9 +26,11 @@ from starlette.requests import Request
 from edgespec.apps.server import app
 from edgespec.apps.server.app import Paths, make_app
 from edgespec.apps.server.fields import ChatRequest, CompletionRequest, decoded
+from edgespec.apps.server.objects import Shape
 from edgespec.apps.server.prepare import message_of, options_for, prepare_chat
-from edgespec.apps.server.problems import Problem
+from edgespec.apps.server.problems import Problem, problem_of
 from edgespec.apps.server.service import Service, digest_of
+from edgespec.apps.server.stream import Replying, Waker
 
 PLAIN = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
 TOOLS = "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}" + PLAIN
@@ -237,6 +241,74 @@ def test_bodies_are_bounded_alone_and_together(monkeypatch: pytest.MonkeyPatch) 
         assert paths._bodies == 0
 
     asyncio.run(work())
+
+
+# --- replies -----------------------------------------------------------------------------------------------
+
+
+def sent(events: bool, *steps: Response | BaseException) -> tuple[int, dict[str, str], list[Any]]:
+    """Status, headers and objects that a reply of these steps is sent as; None is [DONE]."""
+    found: list[Any] = []
+
+    async def work() -> None:
+        ticket = Ticket([1], DEFAULT, 9)
+        for step in steps:
+            ticket.fail(step) if isinstance(step, BaseException) else ticket.put(step)
+
+        async def receive() -> Any:
+            await asyncio.sleep(60)
+
+        async def send(message: Any) -> None:
+            found.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+        await Replying(ticket, Waker(), Shape("m", chat=True), events, True)(scope, receive, send)
+
+    asyncio.run(work())
+    headers = {name.decode(): value.decode() for name, value in found[0]["headers"]}
+    body = b"".join(message["body"] for message in found[1:]).decode()
+    if "event-stream" in headers["content-type"]:
+        parts = [part.removeprefix("data: ") for part in body.split("\n\n") if part]
+        return found[0]["status"], headers, [None if p == "[DONE]" else json.loads(p) for p in parts]
+    return found[0]["status"], headers, [json.loads(body)]
+
+
+def test_replies_that_are_cut_off_say_so() -> None:
+    cut = Response("", finish_reason="cancelled")
+    status, _, (role, text, error, end) = sent(True, Response("Hel", 5), cut)
+    assert (status, end) == (200, None)
+    assert role["choices"][0]["delta"]["role"] == "assistant"
+    assert text["choices"][0]["delta"] == {"content": "Hel"}
+    assert error["error"]["code"] == "stopping"
+    status, _, (error,) = sent(False, Response("Hel", 5), cut)
+    assert (status, error["error"]["code"]) == (503, "stopping")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (StorageError("the disk went away"), 500, None),
+        (ClosedError("the server stops"), 503, "stopping"),
+        (ZeroDivisionError("secret"), 500, None),
+    ],
+)
+def test_errors_of_replies_are_told(error: Exception, status: int, code: str | None) -> None:
+    for events in (True, False):
+        found, _, (told,) = sent(events, error)
+        assert (found, told["error"]["code"]) == (status, code)
+        assert "secret" not in told["error"]["message"]
+    found, _, objects = sent(True, Response("Hel", 5), error)
+    assert found == 200
+    assert objects[-2]["error"]["code"] == code
+    assert objects[-1] is None
+
+
+def test_who_finds_it_full_is_told_when_to_come_again() -> None:
+    problem = problem_of(OverloadError("full", 2.5))
+    assert (problem.status, problem.headers) == (503, {"retry-after": "3"})
+    told = {"message": "9 and 4", "type": "invalid_request_error", "param": None}
+    told |= {"code": "context_length_exceeded"}
+    assert problem_of(ContextError("9 and 4")).body == {"error": told}
 
 
 # --- before the model --------------------------------------------------------------------------------------

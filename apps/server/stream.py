@@ -37,13 +37,12 @@ class Waker:
 async def follow(ticket: Ticket, waker: Waker) -> AsyncIterator[Response]:
     """What is said, until the reply is over. Raises what has ended it."""
     while True:
-        over = ticket.over
-        if (said := ticket.take()) is not None:
-            yield said
-            over = over or said.finish_reason is not None
-        if over:
+        if (said := ticket.take()) is None:
+            await waker.wait()
+            continue
+        yield said
+        if said.finish_reason is not None:
             return
-        await waker.wait()
 
 
 class Replying(HTTPResponse):

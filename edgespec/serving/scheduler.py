@@ -242,6 +242,8 @@ class Scheduler:
 
     def _begin(self, ticket: Ticket, held: int, context: int) -> None:
         kept = self.shelf.open(ticket.prompt, held, context, ticket.reuse)
+        if not self.engine.may_grow:  # a session that was kept may have more
+            held = context = kept.session.context
         rows = self.engine.options.tree_nodes if self.engine.drafters else 1
         try:
             member = _Member(ticket, kept, held, context, rows)
