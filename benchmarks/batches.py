@@ -11,8 +11,8 @@ arm's. Of drafts are told
                chain, which has as many nodes as levels, it is a
     rows       of a pass without blocks of prompts
 
-all of them as means over trees (rows: passes), those without drafts among them, as the pass may have room for
-none. The last column is the speed over the same batch without drafts.
+all of them as means over trees, those without drafts among them. The last column is the speed over the same
+batch without drafts.
 """
 
 from __future__ import annotations
@@ -28,70 +28,84 @@ from typing import Any
 import edgespec
 from benchmarks.serving import QUESTIONS
 from edgespec.apps.common import demo_model
-from edgespec.core.batch import Part, Verification
+from edgespec.config import GenerationOptions
+from edgespec.core.batch import Part
+from edgespec.core.batcher import Batcher
+from edgespec.core.trace import Cycle, Trace
 
 
 @dataclass
 class Seen:
-    """Of the passes of a run: trees that were verified, and rows."""
+    """The cycles of a run: trees as they were verified."""
 
-    accepted: list[int] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
+    cycles: list[Cycle] = field(default_factory=list)
 
-    def add(self, parts: Sequence[Part]) -> None:
-        trees = [part for part in parts if isinstance(part, Verification) and part.outcome is not None]
-        for part in trees:
-            assert part.outcome is not None
-            self.accepted.append(part.outcome.accepted)
-            self.nodes.append(len(part.tree) - 1)
-            if self.nodes[-1]:
-                self.depths.append(int(part.tree.depths.max()))
-        if len(trees) == len(parts):
-            self.rows.append(sum(map(len, trees)))
+    @property
+    def accepted(self) -> float:
+        return fmean(cycle.outcome.accepted for cycle in self.cycles)
+
+    @property
+    def nodes(self) -> float:
+        return fmean(len(cycle.tree) - 1 for cycle in self.cycles)
+
+    @property
+    def rows(self) -> float:
+        """Of a pass; each tree of it counts."""
+        rows = [len(c.tree) + c.outcome.beside for c in self.cycles if not c.outcome.prompts]
+        return fmean(rows) if rows else 0.0
 
     @property
     def kappa(self) -> float:
         """Equation 5; 0 without drafts."""
-        return fmean(self.accepted) * fmean(self.depths) / fmean(self.nodes) if self.depths else 0.0
+        depths = [int(cycle.tree.depths.max()) for cycle in self.cycles if len(cycle.tree) > 1]
+        return self.accepted * fmean(depths) / self.nodes if depths else 0.0
+
+
+class Answer:
+    """A prompt's reply among others'; see `core.batcher.Member`."""
+
+    def __init__(self, engine: edgespec.Engine, prompt: str, options: GenerationOptions, seen: Seen) -> None:
+        tokens = engine.encode(prompt)
+        held = len(tokens) + (options.max_tokens or 0)
+        self.session = engine.new_session(held, trace=Trace(cycle=seen.cycles.append))
+        self.reply = self.session.new_reply(tokens, options)
+        self.tokens: list[int] = []
+
+    def ask(self) -> Part:
+        return self.session.ask(self.reply)
+
+    def answer(self, part: Part) -> bool:
+        said = self.session.answer(self.reply, part)
+        self.tokens += [response.token for response in said if response.token is not None]
+        if self.reply.writer.finished:
+            self.session.end(self.reply)
+            self.session.close()
+        return not self.reply.writer.finished
 
 
 def run(model: str, batch: int, drafter: str, tokens: int, options: dict[str, Any]) -> dict[str, Any]:
     """One arm, in an engine of its own."""
     prompts = list(islice(cycle(QUESTIONS), batch))
     with edgespec.load(model, batch=batch, drafter=drafter, **options) as engine:
-        answer(engine, prompts, 4)  # what is measured at the first use
-        seen, compute = Seen(), engine.verifier.compute
-
-        def computing(parts: Sequence[Part]) -> Sequence[Part]:
-            taken = compute(parts)
-            seen.add(taken)
-            return taken
-
-        engine.verifier.compute = computing  # type: ignore[method-assign]
-        began = perf_counter()
-        texts = answer(engine, prompts, tokens)
+        answer(engine, prompts, 4, Seen())  # what is measured at the first use
+        seen, began = Seen(), perf_counter()
+        texts = answer(engine, prompts, tokens, seen)
         seconds = perf_counter() - began
-    return {
-        "batch": batch,
-        "drafter": drafter,
-        "tokens_per_second": sum(map(len, texts)) / seconds,
-        "accepted": fmean(seen.accepted),
-        "nodes": fmean(seen.nodes),
-        "kappa": seen.kappa,
-        "rows": fmean(seen.rows),
-        "texts": texts,
-    }
+    measured = {"accepted": seen.accepted, "nodes": seen.nodes, "kappa": seen.kappa, "rows": seen.rows}
+    return {"tokens_per_second": sum(map(len, texts)) / seconds, "texts": texts} | measured
 
 
-def answer(engine: edgespec.Engine, prompts: Sequence[str], tokens: int) -> list[list[int]]:
-    said: dict[int, list[int]] = {}
-    for place, reply in edgespec.generate_batch(engine, prompts, max_tokens=tokens, ignore_eos=True):
-        if isinstance(reply, edgespec.EdgeSpecError):
-            raise reply
-        said[place] = reply.tokens
-    return [said[place] for place in range(len(prompts))]
+def answer(engine: edgespec.Engine, prompts: Sequence[str], tokens: int, seen: Seen) -> list[list[int]]:
+    options = GenerationOptions(max_tokens=tokens, ignore_eos=True)
+    answers = [Answer(engine, prompt, options, seen) for prompt in prompts]
+    batcher = Batcher[Answer](engine.verifier)
+    for each in answers:
+        batcher.join(each)
+    while len(batcher):
+        for _, error in batcher.step():
+            if error is not None:
+                raise error
+    return [each.tokens for each in answers]
 
 
 def main() -> None:
@@ -114,7 +128,7 @@ def main() -> None:
             texts = row.pop("texts")
             first = first or row | {"texts": texts}
             if texts != first["texts"]:
-                raise SystemExit(f"batch {batch}: {drafter} says something else than {first['drafter']}")
+                raise SystemExit(f"batch {batch}: {drafter} says something else than without")
             row["over"] = row["tokens_per_second"] / first["tokens_per_second"]
             print(
                 f"| {batch} | {drafter} | {row['tokens_per_second']:.4g} | {row['accepted']:.2f} | "

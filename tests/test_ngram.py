@@ -40,6 +40,7 @@ def paths(tree: TokenTree) -> set[tuple[int, ...]]:
 def emit(drafter: NGram, root: int, *tokens: int) -> None:
     """One cycle: `tokens` are what it emitted, the bonus last."""
     drafter.commit(root, Outcome(np.arange(len(tokens)), tokens))
+    drafter.catch_up()
 
 
 def test_the_longest_match_comes_first_and_others_become_branches() -> None:
@@ -108,6 +109,21 @@ def test_a_plain_cycle_teaches_too() -> None:
     before = drafter._trials.sum()
     emit(drafter, 1, 2)
     assert drafter._trials.sum() == before + 1
+
+
+def test_what_nobody_asks_about_is_not_indexed() -> None:
+    """Where drafts do not pay a cycle costs nothing; the next draft is as if each had been learned from."""
+    lazy, eager = drafter_of([1, 2, 3, 1, 2]), drafter_of([1, 2, 3, 1, 2])
+    for token in (3, 1, 2, 3, 1):
+        lazy.commit(token, Outcome(np.arange(1), (0,)))
+        emit(eager, token, 0)
+    assert lazy.tokens == [1, 2, 3, 1, 2]
+    assert paths(draft(lazy, 2)) == paths(draft(eager, 2))
+    assert lazy.tokens == eager.tokens
+    assert np.array_equal(lazy._hits, eager._hits)
+    lazy.commit(2, Outcome(np.arange(1), (0,)))
+    lazy.prefill(Context([*eager.tokens, 2, 7]))
+    assert lazy.tokens == [*eager.tokens, 2, 7]
 
 
 def test_going_back_leaves_the_index_of_what_remains() -> None:

@@ -50,6 +50,10 @@ class Shares:
 
     def allot(self, offers: Sequence[Offer], most: Sequence[int], others: int, room: int) -> list[IntArray]:
         self.trees = trees = len(offers) + others
+        plain = trees / float(self._passes(trees))
+        if all(len(offer.gains) == 1 for offer in offers):
+            self._rate, self.speedup = plain, 1.0
+            return [np.zeros(1, dtype=np.int64)] * len(offers)
         kept = [_best(offer.gains, nodes) for offer, nodes in zip(offers, most, strict=True)]
         gains = np.concatenate([offer.gains[nodes[1:]] for offer, nodes in zip(offers, kept, strict=True)])
         room = min(room, GROWTH * self.costs.verify.largest - trees)
@@ -59,7 +63,6 @@ class Shares:
         rates = tokens / (seconds + sum(offer.seconds for offer in offers))
         rates[1:][self._costs(seconds[1:]) > self.credit] = 0.0
         count = 0 if self.stale else int(np.argmax(rates))
-        plain = trees / float(self._passes(trees))
         self._rate = max(plain, float(rates[count]))
         self.speedup = self._rate / plain
         chosen = np.zeros(len(gains), dtype=bool)

@@ -3,7 +3,8 @@
 The index is LZ77's: for every n-gram of a few lengths, the place where it last ended, and for every place
 the one before. Adding a token is O(1), so is taking it back, and memory is `POSITION_BYTES` a token. The
 likelihood of a copied token depends on how long a suffix matches, and is *measured*: before each committed
-token is added, the index says what it would have predicted. Needs no torch.
+token is added, the index says what it would have predicted. That is done when it is next asked to draft, so
+that nothing is spent where drafts do not pay. Needs no torch.
 """
 
 from __future__ import annotations
@@ -44,12 +45,14 @@ class NGram:
         # By order: hash of an n-gram -> place of its last token; place -> the n-gram's place before, or -1.
         self._last: list[dict[int, int]] = [{} for _ in ORDERS]
         self._before: list[list[int]] = [[] for _ in ORDERS]
+        self._late: list[int] = []  # committed since, and in no index yet
         self._whole = True  # no update of the index was interrupted
 
     def prefill(self, context: Context) -> None:
         self._silent = context.drawn  # copies were not drawn from any distribution
         if not self._whole:
             self._clear()
+        self.catch_up()
         self._whole = False
         shared = shared_prefix(self.tokens, context.tokens)
         while len(self.tokens) > shared:
@@ -62,8 +65,13 @@ class NGram:
         return NGramDrafting(self, roots, budget)
 
     def commit(self, root: int, outcome: Outcome) -> None:
+        self._late += committed(root, outcome)
+
+    def catch_up(self) -> None:
+        """Learn from what was committed since the last draft."""
         self._whole = False
-        for token in committed(root, outcome):
+        late, self._late = self._late, []
+        for token in late:
             self._observe(token)
             self._push(token)
         self._whole = True
@@ -76,6 +84,7 @@ class NGram:
 
     def draft(self, path: Sequence[int], budget: TreeBudget) -> TokenTree:
         """The tree behind the committed tokens and `path`, whose last token is the root."""
+        self.catch_up()
         text = self.tokens + list(path)
         depth = 0 if self._silent else min(budget.depth, budget.nodes - 1)
         matches = self._matches(text)[:BRANCHES] if depth > 0 else []
