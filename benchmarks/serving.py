@@ -34,8 +34,7 @@ QUESTIONS = [f"{ask} {word}?" for word in WORDS for ask in ("What is", "Why is t
 
 @dataclass
 class Figures:
-    replies: int = 0
-    tokens: int = 0
+    tokens: list[int] = field(default_factory=list)  # of each reply
     errors: list[str] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)  # of each reply
     firsts: list[float] = field(default_factory=list)  # until its first text, where it was streamed
@@ -77,8 +76,7 @@ class Client:
         finally:
             connection.close()
         self.figures.seconds.append(time.monotonic() - began)
-        self.figures.replies += 1
-        self.figures.tokens += options_of(number)["max_tokens"]
+        self.figures.tokens.append(options_of(number)["max_tokens"])
         if self.said.setdefault(number, text) != text:
             raise RuntimeError(f"prompt {number}: {text!r} and {self.said[number]!r}")
 
@@ -157,13 +155,13 @@ def main() -> None:
         process.terminate()
         process.wait()
     figures = [client.figures for client in clients]
-    counts = sorted(f.replies for f in figures)
+    counts = sorted(len(f.tokens) for f in figures)
     errors = [error for f in figures for error in f.errors]
     warm = seen[len(seen) // 4 :]
     replies, firsts = (sorted(x for f in figures for x in getattr(f, n)) for n in ("seconds", "firsts"))
     print(json.dumps({
         "clients": given.clients, "minutes": given.minutes, "replies": sum(counts),
-        "tokens_per_second": sum(f.tokens for f in figures) / (60 * given.minutes),
+        "tokens_per_second": sum(sum(f.tokens) for f in figures) / (60 * given.minutes),
         "errors": len(errors), "first_errors": errors[:3],
         "slowest_of_fastest": counts[0] / counts[-1],
         "reply_seconds": {"median": statistics.median(replies), "worst": replies[-1]},

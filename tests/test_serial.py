@@ -150,8 +150,8 @@ def test_names() -> None:
     assert chosen("ngram+substitute") == ("ngram", "substitute")
     assert chosen("model", "m") == ("model",)
     assert chosen("ngram+model", "m") == ("ngram", "model")
-    with pytest.raises(OptionError, match=r"'eagle' is unknown; choose from none, auto, ngram, model"):
-        chosen("eagle")
+    with pytest.raises(OptionError, match=r"'falcon' is unknown; choose from none, auto, ngram, model"):
+        chosen("falcon")
     with pytest.raises(OptionError, match="names ngram twice"):
         chosen("ngram+ngram")
     with pytest.raises(OptionError, match="draft_model="):
