@@ -36,6 +36,7 @@ class Combined:
 
     def __init__(self, members: Sequence[Drafter]) -> None:
         self.members = tuple(members)
+        self._watching = [member for member in self.members if isinstance(member, Watching)]
 
     @property
     def resident(self) -> bool:
@@ -87,9 +88,8 @@ class Combined:
             member.commit(root, outcome)
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        for member in self.members:
-            if isinstance(member, Watching):
-                member.on_layer(index, hidden, rows)
+        for member in self._watching:
+            member.on_layer(index, hidden, rows)
 
 
 class _Together:

@@ -82,6 +82,16 @@ class Serial:
         self._given_back: str | None = None
 
     @property
+    def drafter(self) -> Drafter:
+        return self._drafter
+
+    @drafter.setter
+    def drafter(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        # Asked once: of a protocol it takes 20 us, and would be asked in each layer.
+        self._watcher = drafter if isinstance(drafter, Watching) else None
+
+    @property
     def undrafted(self) -> str | None:
         return self._given_back or self.controller.refusal
 
@@ -163,8 +173,8 @@ class Serial:
         pass
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        if isinstance(self.drafter, Watching):
-            self.drafter.on_layer(index, hidden, rows)
+        if self._watcher is not None:
+            self._watcher.on_layer(index, hidden, rows)
 
     def on_wait(self) -> bool:
         return False
