@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Generic, TypeVar
 
 import msgspec
 import typer
@@ -26,8 +26,13 @@ from edgespec.text.conversation import Conversation
 from edgespec.values import count_of, format_seconds, two_digits
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from edgespec.engine import Engine
     from edgespec.serving.many import Ended, Turns
+    from edgespec.split.client import RemoteEngine
+
+E = TypeVar("E", "Engine", "RemoteEngine")
 
 MAX_LINE_BYTES = 64 * 2**20  # of an answer, with its tokens
 
@@ -107,12 +112,12 @@ def output_file(path: Path) -> Iterator[Output]:
         yield Output(path, file)
 
 
-class BatchRun:
-    """Answers prompts in shared passes."""
+class BatchRun(Generic[E]):
+    """Answers prompts, and keeps what is there already."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: E,
         options: GenerationOptions,
         terminal: Terminal,
         output: Output,
@@ -120,27 +125,19 @@ class BatchRun:
         stats: bool,
     ) -> None:
         """total: prompts; 0 = not known. stats: say at the end how fast it was."""
-        self.engine, self.options, self.terminal = engine, options, terminal
+        self.engine: E = engine
+        self.options, self.terminal = options, terminal
         self.output, self.total, self.stats = output, total, stats
         self.skipped = self.failed = self.answered = self.tokens = 0
         self.keys: dict[int, str] = {}  # of the prompts under way
-        self.asked = xxhash.xxh3_64(msgspec.json.encode([engine.files.digest, asdict(options)]))
+        self.asked = xxhash.xxh3_64(msgspec.json.encode([self.identity(), asdict(options)]))
         terminal.count_reads(lambda: engine.bytes_read)
 
     def all(self, queue: Iterator[PromptInput | OptionError]) -> None:
         """Raises typer.Exit after Ctrl-C, and when a prompt has failed."""
-        from edgespec.serving.many import converse  # torch
-
         began = monotonic()
-        engine, plan = self.engine, self.engine.plan
-        at_once = engine.pool.positions // engine.pool.of(plan.context)
-        if self.options.max_tokens is None and at_once < plan.sequences:
-            self.terminal.note(
-                f"without --max-tokens each reply may take all of --context {plan.context}, so {at_once} of "
-                f"{plan.sequences} are made at once"
-            )
         try:
-            with closing(converse(engine, self._left(queue), self._progress)) as ended:
+            with closing(self.converse(self._left(queue))) as ended:
                 for each in ended:
                     self._answer(each)
         except KeyboardInterrupt:
@@ -150,6 +147,14 @@ class BatchRun:
             self.terminal.note(self._figures(monotonic() - began))
         if self.failed:
             raise typer.Exit(1)
+
+    def identity(self) -> str:
+        """What replies depend on, beside prompts and options."""
+        raise NotImplementedError
+
+    def converse(self, conversations: Iterator[tuple[int, Turns, int]]) -> Generator[Ended[int], None, None]:
+        """See `serving.many.converse`."""
+        raise NotImplementedError
 
     def _left(self, queue: Iterator[PromptInput | OptionError]) -> Iterator[tuple[int, Turns, int]]:
         """The prompts that were not answered before."""
@@ -197,7 +202,7 @@ class BatchRun:
         self.tokens += sum(len(reply.tokens) for reply in ended.replies)
         self.output.write(answer)
 
-    def _progress(self, report: Progress) -> None:
+    def progress(self, report: Progress) -> None:
         self.terminal.progress(replace(report, done=report.done + self.skipped, total=self.total))
 
     def _counts(self) -> str:
@@ -208,6 +213,25 @@ class BatchRun:
         failed = f", {self.failed} of them errors" if self.failed else ""
         rate = two_digits(self.tokens / seconds) if seconds > 0 else "0"
         return f"{self._counts()}{failed} · {format_seconds(seconds)} · {rate} tok/s together"
+
+
+class SharedRun(BatchRun["Engine"]):
+    """In shared passes."""
+
+    def identity(self) -> str:
+        return str(self.engine.files.digest)
+
+    def converse(self, conversations: Iterator[tuple[int, Turns, int]]) -> Generator[Ended[int], None, None]:
+        from edgespec.serving.many import converse  # numpy: not for --help
+
+        engine, plan = self.engine, self.engine.plan
+        at_once = engine.pool.positions // engine.pool.of(plan.context)
+        if self.options.max_tokens is None and at_once < plan.sequences:
+            self.terminal.note(
+                f"without --max-tokens each reply may take all of --context {plan.context}, so {at_once} of "
+                f"{plan.sequences} are made at once"
+            )
+        return converse(engine, conversations, self.progress)
 
 
 def _reply(reply: Response) -> dict[str, Any]:

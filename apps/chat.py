@@ -13,7 +13,7 @@ import typer
 
 from edgespec.apps import options, saved
 from edgespec.apps.commands import COMMANDS, run_command
-from edgespec.apps.common import demo_model, demo_options, open_engine
+from edgespec.apps.common import check_server, demo_model, demo_options, open_engine, say_whose
 from edgespec.apps.keyboard import typing_ahead
 from edgespec.apps.keys import read_keys
 from edgespec.apps.prompts import read_text
@@ -25,7 +25,7 @@ from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import ContextError, EdgeSpecError, OptionError
 from edgespec.split.options import ConnectOptions
 from edgespec.text.conversation import Message
-from edgespec.values import Option, Options, count_of, options_of
+from edgespec.values import Option, Options, count_of
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -96,8 +96,8 @@ def chat(
         if wanted.server is not None and drafts:
             talk = _drafting(wanted, link, engine, stack, terminal, generation, remembers)
         elif wanted.server is not None:
-            talk = _served(wanted, terminal, generation, remembers)
-            _say_whose(engine, terminal)
+            talk = _served(wanted, link, terminal, generation, remembers)
+            say_whose(engine, terminal)
         else:
             opened = stack.enter_context(open_engine(source, engine, terminal))
             talk = Talk(opened, source, terminal, generation, wanted.stats, wanted.verbose, remembers)
@@ -122,16 +122,10 @@ def chat(
 
 def _check_server(wanted: ChatFlags, model: str | None, link: ConnectOptions, drafts: bool) -> None:
     """Raises OptionError for what a server's chat cannot have."""
-    if (wanted.server is None or not drafts) and link != ConnectOptions():
-        known = options_of(ConnectOptions)
-        flags = [known[name].flag for name in known if getattr(link, name) != known[name].default]
-        raise OptionError(f"{', '.join(flags)}: for what is drafted here, with --server URL --drafter NAME")
+    check_server(wanted.server, wanted.api_key_file, link, model is not None, drafts)
     if wanted.server is None:
-        if wanted.api_key_file is not None:
-            raise OptionError("--api-key-file is for --server URL; give both, or neither")
         return
     for name, given in (
-        ("MODEL", model),
         ("--yield", wanted.yield_),
         ("--verbose", wanted.verbose),
         ("--show-drafts", wanted.show_drafts and not drafts),
@@ -140,12 +134,18 @@ def _check_server(wanted: ChatFlags, model: str | None, link: ConnectOptions, dr
             raise OptionError(f"{name} does not go with --server, whose model, memory and drafts are its own")
 
 
-def _served(wanted: ChatFlags, terminal: Terminal, generation: GenerationOptions, remembers: bool) -> Talk:
+def _served(
+    wanted: ChatFlags,
+    link: ConnectOptions,
+    terminal: Terminal,
+    generation: GenerationOptions,
+    remembers: bool,
+) -> Talk:
     from edgespec.apps.served import ServedTalk
     from edgespec.serving.client import ServerClient
 
     key = None if wanted.api_key_file is None else read_keys(wanted.api_key_file)[0]
-    client = ServerClient(str(wanted.server), key)
+    client = ServerClient(str(wanted.server), key, link.ca)
     return ServedTalk(client, terminal, generation, wanted.stats, remembers)
 
 
@@ -160,16 +160,8 @@ def _drafting(
 ) -> Talk:
     from edgespec.apps.drafting import DraftingTalk, connected
 
-    key = None if wanted.api_key_file is None else read_keys(wanted.api_key_file)[0]
-    opened = stack.enter_context(connected(str(wanted.server), key, link, engine))
+    opened = stack.enter_context(connected(str(wanted.server), wanted.api_key_file, link, engine, terminal))
     return DraftingTalk(opened, terminal, generation, wanted.stats, remembers)
-
-
-def _say_whose(engine: EngineOptions, terminal: Terminal) -> None:
-    """Options of a model here, from flags or wherever else, change nothing at a server."""
-    known = options_of(EngineOptions)
-    if set_here := [known[name].flag for name in known if getattr(engine, name) != known[name].default]:
-        terminal.note(f"{', '.join(set_here)}: the server goes by its own")
 
 
 def _converse(talk: Talk, reader: Reader, terminal: Terminal) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from edgespec.config import DEVICES, NOT_YET, EngineOptions
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
-from edgespec.values import did_you_mean, format_bytes
+from edgespec.split.options import ConnectOptions
+from edgespec.values import did_you_mean, format_bytes, options_of
 
 if TYPE_CHECKING:
     from edgespec.apps.terminal import Terminal
@@ -96,3 +97,29 @@ def describe_plan(
     if drafters:
         second += f" · drafts by {' and '.join(drafters)}"
     return f"{' · '.join(first)}\n{second}"
+
+
+def check_server(
+    server: str | None, key_file: Path | None, link: ConnectOptions, model: bool, drafts: bool = True
+) -> None:
+    """Raises OptionError for flags of a server that go with none, or not with a `model` that is named.
+    drafts: tokens are drafted here."""
+    known = options_of(ConnectOptions)
+    named = [name for name in known if getattr(link, name) != known[name].default]
+    if server is not None and not drafts:
+        named = [name for name in named if name != "ca"]
+    if named and (server is None or not drafts):
+        flags = ", ".join(known[name].flag for name in named)
+        raise OptionError(f"{flags}: for what is drafted here, with --server URL --drafter NAME")
+    if server is None and key_file is not None:
+        raise OptionError("--api-key-file is for --server URL; give both, or neither")
+    if server is not None and model:
+        raise OptionError("MODEL does not go with --server, whose model, memory and drafts are its own")
+
+
+def say_whose(engine: EngineOptions, terminal: Terminal, ours: Collection[str] = ()) -> None:
+    """Options of a model here, from flags or wherever else, change nothing at a server, but for `ours`."""
+    known = options_of(EngineOptions)
+    idle = [name for name in known if name not in ours and getattr(engine, name) != known[name].default]
+    if idle:
+        terminal.note(f"{', '.join(known[name].flag for name in idle)}: the server goes by its own")

@@ -1,24 +1,78 @@
-"""`edgespec chat --server URL --drafter NAME`: a server verifies what is drafted here."""
+"""`chat --server URL --drafter NAME` and `generate --server URL`: a server verifies what is drafted here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.apps.batch import BatchRun
+from edgespec.apps.common import say_whose
+from edgespec.apps.keys import read_keys
 from edgespec.apps.talk import Talk
 from edgespec.apps.terminal import Terminal
 from edgespec.chat import Chat
 from edgespec.config import EngineOptions, GenerationOptions, with_keywords
-from edgespec.errors import OptionError
-from edgespec.response import Stats
+from edgespec.errors import ClosedError, EdgeSpecError, LinkError, OptionError, RefusedError
+from edgespec.progress import Progress
+from edgespec.response import Stats, whole
+from edgespec.serving.many import Ended, Turns
 from edgespec.split.client import OF_DRAFTING, RemoteEngine
 from edgespec.split.options import ConnectOptions
 from edgespec.split.websocket import websocket
 from edgespec.tuning.predict import Interval
+from edgespec.values import count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 
-def connected(url: str, key: str | None, link: ConnectOptions, engine: EngineOptions) -> RemoteEngine:
+def connected(
+    url: str, key_file: Path | None, link: ConnectOptions, engine: EngineOptions, terminal: Terminal
+) -> RemoteEngine:
     """The server's engine; of this one's options, those about drafting. Raises as `edgespec.connect`."""
+    key = None if key_file is None else read_keys(key_file)[0]
+    say_whose(engine, terminal, OF_DRAFTING)
     here = {name: getattr(engine, name) for name in OF_DRAFTING}
     drafting = with_keywords(EngineOptions(), here)
     return RemoteEngine(websocket(url, key, link.ca), url, link, drafting)
+
+
+class RemoteRun(BatchRun[RemoteEngine]):
+    """Replies of a server's model, one after another: it is the server who shares passes."""
+
+    def identity(self) -> str:
+        return str(self.engine.config.name)
+
+    def converse(self, conversations: Iterator[tuple[int, Turns, int]]) -> Generator[Ended[int], None, None]:
+        """Each as it ends. Raises LinkError when the server stays away: what was not verified is no answer,
+        unless it is to be kept."""
+        with self.engine.new_session() as session:
+            for done, (key, turns, _) in enumerate(conversations):
+                self.progress(Progress("replies", done, 0, "rows"))
+                ended = Ended(key)
+                try:
+                    asked = next(turns)
+                    while True:
+                        reply = whole(session.generate(*asked))
+                        if not reply.verified and self.engine.asked.unverified == "again":
+                            raise _not_verified(reply.stats.unverified_tokens)
+                        ended.replies.append(reply)
+                        asked = turns.send(reply)
+                except StopIteration:
+                    pass
+                except (LinkError, RefusedError, ClosedError):  # no fault of this prompt
+                    raise
+                except EdgeSpecError as error:
+                    ended.error = error
+                yield ended
+
+
+def _not_verified(count: int) -> LinkError:
+    return LinkError(
+        f"the server has not come back, so {count_of(count, 'token')} were not verified; the same command "
+        "goes on later, and unverified=keep takes them as they are"
+    )
 
 
 class DraftingTalk(Talk):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -13,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgespec.apps import options, prompts
-from edgespec.apps.batch import BatchRun, output_file
-from edgespec.apps.common import open_engine
+from edgespec.apps.batch import SharedRun, output_file
+from edgespec.apps.common import check_server, open_engine
 from edgespec.apps.options import message_of
 from edgespec.apps.prompts import PromptInput
 from edgespec.apps.reply import follow
@@ -23,12 +24,16 @@ from edgespec.apps.terminal import Terminal
 from edgespec.apps.timeline import TRACE_HELP, Timeline, new_session, timeline
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import EdgeSpecError, OptionError
-from edgespec.response import Response
+from edgespec.response import Response, Stats
+from edgespec.split.options import ConnectOptions
 from edgespec.text.conversation import Conversation
 from edgespec.values import Option, Options, count_of
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
+    from edgespec.session import Session
+    from edgespec.split.client import RemoteEngine
+    from edgespec.tuning.predict import Interval
 
 
 @dataclass(frozen=True)
@@ -51,11 +56,26 @@ class GenerateFlags(Options):
             short="-o",
         ),
     ] = None
+    server: Annotated[
+        str | None,
+        Option(
+            "Draft here, and have it verified by the model of an `edgespec serve` there.",
+            metavar="URL", default="none, the model is loaded here",
+        ),
+    ] = None  # fmt: skip
+    api_key_file: Annotated[Path | None, Option("The server's key, in a file.", metavar="FILE")] = None
 
 
 @options.takes()
 def generate(
-    model: options.Model, *, wanted: GenerateFlags, engine: EngineOptions, generation: GenerationOptions
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help=options.MODEL_HELP, show_default=False)
+    ] = None,
+    *,
+    wanted: GenerateFlags,
+    engine: EngineOptions,
+    generation: GenerationOptions,
+    link: ConnectOptions,
 ) -> None:
     """Continue texts: -p, or standard input with one prompt a line.
 
@@ -65,6 +85,12 @@ def generate(
     """
     options.check_together(engine, generation)
     _check(wanted, engine.batch)
+    check_server(wanted.server, wanted.api_key_file, link, model is not None)
+    if wanted.server is not None:
+        _from_server(wanted, wanted.server, engine, generation, link)
+        return
+    if model is None:
+        raise OptionError("name a MODEL, or a server that has one: --server URL")
     if wanted.output is not None:
         total = len(wanted.prompt) or prompts.count(sys.stdin.buffer)
         queue = _prompts(wanted.prompt, keep_going=True)
@@ -73,7 +99,7 @@ def generate(
             output_file(wanted.output) as output,
             open_engine(model, engine, terminal) as opened,
         ):
-            BatchRun(opened, generation, terminal, output, total, wanted.stats).all(queue)
+            SharedRun(opened, generation, terminal, output, total, wanted.stats).all(queue)
         return
     queue = _prompts(wanted.prompt, wanted.keep_going)
     with (
@@ -81,7 +107,30 @@ def generate(
         Terminal() as terminal,
         open_engine(model, engine, terminal) as opened,
     ):
-        _Run(opened, generation, terminal, wanted, traced).all(queue)
+        _LocalRun(opened, generation, terminal, wanted, traced).all(queue)
+
+
+def _from_server(
+    wanted: GenerateFlags,
+    url: str,
+    engine: EngineOptions,
+    generation: GenerationOptions,
+    link: ConnectOptions,
+) -> None:
+    from edgespec.apps.drafting import RemoteRun, connected  # numpy: not for --help
+
+    if wanted.trace is not None:
+        raise OptionError("--trace is of a model's passes, which are the server's here; leave it out")
+    with Terminal() as terminal, ExitStack() as stack:
+        output = None if wanted.output is None else stack.enter_context(output_file(wanted.output))
+        total = len(wanted.prompt) or (0 if output is None else prompts.count(sys.stdin.buffer))
+        queue = _prompts(wanted.prompt, wanted.keep_going or output is not None)
+        opened = stack.enter_context(connected(url, wanted.api_key_file, link, engine, terminal))
+        if output is not None:
+            RemoteRun(opened, generation, terminal, output, total, wanted.stats).all(queue)
+        else:
+            session = stack.enter_context(opened.new_session())
+            PromptRun(opened, session, generation, terminal, wanted).all(queue)
 
 
 def _check(wanted: GenerateFlags, batch: int) -> None:
@@ -112,24 +161,28 @@ def _prompts(texts: tuple[str, ...], keep_going: bool) -> Iterator[PromptInput |
     return chain([first], queue)
 
 
-class _Run:
+class PromptRun:
+    """Replies on the terminal, one after another; of a server's model, of which no plan is known."""
+
     def __init__(
         self,
-        engine: Engine,
+        engine: Engine | RemoteEngine,
+        session: Session,
         options: GenerationOptions,
         terminal: Terminal,
         wanted: GenerateFlags,
-        traced: Timeline | None,
     ) -> None:
-        self.engine = engine
+        self.engine, self.session = engine, session
         self.options = options
         self.terminal = terminal
         self.wanted = wanted
-        from edgespec.tuning.watch import Watch  # numpy: not for --help
 
-        self.watch = Watch(engine)
-        self.session = new_session(engine, traced, watch=self.watch)
-        terminal.count_reads(lambda: engine.bytes_read)
+    plan: dict[str, Any] | None = None
+    expected_speed: Interval | None = None
+
+    def learn(self, stats: Stats) -> list[str]:
+        """A reply was made; what is to be said of how."""
+        return []
 
     def all(self, queue: Iterator[PromptInput | OptionError]) -> None:
         """Answer every prompt. Raises typer.Exit after Ctrl-C, and after errors that were said already."""
@@ -161,9 +214,9 @@ class _Run:
             steps = self.session.generate(tokens, options, self.terminal.progress)
             self.terminal.busy(f"prompt {count_of(len(tokens), 'token')}")
             reply = follow(steps, self.session.cancel, self.terminal, show=not self.wanted.json)
-            self.watch.reply(reply.stats)
+            warnings = self.learn(reply.stats)
             self._report(reply, {"prompt": number, "turn": turn})
-            for warning in self.watch.warnings():
+            for warning in warnings:
                 self.terminal.note(warning)
             if reply.finish_reason == "cancelled":
                 raise typer.Exit(130)
@@ -176,10 +229,32 @@ class _Run:
                 "text": reply.text,
                 "tokens": reply.tokens,
                 "finish_reason": reply.finish_reason,
-                "stats": stats_object(reply.stats, self.engine.plan.to_dict(), self.watch.expected_speed),
+                "stats": stats_object(reply.stats, self.plan, self.expected_speed),
             }
             self.terminal.result(json.dumps(result, ensure_ascii=False))
         else:
             self.terminal.end_reply()
             if self.wanted.stats:
                 self.terminal.note(stats_line(reply.stats, self.terminal.width))
+
+
+class _LocalRun(PromptRun):
+    def __init__(
+        self,
+        engine: Engine,
+        options: GenerationOptions,
+        terminal: Terminal,
+        wanted: GenerateFlags,
+        traced: Timeline | None,
+    ) -> None:
+        from edgespec.tuning.watch import Watch  # numpy: not for --help
+
+        self.watch = Watch(engine)
+        super().__init__(engine, new_session(engine, traced, watch=self.watch), options, terminal, wanted)
+        terminal.count_reads(lambda: engine.bytes_read)
+        self.plan = engine.plan.to_dict()
+
+    def learn(self, stats: Stats) -> list[str]:
+        self.watch.reply(stats)
+        self.expected_speed = self.watch.expected_speed
+        return self.watch.warnings()

@@ -37,6 +37,13 @@ class ServeFlags(Options):
     api_key_file: Annotated[
         Path | None, Option("Serve only who has one of the keys in this file, one a line.", metavar="FILE")
     ] = None
+    ssl_certfile: Annotated[
+        Path | None, Option("Serve https, with the certificate in this file (PEM).", metavar="FILE")
+    ] = None
+    ssl_keyfile: Annotated[
+        Path | None,
+        Option("The certificate's private key (PEM).", metavar="FILE", default="in --ssl-certfile"),
+    ] = None
     max_sessions: Annotated[
         int,  # 0 = auto
         Option(
@@ -72,14 +79,16 @@ def serve(
             from edgespec.apps.server.listen import Server, listening
             from edgespec.apps.server.problems import log
             from edgespec.apps.server.service import Service, digest_of
+            from edgespec.apps.server.tls import tls_context
     except ImportError as error:
         raise MissingExtraError(
             f"a server needs {error.name}, which is not installed: pip install 'edgespec[serve]'"
         ) from None
     check_source(source)
     keys = [] if wanted.api_key_file is None else read_keys(wanted.api_key_file)
+    tls = tls_context(wanted.ssl_certfile, wanted.ssl_keyfile)
     name = Path(source).resolve().name if Path(source).exists() else source
-    with Terminal() as terminal, listening(wanted.host, wanted.port, bool(keys)) as (socket, url):
+    with Terminal() as terminal, listening(wanted.host, wanted.port, bool(keys), tls) as (socket, url):
 
         def ready(engine: Engine) -> None:
             terminal.note(describe_plan(name, engine.plan, engine.drafters))
@@ -88,7 +97,7 @@ def serve(
             terminal.note(f"serving at {url}/v1{locked}, {count_of(most, 'request')} at once; Ctrl-C ends it")
 
         service = Service(name, source, generation, [digest_of(key.encode()) for key in keys])
-        server = Server(service, PATIENCE)
+        server = Server(service, PATIENCE, tls)
         terminal.busy("starting")
         service.load(lambda progress: load_engine(source, asked, progress), terminal.progress, ready)
         try:

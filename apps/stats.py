@@ -67,9 +67,11 @@ def stats_table(stats: Stats, plan: Plan | None, expected: Interval | None = Non
     return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
 
 
-def stats_object(stats: Stats, plan: dict[str, Any], expected: Interval | None = None) -> dict[str, Any]:
-    """The `stats` of `--json`: seconds and bytes, beside the plan that was run and the speed that was
-    `expected`, with its 80 %."""
+def stats_object(
+    stats: Stats, plan: dict[str, Any] | None, expected: Interval | None = None
+) -> dict[str, Any]:
+    """The `stats` of `--json`: seconds and bytes, beside the plan that was run (None: a server's) and the
+    speed that was `expected`, with its 80 %."""
     return {
         "tokens_per_second": stats.tokens_per_second,
         "expected_tokens_per_second": None if expected is None else asdict(expected),
@@ -98,6 +100,7 @@ def stats_object(stats: Stats, plan: dict[str, Any], expected: Interval | None =
         "prompt_tokens": stats.prompt_tokens,
         "reused_tokens": stats.reused_tokens,
         "reply_tokens": stats.reply_tokens,
+        "unverified_tokens": stats.unverified_tokens,
         "prefill_seconds": stats.prefill_seconds,
         "decode_seconds": stats.decode_seconds,
         "bytes_read": stats.bytes_read,

@@ -23,12 +23,12 @@ WAIT = 120.0
 class ServerProcess:
     """`edgespec serve` with these flags, on a free port."""
 
-    def __init__(self, *flags: str, cache: Path, port: int = 0) -> None:
+    def __init__(self, *flags: str, cache: Path, port: int = 0, scheme: str = "http") -> None:
         with socket.socket() as free:
             free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             free.bind(("127.0.0.1", port))
             self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "edgespec.apps.start", "serve", "--port", str(self.port), *flags]
         environment = {**os.environ, "EDGESPEC_CACHE": str(cache), "PYTHONPATH": str(ROOT)}
         pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}

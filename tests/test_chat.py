@@ -209,7 +209,12 @@ def test_ctrl_c_stops_the_reply_and_keeps_the_chat(chat: Chat, engine: FakeEngin
 
 
 def test_a_message_stopped_before_its_reply_is_taken_back(chat: Chat, engine: FakeEngine) -> None:
-    interrupt_after(0.1)
+    def script(text: str) -> str:
+        if "slow" in text:  # Ctrl-C as the reply begins, before any of it is there
+            os.kill(os.getpid(), signal.SIGINT)
+        return f"reply {text.count('<user>')}"
+
+    engine.script = script
     _, out, err = chat("slow\nnext\n")
     assert out == "reply 1\n"
     assert "the message is taken back" in err

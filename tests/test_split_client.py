@@ -406,7 +406,7 @@ def test_what_a_client_cannot_do_is_refused(wires: Wires) -> None:
     with pytest.raises(ClosedError):
         engine.new_session()
     for options, fact in (
-        (EngineOptions(drafter="model", draft_model="m"), "draft_model is the server's"),
+        (EngineOptions(drafter="model", draft_model="m"), "without files so far"),
         (EngineOptions(memory=10**9), "memory is the server's"),
         (EngineOptions(schedule="mirror", drafter="ngram"), "mirror"),
     ):

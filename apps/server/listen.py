@@ -6,6 +6,7 @@ import errno
 import ipaddress
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +27,9 @@ UNREAD = 60_000  # milliseconds after which the system drops a client that reads
 
 
 @contextmanager
-def listening(host: str, port: int, locked: bool) -> Iterator[tuple[socket.socket, str]]:
+def listening(
+    host: str, port: int, locked: bool, tls: ssl.SSLContext | None = None
+) -> Iterator[tuple[socket.socket, str]]:
     """A socket that listens there, and its URL. Raises OptionError for an address that others can reach when
     there are no keys, one that is not this machine's, and a port in use."""
     try:
@@ -51,14 +54,14 @@ def listening(host: str, port: int, locked: bool) -> Iterator[tuple[socket.socke
                 raise OptionError(f"port {port} of {host} is in use; name another with --port") from None
             raise OptionError(f"cannot listen on {host}, port {port}: {error.strerror}") from None
         shown = f"[{host}]" if ":" in host else host
-        yield listener, f"http://{shown}:{listener.getsockname()[1]}"
+        yield listener, f"{'https' if tls else 'http'}://{shown}:{listener.getsockname()[1]}"
 
 
 class Server(uvicorn.Server):
     """Serves until a signal, or an error that ends the service. Replies under way have `patience` seconds
     then; at a second signal, none."""
 
-    def __init__(self, service: Service, patience: float) -> None:
+    def __init__(self, service: Service, patience: float, tls: ssl.SSLContext | None = None) -> None:
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients do wrong is told to them
         super().__init__(
             uvicorn.Config(
@@ -80,6 +83,8 @@ class Server(uvicorn.Server):
                 h11_max_incomplete_event_size=MOST_HEADERS,
             )
         )
+        self.config.load()
+        self.config.ssl = tls
         self.service, self.patience = service, patience
         service.ended = self._end
 

@@ -10,6 +10,7 @@ import http.client
 import json
 import math
 import socket
+import ssl
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 from edgespec.config import GenerationOptions
 from edgespec.errors import ContextError, LinkError, OptionError, ProtocolError, RefusedError
 from edgespec.response import Response, Stats
+from edgespec.split.tls import trusting
 from edgespec.text.conversation import Message
 
 CONNECT = 10.0  # seconds in which a server must be reached, and tell of itself
@@ -27,8 +29,9 @@ MOST_LINE, MOST_ANSWER = 2**20, 4 * 2**20  # bytes
 class ServerClient:
     """Requests to one server, one at a time; `cancel` may come from any thread, or from a signal."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
-        """url: http://HOST:PORT, with or without /v1. Raises OptionError."""
+    def __init__(self, url: str, key: str | None = None, ca: str | None = None) -> None:
+        """url: http://HOST:PORT or https, with or without /v1. ca: see `split.tls.trusting`. Raises
+        OptionError."""
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             self.host, self.port = parts.hostname, parts.port
@@ -36,7 +39,9 @@ class ServerClient:
             raise OptionError(f"server {url!r} is no URL: {error}", "server") from None
         if parts.scheme not in ("http", "https") or not self.host:
             raise OptionError(f"server {url!r} is no URL; write http://HOST:PORT", "server")
-        self.secure = parts.scheme == "https"
+        if ca is not None and parts.scheme == "http":
+            raise OptionError("ca changes nothing for http://, which is not encrypted; use https://", "ca")
+        self._tls = trusting(ca) if parts.scheme == "https" else None
         self.base = parts.path.rstrip("/").removesuffix("/v1")
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self.base}"
         self.key = key
@@ -79,8 +84,11 @@ class ServerClient:
     def _request(
         self, path: str, body: Mapping[str, Any] | None
     ) -> Generator[http.client.HTTPResponse, None, None]:
-        kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
-        connection = kind(str(self.host), self.port, timeout=CONNECT)
+        connection = (
+            http.client.HTTPConnection(str(self.host), self.port, timeout=CONNECT)
+            if self._tls is None
+            else http.client.HTTPSConnection(str(self.host), self.port, timeout=CONNECT, context=self._tls)
+        )
         headers = {"Accept": "application/json, text/event-stream", "Connection": "close"}
         if self.key is not None:
             headers["Authorization"] = f"Bearer {self.key}"
@@ -97,6 +105,11 @@ class ServerClient:
             if response.status != 200:
                 self._refuse(response)
             yield response
+        except ssl.SSLCertVerificationError as error:
+            raise RefusedError(
+                f"the certificate of the server at {self.url} is not trusted: {error.verify_message}; name "
+                "one that is with ca=FILE"
+            ) from None
         except (OSError, http.client.HTTPException) as error:
             what = "does not answer" if isinstance(error, TimeoutError) else "cannot be reached, or has gone"
             raise LinkError(f"the server at {self.url} {what}: {error or type(error).__name__}") from None

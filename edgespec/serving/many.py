@@ -1,20 +1,24 @@
-"""Replies to many prompts at once: each has a session, and all sessions share the passes (`core.batcher`)."""
+"""Replies to many prompts at once: each has a session, and all sessions share the passes (`core.batcher`).
+
+Needs no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from edgespec.config import GenerationOptions
 from edgespec.core.batch import Part
 from edgespec.core.batcher import Batcher
-from edgespec.engine import Engine
 from edgespec.errors import BudgetError, Cancelled, ClosedError, EdgeSpecError
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.response import Response, whole
 from edgespec.session import reply_limit
 from edgespec.text.prompt import Prompt
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
 
 K = TypeVar("K")
 

@@ -30,7 +30,9 @@ from edgespec.split.websocket import websocket
 from edgespec.text.prompt import Prompt, encode_prompt
 from edgespec.values import options_of
 
-OF_DRAFTING = ("drafter", "schedule", "tree_nodes", "fan_out", "fan_out_budget", "fallback")
+OF_DRAFTING = (
+    "drafter", "adapters", "draft_model", "schedule", "tree_nodes", "fan_out", "fan_out_budget", "fallback"
+)  # fmt: skip
 """Options of an engine that mean something here: the others are the server's."""
 
 
@@ -192,7 +194,7 @@ def _checked(options: EngineOptions) -> tuple[str, ...]:
             raise OptionError(f"{name} is the server's to choose; leave it out", name)
     members = choose_drafters(options)
     if options.drafter == "auto":
-        members = tuple(kind.name for kind in kinds_of(members) if kind.make is not None)
+        members = tuple(kind.name for kind in kinds_of(members) if kind.make is not None or kind.needs)
     if needing := [kind.label for kind in kinds_of(members) if kind.make is None]:
         raise OptionError(
             f"a client drafts without files so far, and {needing[0]} has some; use drafter=ngram", "drafter"

@@ -18,7 +18,7 @@ class ConnectOptions(Options):
     ca: Annotated[
         str | None,
         Option(
-            "File of certificates to trust, for wss://.",
+            "File of certificates to trust, for https:// and wss://.",
             metavar="FILE", panel=SERVER, default="the system's",
         ),
     ] = None  # fmt: skip

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 from edgespec.errors import LinkError, MissingExtraError, OptionError, ProtocolError, RefusedError
 from edgespec.split.link import OPEN_SECONDS, Dial
 from edgespec.split.protocol import FRAME_BYTES, PATH
+from edgespec.split.tls import trusting
 
 REFUSED = {401: "the server does not know this key", 403: "the server forbids it", 404: "no such path there"}
 
@@ -37,7 +38,7 @@ def websocket(url: str, key: str | None, ca: str | None) -> Dial:
             "a server is reached with the package websockets; install it with pip install 'edgespec[client]'"
         ) from None
     address = urlunsplit((scheme, parts.netloc, PATH if parts.path in ("", "/") else parts.path, "", ""))
-    context = _trusting(ca) if scheme == "wss" else None
+    context = trusting(ca) if scheme == "wss" else None
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
     def dial() -> _Socket:
@@ -70,13 +71,6 @@ def websocket(url: str, key: str | None, ca: str | None) -> Dial:
         return _Socket(socket, opened)
 
     return dial
-
-
-def _trusting(ca: str | None) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=ca)
-    except (OSError, ssl.SSLError) as error:
-        raise OptionError(f"{ca} is no file of certificates: {error}", "ca") from None
 
 
 class _Socket:

@@ -1,0 +1,16 @@
+"""Whose certificates a client believes. Needs no torch."""
+
+from __future__ import annotations
+
+import ssl
+
+from edgespec.errors import OptionError
+
+
+def trusting(ca: str | None) -> ssl.SSLContext:
+    """Checks a server's certificate, and its name, against those in the file `ca`; None: the system's. Raises
+    OptionError."""
+    try:
+        return ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        raise OptionError(f"{ca} is no file of certificates: {error}", "ca") from None
