@@ -13,11 +13,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import torch
-from safetensors.torch import save_file
 
-from edgespec.devices.files import replacing
 from edgespec.errors import CorruptFileError, StorageError
-from edgespec.offload.chunks import TensorSource
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.trained import (
@@ -25,7 +22,6 @@ from edgespec.runtimes.formats.trained import (
     MANIFEST,
     Count,
     TrainedManifest,
-    agreement,
     checked_tensors,
     read_manifest,
     target_record,
@@ -33,7 +29,7 @@ from edgespec.runtimes.formats.trained import (
 )
 from edgespec.runtimes.torch.adapter import Adapter, parameter_shapes
 from edgespec.runtimes.torch.blocks import CPU
-from edgespec.runtimes.torch.trained_files import read_parameters, saved_parameters
+from edgespec.runtimes.torch.trained_files import TrainedFile, write_parameters
 
 KIND = "cascade"
 ROLES = ("draft", "verify")
@@ -54,29 +50,16 @@ class CascadeManifest(TrainedManifest, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class AdapterFile:
-    """One adapter on disk, known by its header and fit for its target."""
+class AdapterFile(TrainedFile):
+    """One adapter on disk."""
 
     role: Role
     depth: int
-    path: Path
-    tensors: Mapping[str, TensorSource]
-    training: Mapping[str, Any]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes as stored."""
-        return sum(t.nbytes for t in self.tensors.values())
-
-    @property
-    def agreement(self) -> float | None:
-        """How often it agreed with the target on held-out text, if its training says."""
-        return agreement(self.training)
 
     def open(self, config: ModelConfig, dtype: torch.dtype, device: torch.device = CPU) -> Adapter:
         """Read the parameters, as `dtype` (the target's activations'). Raises StorageError."""
         adapter = Adapter(config, self.depth, dtype, device)
-        read_parameters(adapter, self.path, self.tensors)
+        self.read(adapter)
         return adapter
 
 
@@ -96,7 +79,7 @@ def describe_adapters(directory: Path, files: ModelFiles, fitting: bool = True) 
                 f"{files.config.layers}, and the last needs none"
             )
         file, tensors = checked_tensors(Path(directory), record.file, parameter_shapes(files.config))
-        adapters.append(AdapterFile(record.role, record.depth, file, tensors, record.training))
+        adapters.append(AdapterFile(file, tensors, record.training, record.role, record.depth))
     if len({(a.role, a.depth) for a in adapters}) != len(adapters):
         raise CorruptFileError(f"{path} has two adapters of one role and depth")
     return sorted(adapters, key=lambda a: (a.depth, a.role))
@@ -115,8 +98,7 @@ def save_adapters(
         directory.mkdir(parents=True, exist_ok=True)
         for role, adapter, training in adapters:
             name = f"{role}-{adapter.depth}.safetensors"
-            with replacing(directory / name) as temporary:
-                save_file(saved_parameters(adapter, dtype), temporary, metadata={"format": "pt"})
+            write_parameters(directory / name, adapter, dtype)
             records.append(AdapterRecord(role, adapter.depth, name, dict(training)))
         write_manifest(directory, CascadeManifest(FORMAT, KIND, target_record(files), records))
     except OSError as error:

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from edgespec.devices.files import replacing
 from edgespec.errors import CorruptFileError, StorageError
@@ -51,10 +51,9 @@ class ModuleManifest(TrainedManifest, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class ModuleFile(Generic[S]):
-    """A trained module on disk, known by its headers and fit for its target."""
+class TrainedFile:
+    """One module's parameters on disk, known by their headers and fit for their target."""
 
-    shape: S
     path: Path
     tensors: Mapping[str, TensorSource]
     training: Mapping[str, Any]
@@ -70,8 +69,24 @@ class ModuleFile(Generic[S]):
         return agreement(self.training)
 
     def read(self, module: nn.Module) -> None:
-        """Read the parameters into a module that has them uninitialised; see `read_parameters`."""
-        read_parameters(module, self.path, self.tensors)
+        """Read all parameters into a module that has them uninitialised, as its own types, and let them be
+        trained no more. Raises StorageError."""
+        module.requires_grad_(False)
+        file = DirectFile(self.path)
+        try:
+            for name, parameter in module.named_parameters():
+                source = self.tensors[name]
+                raw = torch.frombuffer(file.read(source.offset, source.nbytes), dtype=torch.uint8)
+                parameter.copy_(typed(raw, source.encoding, source.shape))
+        finally:
+            file.close()
+
+
+@dataclass(frozen=True)
+class ModuleFile(TrainedFile, Generic[S]):
+    """All that a trained drafter is, with its own numbers."""
+
+    shape: S
 
 
 def describe_module(
@@ -96,7 +111,7 @@ def describe_module(
     except (msgspec.ValidationError, ValueError) as error:
         raise CorruptFileError(f"{Path(directory) / MANIFEST} is not a sound manifest: {error}") from None
     path, tensors = checked_tensors(Path(directory), manifest.file, wanted)
-    return ModuleFile(own, path, tensors, manifest.training)
+    return ModuleFile(path, tensors, manifest.training, own)
 
 
 def save_module(
@@ -115,30 +130,18 @@ def save_module(
     manifest = ModuleManifest(FORMAT, kind, target_record(files), name, own, dict(training))
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with replacing(directory / name) as temporary:
-            save_file(saved_parameters(module, dtype), temporary, metadata={"format": "pt"})
+        write_parameters(directory / name, module, dtype)
         write_manifest(directory, manifest)
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror}") from None
 
 
-def saved_parameters(module: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The parameters, by name, as they are stored."""
-    return {name: p.detach().to("cpu", dtype).contiguous() for name, p in module.named_parameters()}
-
-
-def read_parameters(module: nn.Module, path: Path, tensors: Mapping[str, TensorSource]) -> None:
-    """Read all parameters of a module, as their own types, and let them be trained no more. Raises
-    StorageError."""
-    module.requires_grad_(False)
-    file = DirectFile(path)
-    try:
-        for name, parameter in module.named_parameters():
-            source = tensors[name]
-            raw = torch.frombuffer(file.read(source.offset, source.nbytes), dtype=torch.uint8)
-            parameter.copy_(typed(raw, source.encoding, source.shape))
-    finally:
-        file.close()
+def write_parameters(path: Path, module: nn.Module, dtype: torch.dtype) -> None:
+    """Write all parameters of a module, as `dtype`; a kill leaves the file as it was before, or complete.
+    Raises OSError."""
+    stored = {name: p.detach().to("cpu", dtype).contiguous() for name, p in module.named_parameters()}
+    with replacing(path) as temporary:
+        save_file(stored, temporary, metadata={"format": "pt"})
 
 
 def free_parameters(module: nn.Module) -> None:
