@@ -50,8 +50,8 @@ def fill_randomly(matrix: Tensor, generator: torch.Generator) -> None:
     matrix.copy_(torch.randn(matrix.shape, generator=generator) * matrix.shape[-1] ** -0.5)
 
 
-class CausalAttention(nn.Module):
-    """y = x + Attention(RMSNorm(x)), each position to itself and those before it."""
+class Attention(nn.Module):
+    """y = x + Attention(RMSNorm(x)), of whole sequences."""
 
     input_norm: nn.Parameter  # [d]
     q_proj: nn.Parameter  # [heads * head_dim, d]
@@ -59,15 +59,45 @@ class CausalAttention(nn.Module):
     v_proj: nn.Parameter  # [kv_heads * head_dim, d]
     o_proj: nn.Parameter  # [d, heads * head_dim]
 
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        """config: the target's."""
+        super().__init__()
+        self.config = one_layer(config)
+        self.rope = RopeTable(config.rope, config.head_dim, device)
+        add_parameters(self, attention_shapes(config), dtype, device)
+
+    def attend(self, hidden: Tensor, causal: bool, mask: Tensor | None = None) -> Tensor:
+        """Sequences from position 0 on, [b, t, d] -> [b, t, d]; each position sees all others, or itself and
+        those before it (`causal`), or what `mask` [t, t] has. Differentiable."""
+        b, t, _ = hidden.shape
+        c, dtype = self.config, hidden.dtype
+        cos, sin = self.rope(np.arange(t))
+        angles = cos[:, None].to(dtype), sin[:, None].to(dtype)  # [t, 1, head_dim / 2]
+        x = rms_norm(hidden, self.input_norm.to(dtype), c.norm_eps)
+        q = F.linear(x, self.q_proj.to(dtype)).view(b, t, c.heads, c.head_dim)
+        k = F.linear(x, self.k_proj.to(dtype)).view(b, t, c.kv_heads, c.head_dim)
+        v = F.linear(x, self.v_proj.to(dtype)).view(b, t, c.kv_heads, c.head_dim)
+        q, k = rotate(q, *angles, c.rope.interleaved), rotate(k, *angles, c.rope.interleaved)
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=causal and mask is None,
+            enable_gqa=c.heads > c.kv_heads,
+        )  # [b, heads, t, head_dim]
+        return hidden + F.linear(out.transpose(1, 2).flatten(2), self.o_proj.to(dtype))
+
+
+class CausalAttention(Attention):
+    """Each position to itself and those before it; also over rows of a pass, with a cache."""
+
     def __init__(
         self, config: ModelConfig, window: int | None, dtype: torch.dtype, device: torch.device
     ) -> None:
         """config: the target's. window: positions that each attends to, itself among them; None = all."""
-        super().__init__()
-        self.config = one_layer(config)
+        super().__init__(config, dtype, device)
         self.window = window
-        self.rope = RopeTable(config.rope, config.head_dim, device)
-        add_parameters(self, attention_shapes(config), dtype, device)
 
     def new_cache(self, context: int, slots: int) -> TorchKVCache:
         """A cache of one layer, for `context` committed positions and `slots` uncommitted rows."""
@@ -106,28 +136,11 @@ class CausalAttention(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Sequences from position 0 on, [b, t, d] -> [b, t, d]. What lies behind a shorter sequence's end
         does not reach it."""
-        b, t, _ = hidden.shape
-        c, dtype = self.config, hidden.dtype
-        cos, sin = self.rope(np.arange(t))
-        angles = cos[:, None].to(dtype), sin[:, None].to(dtype)  # [t, 1, head_dim / 2]
-        x = rms_norm(hidden, self.input_norm.to(dtype), c.norm_eps)
-        q = F.linear(x, self.q_proj.to(dtype)).view(b, t, c.heads, c.head_dim)
-        k = F.linear(x, self.k_proj.to(dtype)).view(b, t, c.kv_heads, c.head_dim)
-        v = F.linear(x, self.v_proj.to(dtype)).view(b, t, c.kv_heads, c.head_dim)
-        q, k = rotate(q, *angles, c.rope.interleaved), rotate(k, *angles, c.rope.interleaved)
-        mask = None
+        t, mask = hidden.shape[1], None
         if self.window is not None and self.window < t:
             place = torch.arange(t, device=hidden.device)
             mask = (place <= place[:, None]) & (place > place[:, None] - self.window)
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=c.heads > c.kv_heads,
-        )  # [b, heads, t, head_dim]
-        return hidden + F.linear(out.transpose(1, 2).flatten(2), self.o_proj.to(dtype))
+        return self.attend(hidden, True, mask)
 
 
 class GatedMLP(nn.Module):

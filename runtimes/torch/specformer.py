@@ -19,17 +19,17 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgespec.kernels import dispatch
-from edgespec.kernels.reference import rms_norm, rotate
+from edgespec.kernels.reference import rms_norm
 from edgespec.runtimes.base import Rows
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.blocks import (
     CPU,
+    Attention,
     CausalAttention,
     GatedMLP,
     Shapes,
@@ -39,7 +39,6 @@ from edgespec.runtimes.torch.blocks import (
     project,
     within,
 )
-from edgespec.runtimes.torch.rope import RopeTable
 
 KIND = "specformer"
 HOOKS = 4
@@ -63,44 +62,16 @@ def hooks_of(layers: int) -> tuple[int, ...]:
     return 0, layers // 2, layers - 1, layers
 
 
-class DraftAttention(nn.Module):
-    """y = x + Attention(RMSNorm(x)) over the positions of each draft, and of no other."""
-
-    input_norm: nn.Parameter  # [d]
-    q_proj: nn.Parameter  # [heads * head_dim, d]
-    k_proj: nn.Parameter  # [kv_heads * head_dim, d]
-    v_proj: nn.Parameter  # [kv_heads * head_dim, d]
-    o_proj: nn.Parameter  # [d, heads * head_dim]
+class DraftAttention(Attention):
+    """Over the positions of each draft, and of no other."""
 
     def __init__(self, config: ModelConfig, causal: bool, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.config, self.causal = config, causal
-        self.rope = RopeTable(config.rope, config.head_dim, device)
-        add_parameters(self, attention_shapes(config), dtype, device)
+        super().__init__(config, dtype, device)
+        self.causal = causal
 
     def forward(self, drafts: Tensor) -> Tensor:
         """[n, l_d, d] -> [n, l_d, d], of any n: chunk by chunk. Differentiable."""
-        starts = range(0, len(drafts), CHUNK)
-        return torch.cat([self._chunk(drafts[start : start + CHUNK]) for start in starts])
-
-    def _chunk(self, drafts: Tensor) -> Tensor:
-        n, length, _ = drafts.shape
-        c, dtype = self.config, drafts.dtype
-        cos, sin = self.rope(np.arange(length))
-        angles = cos[:, None].to(dtype), sin[:, None].to(dtype)  # [l_d, 1, head_dim / 2]
-        x = rms_norm(drafts, self.input_norm.to(dtype), c.norm_eps)
-        q = F.linear(x, self.q_proj.to(dtype)).view(n, length, c.heads, c.head_dim)
-        k = F.linear(x, self.k_proj.to(dtype)).view(n, length, c.kv_heads, c.head_dim)
-        v = F.linear(x, self.v_proj.to(dtype)).view(n, length, c.kv_heads, c.head_dim)
-        q, k = rotate(q, *angles, c.rope.interleaved), rotate(k, *angles, c.rope.interleaved)
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            is_causal=self.causal,
-            enable_gqa=c.heads > c.kv_heads,
-        )  # [n, heads, l_d, head_dim]
-        return drafts + F.linear(out.transpose(1, 2).flatten(2), self.o_proj.to(dtype))
+        return torch.cat([self.attend(chunk, self.causal) for chunk in drafts.split(CHUNK)])
 
 
 class SpecFormer(nn.Module):
