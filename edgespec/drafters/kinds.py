@@ -7,6 +7,7 @@ refused by name, before anything is read but what a directory of adapters says t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from pkgutil import resolve_name
@@ -19,6 +20,24 @@ from edgespec.drafters.resident import Drafters, Find, Found, Search
 from edgespec.errors import Call, OptionError
 from edgespec.runtimes.formats.trained import trained_kind
 from edgespec.values import did_you_mean
+
+
+def _trained(name: str, label: str, module: str, roots: bool) -> Kind:
+    """What is trained for the target by the command of its name; `module`: among the drafters, where its
+    `find` is."""
+    return Kind(
+        name,
+        label,
+        roots=roots,
+        draws=True,
+        option=TRAINED,
+        needs="what was trained; make it, and name its directory with adapters=DIR",
+        made_by=Call(f"train_{name}", {"model": "MODEL", "data": "TEXT", "out": "DIR"}),
+        spare=True,
+        cpu_only=True,
+        find=f"edgespec.drafters.{module}:find",
+    )
+
 
 KINDS = (
     Kind(
@@ -51,58 +70,15 @@ KINDS = (
         cpu_only=True,
         find="edgespec.drafters.substitute:find",
     ),
-    Kind(
-        "cascade",
-        "the cascade",
-        roots=False,
-        draws=True,
+    replace(
+        _trained("cascade", "the cascade", "cascade.files", roots=False),
         inside_target=True,
         takes=("substitute",),
-        option=TRAINED,
         needs="trained adapters; make them, and name their directory with adapters=DIR",
-        made_by=Call("train_cascade", {"model": "MODEL", "data": "TEXT", "out": "DIR"}),
-        spare=True,
-        cpu_only=True,
-        find="edgespec.drafters.cascade.files:find",
     ),
-    Kind(
-        "moa",
-        "the MoA drafter",
-        roots=True,
-        draws=True,
-        option=TRAINED,
-        needs="what was trained; make it, and name its directory with adapters=DIR",
-        made_by=Call("train_moa", {"model": "MODEL", "data": "TEXT", "out": "DIR"}),
-        spare=True,
-        cpu_only=True,
-        find="edgespec.drafters.moa:find",
-    ),
-    Kind(
-        "eagle",
-        "the EAGLE drafter",
-        roots=True,
-        draws=True,
-        shares=True,
-        option=TRAINED,
-        needs="what was trained; make it, and name its directory with adapters=DIR",
-        made_by=Call("train_eagle", {"model": "MODEL", "data": "TEXT", "out": "DIR"}),
-        spare=True,
-        cpu_only=True,
-        find="edgespec.drafters.eagle.files:find",
-    ),
-    Kind(
-        "specformer",
-        "the SpecFormer drafter",
-        roots=False,
-        draws=True,
-        shares=True,
-        option=TRAINED,
-        needs="what was trained; make it, and name its directory with adapters=DIR",
-        made_by=Call("train_specformer", {"model": "MODEL", "data": "TEXT", "out": "DIR"}),
-        spare=True,
-        cpu_only=True,
-        find="edgespec.drafters.specformer.files:find",
-    ),
+    _trained("moa", "the MoA drafter", "moa", roots=True),
+    replace(_trained("eagle", "the EAGLE drafter", "eagle.files", roots=True), shares=True),
+    replace(_trained("specformer", "the SpecFormer drafter", "specformer.files", roots=False), shares=True),
 )
 
 
@@ -211,7 +187,7 @@ def _auto(given: Mapping[str, str], worker: bool = False) -> list[Kind]:
     """All that may draft. One that drafts alone has no other beside it that costs passes; of
     others that want one file, that or `find_drafters` shows whose it is. With a `worker`, who drafts in none
     and can do without is left out."""
-    trained = _trained(given)
+    trained = _kind_given(given)
     there = [kind for kind in KINDS if not kind.needs or kind.option in given]
     there = [kind for kind in there if kind.option != TRAINED or kind.name == trained]
     if worker:
@@ -226,7 +202,7 @@ def _auto(given: Mapping[str, str], worker: bool = False) -> list[Kind]:
     return [kind for kind in there if kind.make or not alone or kind in alone]
 
 
-def _trained(given: Mapping[str, str]) -> str | None:
+def _kind_given(given: Mapping[str, str]) -> str | None:
     """The kind whose adapters are given, as their directory says; one that says nothing is explained by the
     first of those that want it."""
     if TRAINED not in given:
