@@ -23,7 +23,7 @@ from edgespec.runtimes.torch.moa import Moa, token_states
 from edgespec.training.bounded import ask, at_gap, bounded, supervised
 from edgespec.training.corpus import Sample
 from edgespec.training.held_out import Agreement
-from edgespec.training.moa import MoaPupil, train_moa, training_bytes
+from edgespec.training.moa import MoaPupil, MoaRecipe, train_moa, training_bytes
 from edgespec.training.options import MoaOptions
 from edgespec.training.target import FrozenTarget
 from edgespec.training.trainer import CHECKPOINT, Report
@@ -133,7 +133,7 @@ def test_the_loss_is_equation_2(model: Path, masks: bool) -> None:
     files = describe_model(model)
     frozen = FrozenTarget(open_tiny(model), [0])
     moa = random_moa(files, choose_sizes(files.config))
-    pupil = MoaPupil(frozen, moa, files, replace(OPTIONS, masks=masks))
+    pupil = MoaPupil(frozen, moa, MoaRecipe(files, replace(OPTIONS, masks=masks)))
     until: list[np.ndarray] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("edgespec.training.moa.ask", lambda s, known: until.extend(known) or ask(s, known))

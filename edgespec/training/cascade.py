@@ -166,13 +166,8 @@ def train_cascade(
 
     Raises as `train_drafter`, and OptionError for depths that cannot be.
     """
-    options = options or CascadeOptions()
-
-    def make(files: ModelFiles) -> CascadeRecipe:
-        return CascadeRecipe(files, options)
-
-    engine = engine or EngineOptions()
-    train_drafter(model, data, out, options, engine, make, report, progress, stop_after)
+    given = options or CascadeOptions()
+    train_drafter(model, data, out, given, engine, CascadeRecipe, report, progress, stop_after)
 
 
 def _earlier(first: Path, files: ModelFiles, depths: Sequence[tuple[Role, int]]) -> dict[str, AdapterFile]:

@@ -7,7 +7,7 @@ are made of. Noise on the features that it reads lets it live with its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from edgespec.progress import ProgressCallback
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.blocks import CausalAttention, GatedMLP, fill_randomly
 from edgespec.runtimes.torch.eagle import KIND, Eagle, EagleShape, eagle_shapes
-from edgespec.runtimes.torch.trained_files import describe_module, parameter_bytes, save_module
-from edgespec.training.corpus import Sample, corpus_digest
+from edgespec.training.corpus import Sample
 from edgespec.training.held_out import Agreement
 from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, distill, full_kl
+from edgespec.training.one_module import ModulePupil, ModuleRecipe
 from edgespec.training.options import EagleOptions
 from edgespec.training.run import train_drafter
 from edgespec.training.target import KERNELS_BYTES, Features, FrozenTarget, pass_bytes, target_matrix
@@ -34,37 +34,24 @@ TOKEN_WEIGHT = 0.1  # w: of L_cls; both of the paper's
 NOISE = 0.1  # of a feature's root mean square; uniform, as the paper's
 
 
-class EagleRecipe:
+class EagleRecipe(ModuleRecipe[EagleShape]):
     """See `training.run.Recipe`."""
 
     def __init__(self, files: ModelFiles, options: EagleOptions) -> None:
-        """Raises as `describe_module` for a drafter to begin with."""
-        self.files, self.shape = files, EagleShape()
-        self.depths = 0, files.config.layers
-        self.first = None
-        if options.from_ is not None:
-            self.first = describe_module(options.from_, KIND, EagleShape, eagle_shapes, files, fitting=False)
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        return {"drafter": KIND, "first": None if self.first is None else corpus_digest([self.first.path])}
+        """Raises as `ModuleRecipe` for a drafter to begin with."""
+        depths = 0, files.config.layers
+        super().__init__(files, KIND, EagleShape(), eagle_shapes, depths, options.from_)
 
     def nbytes(self, rows: int) -> int:
         c, e = self.files.config, self.files.dtype.itemsize
-        parameters = parameter_bytes(eagle_shapes(c, self.shape), 4)
-        states = 4 * parameters + parameters // 2  # masters, gradients, two moments; the cast copies
         row = (32 + 20 * e) * c.hidden_size + 6 * e * c.intermediate_size + 2 * e * (c.q_size + 2 * c.kv_size)
         logits = BLOCK_ROWS * c.vocab_size * BLOCK_BYTES
-        return states + max(pass_bytes(self.files, rows, 2), rows * row) + logits + KERNELS_BYTES
+        widest = max(pass_bytes(self.files, rows, 2), rows * row)
+        return self.state_bytes + widest + logits + KERNELS_BYTES
 
     def begin(self, target: FrozenTarget, generator: torch.Generator, device: torch.device) -> EaglePupil:
-        config = self.files.config
-        module = Eagle(config, target.final_norm.float(), device=device)
-        if self.first is not None:
-            self.first.read(module)
-            module.requires_grad_(True)
-        else:
-            initialise(module, target, generator)
+        module = Eagle(self.files.config, target.final_norm.float(), device=device)
+        self.fill(module, lambda: initialise(module, target, generator))
         return EaglePupil(target, module, self)
 
 
@@ -100,15 +87,8 @@ def copy_layer(
         matrix.copy_(target_matrix(target.target, name + part))
 
 
-class EaglePupil:
+class EaglePupil(ModulePupil[Eagle, EagleShape]):
     """See `training.run.Pupil`."""
-
-    def __init__(self, target: FrozenTarget, module: Eagle, recipe: EagleRecipe) -> None:
-        self.target, self.module, self.recipe = target, module, recipe
-
-    @property
-    def groups(self) -> list[list[nn.Parameter]]:
-        return [list(self.module.parameters())]
 
     def loss(self, module: nn.Module, samples: Sequence[Sample]) -> Loss:
         drafted, wanted = self._drafted(module, samples, noise=True)
@@ -131,14 +111,11 @@ class EaglePupil:
         """What is drafted for n positions, and the target's own features there; [n, d] each."""
         features = self.target(samples)
         embedded, hidden = (features.hidden[depth] for depth in self.recipe.depths)
-        read = self.module.feature(hidden)[:, :-1]
+        read = self.drafter.feature(hidden)[:, :-1]
         if noise:
             read = read + _noise(read, samples)
         drafted = module(read, embedded[:, 1:])  # [b, t - 1, d]: of positions 1 on
         return drafted[features.supervised[:, 1:]], features.final[_behind_first(features)]
-
-    def save(self, out: Path, facts: Mapping[str, Mapping[str, Any]], dtype: torch.dtype) -> None:
-        save_module(out, KIND, self.recipe.shape, self.module, self.recipe.files, facts[KIND], dtype)
 
 
 def _behind_first(features: Features) -> Tensor:
@@ -169,10 +146,5 @@ def train_eagle(
 ) -> None:
     """Train an EAGLE drafter for a model from the text in `data`, and keep it in `out`; see
     `training.run.train_drafter`, which it raises as."""
-    options = options or EagleOptions()
-
-    def make(files: ModelFiles) -> EagleRecipe:
-        return EagleRecipe(files, options)
-
-    engine = engine or EngineOptions()
-    train_drafter(model, data, out, options, engine, make, report, progress, stop_after)
+    given = options or EagleOptions()
+    train_drafter(model, data, out, given, engine, EagleRecipe, report, progress, stop_after)

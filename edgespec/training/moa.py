@@ -22,7 +22,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from edgespec.config import EngineOptions
-from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.moa_sizes import (
@@ -34,12 +33,12 @@ from edgespec.runtimes.formats.moa_sizes import (
     parameters,
 )
 from edgespec.runtimes.torch.moa import Moa
-from edgespec.runtimes.torch.trained_files import ModuleFile, describe_module, save_module
 from edgespec.training.bounded import Questions, ask, at_gap, bounded
-from edgespec.training.corpus import Sample, corpus_digest
+from edgespec.training.corpus import Sample
 from edgespec.training.held_out import GAMMA, Agreement
 from edgespec.training.last_layers import LastLayers, last_layers_bytes
 from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, distill, full_kl
+from edgespec.training.one_module import ModulePupil, ModuleRecipe
 from edgespec.training.options import MoaOptions
 from edgespec.training.run import train_drafter
 from edgespec.training.target import KERNELS_BYTES, Features, FrozenTarget, pass_bytes
@@ -71,18 +70,18 @@ class Student(nn.Module):
         return [self.moa(embedded, memory, each.positions, each.until) for each in asked]
 
 
-class MoaPupil:
+class MoaPupil(ModulePupil[Moa, MoaSizes]):
     """See `training.run.Pupil`."""
 
-    def __init__(self, target: FrozenTarget, moa: Moa, files: ModelFiles, options: MoaOptions) -> None:
-        self.target, self.moa, self.files, self.options = target, moa, files, options
-        self.module = Student(moa)
+    def __init__(self, target: FrozenTarget, moa: Moa, recipe: MoaRecipe) -> None:
+        super().__init__(target, moa, recipe)
+        self.student, self.options = Student(moa), recipe.options
         through = moa.sizes.target_layers
         self.last = LastLayers(target, through) if through else None
 
     @property
-    def groups(self) -> list[list[nn.Parameter]]:
-        return [list(self.module.parameters())]
+    def module(self) -> nn.Module:
+        return self.student
 
     def loss(self, module: nn.Module, samples: Sequence[Sample]) -> Loss:
         features = self.target(samples, layers=True)
@@ -114,7 +113,7 @@ class MoaPupil:
             counts = np.cumsum([stop - start for s in samples for start, stop in s.spans])[:-1]
             parts: list[Any] = np.split(np.stack(hits), counts, axis=1)
             agreement.add(parts, loss)
-        return {"moa": agreement.result()}
+        return {KIND: agreement.result()}
 
     def _drafted(
         self, module: nn.Module, features: Features, samples: Sequence[Sample], asked: Sequence[Questions]
@@ -131,45 +130,37 @@ class MoaPupil:
             found.append((states[there], final[there]))
         return found
 
-    def save(self, out: Path, facts: Mapping[str, Mapping[str, Any]], dtype: torch.dtype) -> None:
-        save_module(out, KIND, self.moa.sizes, self.moa, self.files, facts[KIND], dtype)
 
-
-class MoaRecipe:
+class MoaRecipe(ModuleRecipe[MoaSizes]):
     """See `training.run.Recipe`."""
 
     def __init__(self, files: ModelFiles, options: MoaOptions) -> None:
-        """Raises OptionError for sizes that cannot be, and as `_earlier` for a network to begin with."""
-        self.files, self.options = files, options
-        self.sizes = choose_sizes(
-            files.config, options.kv_heads, options.mlp, options.layer_attention, options.target_layers
+        """Raises OptionError for sizes that cannot be, and as `ModuleRecipe` for a network to begin with."""
+        through = options.target_layers
+        sizes = choose_sizes(files.config, options.kv_heads, options.mlp, options.layer_attention, through)
+        depths = (0, files.config.layers - through) if through else (0,)
+        super().__init__(files, KIND, sizes, parameter_shapes, depths, options.from_)
+        self.options = options
+
+    def unlike(self, other: MoaSizes) -> str:
+        kv_heads, mlp = (",".join(map(str, n)) for n in (other.kv_heads, other.mlp))
+        layers = "with" if other.layer_attention else "without"
+        return (
+            f"kv_heads={kv_heads}, mlp={mlp} and target_layers={other.target_layers}, {layers} attention "
+            "over layers; train it on with the same, or anew"
         )
-        through = self.sizes.target_layers
-        self.depths = (0, files.config.layers - through) if through else (0,)
-        self.begun_with = None if options.from_ is None else _earlier(options.from_, files, self.sizes)
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        return {
-            "kv_heads": self.sizes.kv_heads,
-            "mlp": self.sizes.mlp,
-            "layer_attention": self.sizes.layer_attention,
-            "target_layers": self.sizes.target_layers,
-            "masks": self.options.masks,
-            "stale": self.options.stale,
-            "first": corpus_digest([self.begun_with.path]) if self.begun_with else None,
-        }
+        return {**super().identity, "masks": self.options.masks, "stale": self.options.stale}
 
     def nbytes(self, rows: int) -> int:
-        return training_bytes(self.files, self.sizes, rows)
+        return training_bytes(self.files, self.shape, rows)
 
     def begin(self, target: FrozenTarget, generator: torch.Generator, device: torch.device) -> MoaPupil:
-        moa = Moa(self.files.config, self.sizes, device=device)
-        moa.initialise(target.final_norm, generator)
-        if self.begun_with is not None:
-            self.begun_with.read(moa)
-            moa.requires_grad_(True)
-        return MoaPupil(target, moa, self.files, self.options)
+        moa = Moa(self.files.config, self.shape, device=device)
+        self.fill(moa, lambda: moa.initialise(target.final_norm, generator))
+        return MoaPupil(target, moa, self)
 
 
 def train_moa(
@@ -188,26 +179,8 @@ def train_moa(
 
     Raises as `train_drafter`, and OptionError for sizes that cannot be.
     """
-    options = options or MoaOptions()
-
-    def recipe(files: ModelFiles) -> MoaRecipe:
-        return MoaRecipe(files, options)
-
-    engine = engine or EngineOptions()
-    train_drafter(model, data, out, options, engine, recipe, report, progress, stop_after)
-
-
-def _earlier(first: Path, files: ModelFiles, sizes: MoaSizes) -> ModuleFile[MoaSizes]:
-    """A network to begin with. Raises OptionError for another's sizes; as `describe_module`."""
-    found = describe_module(first, KIND, MoaSizes, parameter_shapes, files, fitting=False)
-    if found.shape != sizes:
-        kv_heads, mlp = (",".join(map(str, n)) for n in (found.shape.kv_heads, found.shape.mlp))
-        layers = "with" if found.shape.layer_attention else "without"
-        raise OptionError(
-            f"{first} has kv_heads={kv_heads}, mlp={mlp} and target_layers={found.shape.target_layers}, "
-            f"{layers} attention over layers; train it on with the same, or anew"
-        )
-    return found
+    given = options or MoaOptions()
+    train_drafter(model, data, out, given, engine, MoaRecipe, report, progress, stop_after)
 
 
 def distance(ours: Tensor, target: Tensor) -> Tensor:

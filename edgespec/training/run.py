@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -42,6 +42,8 @@ HELD_OUT_SHARE, HELD_OUT_TOKENS = 0.05, 16_384
 HELD_OUT_REPLY = 32  # tokens, with its prompt; few are shorter
 EVALUATIONS = 10  # on the way
 ELSEWHERE = ("held_out", "from_")  # options that a manifest does not have: paths
+
+T = TypeVar("T", bound=TrainingOptions)
 
 
 class Pupil(Protocol):
@@ -86,9 +88,9 @@ def train_drafter(
     model: str | Path,
     data: str | Path,
     out: str | Path,
-    options: TrainingOptions,
-    engine: EngineOptions,
-    make: Callable[[ModelFiles], Recipe],
+    options: T,
+    engine: EngineOptions | None,
+    make: Callable[[ModelFiles, T], Recipe],
     report: Callable[[Report], None] = lambda report: None,
     progress: ProgressCallback | None = None,
     stop_after: int | None = None,
@@ -101,10 +103,10 @@ def train_drafter(
     Raises OptionError for data or options that cannot be, and what `make` raises, before any weight is read;
     BudgetError when the dial is too small; TrainingError when the loss is not finite.
     """
-    data, out = Path(data), Path(out)
+    data, out, engine = Path(data), Path(out), engine or EngineOptions()
     path = resolve_model(str(model), progress, engine.offline)
     files = describe_model(path, engine.precision)
-    recipe = make(files)
+    recipe = make(files, options)
     tokenizer, device = load_tokenizer(files, path), choose_device(engine)
     use_threads(engine.threads, cpu_count())
     machine = measure_for_training(files, device)

@@ -10,7 +10,7 @@ below the head goes backward once, for all positions together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,66 +32,45 @@ from edgespec.runtimes.torch.specformer import (
     hooks_of,
     specformer_shapes,
 )
-from edgespec.runtimes.torch.trained_files import describe_module, parameter_bytes, save_module
-from edgespec.training.corpus import Sample, corpus_digest
+from edgespec.training.corpus import Sample
 from edgespec.training.held_out import Agreement
 from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, name_tokens
+from edgespec.training.one_module import ModulePupil, ModuleRecipe
 from edgespec.training.options import SpecFormerOptions
 from edgespec.training.run import train_drafter
 from edgespec.training.target import KERNELS_BYTES, FrozenTarget, pass_bytes
 from edgespec.training.trainer import Loss, Report
 
 
-class SpecFormerRecipe:
+class SpecFormerRecipe(ModuleRecipe[SpecFormerShape]):
     """See `training.run.Recipe`."""
 
     def __init__(self, files: ModelFiles, options: SpecFormerOptions) -> None:
-        """Raises OptionError for hooks that the target has not, or another shape than that of a drafter to
-        begin with; as `describe_module` for that."""
-        self.files = files
+        """Raises OptionError for hooks that the target has not, and as `ModuleRecipe` for a drafter to begin
+        with."""
         try:
             hooks = options.hooks or hooks_of(files.config.layers)
-            self.shape = SpecFormerShape(options.positions, tuple(hooks), options.causal)
-            specformer_shapes(files.config, self.shape)
+            shape = SpecFormerShape(options.positions, tuple(hooks), options.causal)
+            specformer_shapes(files.config, shape)
         except ValueError as error:
             raise OptionError(f"hooks: {error}", "hooks") from None
-        self.first = None
-        if options.from_ is not None:
-            first = describe_module(options.from_, KIND, SpecFormerShape, specformer_shapes, files, False)
-            if first.shape != self.shape:
-                raise OptionError(f"{options.from_} has {first.shape}, not {self.shape}; train anew")
-            self.first = first
-
-    @property
-    def depths(self) -> Sequence[int]:
-        return self.shape.hooks
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        first = None if self.first is None else corpus_digest([self.first.path])
-        return {"drafter": KIND, "shape": repr(self.shape), "first": first}
+        super().__init__(files, KIND, shape, specformer_shapes, shape.hooks, options.from_)
 
     def nbytes(self, rows: int) -> int:
         c, e, length = self.files.config, self.files.dtype.itemsize, self.shape.length
-        parameters = parameter_bytes(specformer_shapes(c, self.shape), 4)
-        states = 4 * parameters + parameters // 2  # masters, gradients, two moments; the cast copies
         context = (16 + 14 * e + 2 * HOOKS * e) * c.hidden_size + 2 * e * (c.q_size + 2 * c.kv_size)
         draft = (
             (16 + 12 * e) * c.hidden_size + 6 * e * c.intermediate_size + 2 * e * (c.q_size + 2 * c.kv_size)
         )
         logits = BLOCK_ROWS * c.vocab_size * BLOCK_BYTES
         widest = max(pass_bytes(self.files, rows, HOOKS), rows * (context + length * draft))
-        return states + widest + logits + KERNELS_BYTES
+        return self.state_bytes + widest + logits + KERNELS_BYTES
 
     def begin(
         self, target: FrozenTarget, generator: torch.Generator, device: torch.device
     ) -> SpecFormerPupil:
         module = SpecFormer(self.files.config, self.shape, target.final_norm.float(), device=device)
-        if self.first is not None:
-            self.first.read(module)
-            module.requires_grad_(True)
-        else:
-            initialise(module, generator)
+        self.fill(module, lambda: initialise(module, generator))
         return SpecFormerPupil(target, module, self)
 
 
@@ -113,15 +92,8 @@ def initialise(module: SpecFormer, generator: torch.Generator) -> None:
         position.diagonal().add_(1.0)
 
 
-class SpecFormerPupil:
+class SpecFormerPupil(ModulePupil[SpecFormer, SpecFormerShape]):
     """See `training.run.Pupil`."""
-
-    def __init__(self, target: FrozenTarget, module: SpecFormer, recipe: SpecFormerRecipe) -> None:
-        self.target, self.module, self.recipe = target, module, recipe
-
-    @property
-    def groups(self) -> list[list[nn.Parameter]]:
-        return [list(self.module.parameters())]
 
     def loss(self, module: nn.Module, samples: Sequence[Sample]) -> Loss:
         drafts, labels = self._drafts(module, samples)
@@ -146,9 +118,6 @@ class SpecFormerPupil:
         states = torch.stack([features.hidden[hook] for hook in self.recipe.shape.hooks], 2)
         labels = next_tokens(samples, self.recipe.shape.length).to(states.device)
         return module(states, features.supervised), labels
-
-    def save(self, out: Path, facts: Mapping[str, Mapping[str, Any]], dtype: torch.dtype) -> None:
-        save_module(out, KIND, self.recipe.shape, self.module, self.recipe.files, facts[KIND], dtype)
 
 
 def by_draft(hits: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -185,10 +154,5 @@ def train_specformer(
 ) -> None:
     """Train a SpecFormer drafter for a model from the text in `data`, and keep it in `out`; see
     `training.run.train_drafter`, which it raises as. OptionError too for hooks that the target has not."""
-    options = options or SpecFormerOptions()
-
-    def make(files: ModelFiles) -> SpecFormerRecipe:
-        return SpecFormerRecipe(files, options)
-
-    engine = engine or EngineOptions()
-    train_drafter(model, data, out, options, engine, make, report, progress, stop_after)
+    given = options or SpecFormerOptions()
+    train_drafter(model, data, out, given, engine, SpecFormerRecipe, report, progress, stop_after)

@@ -71,7 +71,7 @@ class DraftAttention(Attention):
 
     def forward(self, drafts: Tensor) -> Tensor:
         """[n, l_d, d] -> [n, l_d, d], of any n: chunk by chunk. Differentiable."""
-        return torch.cat([self.attend(chunk, self.causal) for chunk in drafts.split(CHUNK)])
+        return torch.cat([self.attend(chunk, self.causal) for chunk in torch.split(drafts, CHUNK)])
 
 
 class SpecFormer(nn.Module):
