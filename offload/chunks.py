@@ -8,7 +8,7 @@ where it lies or on the dial, so that a matmul has the same shape (and so the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -123,6 +123,15 @@ def aligned_span(offset: int, nbytes: int) -> tuple[int, int]:
     return start, stop - start
 
 
+def by_encoding(chunks: Iterable[Chunk]) -> dict[str, int]:
+    """Bytes of chunks by encoding; scales are left out."""
+    found = dict[str, int]()
+    for chunk in chunks:
+        for piece, _ in chunk.matrices():
+            found[piece.encoding] = found.get(piece.encoding, 0) + piece.nbytes
+    return found
+
+
 @dataclass(frozen=True)
 class ChunkTable:
     """All weights of one model.
@@ -152,11 +161,11 @@ class ChunkTable:
     @cached_property
     def stored(self) -> Mapping[str, int]:
         """Bytes of all chunks by encoding; scales are left out."""
-        found = dict[str, int]()
-        for chunk in self.chunks:
-            for piece, _ in chunk.matrices():
-                found[piece.encoding] = found.get(piece.encoding, 0) + piece.nbytes
-        return found
+        return by_encoding(self.chunks)
+
+    def end(self, layers: int = 0) -> list[Chunk]:
+        """The head's chunks, and those of so many of the last layers."""
+        return [chunk for chunk in self.chunks if chunk.layer >= self.layers - layers]
 
     def blocks(self) -> Blocks:
         """By matrix, in streaming order: where its rows lie, and their scales."""

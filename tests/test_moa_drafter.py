@@ -101,8 +101,10 @@ def test_drafts_go_through_the_targets_last_layers(
                 assert tokens == plain[options]
                 assert sum(s.accepted for s in stats) > 4
         draft = resident.drafter(engine.target.new_cache(300), 160).runtime
-        there = sum(p.nbytes for p in resident.moa.parameters()) + draft.tokens.nbytes + draft.memory.nbytes
-        passing = pass_bytes(engine.config, resident.moa.sizes, MoaDrafter.ahead_width, 2)
+        there = (
+            sum(p.nbytes for p in resident.module.parameters()) + draft.tokens.nbytes + draft.memory.nbytes
+        )
+        passing = pass_bytes(engine.config, resident.module.sizes, MoaDrafter.ahead_width, 2)
         assert engine.plan.owners["drafter"] == there + passing + draft.tail.overlay.nbytes
 
 
@@ -311,8 +313,10 @@ def test_its_memory_is_in_the_ledger(model: Path) -> None:
         assert isinstance(drafter, MoaDrafter)
         draft = drafter.runtime
         assert isinstance(draft, MoaDraft)
-        there = sum(p.nbytes for p in resident.moa.parameters()) + draft.tokens.nbytes + draft.memory.nbytes
-        passing = pass_bytes(engine.config, resident.moa.sizes, MoaDrafter.ahead_width, 2)
+        there = (
+            sum(p.nbytes for p in resident.module.parameters()) + draft.tokens.nbytes + draft.memory.nbytes
+        )
+        passing = pass_bytes(engine.config, resident.module.sizes, MoaDrafter.ahead_width, 2)
         assert engine.plan.owners["drafter"] == there + passing
         assert engine.plan.owners["drawn drafts"] > 0
 

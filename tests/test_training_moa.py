@@ -185,7 +185,7 @@ def test_loss_falls_and_what_is_saved_drafts(model: Path, text: Path, tmp_path: 
     with edgespec.load(model, memory="2GB", drafter="moa", adapters=tmp_path / "moa") as engine:
         (resident,) = engine.resident
         trained = load_file(tmp_path / "moa" / "run" / CHECKPOINT)
-        for name, parameter in resident.moa.named_parameters():
+        for name, parameter in resident.module.named_parameters():
             assert torch.equal(parameter, trained[f"model.moa.{name}"])
         with engine.new_session(controller=Fixed(TreeBudget(8, 3, 3))) as session:
             assert tokens_of(list(session.generate(prompt, reply))) == plain
@@ -243,8 +243,8 @@ def test_ablations_train(model: Path, text: Path, tmp_path: Path) -> None:
     train(model, text, tmp_path, without)
     with edgespec.load(model, memory="2GB", drafter="moa", adapters=tmp_path) as engine:
         (resident,) = engine.resident
-        assert isinstance(resident.moa, Moa)
-        assert resident.moa.over_layers is None
+        assert isinstance(resident.module, Moa)
+        assert resident.module.over_layers is None
         assert edgespec.generate(engine, [5, 6, 7], max_tokens=4).tokens
 
 

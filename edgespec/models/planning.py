@@ -132,7 +132,7 @@ def _indices(kinds: Sequence[Kind], sequences: int) -> Extras:
 
 def _able(plan: Plan, options: EngineOptions) -> bool:
     """An early exit would speak: by a head in memory, while something drafts beside the target's pass."""
-    head = {chunk.index for chunk in plan.table.chunks if chunk.layer == plan.table.layers}
+    head = {chunk.index for chunk in plan.table.end()}
     kept = head <= plan.pinned | plan.on_device
     return kept and (plan.streamed_bytes > 0 or options.draft_worker is not None)
 

@@ -45,6 +45,7 @@ PRIORS = {
     "model": Prior(0.5, HOPE, 0.9, "what the controller hopes; SubSpec has more, 1.5b for 7b", width=8),
     "substitute": Prior(0.8, 0.9, 0.96, "QuantSpec: 4-bit copies agree in about 90 %", width=1),
     "cascade": Prior(0.45, 0.62, 0.75, "CATS on Vicuna-7B"),
+    "moa": Prior(0.5, HOPE, 0.9, "what the controller hopes", width=8),
     "eagle": Prior(0.5, 0.7, 0.82, "EAGLE on Vicuna-7B"),
     "specformer": Prior(0.35, 0.55, 0.7, "SpecFormer on Qwen3: 2.2 tokens a cycle by 4 to 8 drafts"),
 }

@@ -61,11 +61,7 @@ def find_candidates(
             found.append(cascade_with_copy(subject, options.adapters, options.draft_model, wanted))
         if copy is not None and not joined and "substitute" not in members and options.drafter == "auto":
             found.append(substitute(subject, copy.precision, prepares, {}))  # what the adapters compete with
-    if "moa" in members and options.adapters is not None:
-        from edgespec.tuning.moa import find_moa_candidate  # torch: seconds
-
-        found.append(find_moa_candidate(subject, options.adapters, prepares))
-    for kind in ("eagle", "specformer"):
+    for kind in ("moa", "eagle", "specformer"):
         if kind in members and options.adapters is not None:
             from edgespec.tuning.trained import find_trained  # torch: seconds
 

@@ -159,7 +159,7 @@ class Cascade:
         self.depth = plan.depth
         self.calibrations = Calibration(), Calibration()
         layers = sum(c.nbytes for c in plan.table.chunks if c.layer < self.draft.depth)
-        head = sum(c.nbytes for c in plan.table.chunks if c.layer == plan.table.layers)
+        head = sum(c.nbytes for c in plan.table.end())
         self.nbytes = layers + head + self.draft.nbytes
         if self.variant.round:
             self.nbytes += self._verify_bytes(plan, head) // self.variant.round

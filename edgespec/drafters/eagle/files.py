@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
@@ -13,8 +13,9 @@ from edgespec.drafters.eagle.runtime import EagleRuntime
 from edgespec.drafters.forest import Room
 from edgespec.drafters.resident import Found, Search
 from edgespec.drafters.substitute import torch_target
+from edgespec.drafters.trained import TrainedFiles, TrainedResident
 from edgespec.drafters.watch import watch_bytes
-from edgespec.offload.plan.needs import Extras, MustPin
+from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
 from edgespec.runtimes.formats.describe import ModelFiles
@@ -22,9 +23,7 @@ from edgespec.runtimes.torch.blocks import attention_cache_bytes
 from edgespec.runtimes.torch.eagle import KIND, Eagle, EagleShape, eagle_shapes
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.trained_files import (
-    ModuleFile,
     describe_module,
-    free_parameters,
     parameter_bytes,
 )
 from edgespec.runtimes.torch.weights import Weights
@@ -34,22 +33,15 @@ PASS_ROWS = 32  # of one pass, about: accepted tokens and the root, or what is e
 
 
 @dataclass(frozen=True)
-class EagleFiles:
-    """See `drafters.resident.Found`; known by headers."""
+class EagleFiles(TrainedFiles[EagleShape]):
+    """See `drafters.resident.Found`."""
 
-    files: ModelFiles  # the target's
-    module: ModuleFile[EagleShape]
-    prepares: bool = False  # see `drafters.resident.Search`
+    label = "the EAGLE drafter"
+    slots = EAGLE_ROWS
 
     @property
     def extras(self) -> Extras:
-        """It multiplies the target's head, which has to be in memory."""
-        config, owners = self.files.config, {"drafter": self.nbytes}
-        if self.prepares:
-            kept = kept_bytes(EAGLE_ROWS, config.vocab_size)
-            owners["drawn drafts"] = lambda context: kept
-        pinned = MustPin("the EAGLE drafter", "drafts with", (0,))
-        return Extras(owners, pinned, further={"drafter": self.conversation_bytes})
+        return replace(super().extras, further={"drafter": self.conversation_bytes})
 
     def nbytes(self, context: int) -> int:
         """Bytes of the open module with one conversation of `context` positions, and of a pass."""
@@ -74,14 +66,8 @@ class EagleFiles:
         own = layer + config.hidden_size * e
         return ceil((EAGLE_ROWS - TREE_ROWS) * own / (config.kv_bytes(1, e) + layer))
 
-    def unused(self, plan: Plan) -> str | None:
-        return None
-
-    def reads(self, plan: Plan) -> int:
-        return self.module.nbytes
-
     def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> EagleResident:
-        return EagleResident(self, plan, torch_target(target, "the EAGLE drafter"), progress)
+        return EagleResident(self, plan, torch_target(target, self.label), progress)
 
 
 def find(search: Search, found: dict[str, Found]) -> EagleFiles:
@@ -95,10 +81,8 @@ def find_eagle(directory: Path, files: ModelFiles, prepares: bool) -> EagleFiles
     return EagleFiles(files, module, prepares)
 
 
-class EagleResident:
-    """An open one, shared by an engine's sessions; see `drafters.resident.Resident`."""
-
-    name = KIND
+class EagleResident(TrainedResident[Eagle]):
+    """See `drafters.resident.Resident`."""
 
     def __init__(
         self,
@@ -109,17 +93,11 @@ class EagleResident:
     ) -> None:
         """Reads the module. Raises StorageError."""
         config, final_norm = found.files.config, target.weights.small["model.norm.weight"]
-        self.target, self.rows = target, found.further_rows
-        self.module = Eagle(config, final_norm, target.dtype, target.device)
-        found.module.read(self.module)
-        progress(found.module.nbytes)
-        head = sum(c.nbytes for c in plan.table.chunks if c.layer == plan.table.layers)
-        self.nbytes = head + found.module.nbytes
+        module = Eagle(config, final_norm, target.dtype, target.device)
+        super().__init__(KIND, module, found, plan, target, progress)
+        self.rows = found.further_rows
         self.room = Room(kept_bytes(EAGLE_ROWS, config.vocab_size))
 
     def drafter(self, cache: KVCache, vocabulary: int) -> EagleDrafter:
         runtime = EagleRuntime(self.target, self.module, cache.capacity, EAGLE_ROWS)
         return EagleDrafter(runtime, cache, vocabulary, self.room)
-
-    def close(self) -> None:
-        free_parameters(self.module)
