@@ -22,20 +22,20 @@ from edgespec.runtimes.formats.trained import trained_kind
 from edgespec.values import did_you_mean
 
 
-def _trained(name: str, label: str, module: str, roots: bool) -> Kind:
-    """What is trained for the target by the command of its name; `module`: among the drafters, where its
-    `find` is."""
+def _trained(name: str, label: str, find: str, roots: bool, shares: bool = False) -> Kind:
+    """What is trained for the target by the command of its name."""
     return Kind(
         name,
         label,
         roots=roots,
         draws=True,
+        shares=shares,
         option=TRAINED,
         needs="what was trained; make it, and name its directory with adapters=DIR",
         made_by=Call(f"train_{name}", {"model": "MODEL", "data": "TEXT", "out": "DIR"}),
         spare=True,
         cpu_only=True,
-        find=f"edgespec.drafters.{module}:find",
+        find=find,
     )
 
 
@@ -71,14 +71,21 @@ KINDS = (
         find="edgespec.drafters.substitute:find",
     ),
     replace(
-        _trained("cascade", "the cascade", "cascade.files", roots=False),
+        _trained("cascade", "the cascade", "edgespec.drafters.cascade.files:find", roots=False),
         inside_target=True,
         takes=("substitute",),
         needs="trained adapters; make them, and name their directory with adapters=DIR",
     ),
-    _trained("moa", "the MoA drafter", "moa", roots=True),
-    replace(_trained("eagle", "the EAGLE drafter", "eagle.files", roots=True), shares=True),
-    replace(_trained("specformer", "the SpecFormer drafter", "specformer.files", roots=False), shares=True),
+    _trained("moa", "the MoA drafter", "edgespec.drafters.moa:find", roots=True),
+    replace(
+        _trained("eagle", "the EAGLE drafter", "edgespec.drafters.eagle.files:find", roots=True), shares=True
+    ),
+    replace(
+        _trained(
+            "specformer", "the SpecFormer drafter", "edgespec.drafters.specformer.files:find", roots=False
+        ),
+        shares=True,
+    ),
 )
 
 

@@ -50,7 +50,7 @@ def fill_randomly(matrix: Tensor, generator: torch.Generator) -> None:
     matrix.copy_(torch.randn(matrix.shape, generator=generator) * matrix.shape[-1] ** -0.5)
 
 
-class Attention(nn.Module):
+class SequenceAttention(nn.Module):
     """y = x + Attention(RMSNorm(x)), of whole sequences."""
 
     input_norm: nn.Parameter  # [d]
@@ -89,7 +89,7 @@ class Attention(nn.Module):
         return hidden + F.linear(out.transpose(1, 2).flatten(2), self.o_proj.to(dtype))
 
 
-class CausalAttention(Attention):
+class CausalAttention(SequenceAttention):
     """Each position to itself and those before it; also over rows of a pass, with a cache."""
 
     def __init__(

@@ -29,9 +29,9 @@ from edgespec.runtimes.base import Rows
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.blocks import (
     CPU,
-    Attention,
     CausalAttention,
     GatedMLP,
+    SequenceAttention,
     Shapes,
     add_parameters,
     attention_shapes,
@@ -62,7 +62,7 @@ def hooks_of(layers: int) -> tuple[int, ...]:
     return 0, layers // 2, layers - 1, layers
 
 
-class DraftAttention(Attention):
+class DraftAttention(SequenceAttention):
     """Over the positions of each draft, and of no other."""
 
     def __init__(self, config: ModelConfig, causal: bool, dtype: torch.dtype, device: torch.device) -> None:
