@@ -17,6 +17,8 @@ from edgespec.apps.terminal import Terminal
 from edgespec.apps.tune_words import preset_figures
 from edgespec.values import Option, Options, format_bytes
 
+NAMES = {"I8": "int8", "U8": "int4"}  # others are called as files call them
+
 if TYPE_CHECKING:
     from edgespec.devices.presets import Preset
     from edgespec.tuning.machines import DiskFacts, MachineFacts
@@ -76,7 +78,7 @@ def _described(facts: MachineFacts) -> str:
         textwrap.fill(f"{name:<13}{text}", 80, subsequent_indent=" " * 13, break_on_hyphens=False)
         for name, text in rows
     ]
-    return "\n".join([*lines, "", *_matmul_lines(facts)])
+    return "\n".join([*lines, "", *_matmul_lines(facts), "", *_kernel_lines(facts)])
 
 
 def _disk_rows(disk: DiskFacts) -> list[tuple[str, str]]:
@@ -106,12 +108,23 @@ def _matmul_lines(facts: MachineFacts) -> list[str]:
 
     lines = ["matmuls, GB of stored weights a second, by rows"]
     lines.append(f"{'':<13}" + "".join(f"{rows:>11}" for rows in ROWS))
-    names = {"I8": "int8", "U8": "int4"}
     for encoding, seconds in facts.matmuls.seconds.items():
         # As plans go by: of many rows one matrix is measured, from a cache.
         slowest = accumulate(seconds, max)
-        lines.append(f"  {names.get(encoding, encoding):<11}" + "".join(f"{1 / s:>11.3g}" for s in slowest))
+        lines.append(f"  {NAMES.get(encoding, encoding):<11}" + "".join(f"{1 / s:>11.3g}" for s in slowest))
     return lines
+
+
+def _kernel_lines(facts: MachineFacts) -> list[str]:
+    """What multiplies, and in how many microseconds what was tried did with a small matrix: the quickest for
+    the fewest rows, and for the most."""
+    lines = ["kernels, the fastest here; and microseconds that the fewest and most rows took"]
+    for encoding, choice in facts.choices.items():
+        tried = "; ".join(f"{name} {times[0]:.3g}-{times[-1]:.3g}" for name, times in choice.tried.items())
+        for head, text in ((NAMES.get(encoding, encoding), choice.describe(encoding)), ("", tried)):
+            line = f"  {head:<11}{text}"
+            lines.append(textwrap.fill(line, 80, subsequent_indent=" " * 13, break_on_hyphens=False))
+    return lines if facts.choices else []
 
 
 def presets_text(name: str, as_json: bool) -> str:

@@ -14,17 +14,17 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from time import perf_counter, time
+from time import perf_counter, sleep, time
 from typing import Any
 
 import numpy as np
 
 from edgespec.devices.disk import ReadSettings, aligned_buffer, forget, open_for_reading, read_at
-from edgespec.devices.files import read_bounded, replacing
+from edgespec.devices.files import held, read_bounded, replacing
 from edgespec.devices.probe import cpu_count, cpu_name, disk_of
 from edgespec.errors import DeviceError, EdgeSpecError
 
@@ -226,6 +226,12 @@ def remember(key: str, value: Any) -> None:
     _store(f"{key} {this_machine()}", value)
 
 
+def keep_first(key: str, value: Any, sound: Callable[[Any], bool]) -> Any:
+    """`remember`, unless another process was first: what is kept now, of its values only a `sound` one. None
+    where nothing can be kept."""
+    return _store(f"{key} {this_machine()}", value, sound)
+
+
 # The cache file: {"version": 1, "rates": {key: figures}}.
 
 
@@ -262,14 +268,30 @@ def _load() -> dict[str, Any]:
     return rates if isinstance(rates, dict) else {}
 
 
-def _store(key: str, figures: Any) -> None:
-    """Remember one figure; silently not, where the folder cannot be written."""
-    table = {"version": VERSION, "rates": _load() | {key: figures}}
-    with contextlib.suppress(OSError, RuntimeError):
+def _store(key: str, figures: Any, unless: Callable[[Any], bool] = lambda kept: False) -> Any:
+    """Remember one figure, `unless` what is kept already will do; returns what is kept. None where the folder
+    cannot be written."""
+    with contextlib.suppress(OSError, RuntimeError), contextlib.ExitStack() as stack:
         path = _cache_file()
         path.parent.mkdir(parents=True, exist_ok=True)
+        _wait_for(path.parent, stack)
+        rates = _load()
+        if unless(kept := rates.get(key)):
+            return kept
         with replacing(path, private=True, shared=True) as temporary:
+            table = {"version": VERSION, "rates": rates | {key: figures}}
             temporary.write_text(json.dumps(table, indent=1), encoding="utf-8")
+        return figures
+    return None
+
+
+def _wait_for(folder: Path, stack: contextlib.ExitStack) -> None:
+    """Hold the folder, so that no figure is lost between reading and writing; after a second go on so."""
+    for _ in range(100):
+        with contextlib.suppress(BlockingIOError):
+            stack.enter_context(held(folder))
+            return
+        sleep(0.01)
 
 
 def _as_rate(value: Any) -> float | None:

@@ -23,14 +23,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from edgespec.kernels.choice import AMX, AVX2, AVX512_BF16, CHOSEN, FEWS, ROWS, TORCH, Choice
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
 from edgespec.kernels.scratch import at_hand, scratch
 
-VERSION = 13  # of native.c's functions
+VERSION = 14  # of native.c's functions
 FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "F16": 7, "BF16": 8}
 SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # native/floats.h's
-LEVELS = ("portable C", "AVX2", "AVX-512 VNNI", "AVX-512 BF16", "AMX")
 MOST_BLOCKS = 16  # of a call: native.c's MOST_PARTS
 _SUPER = 256  # columns decoded together
 
@@ -50,7 +50,7 @@ def _open(folder: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, f"{file} cannot be loaded ({error}); run install.sh again"
     if version != VERSION:
         return None, f"{file} is of version {version}, not {VERSION}; run install.sh again"
-    library.es_linear.argtypes = [_P, _I, _N, _P, _I, _N, _I, _I, _P, _I, _I, _P, _N]
+    library.es_linear.argtypes = [_P, _I, _N, _P, _I, _N, _I, _I, _I, _P, _I, _I, _P, _N]
     library.es_linear.restype = _N
     library.es_dense.argtypes = [_P, _N, _P, _I, _I]
     library.es_dense.restype = None
@@ -60,7 +60,8 @@ def _open(folder: Path) -> tuple[ctypes.CDLL | None, str]:
     library.es_rotate.argtypes = [_I, _I, _P, _N, _N, _P, _N, _N, _P, _P, _N, _N, _I]
     library.es_attend.argtypes = [_P, _N, _I, _P, _N]
     library.es_attend.restype = _N
-    for name in ("es_norm", "es_swiglu", "es_rotate"):
+    library.es_choose.argtypes = [_I, _I, _I]
+    for name in ("es_norm", "es_swiglu", "es_rotate", "es_choose"):
         getattr(library, name).restype = None
     return library, ""
 
@@ -81,31 +82,69 @@ def unavailable() -> str:
 
 
 def available(encoding: str) -> bool:
-    """Whether weights of this encoding are multiplied here.
-
-    bf16 is on AMX and AVX-512 BF16, and where torch would make it fp32 first, several times slower than
-    memory.
-    """
-    library = _library()[0]
-    if library is None or encoding != "BF16":
-        return library is not None and encoding in FORMATS
-    converted = matmul_dtype(torch.bfloat16) != torch.bfloat16
-    return _knows("AVX-512 BF16") or (converted and _knows("AVX2"))
+    """Whether weights of this encoding are multiplied here: low-bit and fp16 ones, whose bits are the same on
+    every CPU, always; bf16 in the order that `order` says."""
+    if _library()[0] is None or encoding not in FORMATS:
+        return False
+    return encoding != "BF16" or order(encoding) != TORCH
 
 
 def own_prompt(encoding: str, dtype: torch.dtype) -> bool:
     """Whether a prompt's rows of `dtype` are multiplied here in an order of sums of their own: fp16 by fp16
-    weights on AMX, twice as fast as torch, and bf16 by low-bit ones on AMX or AVX-512 BF16, a third faster
-    than torch with them unpacked."""
+    weights, bf16 by low-bit ones."""
     if _library()[0] is None or encoding not in FORMATS or encoding == "BF16":
         return False
+    return dtype == (torch.float16 if encoding == "F16" else torch.bfloat16) and order(encoding) != TORCH
+
+
+def few(encoding: str, dtype: torch.dtype) -> int:
+    """So many rows of a prompt are multiplied as a tree's are."""
+    if not own_prompt(encoding, dtype):
+        return FEWS[1]
+    chosen = _chosen(encoding)
+    return usual_few(encoding) if chosen is None else chosen.few
+
+
+def order(encoding: str) -> int:
+    """`Choice.order`: what was chosen, or by features. There must be a library."""
+    chosen = _chosen(encoding)
+    return usual_order(encoding) if chosen is None else chosen.order
+
+
+def _chosen(encoding: str) -> Choice | None:
+    chosen = CHOSEN.get(encoding)
+    return chosen if chosen is not None and chosen.order <= level() else None  # a test may lower it
+
+
+def usual_order(encoding: str) -> int:
+    """By features: fp16 prompts on AMX, twice as fast as torch; bf16 on AMX and AVX-512 BF16, and where torch
+    would make it fp32 first, several times slower than memory; low-bit prompts where bf16 is multiplied."""
+    best = level()
     if encoding == "F16":
-        return dtype == torch.float16 and _knows("AMX")
-    return dtype == torch.bfloat16 and _knows("AVX-512 BF16")
+        return AMX if best == AMX else TORCH
+    if best >= AVX512_BF16:
+        return best
+    converted = encoding == "BF16" and matmul_dtype(torch.bfloat16) != torch.bfloat16
+    return best if converted and best >= AVX2 else TORCH
 
 
-def _knows(instructions: str) -> bool:
-    return level() >= LEVELS.index(instructions)
+def usual_few(encoding: str) -> int:
+    """By features: more rows than these are multiplied faster by low-bit weights unpacked to bf16. Of Q4_K,
+    11008 x 4096, on AMX 16 rows take 4.6 ms so and 2.4 as a tree's, 32 4.1 and 4.3, 64 5.2 and 8.5; of 1024 x
+    4096 on one core of an EPYC 64 rows take 2.8 and 3.6 ms."""
+    return FEWS[encoding in ("F16", "BF16") or usual_order(encoding) == TORCH]
+
+
+def choose(encoding: str, choice: Choice) -> Choice:
+    """Multiply so from now on, unless another choice was made in this process; returns what counts."""
+    library, why = _library()
+    assert library is not None, why
+    choice = CHOSEN.setdefault(encoding, choice)
+    for place, way in enumerate(choice.ways):
+        library.es_choose(FORMATS[encoding], place, 1 + way)
+    if choice.order != TORCH:
+        library.es_choose(FORMATS[encoding], len(ROWS), 1 + 2 * choice.order)
+    return choice
 
 
 def unpacks(encoding: str, dtype: torch.dtype) -> bool:
@@ -166,8 +205,11 @@ class Matrices:
                 first += len(data)
         self.described = (_Matrix * count)(*described)
 
-    def times(self, x: Tensor, dtype: torch.dtype, prompt: bool = False) -> list[Tensor]:
-        """x [n, columns] @ each matrix^T -> [n, rows] of `dtype`; a `prompt`'s may be in AMX's order."""
+    def times(
+        self, x: Tensor, dtype: torch.dtype, prompt: bool = False, tried: int | None = None
+    ) -> list[Tensor]:
+        """x [n, columns] @ each matrix^T -> [n, rows] of `dtype`; a `prompt`'s may be in an order of its own.
+        tried: one of `Choice.ways`, in place of the chosen one; or 2 * one of its orders."""
         library, why = _library()
         assert library is not None, why
         n, columns = x.shape
@@ -178,8 +220,8 @@ class Matrices:
         addresses = [out.data_ptr() for out in outs]
         starts = (_P * len(self.places))(*[addresses[i] + first * dtype.itemsize for i, first in self.places])
         call = (
-            self.described, len(self.places), columns, x.data_ptr(), SOURCES[x.dtype], n, prompt, terms,
-            starts, SOURCES[dtype], torch.get_num_threads(),
+            self.described, len(self.places), columns, x.data_ptr(), SOURCES[x.dtype], n, prompt,
+            0 if tried is None else 1 + tried, terms, starts, SOURCES[dtype], torch.get_num_threads(),
         )  # fmt: skip
         room = at_hand("matmul")
         size = room.numel()  # len() of a tensor takes 9 microseconds
@@ -195,9 +237,10 @@ def linear(
     scale: Tensor | None,
     dtype: torch.dtype = torch.float32,
     prompt: bool = False,
+    tried: int | None = None,
 ) -> Tensor:
     """x [n, k] @ weights^T -> [n, rows] of `dtype`; `data` [rows, row bytes], `scale`: `matmul.Block`'s."""
-    return Matrices([[(encoding, data, scale)]], x.shape[1]).times(x, dtype, prompt)[0]
+    return Matrices([[(encoding, data, scale)]], x.shape[1]).times(x, dtype, prompt, tried)[0]
 
 
 def dense(encoding: str, data: Tensor, scale: Tensor | None, columns: int, out: Tensor) -> Tensor:

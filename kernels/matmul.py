@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edgespec.kernels import compiled, integer
+from edgespec.kernels.choice import FEWS
 from edgespec.kernels.cpu import matmul_dtype, multiply
 from edgespec.kernels.dispatch import has_triton
 from edgespec.kernels.gguf_blocks import dequantize_torch
@@ -24,11 +25,7 @@ STORED = {  # every other encoding is raw bytes to torch
     "BF16": torch.bfloat16,
     "I8": torch.int8,
 }
-FEW = 256  # above so many rows one bf16 matmul with unpacked weights is faster than those of digits
-# Above so many, AMX and AVX-512 BF16 multiply a prompt's rows faster by low-bit weights unpacked: of Q4_K,
-# 11008 x 4096, on AMX 16 rows take 4.6 ms so and 2.4 as exact ones, 32 4.1 and 4.3, 64 5.2 and 8.5, 256 12
-# and 34; of 1024 x 4096 on one core of an EPYC 64 rows take 2.8 and 3.6 ms, 256 10 and 15.
-FEW_UNPACKED = 32
+FEW = FEWS[1]  # 256: above so many rows one bf16 matmul with unpacked weights is faster than those of digits
 PROMPT_ROWS = 512  # multiplied in one call: it takes 1 KiB of sums for each, and their numbers once more
 TILE_BYTES = 2 * 2**20  # unpacked at a time: stays in cache until it is used, and below what malloc maps
 # Unpacked at a time for a prompt's block by torch, whose every matmul arranges all of x anew: Q4_K, 512 rows,
@@ -127,7 +124,7 @@ class Together:
             matrices = self._made[names]
         except KeyError:
             matrices = self._made[names] = self._make(names)
-        if matrices is None or exact or len(x) <= FEW_UNPACKED:
+        if matrices is None or exact or len(x) <= FEWS[0]:
             return matrices
         blocks = (block for name in names for block in self._matrices[name])
         return None if any(len(x) > most_as_exact(block, x) for block in blocks) else matrices
@@ -152,9 +149,7 @@ class Together:
 
 def most_as_exact(block: Block, x: Tensor) -> int:
     """So many of a prompt's rows, of x's type, are multiplied as exact ones would be; more in another way."""
-    if x.device.type != "cpu" or block.encoding == "F16":
-        return FEW
-    return FEW_UNPACKED if compiled.own_prompt(block.encoding, x.dtype) else FEW
+    return FEW if x.device.type != "cpu" else compiled.few(block.encoding, x.dtype)
 
 
 def linear(x: Tensor, block: Block, exact: bool) -> Tensor:

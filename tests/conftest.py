@@ -76,14 +76,25 @@ def _given_machine() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _given_kernels() -> Iterator[None]:
+    """What multiplies is chosen by features: a busy machine's measurements must not decide what tests see."""
+    from edgespec.kernels import trials
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials, "measure", trials.by_features)
+        yield
+
+
 @pytest.fixture
 def best_level() -> Iterator[None]:
     """Compiled kernels use this CPU's best instructions again, whatever a test has tried."""
     yield
     from edgespec.kernels import compiled
+    from edgespec.kernels.choice import LEVELS
 
     if not compiled.unavailable():
-        compiled.level(len(compiled.LEVELS))
+        compiled.level(len(LEVELS))
 
 
 @pytest.fixture

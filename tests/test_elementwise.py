@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from edgespec.kernels import compiled, dispatch, elementwise, reference
+from edgespec.kernels.choice import LEVELS
 from tests.test_half import levels
 
 pytestmark = [
@@ -167,7 +168,7 @@ def test_a_rows_bits_depend_on_nothing_else(dtype: torch.dtype, columns: int) ->
     """Neither on the other rows, nor on instructions, nor on threads."""
     n = 300
     for operation in operations(dtype, n, columns):
-        compiled.level(len(compiled.LEVELS))
+        compiled.level(len(LEVELS))
         whole = operation(0, n)
         for count in range(1, 65):
             assert same(operation(0, count), whole[:count])

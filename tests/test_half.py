@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edgespec.kernels import compiled, reference
+from edgespec.kernels.choice import LEVELS
 from edgespec.kernels.matmul import Block, Together, linear, one_class
 
 pytestmark = [
@@ -47,13 +48,13 @@ both = pytest.mark.parametrize("half", [FP16, BF16], ids=lambda half: half.encod
 
 def bf16_order() -> str:
     """What the order of sums of bf16 rows by bf16 weights is called after."""
-    best = compiled.LEVELS[compiled.level()]
+    best = LEVELS[compiled.level()]
     return best if best in ("AVX-512 BF16", "AMX") else "fp16"
 
 
 def levels() -> Iterator[int]:
     """Each instruction set that this CPU has, in use."""
-    for level in range(compiled.level(len(compiled.LEVELS)) + 1):
+    for level in range(compiled.level(len(LEVELS)) + 1):
         assert compiled.level(level) == level
         yield level
 

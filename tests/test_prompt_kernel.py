@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from edgespec.kernels import compiled
-from edgespec.kernels.matmul import FEW_UNPACKED, PROMPT_ROWS, Block, Together, linear, ragged
+from edgespec.kernels.choice import FEWS, LEVELS
+from edgespec.kernels.matmul import PROMPT_ROWS, Block, Together, linear, ragged
 from tests.test_compiled import LOW_BIT, SHAPES, inputs, weights
 
 ENCODINGS = [encoding for encoding, shape in LOW_BIT if shape == SHAPES[0]]
@@ -67,10 +68,10 @@ def test_it_multiplies_prompts_and_nothing_else(encoding: str) -> None:
     assert torch.equal(linear(x, block, exact=False), multiply(x, block).bfloat16())
     exact = compiled.linear(x, encoding, block.data, block.scale, torch.bfloat16)
     assert torch.equal(linear(x, block, exact=True), exact)
-    assert torch.equal(linear(x[:FEW_UNPACKED], block, exact=False), exact[:FEW_UNPACKED])
-    more = x[: FEW_UNPACKED + 1]
+    assert torch.equal(linear(x[: FEWS[0]], block, exact=False), exact[: FEWS[0]])
+    more = x[: FEWS[0] + 1]
     assert torch.equal(linear(more, block, exact=False), multiply(more, block).bfloat16())
-    compiled.level(compiled.LEVELS.index("AVX2"))
+    compiled.level(LEVELS.index("AVX2"))
     assert not compiled.own_prompt(encoding, torch.bfloat16)
 
 
@@ -96,13 +97,13 @@ def test_several_matrices_share_a_call() -> None:
         assert torch.equal(found, multiply(x, block))
 
 
-@pytest.mark.parametrize("n", [FEW_UNPACKED, FEW_UNPACKED + 1, 300])
+@pytest.mark.parametrize("n", [FEWS[0], FEWS[0] + 1, 300])
 def test_one_call_for_several_does_what_one_by_one_would(n: int) -> None:
     matrices = {e: [weights(e, 40, 512, i)[0]] for i, e in enumerate(ENCODINGS)}
     together, x = Together(matrices), inputs(n, 512)
     for exact in (True, False):
         found = together.call(tuple(matrices), x, exact)
-        assert (found is None) == (not exact and n > FEW_UNPACKED)
+        assert (found is None) == (not exact and n > FEWS[0])
         if found is not None:
             for out, blocks in zip(found.times(x, x.dtype), matrices.values(), strict=True):
                 assert torch.equal(out, linear(x, blocks[0], exact))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from edgespec.kernels import compiled
+from edgespec.kernels.choice import LEVELS
 from edgespec.kernels.tree_attention import BLOCK, Past, TreeAttention
 from edgespec.runtimes.base import IntArray, Rows
 from edgespec.runtimes.config import ModelConfig, Rope
@@ -133,7 +134,7 @@ def test_instructions_and_threads_change_no_bit(
     expected = case.attend(whole)
     threads = torch.get_num_threads()
     try:
-        for level in range(compiled.level(len(compiled.LEVELS)) + 1):
+        for level in range(compiled.level(len(LEVELS)) + 1):
             compiled.level(level)
             for count in (1, 3):
                 torch.set_num_threads(count)

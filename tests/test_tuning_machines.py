@@ -338,6 +338,9 @@ def test_devices_shows_what_was_measured(
     shown = capsys.readouterr()
     assert re.search(r"BF16( +10){3} +5 +1\n", shown.out)
     assert "reads at 2 GB/s: 4096 KiB each, 2 at a time" in shown.out
+    if found["choices"]:
+        assert len(found["choices"]["Q4_K"]["ways"]) == 7
+        assert re.search(r"  Q4_K +1.* rows ", shown.out)
     assert "lie in memory" in shown.err
     assert all(len(line) <= 80 for line in shown.out.split("\n")), shown.out
     assert main.run(["devices", str(big.parent / "gone")]) == 1

@@ -18,6 +18,7 @@ from edgespec.offload.plan.plan import Plan
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import Target
 from edgespec.runtimes.formats.needs import judged_rows, pass_rows
+from edgespec.runtimes.torch.choices import reasons, settle
 from edgespec.runtimes.torch.machine import measure_machine
 from edgespec.runtimes.torch.open import open_target
 from edgespec.schedules.exits import find_exit
@@ -43,6 +44,9 @@ def load_model(
         progress(Progress("probe", 0, 1, "steps"))
     machine = machine or measure_machine(search.files, device)
     plan = plan_engine(search.files, options, machine, drafters)
+    if device.type == "cpu":
+        settle(table)
+        plan = replace(plan, reasons=[*plan.reasons[:1], *reasons(table), *plan.reasons[1:]])
     total, done = plan.pinned_bytes + drafters.reads(plan), 0
 
     def advance(nbytes: int) -> None:

@@ -30,6 +30,7 @@ from edgespec.devices.probe import (
 )
 from edgespec.devices.rates import SMALLEST_FILE, ReadRate, memory_rate, read_rate, read_table
 from edgespec.errors import ModelError, OptionError, StorageError
+from edgespec.kernels.choice import Choice
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.values import did_you_mean, format_bytes
 
@@ -67,6 +68,7 @@ class MachineFacts:
     limit: int | None  # of the tightest memory cgroup around this process
     memory_gbps: float
     matmuls: Matmuls
+    choices: dict[str, Choice]  # by encoding: which kernels multiply
     accelerators: tuple[str, ...]
     unified: bool
     disk: DiskFacts
@@ -91,7 +93,8 @@ def measure_machine_facts(
     """
     disk = measure_disk(path, fresh, progress)
     gbps = memory_rate(fresh)
-    from edgespec.runtimes.torch.matmuls import kernels_name, matmuls  # torch: seconds
+    from edgespec.runtimes.torch.choices import choices, kernels_name  # torch: seconds
+    from edgespec.runtimes.torch.matmuls import matmuls
 
     def advance(done: int, total: int) -> None:
         if progress is not None:
@@ -107,6 +110,7 @@ def measure_machine_facts(
         available=memory_available(),
         limit=min((g.limit for g in memory_cgroups() if g.limit is not None), default=None),
         memory_gbps=gbps,
+        choices=choices(fresh),
         matmuls=matmuls(fresh, advance),
         accelerators=accelerators(),
         unified=unified_memory(),

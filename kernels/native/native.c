@@ -1,80 +1,8 @@
-/* What Python calls (kernels/compiled.py): the fastest way that this CPU knows. */
-#include "floats.h"
+/* What Python calls (kernels/compiled.py). */
+#include "choice.h"
 
 #define ALONE 16384 /* numbers of x that one thread quantises before others are awake */
 #define TASK_BYTES (256 * 1024) /* of weights a task, about: many enough to share out, long enough to be worth it */
-
-static int level = -1;
-
-/* The instructions in use: 0 portable, 1 AVX2 and FMA, 2 AVX-512 VNNI, 3 and AVX-512 BF16, 4 and AMX. Lowered to `most`, if that is not negative. */
-int es_level(int most) {
-  if (level < 0 || most >= 0) {
-    level = PORTABLE;
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) level = AVX2;
-    if (level == AVX2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-      level = AVX512;
-#endif
-#ifdef HAS_BF16
-    if (level == AVX512 && __builtin_cpu_supports("avx512bf16")) level = AVX512_BF16;
-#endif
-#ifdef HAS_AMX
-    if (level == AVX512_BF16 && amx_allowed()) level = AMX;
-#endif
-    if (most >= 0 && level > most) level = most;
-  }
-  return level;
-}
-
-/* How weights of one kind are multiplied. With `pack` x is arranged once a call. */
-typedef struct {
-  Rows *rows;
-  Packed *packed;
-  Pack *pack;
-} Way;
-
-/* The functions of an instruction set. */
-typedef struct {
-  Way low_bit, half, bfloat;
-  int prompt; /* `low_bit` is a prompt's, of which x is packed as it is, not quantised */
-  Dense *dense;
-  Activations *quantise;
-  Finish *finish;
-  void (*arrange)(int format, int64_t supers, int16_t *x, int32_t *offset); /* of each row of x, or NULL */
-} Kernels;
-
-/* For n rows of x; `any_order`: see es_linear. */
-static Kernels kernels(int64_t n, int any_order, int x_type) {
-  Kernels k = {{portable_rows}, {portable_half}, {portable_half}, 0, portable_dense, portable_quantise, portable_finish, NULL};
-  (void)n, (void)any_order, (void)x_type;
-#if defined(__x86_64__)
-  if (es_level(-1) == AVX2) {
-    k = (Kernels){{avx2_rows}, {avx2_half}, {avx2_half}, 0, avx2_dense, avx2_quantise, avx2_finish, NULL};
-    if (n <= FEW) k.low_bit.rows = avx2_few, k.arrange = avx2_arrange;
-  }
-  if (level <= AVX2) return k;
-  k = (Kernels){{avx512_rows}, {avx512_half}, {avx512_half}, 0, avx512_dense, avx512_quantise, avx512_finish, avx512_order};
-  if (n <= VNNI_FEW) k.low_bit.rows = avx512_few, k.arrange = avx512_arrange;
-#ifdef HAS_BF16
-  if (x_type == BF16 && level >= AVX512_BF16) {
-    k.bfloat = (Way){avx512_bf16, avx512_bf16_packed, avx512_bf16_pack};
-    if (any_order) k.low_bit = (Way){avx512_prompt, prompt_packed, prompt_pack}, k.prompt = 1;
-  }
-#endif
-#ifdef HAS_AMX
-  if (level == AMX) {
-    if (k.prompt) k.low_bit.rows = amx_prompt;
-    if (n > FEW && !k.prompt) k.low_bit = (Way){amx_rows, amx_packed, amx_pack};
-    if (any_order && x_type == F16) k.half = (Way){amx_half, amx_half_packed, amx_half_pack};
-    if (x_type == BF16) k.bfloat = (Way){amx_bf16, amx_bf16_packed, amx_bf16_pack};
-  }
-#endif
-  if (k.low_bit.pack) k.arrange = NULL;
-#endif
-  return k;
-}
 
 /* A matrix, as Python describes it (kernels/compiled.py): all fields of 64 bits. */
 typedef struct {
@@ -101,7 +29,7 @@ typedef struct {
 typedef struct {
   Part parts[MOST_PARTS];
   int count, encodings, first[FORMATS + 2]; /* the first matrix of each encoding: for each x is prepared once */
-  Kernels kernels;
+  Kernels kernels[FORMATS + 2]; /* by format */
   const void *x; /* [n][columns] */
   int x_type, out_type, terms; /* types: floats.h's */
   int64_t n, columns, rows, tasks; /* rows: of weights a task, at most */
@@ -112,17 +40,13 @@ typedef struct {
   float *tile;  /* [threads][tall][rows] */
 } Linear;
 
-static const Way *way(const Linear *l, int format) {
-  const Kernels *k = &l->kernels;
-  return format == HALF ? &k->half : format == BFLOAT ? &k->bfloat : &k->low_bit;
-}
-
 /* A row of x in fp32 for plain formats, or quantised for another encoding; its second term is what the first one misses. */
 static void prepare_row(void *argument, int64_t index, int worker) {
   const Linear *l = argument;
   const Matmul *m = &l->parts[l->first[index / l->n]].m;
+  const Kernels *k = &l->kernels[m->format];
   const int64_t r = index % l->n, columns = l->columns, groups = m->supers * GROUPS;
-  if (m->packed && (is_plain(m->format) || l->kernels.prompt)) return;
+  if (m->packed && (is_plain(m->format) || k->prompt)) return;
   float *rest = is_plain(m->format) ? m->wide + r * wide_columns(columns) : l->rest + worker * columns;
   load(es_level(-1), l->x_type, l->x, r * columns, columns, rest);
   if (is_plain(m->format)) {
@@ -131,9 +55,8 @@ static void prepare_row(void *argument, int64_t index, int worker) {
   }
   for (int term = 0; term < l->terms; term++) {
     const int64_t at = (term * l->n + r) * groups;
-    l->kernels.quantise(m->format, rest, columns, m->supers, m->x + at * GROUP, m->step + at, m->sum + at);
-    if (l->kernels.arrange)
-      l->kernels.arrange(m->format, m->supers, m->x + at * GROUP, m->offset + at * (SUPER / 4 / GROUPS));
+    k->quantise(m->format, rest, columns, m->supers, m->x + at * GROUP, m->step + at, m->sum + at);
+    if (k->arrange) k->arrange(m->format, m->supers, m->x + at * GROUP, m->offset + at * (SUPER / 4 / GROUPS));
   }
 }
 
@@ -142,7 +65,7 @@ static void pack_block(void *argument, int64_t index, int worker) {
   (void)worker;
   const int64_t blocks = (l->terms * l->n + X_ROWS - 1) / X_ROWS;
   const Matmul *m = &l->parts[l->first[index / blocks]].m;
-  if (m->packed) way(l, m->format)->pack(m, l->x, index % blocks, m->packed);
+  if (m->packed) l->kernels[m->format].way.pack(m, l->x, index % blocks, m->packed);
 }
 
 static void some_rows(void *argument, int64_t index, int worker) {
@@ -154,9 +77,9 @@ static void some_rows(void *argument, int64_t index, int worker) {
   Matmul m = p->m;
   m.weights += first * m.row_bytes, m.scale = m.scale ? m.scale + first : NULL;
   m.out = tile, m.out_stride = p->rows;
-  way(l, m.format)->rows(&m, 0, last - first, l->sums + worker * l->room);
+  l->kernels[m.format].way.rows(&m, 0, last - first, l->sums + worker * l->room);
   char *out = p->out + first * (l->out_type == F32 ? 4 : 2);
-  l->kernels.finish(tile, p->terms, l->n, p->rows, last - first, out, p->out_stride, l->out_type);
+  best_finish()(tile, p->terms, l->n, p->rows, last - first, out, p->out_stride, l->out_type);
 }
 
 static int64_t task_rows(int64_t rows, int64_t most, int threads) { /* at least four tasks a thread */
@@ -178,16 +101,16 @@ static char *lay_out(Linear *l, char *room, int threads) {
   for (int e = 0; e < l->encodings; e++) {
     Matmul *m = &l->parts[l->first[e]].m;
     const int64_t groups = m->n * m->supers * GROUPS;
-    const Way *its = way(l, m->format);
-    if (!is_plain(m->format) && !l->kernels.prompt) {
+    const Kernels *k = &l->kernels[m->format];
+    if (!is_plain(m->format) && !k->prompt) {
       m->x = part(&room, groups * GROUP * 2);
       m->step = part(&room, groups * 4);
       m->sum = part(&room, groups * 4);
       if (m->n <= FEW) m->offset = part(&room, groups * (SUPER / 4 / GROUPS) * 4);
-    } else if (!its->pack) {
+    } else if (!k->way.pack) {
       m->wide = part(&room, m->n * wide_columns(l->columns) * 4);
     }
-    if (its->pack) m->packed = part(&room, its->packed(m));
+    if (k->way.pack) m->packed = part(&room, k->way.packed(m));
     for (Part *p = l->parts; p < l->parts + l->count; p++)
       if (p->m.format == m->format)
         p->m.x = m->x, p->m.step = m->step, p->m.sum = m->sum, p->m.offset = m->offset, p->m.wide = m->wide,
@@ -197,34 +120,37 @@ static char *lay_out(Linear *l, char *room, int threads) {
 }
 
 /* outs[i] [n][out_stride] = x [n][columns] @ matrices[i]^T, for up to MOST_PARTS matrices; types of x and outs: floats.h's.
-   `any_order`: sums of fp16 may be in that of AMX. With two terms fp32 keeps its precision beside low-bit weights. Returns
-   the bytes of `room` that this needs, and does nothing when `room` (aligned to 64) has fewer. */
+   `any_order`: sums may be in a prompt's. `tried`: in place of what es_choose said, if not 0. With two terms fp32 keeps its
+   precision beside low-bit weights. Returns the bytes of `room` that this needs, and does nothing when `room` (aligned to 64)
+   has fewer. */
 int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void *x, int x_type, int64_t n, int any_order,
-                  int terms, void *const *outs, int out_type, int threads, char *room, int64_t room_bytes) {
-  Linear l = {.count = count, .kernels = kernels(terms * n, any_order, x_type), .x = x, .x_type = x_type,
-              .out_type = out_type, .terms = terms, .n = n, .tall = terms * n, .columns = columns};
+                  int tried, int terms, void *const *outs, int out_type, int threads, char *room, int64_t room_bytes) {
+  Linear l = {.count = count, .x = x, .x_type = x_type, .out_type = out_type, .terms = terms, .n = n, .tall = terms * n,
+              .columns = columns};
   int64_t all = 0;
   for (int i = 0; i < count; i++) all += matrices[i].rows;
   for (int i = 0; i < count; i++) {
     const Matrix *a = matrices + i;
+    const int of_part = is_plain((int)a->format) ? 1 : terms;
+    Kernels *k = &l.kernels[a->format];
+    if (!k->way.rows) *k = kernels_for((int)a->format, of_part * n, any_order, x_type, tried);
     const int64_t bytes = is_plain((int)a->format) ? 4 * TASK_BYTES : TASK_BYTES; /* what is asked for ahead ends with a task */
     int64_t rows = task_rows(all, bytes / (a->row_bytes ? a->row_bytes : 1), threads);
     int64_t its_room = ROOM;
 #ifdef HAS_AMX
-    if (a->format == HALF && l.kernels.half.pack) {
+    if (a->format == HALF && k->way.pack) {
       rows = task_rows(all, AMX_HALF_ROWS, threads);
       its_room = amx_half_room(n, rows);
     }
 #endif
 #ifdef HAS_BF16
-    if (!is_plain((int)a->format) && l.kernels.prompt) {
+    if (k->prompt) {
       rows = (task_rows(all, PROMPT_ROWS, threads) + 31) / 32 * 32;
       its_room = prompt_room();
       l.tall = prompt_rows(n);
     }
 #endif
     l.room = l.room < its_room ? its_room : l.room;
-    const int of_part = is_plain((int)a->format) ? 1 : terms;
     l.parts[i] = (Part){.m = {.format = (int)a->format, .weights = a->weights, .row_bytes = a->row_bytes, .rows = a->rows,
                               .columns = columns, .scale = a->scale, .n = of_part * n, .supers = a->supers,
                               .exact = x_type == F16 && a->format == HALF},
@@ -265,10 +191,10 @@ void es_dense(const Matrix *a, int64_t columns, void *out, int bf16, int threads
   Numbers d = {.m = {.format = (int)a->format, .weights = a->weights, .row_bytes = a->row_bytes, .rows = a->rows,
                      .columns = columns, .scale = a->scale, .supers = a->supers, .out = out, .out_stride = a->out_stride,
                      .bf16 = bf16},
-               .dense = kernels(0, 0, F32).dense,
+               .dense = best_dense(),
                .rows = task_rows(a->rows, TASK_BYTES / (a->row_bytes ? a->row_bytes : 1), threads)};
   run_tasks(some_dense, &d, (a->rows + d.rows - 1) / d.rows, threads);
 }
 
 /* Changes with the meaning of any of these functions. */
-int es_version(void) { return 13; }
+int es_version(void) { return 14; }

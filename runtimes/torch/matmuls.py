@@ -9,9 +9,9 @@ import torch
 
 from edgespec.devices.matmuls import ROWS, WEIGHTS_PER_BYTE, Matmuls, recall_matmuls, remember_matmuls
 from edgespec.devices.probe import memory_available
-from edgespec.kernels import compiled
 from edgespec.kernels.matmul import FEW, Block, linear
 from edgespec.offload.chunks import stored_bytes
+from edgespec.runtimes.torch.choices import kernels_name
 
 OUT = INNER = 4096  # a matrix of a 7B model
 # Bytes of matrices multiplied in turn with few rows, more than a cache keeps of them: where many share one of
@@ -35,14 +35,6 @@ def matmuls(fresh: bool = False, progress: Callable[[int, int], None] = lambda d
         known = Matmuls(seconds)
         remember_matmuls(known, kernels)
     return known
-
-
-def kernels_name() -> str:
-    """What multiplies here: torch, and the instructions of the compiled kernels, if they are there."""
-    by = f"torch {torch.__version__} with {torch.backends.cpu.get_cpu_capability()}"
-    if compiled.unavailable():
-        return by
-    return f"{by}, compiled kernels {compiled.VERSION} with {compiled.LEVELS[compiled.level()]}"
 
 
 @torch.inference_mode()

@@ -13,17 +13,20 @@ from edgespec.kernels.dispatch import attend
 from edgespec.kernels.matmul import one_class, tile_bounds
 from edgespec.kernels.row_class import COUNTS, KNOWN, RowClass, row_class
 from edgespec.offload.chunks import ChunkTable, Piece
+from edgespec.runtimes.torch.choices import settle
 
 STORED_AS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 @torch.inference_mode()
 def warm_up(table: ChunkTable, dtype: torch.dtype) -> None:
-    """Learn (or recall) the row classes of all matmuls, and load the kernels' code into the process.
+    """Choose (or recall) the kernels of all matmuls and learn the row classes of those that have some, and
+    load the kernels' code into the process.
 
     Classes are remembered per machine, torch version, thread count and instruction set.
     """
     return_large_blocks()
+    settle(table)
     arithmetic = matmul_dtype(dtype)
     shapes = sorted({s for c in table.chunks for p, _ in c.matrices() for s in _matmuls(p, arithmetic)})
     threads = torch.get_num_threads()

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from edgespec.devices.disk import ReadSettings
-from edgespec.kernels.matmul import FEW_UNPACKED, Block, Together, linear, ragged, typed
+from edgespec.kernels.choice import FEWS
+from edgespec.kernels.matmul import Block, Together, linear, ragged, typed
 from edgespec.offload.chunks import ChunkTable, Piece, TensorSource
 from edgespec.runtimes.base import IntArray, PassObserver
 from edgespec.runtimes.torch.stored import CPU, StoredChunks
@@ -47,7 +48,7 @@ class Weights(StoredChunks):
         apart: Sequence[range] = (),
     ) -> list[Tensor]:
         """x [n, in] @ W^T (+ bias) -> [n, out] for each of `names`; see `runtimes.torch.target`."""
-        one_call = all(len(span) <= FEW_UNPACKED for span in apart)
+        one_call = all(len(span) <= FEWS[0] for span in apart)
         matrices = self.together.call(names, x, exact or bool(apart)) if one_call else None
         if matrices is not None:
             if observer is not None:

@@ -1,0 +1,99 @@
+"""What multiplies weights of each encoding on this machine, where several could.
+
+By features alone until `compiled.choose` is told what was measured here (`kernels.trials`), once a process
+and encoding: a text must not change while it is made. What gives the same bits competes freely; what has an
+order of sums of its own (`Choice.order`) is remembered for good (`runtimes.torch.choices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LEVELS = ("portable C", "AVX2", "AVX-512 VNNI", "AVX-512 BF16", "AMX")  # as native/choice.c counts
+AVX2, AVX512, AVX512_BF16, AMX = range(1, len(LEVELS))
+TORCH = -1  # in place of one of them
+ROWS = (1, 2, 3, 4, 8, 16, 64)  # the most of each class of rows, but for the last; as many are tried
+FEWS = (32, 256)  # rows of a prompt that may be multiplied as a tree's
+
+
+@dataclass(frozen=True)
+class Choice:
+    """For weights of one encoding. Raises ValueError for one that nobody could have made.
+
+    ways: by `ROWS`, 2 * instructions (an index of `LEVELS`), and 1 more where each row of weights is used as
+        it is decoded; else a tile is decoded for all rows.
+    order: instructions for a prompt's rows, or of bf16 by bf16 for all rows; or TORCH.
+    few: a prompt's rows up to here are multiplied as a tree's.
+    tried: what multiplied, and microseconds for each number of rows it was tried with.
+    """
+
+    ways: tuple[int, ...]
+    order: int
+    few: int
+    tried: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.ways) != len(ROWS) or not all(0 <= way < 2 * len(LEVELS) for way in self.ways):
+            raise ValueError(f"{self.ways} are not the ways of {len(ROWS)} classes of rows")
+        if not TORCH <= self.order < len(LEVELS) or self.few not in FEWS:
+            raise ValueError(f"an order of {self.order} from {self.few} rows on does not exist")
+
+    def describe(self, encoding: str) -> str:
+        """In words, without figures."""
+        parts, first = [], 1
+        for i, way in enumerate(self.ways):
+            if i + 1 < len(ROWS) and self.ways[i + 1] == way:
+                continue
+            last = f"-{ROWS[i]}" if i + 1 < len(ROWS) else " and more"
+            parts.append(f"{first}{last if ROWS[i] > first else ''} rows {way_words(way)}")
+            first = ROWS[i] + 1
+        if encoding == "BF16":
+            return order_words(self.order) if self.order not in (AVX2, AVX512) else ", ".join(parts)
+        prompts = f"prompts {order_words(self.order)}, from {self.few + 1} rows on"
+        return ", ".join([*parts, prompts])
+
+
+CHOSEN: dict[str, Choice] = {}  # by encoding; `compiled.choose` fills it
+
+
+def way_words(way: int) -> str:
+    """A way's name."""
+    return LEVELS[way // 2] + (" from registers" if way % 2 else "")
+
+
+def order_words(order: int) -> str:
+    """An order's name."""
+    return "torch" if order == TORCH else LEVELS[order]
+
+
+def as_json(choice: Choice) -> dict[str, Any]:
+    """What `of_json` reads."""
+    tried = {name: list(times) for name, times in choice.tried.items()}
+    return {"ways": list(choice.ways), "order": choice.order, "few": choice.few, "tried": tried}
+
+
+def of_json(value: Any, best: int) -> Choice | None:
+    """The choice that a JSON value stands for, of instructions up to `best`; None for anything else."""
+    if not isinstance(value, dict) or set(value) != {"ways", "order", "few", "tried"}:
+        return None
+    ways, order, few, tried = (value[name] for name in ("ways", "order", "few", "tried"))
+    if not isinstance(ways, list) or any(type(number) is not int for number in (*ways, order, few)):
+        return None
+    if order > best or any(way // 2 > best for way in ways) or not _times(tried):
+        return None
+    try:
+        return Choice(tuple(ways), order, few, {name: tuple(row) for name, row in tried.items()})
+    except ValueError:
+        return None
+
+
+def _times(tried: Any) -> bool:
+    """Whether these are times of a few things."""
+    if not isinstance(tried, dict) or len(tried) > 4 * len(LEVELS) or any(len(name) > 80 for name in tried):
+        return False
+    rows = [*tried.values()]
+    if not all(isinstance(row, list) and 0 < len(row) <= len(ROWS) for row in rows):
+        return False
+    return all(type(time) in (int, float) and 0 <= time <= 1e9 for row in rows for time in row)

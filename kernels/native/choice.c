@@ -1,0 +1,105 @@
+#include "choice.h"
+
+static int level = -1;
+
+/* The instructions in use: 0 portable, 1 AVX2 and FMA, 2 AVX-512 VNNI, 3 and AVX-512 BF16, 4 and AMX. Lowered to `most`, if that is not negative. */
+int es_level(int most) {
+  if (level < 0 || most >= 0) {
+    level = PORTABLE;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) level = AVX2;
+    if (level == AVX2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+      level = AVX512;
+#endif
+#ifdef HAS_BF16
+    if (level == AVX512 && __builtin_cpu_supports("avx512bf16")) level = AVX512_BF16;
+#endif
+#ifdef HAS_AMX
+    if (level == AVX512_BF16 && amx_allowed()) level = AMX;
+#endif
+    if (most >= 0 && level > most) level = most;
+  }
+  return level;
+}
+
+/* What was chosen by format, 0 = nothing: 1 + 2 * instruction set, and 1 more where each row of weights is used as it is decoded.
+   For up to 1, 2, 3, 4, 8 and 16 rows of x and for more: their bits are the same. At ORDER: for what has orders of sums of its own,
+   rows of bf16 by bf16 and prompts. */
+#define CLASSES 7
+#define ORDER CLASSES
+static uint8_t chosen[FORMATS + 2][CLASSES + 1];
+
+/* For rows of the class `of`, or at ORDER; 0: by features alone. */
+void es_choose(int format, int of, int what) { chosen[format][of] = (uint8_t)what; }
+
+static int class_of(int64_t n) { return n <= 1 ? 0 : n <= 4 ? (int)n - 1 : n <= 8 ? 4 : n <= 16 ? 5 : 6; }
+
+INLINE int least(int a, int b) { return a < b ? a : b; }
+
+/* Of low-bit weights: where weights are used as they are decoded, for so few rows, else side by side. */
+static Kernels of_low_bit(int set, int few, int64_t n) {
+  (void)set, (void)few, (void)n;
+#if defined(__x86_64__)
+#ifdef HAS_AMX
+  if (set == AMX) return (Kernels){{amx_rows, amx_packed, amx_pack}, 0, avx512_quantise, NULL};
+#endif
+  if (set >= AVX512 && few && n <= VNNI_FEW) return (Kernels){{avx512_few}, 0, avx512_quantise, avx512_arrange};
+  if (set >= AVX512) return (Kernels){{avx512_rows}, 0, avx512_quantise, avx512_order};
+  if (set == AVX2 && few && n <= FEW) return (Kernels){{avx2_few}, 0, avx2_quantise, avx2_arrange};
+  if (set == AVX2) return (Kernels){{avx2_rows}, 0, avx2_quantise, NULL};
+#endif
+  return (Kernels){{portable_rows}, 0, portable_quantise, NULL};
+}
+
+/* Of fp16, and bf16 in fp16's order. */
+static Kernels of_plain(int set) {
+  (void)set;
+#if defined(__x86_64__)
+  if (set >= AVX512) return (Kernels){{avx512_half}, 0, NULL, NULL};
+  if (set == AVX2) return (Kernels){{avx2_half}, 0, NULL, NULL};
+#endif
+  return (Kernels){{portable_half}, 0, NULL, NULL};
+}
+
+INLINE int set_of(int what) { return (what - 1) / 2; }
+
+Kernels kernels_for(int format, int64_t n, int any_order, int x_type, int tried) {
+  const int best = es_level(-1), in_order = tried ? tried : chosen[format][ORDER];
+  const int order = in_order ? least(set_of(in_order), best) : best;
+  (void)any_order, (void)x_type, (void)order;
+#ifdef HAS_AMX
+  if (order == AMX && format == BFLOAT && x_type == BF16) return (Kernels){{amx_bf16, amx_bf16_packed, amx_bf16_pack}, 0, NULL, NULL};
+  if (order == AMX && format == HALF && x_type == F16 && any_order)
+    return (Kernels){{amx_half, amx_half_packed, amx_half_pack}, 0, NULL, NULL};
+  if (order == AMX && !is_plain(format) && x_type == BF16 && any_order)
+    return (Kernels){{amx_prompt, prompt_packed, prompt_pack}, 1, NULL, NULL};
+#endif
+#ifdef HAS_BF16
+  if (order >= AVX512_BF16 && format == BFLOAT && x_type == BF16)
+    return (Kernels){{avx512_bf16, avx512_bf16_packed, avx512_bf16_pack}, 0, NULL, NULL};
+  if (order >= AVX512_BF16 && !is_plain(format) && x_type == BF16 && any_order)
+    return (Kernels){{avx512_prompt, prompt_packed, prompt_pack}, 1, NULL, NULL};
+#endif
+  /* By features: AMX from FEW + 1 rows on. */
+  const int what = tried ? tried : chosen[format][class_of(n)];
+  const int set = what ? least(set_of(what), best) : best == AMX && n <= FEW ? AVX512 : best;
+  return is_plain(format) ? of_plain(set) : of_low_bit(set, what ? (what - 1) % 2 : 1, n);
+}
+
+Dense *best_dense(void) {
+#if defined(__x86_64__)
+  if (es_level(-1) >= AVX512) return avx512_dense;
+  if (level == AVX2) return avx2_dense;
+#endif
+  return portable_dense;
+}
+
+Finish *best_finish(void) {
+#if defined(__x86_64__)
+  if (es_level(-1) >= AVX512) return avx512_finish;
+  if (level == AVX2) return avx2_finish;
+#endif
+  return portable_finish;
+}

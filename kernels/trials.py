@@ -1,0 +1,163 @@
+"""What multiplies weights of an encoding fastest here: a short race, with matrices that lie in a cache.
+
+What computes faster than weights come from memory is as fast as memory, whichever it is, so what a core does
+in its cache decides. On one thread, for cores share nothing but memory: so the choice, and the bits, are the
+same for every number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from edgespec.kernels import compiled
+from edgespec.kernels.choice import (
+    AMX,
+    AVX2,
+    AVX512,
+    AVX512_BF16,
+    FEWS,
+    ROWS,
+    TORCH,
+    Choice,
+    order_words,
+    way_words,
+)
+from edgespec.kernels.cpu import matmul_dtype, multiply
+from edgespec.kernels.gguf_blocks import row_bytes
+from edgespec.kernels.low_bit import int4_row_bytes
+from edgespec.kernels.matmul import PROMPT_TILE_BYTES, Block
+from edgespec.kernels.threads import alone
+
+OUT, INNER = 128, 2048
+TRIES = 5  # of each, in turn; the best counts: others' work is not the machine's
+# So much faster something must be than what features say: less is noise. Where bits are others, more.
+LEAD, OTHER_BITS = 1.1, 1.3
+PROMPTS = (64, 256)  # rows: may few be unpacked for, and which order is for many
+SHARED = (1, 16, 64)  # of bf16 by bf16, which have one order
+REGISTERS = {AVX2: 4, AVX512: 3}  # rows that weights are used for as they are decoded: native.h
+PLAIN = ("F16", "BF16")
+FILLED = 0x11  # every byte of the weights: a small normal number in each float type, and no NaN as a scale
+
+Call = Callable[[], object]
+
+
+def seconds(call: Call) -> float:
+    """Of one call."""
+    began = perf_counter()
+    call()
+    return perf_counter() - began
+
+
+def by_features(encoding: str) -> Choice:
+    """What is used where nothing was measured."""
+    ways = tuple(_ways(encoding, rows)[0] for rows in ROWS)
+    return Choice(ways, compiled.usual_order(encoding), compiled.usual_few(encoding))
+
+
+@torch.inference_mode()
+def measure(encoding: str, clock: Callable[[Call], float] = seconds) -> Choice:
+    """The fastest for weights so stored: some 10 ms for rows, and 20 for prompts."""
+    block, usual = _block(encoding), by_features(encoding)
+    tried: dict[str, list[float]] = {}
+
+    def race(calls: Mapping[int, Call], name: Callable[[int], str]) -> dict[int, float]:
+        best = dict.fromkeys(calls, math.inf)
+        for _ in range(TRIES):
+            best = {key: min(best[key], clock(call)) for key, call in calls.items()}
+        for key, took in best.items():
+            tried.setdefault(name(key), []).append(round(took * 1e6, 1))
+        return best
+
+    def in_orders(rows: int) -> dict[int, float]:
+        x = _inputs(rows, torch.float16 if encoding == "F16" else torch.bfloat16)
+        of = "all rows" if encoding == "BF16" else "prompts"
+        calls = {order: partial(_in_order, x, block, order) for order in _orders(encoding)}
+        return race(calls, lambda order: f"{of}: {order_words(order)}")
+
+    with alone():
+        ways, took = [], dict[int, float]()
+        for rows in ROWS:
+            x = _inputs(rows, torch.float16 if encoding in PLAIN else torch.bfloat16)
+            took = race({way: partial(_by, x, block, way) for way in _ways(encoding, rows)}, way_words)
+            ways.append(_winner(took, LEAD))
+        if encoding == "BF16":
+            found = [in_orders(rows) for rows in SHARED]
+            means = {order: math.prod(times[order] for times in found) for order in _orders(encoding)}
+            order, few = _winner(means, OTHER_BITS ** len(SHARED)), usual.few
+        else:
+            some, many = (in_orders(rows) for rows in PROMPTS)
+            order = _winner(many, OTHER_BITS)
+            few = _few(usual, order, min(took.values()), some[order])
+    return Choice(tuple(ways), order, few, {name: tuple(times) for name, times in tried.items()})
+
+
+def _winner(took: Mapping[int, float], lead: float) -> int:
+    """The fastest; the first, unless it is beaten by `lead`."""
+    first = next(iter(took))
+    best = min(took, key=took.__getitem__)
+    return best if took[best] * lead < took[first] else first
+
+
+def _few(usual: Choice, order: int, as_trees: float, as_prompts: float) -> int:
+    """Up to which row a prompt's are multiplied as a tree's, by what PROMPTS[0] of them took."""
+    if order == TORCH:
+        return FEWS[1]
+    took = {FEWS[0]: as_prompts, FEWS[1]: as_trees}
+    return _winner({usual.few: took[usual.few]} | took, OTHER_BITS)
+
+
+def _ways(encoding: str, rows: int) -> list[int]:
+    """Those that so many rows may be multiplied in, that of features first."""
+    best = compiled.level()
+    if best < AVX2:
+        return [0]
+    if encoding in PLAIN:
+        return [2 * level for level in (AVX512, AVX2) if level <= best]
+    ways = [2 * AMX] if best == AMX else []
+    if best >= AVX512:
+        wide = [2 * AVX512 + 1, 2 * AVX512] if rows <= REGISTERS[AVX512] else [2 * AVX512]
+        ways = [*wide, *ways] if rows <= REGISTERS[AVX2] else [*ways, *wide]
+    return [*ways, *([2 * AVX2 + 1] if rows <= REGISTERS[AVX2] else []), 2 * AVX2]
+
+
+def _orders(encoding: str) -> list[int]:
+    """Those that a prompt's rows, or all of bf16, may be summed in, that of features first."""
+    best, usual = compiled.level(), compiled.usual_order(encoding)
+    own = [level for level in (AMX, AVX512_BF16) if level <= best]
+    if encoding == "F16":
+        own = [level for level in own if level == AMX]
+    if encoding == "BF16":
+        own.append(min(best, AVX512))  # fp16's order
+    return [usual, *(order for order in (*own, TORCH) if order != usual)]
+
+
+def _block(encoding: str) -> Block:
+    plain = {"I8": INNER, "U8": int4_row_bytes(INNER), "F16": 2 * INNER, "BF16": 2 * INNER}
+    nbytes = plain.get(encoding) or row_bytes(encoding, INNER)
+    scale = torch.full((OUT,), 1e-3) if encoding in ("I8", "U8") else None
+    data = torch.full((OUT, nbytes), FILLED, dtype=torch.uint8)
+    return Block.of_bytes(encoding, data, OUT, INNER, scale)
+
+
+def _inputs(rows: int, dtype: torch.dtype) -> Tensor:
+    return torch.ones(rows, INNER, dtype=dtype)
+
+
+def _by(x: Tensor, block: Block, way: int) -> Tensor:
+    return compiled.linear(x, block.encoding, block.data, block.scale, x.dtype, tried=way)
+
+
+def _in_order(x: Tensor, block: Block, order: int) -> Tensor:
+    if order != TORCH:
+        return compiled.linear(x, block.encoding, block.data, block.scale, x.dtype, True, tried=2 * order)
+    dtype = matmul_dtype(x.dtype)
+    by = multiply if block.encoding == "BF16" else F.linear  # as `matmul.linear` does
+    tiles = block.tiles(dtype, PROMPT_TILE_BYTES)
+    return torch.cat([by(x.to(dtype), tile) for tile in tiles], dim=1).to(x.dtype)

@@ -1,0 +1,71 @@
+"""Which kernels multiply on this machine: measured at the first start, and remembered.
+
+Kernels whose bits are equal may be chosen anew at any time. One with another order of sums makes other bits,
+and where two tokens are nearly tied, another text; so that choice holds for this machine until its processor,
+torch or the kernels change, and where nothing can be kept it goes by the processor's features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from edgespec.devices.rates import keep_first, recall, remember
+from edgespec.kernels import trials
+from edgespec.kernels.choice import CHOSEN, LEVELS, Choice, as_json, of_json
+from edgespec.kernels.compiled import FORMATS, VERSION, choose, level, unavailable
+from edgespec.offload.chunks import ChunkTable
+
+NAMES = {"I8": "int8", "U8": "int4"}  # others are called as files call them
+
+
+def settle(table: ChunkTable) -> None:
+    """Have a model's matrices multiplied by what is fastest here, as long as this process lives."""
+    for encoding in _encodings(table) - CHOSEN.keys():
+        choose(encoding, choice(encoding))
+
+
+def reasons(table: ChunkTable) -> list[str]:
+    """What multiplies a model's matrices, in words."""
+    return [f"{NAMES.get(e, e)}: {CHOSEN[e].describe(e)}" for e in sorted(_encodings(table) & CHOSEN.keys())]
+
+
+def _encodings(table: ChunkTable) -> set[str]:
+    if unavailable():
+        return set()
+    return {piece.encoding for chunk in table.chunks for piece, _ in chunk.matrices()} & FORMATS.keys()
+
+
+def choices(fresh: bool = False) -> dict[str, Choice]:
+    """For every encoding that compiled kernels multiply: remembered, or (also when `fresh`) measured."""
+    return {} if unavailable() else {encoding: choice(encoding, fresh) for encoding in FORMATS}
+
+
+def choice(encoding: str, fresh: bool = False) -> Choice:
+    """Remembered, in a millisecond; or (also when `fresh`) measured, in about 30."""
+    key, by = f"kernels {encoding}", kernels_name()
+
+    def sound(kept: Any) -> Choice | None:
+        ours = isinstance(kept, dict) and set(kept) == {"by", "choice"} and kept["by"] == by
+        return of_json(kept["choice"], level()) if ours else None
+
+    if not fresh and (known := sound(recall(key))) is not None:
+        return known
+    found = trials.measure(encoding)
+    value = {"by": by, "choice": as_json(found)}
+    if fresh:
+        remember(key, value)
+        return found
+    kept = sound(keep_first(key, value, lambda kept: sound(kept) is not None))
+    if kept is None:
+        usual = trials.by_features(encoding)
+        return replace(found, order=usual.order, few=usual.few)
+    return kept
+
+
+def kernels_name() -> str:
+    """What multiplies here: torch, and the instructions of the compiled kernels, if they are there."""
+    by = f"torch {torch.__version__} with {torch.backends.cpu.get_cpu_capability()}"
+    return by if unavailable() else f"{by}, compiled kernels {VERSION} with {LEVELS[level()]}"

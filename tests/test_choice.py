@@ -1,0 +1,307 @@
+"""Which kernels multiply: measured once, remembered, and then the same for good."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from edgespec.devices.rates import cache_folder, keep_first, recall, remember
+from edgespec.kernels import compiled, trials
+from edgespec.kernels.choice import (
+    AVX2,
+    AVX512_BF16,
+    CHOSEN,
+    FEWS,
+    ROWS,
+    TORCH,
+    Choice,
+    as_json,
+    of_json,
+)
+from edgespec.kernels.matmul import linear, one_class
+from edgespec.kernels.trials import measure  # the real one: tests have it replaced
+from edgespec.runtimes.torch import choices
+from tests.test_compiled import inputs, weights
+from tests.test_half import BF16, in_places, normal
+
+pytestmark = [
+    pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.unavailable()),
+    pytest.mark.usefixtures("best_level", "unchosen"),
+]
+
+DEMO = Path(__file__).resolve().parent.parent / "edgespec/demo_model"
+ENCODINGS = tuple(compiled.FORMATS)
+bf16_instructions = pytest.mark.skipif(
+    not compiled.unavailable() and compiled.level() < AVX512_BF16, reason="no AVX-512 BF16 here"
+)
+
+
+@pytest.fixture
+def unchosen() -> Iterator[None]:
+    """Nothing is chosen, and what other tests have had chosen is again afterwards."""
+
+    def by_features() -> None:
+        library = compiled.library()
+        assert library is not None
+        CHOSEN.clear()
+        for number in compiled.FORMATS.values():
+            for place in range(len(ROWS) + 1):
+                library.es_choose(number, place, 0)
+
+    before = dict(CHOSEN)
+    by_features()
+    yield
+    by_features()
+    for encoding, choice in before.items():
+        compiled.choose(encoding, choice)
+
+
+def clock(seconds: Callable[[int, int, bool], float]) -> Callable[[Any], float]:
+    """Instead of a clock: by rows, way or order, and whether that is an order."""
+
+    def took(call: partial[Any]) -> float:
+        x, _, key = call.args
+        return seconds(len(x), key, call.func is trials._in_order)
+
+    return took
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_whatever_competes_freely_has_the_same_bits(encoding: str) -> None:
+    block, _ = weights(encoding, 37, 512)
+    for rows in (*ROWS, 70):
+        x = inputs(rows, 512).to(torch.float16 if encoding in trials.PLAIN else torch.bfloat16)
+        usual = compiled.linear(x, encoding, block.data, block.scale)
+        for way in range(2 * compiled.level() + 2):
+            tried = compiled.linear(x, encoding, block.data, block.scale, tried=way)
+            assert torch.equal(tried, usual), (rows, way)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_every_way_is_tried_and_ties_go_by_features(encoding: str) -> None:
+    for level in range(compiled.level() + 1):
+        compiled.level(level)
+        found = measure(encoding, clock(lambda rows, key, order: 1e-3 * (1 + (key * 7 + rows) % 5 / 100)))
+        assert replace(found, tried={}) == trials.by_features(encoding)
+        assert all(len(times) in (1, 2, 3, 4, len(ROWS)) for times in found.tried.values())
+        assert any(len(times) == len(ROWS) for times in found.tried.values())
+        assert of_json(json.loads(json.dumps(as_json(found))), level) == found
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_the_fastest_is_taken_for_the_rows_that_it_is_fastest_for(encoding: str) -> None:
+    if compiled.level() < AVX2 + 1:
+        pytest.skip("one instruction set has nothing to compete with")
+
+    def seconds(rows: int, key: int, order: bool) -> float:
+        return 1e-3 if order or (key // 2 == AVX2) == (rows == 16) else 2e-3
+
+    found = measure(encoding, clock(seconds))
+    for rows, way, usual in zip(ROWS, found.ways, trials.by_features(encoding).ways, strict=True):
+        assert way == (2 * AVX2 if rows == 16 else usual)
+    assert "9-16 rows AVX2" in found.describe(encoding) or encoding == "BF16"
+
+
+@pytest.mark.parametrize(("slower", "by_torch"), [(1.25, False), (1.4, True)])
+@pytest.mark.parametrize("encoding", ["U8", "Q4_K", "BF16"])
+@bf16_instructions
+def test_other_bits_must_be_worth_it(encoding: str, slower: float, by_torch: bool) -> None:
+    def seconds(rows: int, key: int, order: bool) -> float:
+        return 1e-3 if key == TORCH else slower * 1e-3
+
+    found = measure(encoding, clock(seconds))
+    assert (found.order == TORCH) == by_torch
+    assert found.few == (FEWS[1] if by_torch or encoding == "BF16" else FEWS[0])
+    assert ("torch" in found.describe(encoding)) == by_torch
+
+
+@bf16_instructions
+def test_a_prompt_of_few_rows_is_multiplied_as_a_trees_where_that_is_faster() -> None:
+    def seconds(rows: int, key: int, order: bool) -> float:
+        return 1.5e-3 if order and rows == trials.PROMPTS[0] else 1e-3
+
+    found = measure("Q4_K", clock(seconds))
+    assert found.order == compiled.usual_order("Q4_K")
+    assert found.few == FEWS[1]
+    assert compiled.few("Q4_K", torch.bfloat16) == FEWS[0]
+    compiled.choose("Q4_K", found)
+    assert compiled.few("Q4_K", torch.bfloat16) == FEWS[1]
+    block, _ = weights("Q4_K", 40, 512)
+    x = inputs(FEWS[1], 512)
+    assert torch.equal(linear(x, block, exact=False), linear(x, block, exact=True))
+
+
+@bf16_instructions
+def test_an_order_that_was_chosen_is_every_rows() -> None:
+    """bf16 as fp16 is multiplied: no other test's kernels, however many rows."""
+    compiled.choose("BF16", replace(trials.by_features("BF16"), order=AVX512_BF16 - 1))
+    w, x = normal(37, 513), inputs(70, 513)
+    block = BF16.block(w)
+    expected = in_places(x, block.data).bfloat16()
+    for rows in (1, 2, 5, 16, 33, 70):
+        assert torch.equal(linear(x[:rows], block, exact=True), expected[:rows])
+    assert compiled.available("BF16")
+    assert one_class("BF16", 513)
+
+
+@bf16_instructions
+def test_torch_multiplies_where_it_was_chosen() -> None:
+    x = inputs(300, 512)
+    for encoding in ("BF16", "Q4_K"):
+        block, _ = weights(encoding, 40, 512)
+        exact = linear(x, block, exact=True)
+        compiled.choose(encoding, replace(trials.by_features(encoding), order=TORCH, few=FEWS[1]))
+        assert compiled.available(encoding) == one_class(encoding, 512) == (encoding != "BF16")
+        assert not compiled.own_prompt(encoding, torch.bfloat16)
+        found = linear(x, block, exact=True)
+        assert torch.allclose(found.float(), exact.float(), rtol=2**-7, atol=0.1)
+        for rows in (1, 5, 33):
+            assert torch.equal(linear(x[:rows], block, exact=True), found[:rows])
+
+
+def test_a_choice_holds_as_long_as_the_process() -> None:
+    first = trials.by_features("Q4_K")
+    other = replace(first, ways=(2 * compiled.level(),) * len(ROWS))
+    assert compiled.choose("Q4_K", first) == first
+    assert compiled.choose("Q4_K", other) == first
+    assert CHOSEN["Q4_K"] == first
+
+
+# Remembered.
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was measured; each time something else would be the fastest."""
+    asked = list[str]()
+
+    def found(encoding: str) -> Choice:
+        asked.append(encoding)
+        usual = trials.by_features(encoding)
+        return replace(usual, order=TORCH, few=FEWS[1], ways=(0,) * len(ROWS), tried={"x": (len(asked),)})
+
+    monkeypatch.setattr(trials, "measure", found)
+    return asked
+
+
+def test_what_was_measured_is_remembered_until_something_changes(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = choices.choice("BF16")
+    assert first.order == TORCH
+    assert choices.choice("BF16") == first
+    assert choices.choice("Q4_K") != first
+    assert measured == ["BF16", "Q4_K"]
+    assert choices.choice("BF16", fresh=True) != first
+    again = choices.choice("BF16")
+    assert again.tried == {"x": (3.0,)}
+    monkeypatch.setattr(choices, "VERSION", -1)
+    assert choices.choice("BF16") != again
+    assert measured == ["BF16", "Q4_K", "BF16", "BF16"]
+    monkeypatch.setattr("edgespec.devices.rates.cpu_name", lambda: "another")
+    assert choices.choice("BF16").tried == {"x": (5.0,)}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"ways": []},
+        {"ways": [99] * len(ROWS)},
+        {"ways": [-1] * len(ROWS)},
+        {"ways": [True] * len(ROWS)},
+        {"ways": "0000000"},
+        {"order": 99},
+        {"order": -2},
+        {"order": 1.0},
+        {"few": 33},
+        {"few": None},
+        {"tried": []},
+        {"tried": {"x" * 1000: [1.0]}},
+        {"tried": {"x": [float("nan")]}},
+        {"tried": {"x": [1.0] * 100}},
+        {"tried": {"x": 1.0}},
+        {"tried": {str(i): [1.0] for i in range(1000)}},
+        {"more": 1},
+    ],
+    ids=str,
+)
+def test_a_damaged_choice_is_measured_again(measured: list[str], damage: dict[str, Any]) -> None:
+    found = choices.choice("U8")
+    value = {"by": choices.kernels_name(), "choice": as_json(found) | damage}
+    remember("kernels U8", value)
+    assert choices.choice("U8").tried == {"x": (2.0,)}
+    assert choices.choice("U8").tried == {"x": (2.0,)}
+    for whole in (None, [], 7, {"by": choices.kernels_name()}, {"choice": as_json(found)}):
+        remember("kernels U8", whole)
+        choices.choice("U8")
+    assert len(measured) == 2 + 5
+
+
+def test_instructions_that_are_not_here_are_not_believed(measured: list[str]) -> None:
+    if compiled.level() < AVX2:
+        pytest.skip("the least there is")
+    found = replace(choices.choice("Q8_0"), ways=(2 * compiled.level(),) * len(ROWS))
+    assert of_json(as_json(found), compiled.level()) == found
+    assert of_json(as_json(found), compiled.level() - 1) is None
+
+
+def test_where_nothing_can_be_kept_bits_go_by_features(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "file" / "cache"))
+    for encoding in ENCODINGS:
+        found, usual = choices.choice(encoding), trials.by_features(encoding)
+        assert (found.order, found.few) == (usual.order, usual.few)
+        assert found.ways == (0,) * len(ROWS)  # the bits are the same
+
+
+def test_who_measures_second_takes_what_the_first_has_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = trials.by_features("BF16")
+    other = replace(usual, tried={"x": (1.0,)})
+
+    def late(encoding: str) -> Choice:
+        remember("kernels BF16", {"by": choices.kernels_name(), "choice": as_json(other)})
+        return usual
+
+    monkeypatch.setattr(trials, "measure", late)
+    assert choices.choice("BF16") == other
+
+
+def test_processes_at_once_keep_one_value_and_lose_none() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        kept = [*pool.map(lambda i: keep_first("one", i, lambda value: type(value) is int), range(24))]
+        assert len({*kept}) == 1
+        assert recall("one") == kept[0]
+        [*pool.map(lambda i: remember(f"own {i}", i), range(24))]
+    assert [recall(f"own {i}") for i in range(24)] == [*range(24)]
+    assert {path.name for path in cache_folder().iterdir()} == {"rates.json"}
+
+
+# In an engine.
+
+
+def test_an_engine_multiplies_and_says_what_was_chosen(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import edgespec
+
+    def engine() -> edgespec.Engine:
+        return edgespec.load(DEMO, memory="1GB", drafter="none", device="cpu")
+
+    with engine() as first:
+        assert "BF16: torch" in first.plan.reasons
+        text = edgespec.generate(first, "Once", max_tokens=8).text
+    assert measured == ["BF16"]
+    with engine() as second:
+        assert edgespec.generate(second, "Once", max_tokens=8).text == text
+        assert second.plan.to_dict()["reasons"] == first.plan.reasons
+    assert measured == ["BF16"]
