@@ -185,6 +185,19 @@ def test_the_peak_is_that_of_a_limited_cgroup_of_ones_own(
         assert 5 < probe.peak_memory() < MACHINE
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_peak_is_read_only_where_it_may_have_risen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And read where the system's other number is of the time before exec, or before it was forgotten."""
+    highest = probe._high_water(2**60)
+    assert probe._high_water(2**60) >= highest > 2**20
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "Path", None)  # nothing is read
+        assert probe._high_water(probe._highest) == probe._highest
+    grown = np.ones(2**25 + highest // 8)
+    assert probe.peak_memory() >= highest + 2**20
+    assert len(grown)
+
+
 def test_peak_memory_outlives_the_memory() -> None:
     script = (
         "from edgespec.devices.probe import process_memory\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,22 @@ def test_nothing_said_before_means_nothing_drafted() -> None:
     assert len(draft(NGram(), 9)) == 1
 
 
+def test_a_draft_that_would_not_pay_is_not_made() -> None:
+    """It promises what its matches were worth of late, and nodes that are not worth theirs are left out."""
+    text = [5, 6, 7, 8] * 6
+    whole = draft(drafter_of(text), 5)
+    promised = float(np.exp(whole.scores[1:]).sum())
+    kept = draft(drafter_of(text), 5, replace(BUDGET, worth=0.9 * promised))
+    assert paths(kept) == paths(whole)
+    assert len(draft(drafter_of(text), 5, replace(BUDGET, worth=1.1 * promised))) == 1
+    few = draft(drafter_of(text), 5, replace(BUDGET, least=0.5))
+    assert 1 < len(few) < len(whole)
+    assert np.exp(few.scores).min() >= 0.5
+    beyond = float((np.exp(few.scores[1:]) - 0.5).sum())
+    assert len(draft(drafter_of(text), 5, replace(BUDGET, least=0.5, worth=1.1 * beyond))) == 1
+    assert len(draft(drafter_of(text), 5, replace(BUDGET, least=2.0))) == 1
+
+
 def test_a_copy_past_the_end_repeats_itself() -> None:
     tree = draft(drafter_of([1, 2, 3] * 4), 1, TreeBudget(13, 12, 0))
     assert max(tree.depths) == 12
@@ -106,9 +123,9 @@ def test_probabilities_are_measured() -> None:
 
 def test_a_plain_cycle_teaches_too() -> None:
     drafter = drafter_of([1, 2, 1, 2])
-    before = drafter._trials.sum()
+    before = sum(drafter._trials)
     emit(drafter, 1, 2)
-    assert drafter._trials.sum() == before + 1
+    assert sum(drafter._trials) == before + 1
 
 
 def test_what_nobody_asks_about_is_not_indexed() -> None:

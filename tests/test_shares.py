@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 
 import numpy as np
@@ -13,6 +13,7 @@ from edgespec.control.controller import ALLOWANCE, GRACE, SAVED
 from edgespec.control.costs import Costs
 from edgespec.control.partner import Partner
 from edgespec.control.shares import Shares
+from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Offer, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
@@ -69,7 +70,7 @@ def test_no_tree_gets_more_nodes_than_its_cache_has_room_for() -> None:
     rng = np.random.default_rng(0)
     some = trees(rng, 8)
     most = [int(n) for n in rng.integers(0, 5, 8)]
-    nodes = knowing(lambda rows: 1 + 0 * rows, [8]).allot(offers_of(some), most, 0, 99)
+    nodes = knowing(lambda rows: 1 + 0 * rows, [8, 24]).allot(offers_of(some), most, 0, 99)
     assert [len(own) for own in nodes] == [
         max(1, min(len(tree), m)) for tree, m in zip(some, most, strict=True)
     ]
@@ -115,8 +116,16 @@ class Run:
         return float(self.tokens[start:].sum() / self.seconds[start:].sum())
 
 
-def simulate(worlds: Sequence[World], passes: int, seed: int = 0, prior: CostModel | None = None) -> Run:
-    """A conversation in each of these worlds, all in the same passes."""
+def simulate(
+    worlds: Sequence[World],
+    passes: int,
+    seed: int = 0,
+    prior: CostModel | None = None,
+    look: float = 0.0,
+    noise: float = 0.0,
+) -> Run:
+    """A conversation in each of these worlds, all in the same passes. look: seconds of asking a drafter.
+    noise: by which passes scatter, as log-normal deviation."""
     rng, members = np.random.default_rng(seed), list[Partner]()
     shares = Shares(Costs(prior))
     members = [Partner(shares) for _ in worlds]
@@ -126,14 +135,15 @@ def simulate(worlds: Sequence[World], passes: int, seed: int = 0, prior: CostMod
         drafted, offers = list[TokenTree](), list[Offer]()
         for world, member in zip(worlds, members, strict=True):
             budget = member.budget(LIMIT, world.paid)
-            tree = TokenTree.root(1) if budget is None else world.tree(budget.passes)
+            tree = TokenTree.root(1) if budget is None else member.prune(world.tree(budget.passes))
             steps = None if budget is None else budget.passes
             drafted.append(tree)
-            offers.append(Offer(member.gains(tree), steps, (steps or 0) * world.step))
+            seconds_asked = 0.0 if steps is None else look + steps * world.step
+            offers.append(Offer(member.gains(tree), steps, seconds_asked))
         kept = shares.allot(offers, [64] * len(worlds), 0, 512)
         verified = [tree.select(nodes) for tree, nodes in zip(drafted, kept, strict=True)]
         total = sum(map(len, verified))
-        took = float(verify(np.array([total]))[0])
+        took = float(verify(np.array([total]))[0] * np.exp(noise * rng.standard_normal()))
         outcomes = [world.outcome(tree, rng) for world, tree in zip(worlds, verified, strict=True)]
         shares.record(offers, total, sum(len(o.tokens) for o in outcomes), took, False)
         for member, offer, tree, outcome in zip(members, offers, verified, outcomes, strict=True):
@@ -205,6 +215,49 @@ def test_drafts_that_had_paid_and_do_no_more_lose_what_was_saved() -> None:
     late = Run(run.tokens[100:], run.came[100:], run.seconds[100:], run.rows[100:])
     assert run.rate() > 1.2 * 6 / 0.1 / 3
     assert lost(late, bad) <= SAVED + 1
+
+
+@dataclass(frozen=True)
+class Repeating(World):
+    """Its text repeats itself from the hundredth token on; before, there is nothing to copy."""
+
+    said: list[int] = field(default_factory=list)
+
+    def tree(self, steps: int) -> TokenTree:
+        return super().tree(steps) if len(self.said) > 100 else TokenTree.root(1)
+
+    def outcome(self, tree: TokenTree, rng: np.random.Generator) -> Outcome:
+        outcome = super().outcome(tree, rng)
+        self.said.extend(outcome.tokens)
+        return outcome
+
+
+def test_what_is_looked_for_in_vain_costs_next_to_nothing_and_is_found_when_it_is_there() -> None:
+    """Looks of all together would take a sixth of a pass."""
+    worlds = [Repeating(0.95, 0.95, flat_to(64), 0.0, paid=range(1), free=6) for _ in range(16)]
+    run = simulate(worlds, 170, look=0.001)
+    assert run.came[:99].sum() == 16 * 99
+    assert run.seconds[:99].sum() < 1.02 * 0.1 * 99, "a look for every token"
+    assert run.rate(125) > 1.5 * 16 / 0.1, "nobody looks any more"
+
+
+def test_a_machine_that_scatters_is_not_the_fault_of_drafts() -> None:
+    """Passes of a third more or less time: drafts that pay go on."""
+    worlds = [World(0.7, 0.7, flat_to(64), 0.0, paid=range(1), free=6)] * 8
+    quiet, noisy = (simulate(worlds, 200, noise=noise).rate(50) for noise in (0.0, 0.3))
+    assert noisy > 0.85 * quiet
+
+
+def test_beliefs_are_all_conversations_own_and_what_becomes_of_them_is_for_all() -> None:
+    """Drafters that promise twice what comes true: after few passes nobody's promises are worth more."""
+    shares = knowing(lambda rows: 1 + 0.01 * rows, [16, 32])
+    shares.trees = 16
+    for _ in range(20):
+        some = [TokenTree.chain(range(3), np.log([1.0, 0.8, 0.8]))] * 16
+        kept = shares.allot(offers_of(some), [9] * 16, 0, 60)
+        rows = sum(map(len, kept))
+        shares.record(offers_of(some), rows, 16 + (rows - 16) // 3, 1 + 0.01 * rows, False)
+    assert 0.4 < shares.kept < 0.6
 
 
 def test_who_drafts_well_gets_the_rows_of_who_does_not() -> None:

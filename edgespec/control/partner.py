@@ -3,6 +3,10 @@
 It believes what it has seen of its own drafts. What is verified of them, and at what price time goes, is said
 for all together (`control.shares`): a draft must give more tokens than everybody makes in the time that it
 takes.
+
+A drafter without a model says itself, quickly, whether a draft would: it is asked to *look*. Finding nothing
+is no failure, it has drafted nothing. But it takes time, too, so after some looks in vain there is a pause
+before the next one, twice as long each time, as far as all looks together take a small share of the time.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.control.controller import Adaptive
 from edgespec.control.estimates import STEPS
@@ -22,6 +27,7 @@ from edgespec.core.tree import TokenTree
 
 ROOT = np.ones(1)  # a tree's gains without drafts
 REST = 8  # cycles that a refusal stands: beliefs change little, and thinking of drafts takes time, too
+VAIN = 8  # looks in vain, beyond which pauses get no longer by them
 
 
 class Partner(Adaptive):
@@ -32,6 +38,10 @@ class Partner(Adaptive):
         self.allotter = self.shares = shares
         self.costs = shares.costs
         self._rested = 0  # cycles without drafts that have not faded yet
+        self._pause = 0  # cycles until the drafter is asked again
+        self._vain = 0  # times in a row that it found nothing
+        self._place = 0  # in STEPS, of the latest draft
+        self._drafted = False  # in this cycle
 
     def _another(self) -> Partner:
         return Partner(self.shares)
@@ -41,28 +51,47 @@ class Partner(Adaptive):
         self.shares.begin(self.costs)
 
     def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
-        if self.refusal is not None and self._rested < REST:
+        self._drafted = False
+        if self._pause > 0:
             return None
         self.refusal = None
+        if limit.depth < 1 or limit.nodes < 2 or not passes or self.shares.stale:
+            return None
         affordable = self.shares.affords
-        if limit.depth < 1 or limit.nodes < 2 or self.shares.stale or not affordable.any():
+        if not affordable.any():
             return None  # others try first, or nobody does
+        self._place = self._best(limit, passes, affordable) if passes.stop > 1 else 0
+        if self._place:
+            return replace(limit, passes=int(STEPS[self._place]))
+        if passes.start or not affordable[0]:
+            return None
+        kept = self.beliefs.gives.kept * self.shares.kept
+        worth = float(self.shares.price[0]) / kept
+        return replace(limit, passes=0, least=self.shares.least / kept, worth=worth)
+
+    def _best(self, limit: TreeBudget, passes: range, affordable: NDArray[np.bool_]) -> int:
+        """The place in STEPS of the most useful number of passes of a model; 0 = of none, and why."""
         tokens, _ = self.beliefs.gives.expect(self.beliefs.chances.by_depth)
-        most = self._most(limit, passes)
-        sensible = (passes.start <= STEPS) & (most >= STEPS) & affordable
+        sensible = (max(passes.start, 1) <= STEPS) & (self._most(limit, passes) >= STEPS) & affordable
         price = self.shares.price
         gains = np.where(sensible, tokens - 1 - price, -np.inf)
         best = int(np.argmax(gains))
         if gains[best] > 0:
-            self.shares.grant(best)
-            return replace(limit, passes=int(STEPS[best]))
-        self.refusal = (
-            f"a draft would give {tokens[best] - 1:.2g} tokens, and {self.shares.trees} replies together "
-            f"make {price[best]:.2g} in the time that it takes"
-            if sensible.any()
-            else self._refusal(0.0)
+            return best
+        if passes.start:
+            self._pause = REST
+            self.refusal = (
+                self._too_little(float(tokens[best]) - 1, float(price[best]))
+                if sensible.any()
+                else self._refusal(0.0)
+            )
+        return 0
+
+    def _too_little(self, tokens: float, price: float) -> str:
+        return (
+            f"a draft would give {tokens:.2g} tokens, and {self.shares.trees} replies together make "
+            f"{price:.2g} in the time that it takes"
         )
-        return None
 
     def overlapped(
         self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int
@@ -71,7 +100,10 @@ class Partner(Adaptive):
         return self.budget(limit, passes)
 
     def prune(self, tree: TokenTree) -> TokenTree:
-        """The pass does."""
+        """The pass does. Others are told that somebody drafts."""
+        self._drafted = len(tree) > 1
+        if self._drafted:
+            self.shares.grant(self._place)
         return tree
 
     def gains(self, tree: TokenTree) -> FloatArray:
@@ -93,8 +125,18 @@ class Partner(Adaptive):
         """Of acceptance; what passes and drafts cost, `Shares` has learned."""
         self.took, self.speedup = self.shares.took, self.shares.speedup
         self._rested += 1
-        if cycle.passes is not None or self._rested >= REST:
+        self._pause -= 1
+        if self._drafted or self._rested >= REST:
             self.beliefs.fade(self._rested)
             self._rested = 0
-        if cycle.passes is not None:
+        if self._drafted and cycle.passes is not None:
             self.beliefs.learn(min(cycle.passes, int(STEPS[-1])), cycle.tree, cycle.outcome)
+        if cycle.passes == 0:
+            self._pause_after(cycle)
+
+    def _pause_after(self, look: Cycle) -> None:
+        if len(look.tree) > 1:
+            self._vain = 0
+        else:  # or nothing of the draft was worth its verification
+            self._vain = min(self._vain + 1, VAIN)
+            self._pause = REST if self._drafted else min(2**self._vain - 1, self.shares.pause)

@@ -12,6 +12,8 @@ Trying may cost, and is paid from a *credit*, as of `control.controller`, but on
 by all tokens of a pass, in passes without drafts over the same conversations. So what drafts lose against
 plain decoding has the same bound for any number of them. And as what was never tried may be dearer than
 expected, rows, and those who draft, become more by and by. No clock and no chance here. Needs no torch.
+
+To look whether there is anything to draft takes time, too, and so conversations pause between looks.
 """
 
 from __future__ import annotations
@@ -24,9 +26,13 @@ from numpy.typing import NDArray
 
 from edgespec.control.controller import ALLOWANCE, GRACE, GROWTH, SAVED, STALE
 from edgespec.control.costs import PAUSE, Costs
-from edgespec.control.estimates import MEMORY, STEPS
+from edgespec.control.estimates import KEPT_LEAN, MEMORY, QUICK, STEPS
 from edgespec.core.sampling import FloatArray, IntArray
 from edgespec.core.schedule import Offer
+
+LOOKING = 0.005  # of the time may be spent on looks in vain
+LONGEST = 16  # cycles of a pause between them
+FEW = 4  # nodes that a trial begins with
 
 
 class Shares:
@@ -42,21 +48,27 @@ class Shares:
         self._rate = 0.0  # tokens a second of it, as expected
         self._asked, self._seconds = 0, 0.0  # who draft for the next pass, and what that should take
         self._usual = 0.0  # who drafted of late; fading
+        self._accepted = self._expected = 0.0  # of drafts of late, by all that their conversations believe
+        self._hoped = 0.0  # in this pass, likewise
+        self.pause = 0  # cycles between a conversation's looks for drafts, where these are in vain
 
     def begin(self, costs: Costs) -> None:
         """This is what is known of costs."""
         self.costs = costs
-        self._drafts = costs.draft.at(STEPS)  # seconds of so many steps
+        self._draft_seconds: FloatArray | None = None  # as of `draft_seconds`, until something is learned
+        self._least: float | None = None  # as of `least`, likewise
 
     def allot(self, offers: Sequence[Offer], most: Sequence[int], others: int, room: int) -> list[IntArray]:
         self.trees = trees = len(offers) + others
         plain = trees / float(self._passes(trees))
+        self._hoped = 0.0
         if all(len(offer.gains) == 1 for offer in offers):
             self._rate, self.speedup = plain, 1.0
             return [np.zeros(1, dtype=np.int64)] * len(offers)
         kept = [_best(offer.gains, nodes) for offer, nodes in zip(offers, most, strict=True)]
         gains = np.concatenate([offer.gains[nodes[1:]] for offer, nodes in zip(offers, kept, strict=True)])
-        room = min(room, GROWTH * self.costs.verify.largest - trees)
+        gains = np.minimum(gains * self.kept, 1.0)
+        room = min(room, self._room)
         likeliest = np.argsort(-gains, kind="stable")[: max(room, 0)]
         tokens = trees + np.append(0.0, np.cumsum(gains[likeliest]))
         seconds = self._passes(trees + np.arange(len(tokens)))
@@ -65,6 +77,7 @@ class Shares:
         count = 0 if self.stale else int(np.argmax(rates))
         self._rate = max(plain, float(rates[count]))
         self.speedup = self._rate / plain
+        self._hoped = float(gains[likeliest[:count]].sum()) / self.kept
         chosen = np.zeros(len(gains), dtype=bool)
         chosen[likeliest[:count]] = True
         ends = np.cumsum([len(nodes) - 1 for nodes in kept])
@@ -75,23 +88,57 @@ class Shares:
 
     def record(self, offers: Sequence[Offer], rows: int, tokens: int, seconds: float, prompts: bool) -> None:
         usual = float(self._passes(rows))
+        sure = self.costs.sure(rows, None, False)
         if not prompts:  # whose rows cost otherwise than trees'
-            paused = seconds > PAUSE * usual and self.costs.sure(rows, None, False)
-            seconds = usual if paused else seconds
-            self.costs.add_pass(rows, seconds)
-        else:
-            seconds = usual
-        drafted = [offer for offer in offers if offer.passes is not None]
+            self.costs.add_pass(rows, usual if sure and seconds > PAUSE * usual else seconds)
+        if prompts or sure:  # then one timing alone tells of the machine, not of drafts
+            seconds = float(self._passes(rows))
+        asked = [offer for offer in offers if offer.passes is not None]
+        drafted = [offer for offer in asked if len(offer.gains) > 1]
+        in_vain = [offer.seconds for offer in asked if len(offer.gains) == 1]
         self._usual = max(MEMORY * self._usual, len(drafted))
         for steps in {offer.passes or 0 for offer in drafted}:
             self.costs.add_draft(steps, median(o.seconds for o in drafted if o.passes == steps))
-        self._asked, self._seconds, self._drafts = 0, 0.0, self.costs.draft.at(STEPS)
+        self._asked, self._seconds, self._draft_seconds, self._least = 0, 0.0, None, None
         plain = float(self._passes(self.trees))
-        self.took = (seconds + sum(offer.seconds for offer in drafted)) / plain
+        spent = sum(offer.seconds for offer in asked)
+        self.took = (seconds + spent) / plain
         self.credit += ALLOWANCE * self.took
-        if drafted:
-            self.credit += tokens / self.trees - self.took
+        self.credit += tokens / self.trees - self.took if drafted else -spent / plain
         self.credit = min(self.credit, SAVED)
+        if in_vain:
+            together = self.trees * median(in_vain)
+            self.pause = min(int(together / (LOOKING * plain)), LONGEST)
+        if len(offers) == self.trees:  # else not all that came is of drafts that were offered
+            self._accepted = QUICK * self._accepted + tokens - self.trees
+            self._expected = QUICK * self._expected + self._hoped
+
+    @property
+    def kept(self) -> float:
+        """What is accepted of drafts, of what all conversations together expected of them."""
+        return (self._accepted + KEPT_LEAN) / (self._expected + KEPT_LEAN)
+
+    @property
+    def draft_seconds(self) -> FloatArray:
+        """[len(STEPS)] seconds of so many steps."""
+        if self._draft_seconds is None:
+            self._draft_seconds = self.costs.draft.at(STEPS)
+        return self._draft_seconds
+
+    @property
+    def least(self) -> float:
+        """The chance of acceptance with which a node pays for its row in the next pass."""
+        if self._least is None:
+            more = 2 ** np.arange(self._room.bit_length())
+            seconds = self._passes(self.trees + np.append(0, more))
+            self._least = float(self._rate * ((seconds[1:] - seconds[0]) / more).min())
+        return self._least
+
+    @property
+    def _room(self) -> int:
+        """Nodes that may be verified, by how many rows passes are known to take. As many as there are trees
+        tell what a row costs: few are within what passes without drafts scatter by."""
+        return max(FEW, self.trees) + GROWTH * max(self.costs.verify.largest - self.trees, 0)
 
     @property
     def stale(self) -> bool:
@@ -102,19 +149,20 @@ class Shares:
     def price(self) -> FloatArray:
         """[len(STEPS)] tokens that all together make in the time that such drafts of one of them take. That
         nodes are worth theirs, `allot` sees to."""
-        return self._rate * self._drafts
+        return self._rate * self.draft_seconds
 
     @property
     def affords(self) -> NDArray[np.bool_]:
-        """[len(STEPS)] the credit is enough for one more such draft for the next pass, should none be
-        accepted."""
-        left = self.credit * float(self._passes(self.trees)) - self._seconds
-        return (self._drafts <= left) & (self._asked <= GROWTH * self._usual)
+        """[len(STEPS)] the credit is enough for one more such draft for the next pass, and to verify a few
+        nodes, should none be accepted."""
+        alone, longer = self._passes(self.trees + np.array([0, FEW]))
+        left = self.credit * float(alone) - self._seconds - float(longer - alone)
+        return (self.draft_seconds <= left) & (self._asked <= GROWTH * self._usual)
 
     def grant(self, place: int) -> None:
         """Somebody drafts STEPS[place] for the next pass."""
         self._asked += 1
-        self._seconds += float(self._drafts[place])
+        self._seconds += float(self.draft_seconds[place])
 
     def _costs(self, seconds: FloatArray) -> FloatArray:
         """What is lost, in passes without drafts, when nothing is accepted in so many."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgespec.core.batch import Part, alone
+from edgespec.core.batch import Part, attempt
 from edgespec.errors import Cancelled
 from edgespec.runtimes.base import PassObserver, Rows
 
@@ -23,37 +23,47 @@ class FanOut:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = {id(part.cache): part for part in parts}
         self._turns = deque(parts)
-        self._rows: Rows | None = None  # of the layers under way, and each part's own of them:
-        self._own: dict[int, tuple[slice, Rows]] = {}
+        self._rows: Rows | None = None  # of the layers under way, and whose they are:
+        self._own: list[tuple[Part, Rows]] = []
 
     def on_chunk(self) -> None:
-        self._tell(lambda observer, part: observer.on_chunk())
+        for part in self.parts.values():
+            if part.error is None and part.observer is not None:
+                part.error = attempt(part.observer.on_chunk)
+        self._go_on()
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
         if rows is not self._rows:
-            self._rows, spans = rows, zip(rows.caches, rows.segments, strict=True)
-            self._own = {id(c): (slice(s.start, s.stop), rows.take(np.array(s))) for c, s in spans}
-
-        def tell(observer: PassObserver, part: Part) -> None:
-            if (found := self._own.get(id(part.cache))) is not None:
-                span, own = found
-                observer.on_layer(index, hidden[span], own)
-
-        self._tell(tell)
+            self._rows = rows
+            self._own = [
+                (self.parts[id(cache)], rows.take(np.array(segment)))
+                for cache, segment in zip(rows.caches, rows.segments, strict=True)
+            ]
+        states: Sequence[Tensor] = hidden.split([own.n for _, own in self._own])  # type: ignore[no-untyped-call]
+        for (part, own), mine in zip(self._own, states, strict=True):
+            if part.error is None and part.observer is not None:
+                part.error = attempt(part.observer.on_layer, index, mine, own)
+        self._go_on()
 
     def on_wait(self) -> bool:
         """A unit of the next part's work that has any: a chunk may be late by one unit, not by one a part."""
         worked: list[bool] = []
+
+        def wait(observer: PassObserver) -> None:
+            worked.append(observer.on_wait())
+
         for _ in self.parts:
             self._turns.rotate(-1)
-            self._tell(lambda observer, part: worked.append(observer.on_wait()), self._turns[-1])
+            if (part := self._turns[-1]).error is None and part.observer is not None:
+                part.error = attempt(wait, part.observer)
+            self._go_on()
             if any(worked):
                 return True
         return False
 
-    def _tell(self, say: Callable[[PassObserver, Part], None], only: Part | None = None) -> None:
-        for part in self.parts.values() if only is None else (only,):
-            if part.error is None and part.observer is not None:
-                alone(part, say, part.observer, part)
-        if all(part.error is not None for part in self.parts.values()):
-            raise Cancelled("no part of the pass is left")
+    def _go_on(self) -> None:
+        """Raises Cancelled where nobody is left."""
+        for part in self.parts.values():
+            if part.error is None:
+                return
+        raise Cancelled("no part of the pass is left")

@@ -20,13 +20,16 @@ from edgespec.runtimes.base import EarlyExit, PassObserver, Target
 
 @dataclass(frozen=True)
 class TreeBudget:
-    """How much may be drafted. What costs no pass is drafted anyway."""
+    """How much may be drafted. What costs no pass is drafted anyway, unless it says beforehand that it would
+    not pay: tokens are what time costs."""
 
     nodes: int  # of a tree, the root included
     depth: int  # of the deepest node
     passes: int  # of the draft model
     found: int = 0  # passes' worth that was prepared, and is there already
     ahead: bool = False  # the drafter may go on while the tree is verified
+    least: float = 0.0  # chance of acceptance that a node must have to be worth its verification
+    worth: float = 0.0  # tokens beyond that, which a draft must promise to be worth its making
 
 
 @dataclass(frozen=True)

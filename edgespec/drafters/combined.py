@@ -37,6 +37,8 @@ class Combined:
     def __init__(self, members: Sequence[Drafter]) -> None:
         self.members = tuple(members)
         self._watching = [member for member in self.members if isinstance(member, Watching)]
+        self._elsewhere = [member for member in self.members if isinstance(member, Elsewhere)]
+        self._foreseeing = [member for member in self.members if isinstance(member, Foreseeing)]
 
     @property
     def resident(self) -> bool:
@@ -60,28 +62,26 @@ class Combined:
     @property
     def width(self) -> int:
         """A step is a pass of each."""
-        return sum(member.width for member in self.members if isinstance(member, Foreseeing))
+        return sum(member.width for member in self._foreseeing)
 
     def prepared(self) -> bool:
-        return any(member.prepared() for member in self.members if isinstance(member, Foreseeing))
+        return any(member.prepared() for member in self._foreseeing)
 
     def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
-        foreseeing = [member for member in self.members if isinstance(member, Foreseeing)]
-        started = [member.ahead(tree, budget, fan_out) for member in foreseeing]
+        started = [member.ahead(tree, budget, fan_out) for member in self._foreseeing]
         return started[0] if len(started) == 1 else CombinedAhead(started)
 
     @property
     def lost(self) -> str | None:
-        return next((m.lost for m in self.members if isinstance(m, Elsewhere) and m.lost), None)
+        return next((member.lost for member in self._elsewhere if member.lost), None)
 
     @property
     def damaged(self) -> bool:
-        return any(m.damaged for m in self.members if isinstance(m, Elsewhere))
+        return any(member.damaged for member in self._elsewhere)
 
     def rest(self) -> None:
-        for member in self.members:
-            if isinstance(member, Elsewhere):
-                member.rest()
+        for member in self._elsewhere:
+            member.rest()
 
     def commit(self, root: int, outcome: Outcome) -> None:
         for member in self.members:

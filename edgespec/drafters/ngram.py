@@ -10,7 +10,8 @@ that nothing is spent where drafts do not pay. Needs no torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
+from heapq import heappop, heappush
+from itertools import count
 
 import numpy as np
 
@@ -23,7 +24,7 @@ ORDERS = (4, 2, 1)  # lengths of indexed n-grams, longest first
 LOOKED_AT = 64  # occurrences compared a draft, the latest of each order first
 BRANCHES = 24  # occurrences copied from, the longest matches first
 LONGEST = 24  # a match is not measured beyond this length
-FAINT = log(0.003)  # paths less likely than this are not followed
+FAINT = 0.003  # paths less likely than this are not followed
 POSITION_BYTES = 400  # that a token takes in the index, about
 PRIOR = 4.0  # strength, in observations, of what is believed before measuring
 
@@ -35,8 +36,8 @@ class NGram:
     passes = range(1)
 
     def __init__(self) -> None:
-        self._hits = np.zeros(LONGEST + 1)  # by length of the longest match: predictions that came true,
-        self._trials = np.zeros(LONGEST + 1)  # of so many
+        self._hits = [0] * (LONGEST + 1)  # by length of the longest match: predictions that came true,
+        self._trials = [0] * (LONGEST + 1)  # of so many
         self._silent = False
         self._clear()
 
@@ -80,40 +81,62 @@ class NGram:
         """Measured probability that the token after a match of `length` tokens is copied rightly."""
         length = min(length, LONGEST)
         believed = length / (length + 2)
-        return float((self._hits[length] + PRIOR * believed) / (self._trials[length] + PRIOR))
+        return (self._hits[length] + PRIOR * believed) / (self._trials[length] + PRIOR)
 
     def draft(self, path: Sequence[int], budget: TreeBudget) -> TokenTree:
-        """The tree behind the committed tokens and `path`, whose last token is the root."""
+        """The tree behind the committed tokens and `path`, whose last token is the root. To find that it
+        would not pay takes a tenth of making it."""
         self.catch_up()
         text = self.tokens + list(path)
         depth = 0 if self._silent else min(budget.depth, budget.nodes - 1)
         matches = self._matches(text)[:BRANCHES] if depth > 0 else []
-        if not matches:
+        if not matches or not self._pays(matches[0][1], depth, budget):
             return TokenTree.root(path[-1])
+        tokens, parents, chances = self._grow(text, matches, depth, budget)
+        return TokenTree(np.array(tokens), np.array(parents), np.log(chances))
+
+    def _grow(
+        self, text: list[int], matches: list[tuple[int, int]], depth: int, budget: TreeBudget
+    ) -> tuple[list[int], list[int], list[float]]:
+        """Of the likeliest nodes, best first: tokens, parents, and chances given the parent."""
         copies = [_copy(text, place + 1, depth) for place, _ in matches]
-        tokens, parents, logprobs, scores = [path[-1]], [-1], [0.0], [0.0]
-        level = [(0, list(range(len(matches))))]  # nodes, and the matches that agree with their whole path
+        weights = [2.0**length for _, length in matches]  # half for every token that one is shorter
+        tokens, parents, chances = [text[-1]], [-1], [1.0]
+        # -its chance, number, parent, step, token, chance given the parent, matches that agree with its path
+        frontier: list[tuple[float, int, int, int, int, float, list[int]]] = []
+        node, step, likely, here = 0, 0, 1.0, list(range(len(matches)))
+        number, faint = count(), max(FAINT, budget.least)
+        while len(tokens) < budget.nodes:
+            if step < depth:
+                said: dict[int, list[int]] = {}
+                for m in here:
+                    said.setdefault(copies[m][step], []).append(m)
+                sure = self.confidence(matches[here[0]][1] + step) / sum(weights[m] for m in here)
+                for token, agree in said.items():
+                    chance = sure * sum(weights[m] for m in agree)
+                    if likely * chance >= faint:
+                        entry = -likely * chance, next(number), node, step, token, chance, agree
+                        heappush(frontier, entry)
+            if not frontier:
+                break
+            likely, _, parent, step, token, chance, here = heappop(frontier)
+            node, step, likely = len(tokens), step + 1, -likely
+            tokens.append(token)
+            parents.append(parent)
+            chances.append(chance)
+        return tokens, parents, chances
+
+    def _pays(self, length: int, depth: int, budget: TreeBudget) -> bool:
+        """Copies of up to `depth` tokens behind a match of `length` may give what the budget asks for."""
+        chance, promised = 1.0, 0.0
         for step in range(depth):
-            deeper = []
-            for node, here in level:
-                longest = max(matches[m][1] for m in here) + step
-                sure = self.confidence(longest)
-                weights: dict[int, float] = {}
-                for m in here:  # a match counts half for every token that it is shorter than the longest
-                    token = copies[m][step]
-                    weights[token] = weights.get(token, 0.0) + 2.0 ** (matches[m][1] + step - longest)
-                total = sum(weights.values())
-                for token, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
-                    logprob = log(sure * weight / total)
-                    if scores[node] + logprob < FAINT:
-                        continue
-                    deeper.append((len(tokens), [m for m in here if copies[m][step] == token]))
-                    tokens.append(token)
-                    parents.append(node)
-                    logprobs.append(logprob)
-                    scores.append(scores[node] + logprob)
-            level = deeper
-        return TokenTree(np.array(tokens), np.array(parents), np.array(logprobs)).best(budget.nodes)
+            if promised >= budget.worth:
+                break
+            chance *= self.confidence(length + step)
+            if chance <= budget.least:
+                break
+            promised += chance - budget.least
+        return promised >= budget.worth
 
     def _matches(self, text: list[int]) -> list[tuple[int, int]]:
         """(place of the last token, length) of earlier occurrences of `text`'s end; longest, then latest."""

@@ -88,8 +88,9 @@ class Serial:
     @drafter.setter
     def drafter(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        # Asked once: of a protocol it takes 20 us, and would be asked in each layer.
+        # Asked once: of a protocol it takes 20 us, and would be asked in each cycle and layer.
         self._watcher = drafter if isinstance(drafter, Watching) else None
+        self._elsewhere = drafter if isinstance(drafter, Elsewhere) else None
 
     @property
     def undrafted(self) -> str | None:
@@ -149,8 +150,8 @@ class Serial:
         return replace(cycle, took=self.controller.took)
 
     def end(self) -> None:
-        if isinstance(self.drafter, Elsewhere):
-            self.drafter.rest()
+        if self._elsewhere is not None:
+            self._elsewhere.rest()
 
     def lesson(self) -> Controller | None:
         return None if self.controller.took is None else self.controller
@@ -159,9 +160,9 @@ class Serial:
         self.drafter, self._given_back = without_models(self.drafter), reason
 
     def _leave_lost(self) -> None:
-        if not isinstance(self.drafter, Elsewhere) or (why := self.drafter.lost) is None:
+        if self._elsewhere is None or (why := self._elsewhere.lost) is None:
             return
-        if self.drafter.damaged:
+        if self._elsewhere.damaged:
             self._drop_models()
         else:
             self.give_back(why)
