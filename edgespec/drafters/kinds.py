@@ -22,17 +22,17 @@ from edgespec.runtimes.formats.trained import trained_kind
 from edgespec.values import did_you_mean
 
 
-def _trained(name: str, label: str, find: str, roots: bool, shares: bool = False) -> Kind:
+def _trained(kind: str, label: str, find: str, roots: bool, shares: bool = False) -> Kind:
     """What is trained for the target by the command of its name."""
     return Kind(
-        name,
+        kind,
         label,
         roots=roots,
         draws=True,
         shares=shares,
         option=TRAINED,
         needs="what was trained; make it, and name its directory with adapters=DIR",
-        made_by=Call(f"train_{name}", {"model": "MODEL", "data": "TEXT", "out": "DIR"}),
+        made_by=Call(f"train_{kind}", {"model": "MODEL", "data": "TEXT", "out": "DIR"}),
         spare=True,
         cpu_only=True,
         find=find,
@@ -40,15 +40,7 @@ def _trained(name: str, label: str, find: str, roots: bool, shares: bool = False
 
 
 KINDS = (
-    Kind(
-        "ngram",
-        "n-grams",
-        roots=True,
-        draws=False,
-        shares=True,
-        position_bytes=POSITION_BYTES,
-        make=NGram,
-    ),
+    Kind("ngram", "n-grams", roots=True, draws=False, shares=True, position_bytes=POSITION_BYTES, make=NGram),
     Kind(
         "model",
         "a draft model",
