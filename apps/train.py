@@ -95,7 +95,7 @@ def eagle(model: options.Model, data: Data, out: Out, *, chosen: EagleOptions, e
     def shown(files: ModelFiles) -> str:
         from edgespec.runtimes.torch.eagle import EagleShape, eagle_shapes
 
-        return _size(eagle_shapes(files.config, EagleShape()))
+        return _size(eagle_shapes(files.config, EagleShape(chosen.mlp)))
 
     _run("edgespec.training.eagle:train_eagle", shown, model, data, out, chosen, engine)
 

@@ -17,7 +17,7 @@ def write_eagle(path: Path, kind: str, out: Path | None = None) -> Path:
     alone: often right where layers change little."""
     files = describe_model(path)
     norm = load_file(path / "model.safetensors")["model.norm.weight"].float()
-    module = Eagle(files.config, norm)
+    module = Eagle(files.config, EagleShape(), norm)
     d, generator = files.config.hidden_size, torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in module.named_parameters():

@@ -17,15 +17,25 @@ from edgespec.core.schedule import TreeBudget
 from edgespec.drafters.eagle.drafter import EagleDrafter
 from edgespec.drafters.eagle.files import EAGLE_ROWS, EagleResident
 from edgespec.engine import Engine
-from edgespec.errors import Cancelled, ModelError, OptionError
+from edgespec.errors import ModelError, OptionError
 from edgespec.models.asked import check_options
-from edgespec.response import Stats
 from edgespec.runtimes.base import PREFILL_ROWS, Rows
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.torch.eagle import Eagle, EagleShape, eagle_shapes
 from edgespec.runtimes.torch.trained_files import parameter_bytes
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
+from tests.drafted import (
+    MOST,
+    ONE_TYPE,
+    REPLY,
+    SAMPLED,
+    interrupt_anywhere,
+    load_with,
+    say,
+    two_turns,
+    undrafted,
+)
 from tests.eagles import write_eagle
 from tests.machine import GIVEN
 from tests.test_cascade import quiet_model, train
@@ -33,8 +43,6 @@ from tests.test_session import prompt_of
 from tests.test_ssd_engine import waiting
 from tests.tiny import write_checkpoint
 
-REPLY = GenerationOptions(max_tokens=24, ignore_eos=True)
-SAMPLED = GenerationOptions(max_tokens=24, temperature=0.9, top_p=0.95, seed=3, ignore_eos=True)
 BUDGET = TreeBudget(16, 5, 5)
 
 
@@ -43,7 +51,8 @@ BUDGET = TreeBudget(16, 5, 5)
 
 def random_eagle(files: ModelFiles, dtype: torch.dtype) -> Eagle:
     generator = torch.Generator().manual_seed(1)
-    module = Eagle(files.config, torch.linspace(0.5, 1.5, files.config.hidden_size).to(dtype), dtype)
+    norm = torch.linspace(0.5, 1.5, files.config.hidden_size)
+    module = Eagle(files.config, EagleShape(), norm.to(dtype), dtype)
     with torch.no_grad():
         for parameter in module.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
@@ -83,36 +92,13 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path
 
 
-def load(model: Path, kind: str = "exits", **options: Any) -> Engine:
-    settings: dict[str, Any] = {"memory": "2GB", "context": 400, "resident_layers": 2, "drafter": "eagle"}
-    settings |= {"adapters": model / f"eagle-{kind}"} | options
-    if settings["drafter"] == "none":
-        del settings["adapters"]
-    return edgespec.load(model, **settings)
-
-
-def say(session: Session, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Stats]:
-    responses = list(session.generate(prompt, options))
-    assert responses[-1].stats is not None
-    return [r.token for r in responses if r.token is not None], responses[-1].stats
-
-
-def two_turns(session: Session, options: GenerationOptions) -> tuple[list[int], list[Stats]]:
-    """The second prompt shares the first turn."""
-    first, stats = say(session, prompt_of(50), options)
-    second, more = say(session, [*prompt_of(50), *first, *prompt_of(9, 1)], options)
-    return first + second, [stats, more]
+def load(model: Path, kind: str = "exits", drafter: str = "eagle", **options: Any) -> Engine:
+    return load_with(model, drafter, options.pop("adapters", model / f"eagle-{kind}"), **options)
 
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> dict[float, list[int]]:
-    with load(model, drafter="none") as engine:
-        texts = {}
-        for options in (REPLY, SAMPLED):
-            with engine.new_session(300) as session:
-                texts[options.temperature] = two_turns(session, options)[0]
-                assert len(set(texts[options.temperature])) > 5
-        return texts
+    return undrafted(model)
 
 
 def drafter_of(session: Session) -> EagleDrafter:
@@ -184,15 +170,17 @@ def test_waits_are_drafted_in(
 
 
 @pytest.mark.parametrize("schedule", ["serial", "ssd"])
+@ONE_TYPE
 def test_ratio_takes_its_drawn_chains(model: Path, monkeypatch: pytest.MonkeyPatch, schedule: str) -> None:
-    options = GenerationOptions(max_tokens=30, temperature=0.8, acceptance="ratio", ignore_eos=True)
+    options = GenerationOptions(max_tokens=20, temperature=0.8, acceptance="ratio", ignore_eos=True)
     with load(model, schedule=schedule) as engine, waiting(monkeypatch, lambda: 4):
         session = engine.new_session(300, Fixed(BUDGET))
         tokens, stats = two_turns(session, options)
-        assert len(tokens) == 60
+        assert len(tokens) == 40
         assert sum(s.accepted for s in stats) > 3
 
 
+@ONE_TYPE
 def test_what_it_drafts_is_its_own_chain(model: Path) -> None:
     """Level by level, and in one pass over a path whose features are not known yet."""
     with load(model, "random") as engine, engine.new_session(300, Fixed(BUDGET)) as session:
@@ -214,29 +202,15 @@ def test_what_it_drafts_is_its_own_chain(model: Path) -> None:
         assert not torch.allclose(pieces[0][0].float(), pieces[0][1].float(), atol=1e-2)
 
 
+@ONE_TYPE
 def test_interrupted_anywhere_it_goes_on(model: Path, plain: dict[float, list[int]]) -> None:
     with load(model) as engine, engine.new_session(300, Fixed(BUDGET)) as session:
-        linear = engine.target.weights.linear
-        for moment in range(1, 60, 7):
-            count = 0
-
-            def failing(*args: Any, **more: Any) -> Any:
-                nonlocal count
-                count += 1
-                if count == moment:  # noqa: B023 - the loop waits for the reply
-                    raise Cancelled("stop")
-                return linear(*args, **more)
-
-            engine.target.weights.linear = failing  # type: ignore[method-assign]
-            try:
-                responses = list(session.generate(prompt_of(50, moment), REPLY))
-            finally:
-                del engine.target.weights.linear
-            assert responses[-1].finish_reason == "cancelled"
+        interrupt_anywhere(engine, session, 7)
         assert two_turns(session, REPLY)[0] == plain[0]
         check_entries(engine, session)
 
 
+@ONE_TYPE
 def test_positions_that_it_missed_are_left_out(model: Path, plain: dict[float, list[int]]) -> None:
     """As if another had computed them: it drafts on behind the gap, and after a cut in it."""
     with load(model) as engine, engine.new_session(300, Fixed(BUDGET)) as session:
@@ -244,44 +218,47 @@ def test_positions_that_it_missed_are_left_out(model: Path, plain: dict[float, l
         deaf = drafter.on_layer
         drafter.on_layer = lambda *args: None  # type: ignore[method-assign]
         first, stats = say(session, prompt_of(50), REPLY)
-        assert first == plain[0][:24]
+        assert first == plain[0][:MOST]
         assert stats.accepted == 0
         drafter.on_layer = deaf  # type: ignore[method-assign]
         seen = len(session.tokens)
         second, stats = say(session, [*prompt_of(50), *first, *prompt_of(9, 1)], REPLY)
-        assert second == plain[0][24:]
+        assert second == plain[0][MOST:]
         assert stats.accepted > 3
         check_entries(engine, session, missed=range(seen))
         shorter = [*prompt_of(50), *first[:5], *prompt_of(30, 2)]
-        with load(model, drafter="none") as other, other.new_session(300) as undrafted:
+        with load_with(model, "none", None) as other, other.new_session(300) as undrafted:
             two_turns(undrafted, REPLY)  # a prompt's bits depend on where it goes on
             assert say(session, shorter, REPLY)[0] == say(undrafted, shorter, REPLY)[0]
 
 
+@ONE_TYPE
 def test_sessions_have_their_own(model: Path, plain: dict[float, list[int]]) -> None:
     with load(model, context=500) as engine:
         sessions = [engine.new_session(110, Fixed(BUDGET)) for _ in range(2)]
         streams: list[Iterator[Any]] = [s.generate(prompt_of(50), REPLY) for s in sessions]
         said = [[r.token for r in row] for row in zip(*streams, strict=True)]
-        assert [row[0] for row in said if row[0] is not None] == plain[0][:24]
+        assert [row[0] for row in said if row[0] is not None] == plain[0][:MOST]
         assert all(a == b for a, b in said)
         (resident,) = engine.resident
         assert 0 < resident.rows < EAGLE_ROWS
 
 
+@ONE_TYPE
 def test_nan_ends_its_drafting_and_is_told(model: Path, plain: dict[float, list[int]]) -> None:
     with load(model) as engine, engine.new_session(300, Fixed(BUDGET)) as session:
         (resident,) = engine.resident
         assert isinstance(resident, EagleResident)
         resident.module.mlp.down_proj.data[:] = torch.nan
         tokens, stats = say(session, prompt_of(50), REPLY)
-        assert tokens == plain[0][:24]
+        assert tokens == plain[0][:MOST]
         assert stats.drafter_damaged
 
 
 # --- chosen, planned, refused -----------------------------------------------------------------------------
 
 
+@ONE_TYPE
 def test_the_directory_says_what_it_is(model: Path, plain: dict[float, list[int]]) -> None:
     adapters = str(model / "eagle-exits")
     with load(model, drafter="auto") as engine:
@@ -301,12 +278,14 @@ def test_the_directory_says_what_it_is(model: Path, plain: dict[float, list[int]
         check_options(EngineOptions(drafter="eagle"))
 
 
+@ONE_TYPE
 def test_under_mirror_the_exit_is_the_targets_own(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with load(model, schedule="mirror") as engine, waiting(monkeypatch, lambda: 6):
         _, stats = say(engine.new_session(300, Fixed(BUDGET)), prompt_of(50), REPLY)
         assert stats.schedule == "mirror"
 
 
+@ONE_TYPE
 def test_its_memory_is_in_the_plan(model: Path) -> None:
     with load(model) as engine:
         assert engine.plan.depth == 0

@@ -105,11 +105,12 @@ def slow_memory(moa: Moa, keys: Tensor, values: Tensor, token: int) -> Tensor:
         for layer in range(moa.config.layers)
     }
     states = {layer: state.double() for layer, state in states.items()}
-    if moa.sizes.layer_attention:
-        e = moa.config.head_dim
-        layer = SlowLayer(moa, "over_layers", 10000.0 ** (-torch.arange(0, e, 2).double() / e))
-        normed = {i: layer.norm(state) for i, state in states.items()}
-        states = {i: layer.attend(state, i, normed) for i, state in states.items()}
+    if not moa.sizes.layer_attention:
+        return states[moa.config.layers - 1]
+    e = moa.config.head_dim
+    layer = SlowLayer(moa, "over_layers", 10000.0 ** (-torch.arange(0, e, 2).double() / e))
+    normed = {i: layer.norm(state) for i, state in states.items()}
+    states = {i: layer.attend(state, i, normed) for i, state in states.items()}
     return torch.stack(list(states.values())).mean(0)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace as replace_shape
 
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
@@ -24,9 +25,8 @@ from edgespec.drafters.specformer.context import say as say_drafts
 from edgespec.drafters.specformer.drafter import SpecFormerDrafter
 from edgespec.drafters.specformer.files import SpecFormerResident
 from edgespec.engine import Engine
-from edgespec.errors import Cancelled, CorruptFileError, OptionError
+from edgespec.errors import CorruptFileError, OptionError
 from edgespec.models.asked import check_options
-from edgespec.response import Stats
 from edgespec.runtimes.base import PREFILL_ROWS, Rows
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.trained import MANIFEST
@@ -35,14 +35,23 @@ from edgespec.runtimes.torch.specformer import SpecFormer, SpecFormerShape, spec
 from edgespec.runtimes.torch.trained_files import parameter_bytes
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
+from tests.drafted import (
+    MOST,
+    ONE_TYPE,
+    REPLY,
+    SAMPLED,
+    interrupt_anywhere,
+    load_with,
+    say,
+    two_turns,
+    undrafted,
+)
 from tests.eagles import write_eagle
 from tests.specformers import random_specformer, write_specformer
 from tests.test_cascade import quiet_model
 from tests.test_session import prompt_of
 from tests.tiny import write_checkpoint
 
-REPLY = GenerationOptions(max_tokens=24, ignore_eos=True)
-SAMPLED = GenerationOptions(max_tokens=24, temperature=0.9, top_p=0.95, seed=3, ignore_eos=True)
 BUDGET = TreeBudget(16, 5, 1)
 LENGTH = 5
 
@@ -50,22 +59,31 @@ LENGTH = 5
 # --- the module -------------------------------------------------------------------------------------------
 
 
-def random_module(files: ModelFiles, causal: bool, dtype: torch.dtype) -> SpecFormer:
+SHAPE = SpecFormerShape(LENGTH, (0, 2, 3, 4))
+SHAPES = {
+    "the paper's": SHAPE,
+    "causal": replace_shape(SHAPE, causal=True),
+    "a bias alone": replace_shape(SHAPE, projected=False),
+    "no attention": replace_shape(SHAPE, attention=False),
+    "one state, a wider MLP": replace_shape(SHAPE, hooks=(4,), mlp=100),
+}
+
+
+def random_module(files: ModelFiles, shape: SpecFormerShape, dtype: torch.dtype) -> SpecFormer:
     norm = torch.linspace(0.5, 1.5, files.config.hidden_size)
-    shape = SpecFormerShape(LENGTH, (0, 2, 3, 4), causal)
     return random_specformer(SpecFormer(files.config, shape, norm.to(dtype), dtype))
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.08)])
 def test_training_and_inference_agree(
-    tmp_path: Path, dtype: torch.dtype, tolerance: float, causal: bool
+    tmp_path: Path, dtype: torch.dtype, tolerance: float, shape: SpecFormerShape
 ) -> None:
     files = describe_model(write_checkpoint(tmp_path / "m", num_hidden_layers=4))
-    module = random_module(files, causal, dtype)
-    states = torch.randn(90, 4, files.config.hidden_size, generator=torch.Generator().manual_seed(2)).to(
-        dtype
-    )
+    module = random_module(files, shape, dtype)
+    states = torch.randn(
+        90, len(shape.hooks), files.config.hidden_size, generator=torch.Generator().manual_seed(2)
+    ).to(dtype)
     trained = module(states[None], torch.ones(1, 90, dtype=torch.bool))
     cache = module.context.new_cache(100, 10)
     fused = module.fuse(states[:70], exact=False)
@@ -86,7 +104,8 @@ def test_its_attention_looks_both_ways_or_back(tmp_path: Path, monkeypatch: pyte
     """Over one draft's positions, and of no other; in chunks of any size."""
     files = describe_model(write_checkpoint(tmp_path / "m", num_hidden_layers=4))
     for causal in (False, True):
-        attention = random_module(files, causal, torch.float32).draft
+        attention = random_module(files, replace_shape(SHAPE, causal=causal), torch.float32).draft
+        assert attention is not None
         drafts = torch.randn(7, LENGTH, files.config.hidden_size)
         whole = attention(drafts)
         changed = drafts.clone()
@@ -110,35 +129,13 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return path
 
 
-def load(model: Path, **options: Any) -> Engine:
-    settings: dict[str, Any] = {"memory": "2GB", "context": 400, "resident_layers": 2}
-    settings |= {"drafter": "specformer", "adapters": model / "specformer"} | options
-    if settings["drafter"] == "none":
-        del settings["adapters"]
-    return edgespec.load(model, **settings)
-
-
-def say(session: Session, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Stats]:
-    responses = list(session.generate(prompt, options))
-    assert responses[-1].stats is not None
-    return [r.token for r in responses if r.token is not None], responses[-1].stats
-
-
-def two_turns(session: Session, options: GenerationOptions) -> tuple[list[int], list[Stats]]:
-    """The second prompt shares the first turn."""
-    first, stats = say(session, prompt_of(50), options)
-    second, more = say(session, [*prompt_of(50), *first, *prompt_of(9, 1)], options)
-    return first + second, [stats, more]
+def load(model: Path, drafter: str = "specformer", **options: Any) -> Engine:
+    return load_with(model, drafter, options.pop("adapters", model / "specformer"), **options)
 
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> dict[float, list[int]]:
-    with load(model, drafter="none") as engine:
-        texts = {}
-        for options in (REPLY, SAMPLED):
-            with engine.new_session(300) as session:
-                texts[options.temperature] = two_turns(session, options)[0]
-        return texts
+    return undrafted(model)
 
 
 def drafter_of(session: Session) -> SpecFormerDrafter:
@@ -191,7 +188,7 @@ def test_it_changes_the_speed_and_not_the_text(
                 tokens, stats = two_turns(session, options)
                 assert tokens == plain[options.temperature]
                 assert sum(s.drafted for s in stats) > len(tokens)
-                said = [*prompt_of(50), *tokens[:24], *prompt_of(9, 1), *tokens[24:]]
+                said = [*prompt_of(50), *tokens[:MOST], *prompt_of(9, 1), *tokens[MOST:]]
                 seen = drafter_of(session).seen
                 seen.forget(len(said) - 1)
                 if seen.end == len(said) - 1:
@@ -224,11 +221,12 @@ def test_a_tree_is_the_likeliest_paths_through_all_positions(model: Path) -> Non
             drafter.start([Root((9,)), Root((8,))], BUDGET)
 
 
+@ONE_TYPE
 def test_ratio_draws_each_position_by_itself(model: Path) -> None:
-    options = GenerationOptions(max_tokens=30, temperature=0.8, acceptance="ratio", ignore_eos=True)
+    options = GenerationOptions(max_tokens=20, temperature=0.8, acceptance="ratio", ignore_eos=True)
     with load(model) as engine, engine.new_session(300, Fixed(BUDGET)) as session:
         tokens, stats = two_turns(session, options)
-        assert len(tokens) == 60
+        assert len(tokens) == 40
         assert sum(s.drafted for s in stats) > 30
         drafter = drafter_of(session)
         drafting = drafter.start([Root((9,))], BUDGET)
@@ -242,25 +240,10 @@ def test_ratio_draws_each_position_by_itself(model: Path) -> None:
         )
 
 
+@ONE_TYPE
 def test_interrupted_anywhere_it_goes_on(model: Path, plain: dict[float, list[int]]) -> None:
     with load(model) as engine, engine.new_session(300, Fixed(BUDGET)) as session:
-        linear = engine.target.weights.linear
-        for moment in range(1, 60, 13):
-            count = 0
-
-            def failing(*args: Any, **more: Any) -> Any:
-                nonlocal count
-                count += 1
-                if count == moment:  # noqa: B023 - the loop waits for the reply
-                    raise Cancelled("stop")
-                return linear(*args, **more)
-
-            engine.target.weights.linear = failing  # type: ignore[method-assign]
-            try:
-                responses = list(session.generate(prompt_of(50, moment), REPLY))
-            finally:
-                del engine.target.weights.linear
-            assert responses[-1].finish_reason == "cancelled"
+        interrupt_anywhere(engine, session, 13)
         assert two_turns(session, REPLY)[0] == plain[0]
 
 
@@ -270,17 +253,18 @@ def test_positions_that_it_missed_are_left_out(model: Path, plain: dict[float, l
         hears = drafter.on_layer
         drafter.on_layer = lambda *args: None  # type: ignore[method-assign]
         first, stats = say(session, prompt_of(50), REPLY)
-        assert first == plain[0][:24]
+        assert first == plain[0][:MOST]
         assert stats.drafted == 0
         drafter.on_layer = hears  # type: ignore[method-assign]
         seen = len(session.tokens)
         prompt = [*prompt_of(50), *first, *prompt_of(9, 1)]
         second, stats = say(session, prompt, GenerationOptions(max_tokens=1, ignore_eos=True))
         check_draft(engine, session, prompt, missed=range(seen))
-        assert say(session, prompt, REPLY)[0] == plain[0][24:]
-        assert second == plain[0][24:25]
+        assert say(session, prompt, REPLY)[0] == plain[0][MOST:]
+        assert second == plain[0][MOST : MOST + 1]
 
 
+@ONE_TYPE
 def test_one_forward_says_the_drafts_of_many(model: Path) -> None:
     """Of several conversations, as of each alone."""
     with load(model) as engine:
@@ -317,7 +301,7 @@ def test_in_a_batch_each_reads_its_own_states(
     monkeypatch.setattr(Shares, "record", quick)
     adapters = write_eagle(model, "exits") if kind == "eagle" else model / "specformer"
     prompts = [prompt_of(n, n) for n in (20, 33, 7, 50)]
-    with load(model, drafter="none") as engine:
+    with load_with(model, "none", None) as engine:
         expected = [edgespec.generate(engine, prompt, REPLY).tokens for prompt in prompts]
     with load(model, drafter=kind, adapters=adapters, context=200, batch=4) as engine:
         for place, said in edgespec.generate_batch(engine, prompts, REPLY):
@@ -325,19 +309,21 @@ def test_in_a_batch_each_reads_its_own_states(
             assert said.stats.drafted > 12
 
 
+@ONE_TYPE
 def test_nan_ends_its_drafting_and_is_told(model: Path, plain: dict[float, list[int]]) -> None:
     with load(model) as engine, engine.new_session(300, Fixed(BUDGET)) as session:
         (resident,) = engine.resident
         assert isinstance(resident, SpecFormerResident)
         resident.module.position_bias.data[:] = torch.nan
         tokens, stats = say(session, prompt_of(50), REPLY)
-        assert tokens == plain[0][:24]
+        assert tokens == plain[0][:MOST]
         assert stats.drafter_damaged
 
 
 # --- chosen, planned, refused -----------------------------------------------------------------------------
 
 
+@ONE_TYPE
 def test_the_directory_says_what_it_is(model: Path, plain: dict[float, list[int]]) -> None:
     adapters = str(model / "specformer")
     with load(model, drafter="auto") as engine:
@@ -355,11 +341,18 @@ def test_the_directory_says_what_it_is(model: Path, plain: dict[float, list[int]
     [
         ({"hooks": [0, 2, 4, 6]}, "hooks .* of a target of 5 layers"),
         ({"hooks": [0, 2, 2, 5]}, "hooks"),
-        ({"hooks": [0, 2, 5]}, "not a sound manifest"),
+        ({"hooks": [0, 2, 5]}, "hook_norm is"),
+        ({"hooks": []}, "not a sound manifest"),
+        ({"hooks": [0, 1, 2, 3, 5]}, "not a sound manifest"),
+        ({"projected": False}, "not an adapter's"),
+        ({"attention": False}, "not an adapter's"),
+        ({"mlp": 2**21}, "not a sound manifest"),
+        ({"mlp": 8}, "gate_proj is"),
         ({"length": 17}, "not a sound manifest"),
         ({"length": 4}, "position_proj is"),
     ],
 )
+@ONE_TYPE
 def test_hooks_and_lengths_that_cannot_be_are_refused(
     model: Path, tmp_path: Path, change: dict[str, Any], told: str
 ) -> None:

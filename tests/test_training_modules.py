@@ -100,9 +100,27 @@ def test_a_run_begins_with_an_earlier_one_of_its_shape(model: Path, text: Path, 
         train("eagle", model, text, tmp_path / "y", from_=tmp_path / "specformer")
     with pytest.raises(OptionError, match="a run with causal = False, not True"):
         train("specformer", model, text, tmp_path / "specformer", causal=True, steps=8)
-    for hooks in ((0, 2, 3, 5), (0, 0, 1, 2)):
+    for hooks in ((0, 2, 3, 5), (0, 0, 1, 2), (0, 1, 2, 3, 4)):
         with pytest.raises(OptionError, match="hooks"):
             train("specformer", model, text, tmp_path / "z", hooks=hooks)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("eagle", {"mlp": 40}),
+        ("specformer", {"positional": False, "draft_attention": False, "hooks": (4,), "mlp": 40}),
+    ],
+)
+def test_other_shapes_train_and_draft(
+    kind: str, changes: dict[str, Any], model: Path, text: Path, tmp_path: Path
+) -> None:
+    train(kind, model, text, tmp_path, **changes, steps=2)
+    tensors = load_file(tmp_path / f"{kind}.safetensors")
+    assert tensors["mlp.up_proj"].shape[0] == 40
+    assert not {"position_proj", "draft.q_proj"} & tensors.keys()
+    with edgespec.load(model, memory="2GB", context=200, drafter=kind, adapters=tmp_path) as engine:
+        assert edgespec.generate(engine, "the fox sees", GenerationOptions(max_tokens=4)).tokens
 
 
 def test_eagle_learns_each_reply_token_but_the_first(model: Path) -> None:

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from edgespec.config import EngineOptions
 from edgespec.progress import ProgressCallback
 from edgespec.runtimes.formats.describe import ModelFiles
-from edgespec.runtimes.torch.blocks import CausalAttention, GatedMLP, fill_randomly
+from edgespec.runtimes.torch.blocks import CausalAttention, GatedMLP, fill_randomly, widened
 from edgespec.runtimes.torch.eagle import KIND, Eagle, EagleShape, eagle_shapes
 from edgespec.training.corpus import Sample
 from edgespec.training.held_out import Agreement
@@ -40,17 +40,21 @@ class EagleRecipe(ModuleRecipe[EagleShape]):
     def __init__(self, files: ModelFiles, options: EagleOptions) -> None:
         """Raises as `ModuleRecipe` for a drafter to begin with."""
         depths = 0, files.config.layers
-        super().__init__(files, KIND, EagleShape(), eagle_shapes, depths, options.from_)
+        super().__init__(files, KIND, EagleShape(options.mlp), eagle_shapes, depths, options.from_)
 
     def nbytes(self, rows: int) -> int:
         c, e = self.files.config, self.files.dtype.itemsize
-        row = (32 + 20 * e) * c.hidden_size + 6 * e * c.intermediate_size + 2 * e * (c.q_size + 2 * c.kv_size)
+        row = (
+            (32 + 20 * e) * c.hidden_size
+            + 6 * e * widened(c, self.shape.mlp).intermediate_size
+            + 2 * e * (c.q_size + 2 * c.kv_size)
+        )
         logits = BLOCK_ROWS * c.vocab_size * BLOCK_BYTES
         widest = max(pass_bytes(self.files, rows, 2), rows * row)
         return self.state_bytes + widest + logits + KERNELS_BYTES
 
     def begin(self, target: FrozenTarget, generator: torch.Generator, device: torch.device) -> EaglePupil:
-        module = Eagle(self.files.config, target.final_norm.float(), device=device)
+        module = Eagle(self.files.config, self.shape, target.final_norm.float(), device=device)
         self.fill(module, lambda: initialise(module, target, generator))
         return EaglePupil(target, module, self)
 

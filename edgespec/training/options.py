@@ -72,9 +72,17 @@ class TrainingOptions(Options):
             raise OptionError(f"rate is {self.rate}; it must be above 0 and at most 1", "rate")
 
 
+Mlp = Annotated[
+    int | None,
+    Option("Width of its MLP.", metavar="N", panel=ADAPTERS, default="the model's", least=1, most=2**20),
+]
+
+
 @dataclass(frozen=True)
 class EagleOptions(TrainingOptions):
-    """How an EAGLE drafter is trained: all its sizes are the target's."""
+    """How an EAGLE drafter is trained: all other sizes are the target's."""
+
+    mlp: Mlp = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +98,7 @@ class SpecFormerOptions(TrainingOptions):
     hooks: Annotated[
         tuple[int, ...],
         Option(
-            "Layers below each of the four states that it reads; 0 is the embedding.",
+            "Layers below each of the states that it reads, up to four; 0 is the embedding.",
             metavar="N,...", panel=ADAPTERS, default="0, half of them, all but one, all",
         ),
     ] = ()  # fmt: skip
@@ -98,6 +106,14 @@ class SpecFormerOptions(TrainingOptions):
         bool,
         Option("Let a draft's positions look at those before them alone, not both ways.", panel=ADAPTERS),
     ] = False
+    positional: Annotated[
+        bool,
+        Option("A matrix for each position of a draft; else they differ by a bias alone.", panel=ADAPTERS),
+    ] = True
+    draft_attention: Annotated[
+        bool, Option("Attention over a draft's positions; else none.", panel=ADAPTERS)
+    ] = True
+    mlp: Mlp = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +181,7 @@ class MoaOptions(TrainingOptions):
         ),
     ] = 0  # fmt: skip
     layer_attention: Annotated[
-        bool, Option("Attention over the layers; else their plain mean.", panel=ADAPTERS)
+        bool, Option("Attention over the layers; else the last one alone is seen.", panel=ADAPTERS)
     ] = True
     masks: Annotated[
         bool,

@@ -23,10 +23,10 @@ from edgespec.config import EngineOptions
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.runtimes.formats.describe import ModelFiles
-from edgespec.runtimes.torch.blocks import fill_randomly
+from edgespec.runtimes.torch.blocks import fill_randomly, widened
 from edgespec.runtimes.torch.specformer import (
-    HOOKS,
     KIND,
+    MOST_HOOKS,
     SpecFormer,
     SpecFormerShape,
     hooks_of,
@@ -50,7 +50,16 @@ class SpecFormerRecipe(ModuleRecipe[SpecFormerShape]):
         with."""
         try:
             hooks = options.hooks or hooks_of(files.config.layers)
-            shape = SpecFormerShape(options.positions, tuple(hooks), options.causal)
+            if len(hooks) > MOST_HOOKS:
+                raise ValueError(f"{len(hooks)} states are too many; {MOST_HOOKS} at most are read")
+            shape = SpecFormerShape(
+                options.positions,
+                tuple(hooks),
+                options.causal,
+                options.positional,
+                options.draft_attention,
+                options.mlp,
+            )
             specformer_shapes(files.config, shape)
         except ValueError as error:
             raise OptionError(f"hooks: {error}", "hooks") from None
@@ -58,12 +67,11 @@ class SpecFormerRecipe(ModuleRecipe[SpecFormerShape]):
 
     def nbytes(self, rows: int) -> int:
         c, e, length = self.files.config, self.files.dtype.itemsize, self.shape.length
-        context = (16 + 14 * e + 2 * HOOKS * e) * c.hidden_size + 2 * e * (c.q_size + 2 * c.kv_size)
-        draft = (
-            (16 + 12 * e) * c.hidden_size + 6 * e * c.intermediate_size + 2 * e * (c.q_size + 2 * c.kv_size)
-        )
+        hooks, width = len(self.shape.hooks), widened(c, self.shape.mlp).intermediate_size
+        context = (16 + 14 * e + 2 * hooks * e) * c.hidden_size + 2 * e * (c.q_size + 2 * c.kv_size)
+        draft = (16 + 12 * e) * c.hidden_size + 6 * e * width + 2 * e * (c.q_size + 2 * c.kv_size)
         logits = BLOCK_ROWS * c.vocab_size * BLOCK_BYTES
-        widest = max(pass_bytes(self.files, rows, HOOKS), rows * (context + length * draft))
+        widest = max(pass_bytes(self.files, rows, hooks), rows * (context + length * draft))
         return self.state_bytes + widest + logits + KERNELS_BYTES
 
     def begin(
@@ -87,9 +95,10 @@ def initialise(module: SpecFormer, generator: torch.Generator) -> None:
             fill_randomly(parameter, generator)
     module.down.mul_(0.1)
     module.down[:, -d:].diagonal().add_(1.0)
-    module.position_proj.mul_(0.1)
-    for position in module.position_proj.view(-1, d, d):
-        position.diagonal().add_(1.0)
+    if module.position_proj is not None:
+        module.position_proj.mul_(0.1)
+        for position in module.position_proj.view(-1, d, d):
+            position.diagonal().add_(1.0)
 
 
 class SpecFormerPupil(ModulePupil[SpecFormer, SpecFormerShape]):

@@ -20,9 +20,10 @@ Three = tuple[int, int, int]
 class MoaSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a network of one target may have more or less of; (over layers, over tokens, to memory) each.
 
-    kv_heads: heads of keys and values. mlp: widths of the MLPs. layer_attention: False = the plain mean over
-    the layers, without attention (the paper's ablation "-LSA"). target_layers: the target's last ones that
-    drafts go through, too (TLI); what is drafted is then the state before them.
+    kv_heads: heads of keys and values. mlp: widths of the MLPs. layer_attention: False = the last layer's
+    keys and values alone (for the paper's ablation "-LSA", which takes the last layer's output).
+    target_layers: the target's last ones that drafts go through, too (TLI); what is drafted is then the state
+    before them.
     """
 
     kv_heads: Three

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Annotated
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -30,6 +32,7 @@ CPU = torch.device("cpu")
 _ENCODINGS = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 Shapes = dict[str, tuple[int, ...]]
+Width = Annotated[int, msgspec.Meta(ge=1, le=2**20)]  # of an MLP, as a manifest may have it
 
 
 def project(weight: Tensor, x: Tensor, exact: bool) -> Tensor:
@@ -181,6 +184,11 @@ def attention_shapes(config: ModelConfig) -> Shapes:
     """Of a `CausalAttention` of this target."""
     d, q, kv = config.hidden_size, config.q_size, config.kv_size
     return {"input_norm": (d,), "q_proj": (q, d), "k_proj": (kv, d), "v_proj": (kv, d), "o_proj": (d, q)}
+
+
+def widened(config: ModelConfig, width: int | None) -> ModelConfig:
+    """The target's config with MLPs of this width; None = its own."""
+    return config if width is None else replace(config, intermediate_size=width)
 
 
 def mlp_shapes(config: ModelConfig) -> Shapes:

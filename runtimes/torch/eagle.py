@@ -5,7 +5,7 @@ its final norm: what the LM head multiplies. With e the embedding of the token t
 
     x = W [f_t ; e_{t+1}];   y = MLP(x + Attention(x));   f'_{t+1} = norm(y);   logits_{t+2} = head(f'_{t+1})
 
-one decoder layer with the target's head counts, rotary embedding and MLP width. Norm and head are the
+one decoder layer with the target's head counts and rotary embedding. Norm and head are the
 target's own, and frozen. f' stands for f where the target has not been yet: that is the autoregression.
 """
 
@@ -27,10 +27,12 @@ from edgespec.runtimes.torch.blocks import (
     CausalAttention,
     GatedMLP,
     Shapes,
+    Width,
     add_parameters,
     attention_shapes,
     mlp_shapes,
     project,
+    widened,
     within,
 )
 
@@ -38,7 +40,9 @@ KIND = "eagle"
 
 
 class EagleShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All sizes are the target's."""
+    """mlp: width of its MLP; None = the target's. All other sizes are the target's."""
+
+    mlp: Width | None = None
 
 
 class Eagle(nn.Module):
@@ -49,6 +53,7 @@ class Eagle(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
+        shape: EagleShape,
         final_norm: Tensor,
         dtype: torch.dtype = torch.float32,
         device: torch.device = CPU,
@@ -57,7 +62,7 @@ class Eagle(nn.Module):
         self.config, self.final_norm = config, final_norm
         add_parameters(self, {"fuse": (config.hidden_size, 2 * config.hidden_size)}, dtype, device)
         self.attention = CausalAttention(config, config.window(config.layers - 1), dtype, device)
-        self.mlp = GatedMLP(config, dtype, device)
+        self.mlp = GatedMLP(widened(config, shape.mlp), dtype, device)
 
     def feature(self, hidden: Tensor) -> Tensor:
         """The target's hidden states behind its last layer [..., d] -> features [..., d]."""
@@ -89,4 +94,5 @@ class Eagle(nn.Module):
 def eagle_shapes(config: ModelConfig, shape: EagleShape) -> Mapping[str, tuple[int, ...]]:
     """See `trained_files.Shapes`."""
     fuse: Shapes = {"fuse": (config.hidden_size, 2 * config.hidden_size)}
-    return fuse | within("attention", attention_shapes(config)) | within("mlp", mlp_shapes(config))
+    mlp = mlp_shapes(widened(config, shape.mlp))
+    return fuse | within("attention", attention_shapes(config)) | within("mlp", mlp)

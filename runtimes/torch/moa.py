@@ -135,10 +135,10 @@ class Moa(nn.Module):
     def summary(self, states: Tensor) -> Tensor:
         """The memory of tokens, each for itself, [n, 2 E_kv], from the target's keys (after RoPE) and values
         in all layers, [n, L, 2 E_kv], in the order of `token_states`. Attention over layers is bidirectional,
-        with rotary positions by their numbers."""
+        with rotary positions by their numbers; without it, the last layer's are the memory."""
         layer = self.over_layers
         if layer is None:
-            return states.mean(1)
+            return states[:, -1]
         cos, sin = (a[:, None].to(states.dtype) for a in self._layer_angles)
         q, k, v = layer.heads(layer.normed(states), "q_proj", "k_proj", "v_proj")  # [n, L, heads, e]
         q, k = (reference.rotate(x, cos, sin, interleaved=False) for x in (q, k))

@@ -33,26 +33,35 @@ from edgespec.runtimes.torch.blocks import (
     GatedMLP,
     SequenceAttention,
     Shapes,
+    Width,
     add_parameters,
     attention_shapes,
     mlp_shapes,
     project,
+    widened,
     within,
 )
 
 KIND = "specformer"
-HOOKS = 4
+MOST_HOOKS = 4  # the paper's
 MOST_LENGTH = 16  # positions of a draft
 CHUNK = 3072  # texts' positions whose drafts are attended to at a time, as in the paper: bounds temporaries
 
 
 class SpecFormerShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """length: l_d, positions of a draft. hooks: layers of the target below each state, ascending; 0 = the
-    embeddings. causal: the draft's attention looks back alone (the paper's Table 4)."""
+    embeddings. mlp: width of the MLP; None = the target's.
+
+    For ablations (the paper's Table 4, and more): causal: the draft's attention looks back alone; projected:
+    False = positions differ by their bias alone, without W_P; attention: False = the draft has none.
+    """
 
     length: Annotated[int, msgspec.Meta(ge=1, le=MOST_LENGTH)]
-    hooks: Annotated[tuple[int, ...], msgspec.Meta(min_length=HOOKS, max_length=HOOKS)]
+    hooks: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=MOST_HOOKS)]
     causal: bool = False
+    projected: bool = True
+    attention: bool = True
+    mlp: Width | None = None
 
 
 def hooks_of(layers: int) -> tuple[int, ...]:
@@ -77,10 +86,10 @@ class DraftAttention(SequenceAttention):
 class SpecFormer(nn.Module):
     """See the module. `final_norm` [d] is the target's own, no parameter of this one."""
 
-    hook_norm: nn.Parameter  # [4, d]
-    down: nn.Parameter  # [d, 4 d]
+    hook_norm: nn.Parameter  # [hooks, d]
+    down: nn.Parameter  # [d, hooks * d]
     position_norm: nn.Parameter  # [d]
-    position_proj: nn.Parameter  # [l_d * d, d]
+    position_proj: nn.Parameter | None  # [l_d * d, d]
     position_bias: nn.Parameter  # [l_d * d]: the positional embedding
 
     def __init__(
@@ -95,12 +104,14 @@ class SpecFormer(nn.Module):
         self.config, self.shape, self.final_norm = config, shape, final_norm
         add_parameters(self, _own_shapes(config, shape), dtype, device)
         self.context = CausalAttention(config, config.window(config.layers - 1), dtype, device)
-        self.draft = DraftAttention(config, shape.causal, dtype, device)
-        self.mlp = GatedMLP(config, dtype, device)
+        self.draft = DraftAttention(config, shape.causal, dtype, device) if shape.attention else None
+        self.mlp = GatedMLP(widened(config, shape.mlp), dtype, device)
+        if not shape.projected:
+            self.register_parameter("position_proj", None)
 
     @torch.inference_mode()
     def fuse(self, states: Tensor, exact: bool) -> Tensor:
-        """Hidden states of n positions [n, 4, d], of the parameters' type -> x [n, d]."""
+        """Hidden states of n positions [n, hooks, d], of the parameters' type -> x [n, d]."""
         normed = dispatch.grouped_rms_norm(states, self.hook_norm, self.config.norm_eps)
         return project(self.down, normed.flatten(1), exact)
 
@@ -115,32 +126,40 @@ class SpecFormer(nn.Module):
         all of them."""
         n, d = context.shape
         x = dispatch.rms_norm(context, self.position_norm, self.config.norm_eps)
-        drafts = project(self.position_proj, x, True) + self.position_bias
-        attended = self.draft(drafts.view(n, self.shape.length, d)).view(-1, d)
+        if self.position_proj is None:
+            drafts = x.repeat(1, self.shape.length) + self.position_bias
+        else:
+            drafts = project(self.position_proj, x, True) + self.position_bias
+        attended = self._attended(drafts.view(n, self.shape.length, d)).view(-1, d)
         said = dispatch.rms_norm(self.mlp.run(attended), self.final_norm, self.config.norm_eps)
         return said.view(n, self.shape.length, d)
 
     def forward(self, states: Tensor, chosen: Tensor) -> Tensor:
-        """Hidden states of sequences [b, t, 4, d], and which of their n positions draft, [b, t] bool -> what
-        these say, normed, [n, l_d, d]. Differentiable; computes in the type of `states`."""
+        """Hidden states of sequences [b, t, hooks, d], and which of their n positions draft, [b, t] bool ->
+        what these say, normed, [n, l_d, d]. Differentiable; computes in the type of `states`."""
         dtype, c = states.dtype, self.config
         normed = rms_norm(states, self.hook_norm.to(dtype), c.norm_eps)
         context = self.context(F.linear(normed.flatten(2), self.down.to(dtype)))[chosen]
         x = rms_norm(context, self.position_norm.to(dtype), c.norm_eps)
-        drafts = F.linear(x, self.position_proj.to(dtype), self.position_bias.to(dtype))
-        attended = self.mlp(self.draft(drafts.view(len(x), self.shape.length, -1)))
-        return rms_norm(attended, self.final_norm.to(dtype), c.norm_eps)
+        bias = self.position_bias.to(dtype)
+        if self.position_proj is None:
+            drafts = x.repeat(1, self.shape.length) + bias
+        else:
+            drafts = F.linear(x, self.position_proj.to(dtype), bias)
+        said = self.mlp(self._attended(drafts.view(len(x), self.shape.length, -1)))
+        return rms_norm(said, self.final_norm.to(dtype), c.norm_eps)
+
+    def _attended(self, drafts: Tensor) -> Tensor:
+        """[n, l_d, d] -> the same, each draft's positions having seen each other."""
+        return drafts if self.draft is None else self.draft(drafts)
 
 
 def _own_shapes(config: ModelConfig, shape: SpecFormerShape) -> Shapes:
-    d, length = config.hidden_size, shape.length
-    return {
-        "hook_norm": (HOOKS, d),
-        "down": (d, HOOKS * d),
-        "position_norm": (d,),
-        "position_proj": (length * d, d),
-        "position_bias": (length * d,),
-    }
+    d, length, hooks = config.hidden_size, shape.length, len(shape.hooks)
+    shapes: Shapes = {"hook_norm": (hooks, d), "down": (d, hooks * d), "position_norm": (d,)}
+    if shape.projected:
+        shapes["position_proj"] = (length * d, d)
+    return shapes | {"position_bias": (length * d,)}
 
 
 def specformer_shapes(config: ModelConfig, shape: SpecFormerShape) -> Mapping[str, tuple[int, ...]]:
@@ -148,9 +167,11 @@ def specformer_shapes(config: ModelConfig, shape: SpecFormerShape) -> Mapping[st
     hooks = shape.hooks
     if sorted(set(hooks)) != list(hooks) or hooks[0] < 0 or hooks[-1] > config.layers:
         raise ValueError(
-            f"hooks {list(hooks)} are not four ascending states of a target of {config.layers} layers, 0 to "
+            f"hooks {list(hooks)} are not ascending states of a target of {config.layers} layers, 0 to "
             f"{config.layers}"
         )
     attention = attention_shapes(config)
-    parts = within("context", attention) | within("draft", attention) | within("mlp", mlp_shapes(config))
+    parts = within("context", attention) | within("mlp", mlp_shapes(widened(config, shape.mlp)))
+    if shape.attention:
+        parts |= within("draft", attention)
     return _own_shapes(config, shape) | parts

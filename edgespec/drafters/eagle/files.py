@@ -19,7 +19,7 @@ from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
 from edgespec.runtimes.formats.describe import ModelFiles
-from edgespec.runtimes.torch.blocks import attention_cache_bytes
+from edgespec.runtimes.torch.blocks import attention_cache_bytes, widened
 from edgespec.runtimes.torch.eagle import KIND, Eagle, EagleShape, eagle_shapes
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.trained_files import (
@@ -47,7 +47,8 @@ class EagleFiles(TrainedFiles[EagleShape]):
         """Bytes of the open module with one conversation of `context` positions, and of a pass."""
         config, e = self.files.config, self.files.element
         parameters = parameter_bytes(eagle_shapes(config, self.module.shape), e)
-        mlp = PASS_ROWS * config.intermediate_size * (3 * e + 8)
+        width = widened(config, self.module.shape.mlp).intermediate_size
+        mlp = PASS_ROWS * width * (3 * e + 8)
         logits = PASS_ROWS * config.vocab_size * (e + 4)
         return parameters + self.conversation_bytes(context) + watch_bytes(config, 2, e) + mlp + logits
 
@@ -93,7 +94,7 @@ class EagleResident(TrainedResident[Eagle]):
     ) -> None:
         """Reads the module. Raises StorageError."""
         config, final_norm = found.files.config, target.weights.small["model.norm.weight"]
-        module = Eagle(config, final_norm, target.dtype, target.device)
+        module = Eagle(config, found.module.shape, final_norm, target.dtype, target.device)
         super().__init__(KIND, module, found, plan, target, progress)
         self.rows = found.further_rows
         self.room = Room(kept_bytes(EAGLE_ROWS, config.vocab_size))

@@ -16,8 +16,8 @@ from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS, KVCache, Target
 from edgespec.runtimes.formats.describe import ModelFiles
-from edgespec.runtimes.torch.blocks import attention_cache_bytes
-from edgespec.runtimes.torch.specformer import HOOKS, KIND, SpecFormer, SpecFormerShape, specformer_shapes
+from edgespec.runtimes.torch.blocks import attention_cache_bytes, widened
+from edgespec.runtimes.torch.specformer import KIND, SpecFormer, SpecFormerShape, specformer_shapes
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.trained_files import (
     describe_module,
@@ -38,18 +38,20 @@ class SpecFormerFiles(TrainedFiles[SpecFormerShape]):
 
     def nbytes(self, context: int) -> int:
         """Bytes of the open module with one conversation of `context` positions, and of a draft."""
-        config, e, length = self.files.config, self.files.element, self.module.shape.length
-        parameters = parameter_bytes(specformer_shapes(config, self.module.shape), e)
-        fused = PREFILL_ROWS * config.hidden_size * (HOOKS * (4 + e) + 2 * e)  # of a prompt's block
-        draft = length * (8 * config.hidden_size * e + config.intermediate_size * (3 * e + 8))
+        config, e, shape = self.files.config, self.files.element, self.module.shape
+        hooks, length = len(shape.hooks), shape.length
+        parameters = parameter_bytes(specformer_shapes(config, shape), e)
+        fused = PREFILL_ROWS * config.hidden_size * (hooks * (4 + e) + 2 * e)  # of a prompt's block
+        width = widened(config, shape.mlp).intermediate_size
+        draft = length * (8 * config.hidden_size * e + width * (3 * e + 8))
         logits = length * config.vocab_size * (e + 4)
-        passing = fused + watch_bytes(config, HOOKS, e) + draft + logits
+        passing = fused + watch_bytes(config, hooks, e) + draft + logits
         return parameters + self.conversation_bytes(context) + passing
 
     def conversation_bytes(self, context: int) -> int:
         """Bytes of one conversation of `context` positions: K and V, and a tree's states."""
         config, e = self.files.config, self.files.element
-        states = (2 + HOOKS) * TREE_ROWS * config.hidden_size * e
+        states = (2 + len(self.module.shape.hooks)) * TREE_ROWS * config.hidden_size * e
         return attention_cache_bytes(config, context, TREE_ROWS, e) + states
 
     def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> SpecFormerResident:

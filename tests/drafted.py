@@ -1,0 +1,73 @@
+"""What tests of drafters that read the target's states share: engines, conversations, interruptions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgespec
+from edgespec.config import GenerationOptions
+from edgespec.engine import Engine
+from edgespec.errors import Cancelled
+from edgespec.response import Stats
+from edgespec.session import Session
+from tests.test_session import prompt_of
+
+MOST = 16
+REPLY = GenerationOptions(max_tokens=MOST, ignore_eos=True)
+SAMPLED = GenerationOptions(max_tokens=MOST, temperature=0.9, top_p=0.95, seed=3, ignore_eos=True)
+ONE_TYPE = pytest.mark.parametrize("model", ["bfloat16"], indirect=True)
+"""For what does not depend on the numbers' type."""
+
+
+def load_with(model: Path, drafter: str, adapters: Path | None, **options: Any) -> Engine:
+    """A model of which three layers stream. No adapters where nothing, or others, draft."""
+    settings: dict[str, Any] = {"memory": "2GB", "context": 400, "resident_layers": 2, "drafter": drafter}
+    return edgespec.load(model, **settings | {"adapters": adapters} | options)
+
+
+def say(session: Session, prompt: list[int], options: GenerationOptions) -> tuple[list[int], Stats]:
+    responses = list(session.generate(prompt, options))
+    assert responses[-1].stats is not None
+    return [r.token for r in responses if r.token is not None], responses[-1].stats
+
+
+def two_turns(session: Session, options: GenerationOptions) -> tuple[list[int], list[Stats]]:
+    """The second prompt shares the first turn."""
+    first, stats = say(session, prompt_of(50), options)
+    second, more = say(session, [*prompt_of(50), *first, *prompt_of(9, 1)], options)
+    return first + second, [stats, more]
+
+
+def undrafted(model: Path) -> dict[float, list[int]]:
+    """What these turns are without drafts, by temperature."""
+    texts = {}
+    with load_with(model, "none", None) as engine:
+        for options in (REPLY, SAMPLED):
+            with engine.new_session(300) as session:
+                texts[options.temperature] = two_turns(session, options)[0]
+                assert len(set(texts[options.temperature])) > 5, "a text that repeats itself tests nothing"
+    return texts
+
+
+def interrupt_anywhere(engine: Engine, session: Session, step: int) -> None:
+    """Replies to other prompts, each cancelled at another of the target's products."""
+    linear = engine.target.weights.linear
+    for moment in range(1, 60, step):
+        count = 0
+
+        def failing(*args: Any, **more: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == moment:  # noqa: B023 - the loop waits for the reply
+                raise Cancelled("stop")
+            return linear(*args, **more)
+
+        engine.target.weights.linear = failing  # type: ignore[method-assign]
+        try:
+            responses = list(session.generate(prompt_of(50, moment), REPLY))
+        finally:
+            del engine.target.weights.linear
+        assert responses[-1].finish_reason == "cancelled"
