@@ -141,7 +141,7 @@ def test_the_text_is_the_targets_own(
     model: Path, plain: dict[GenerationOptions, list[int]], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hides = place in ("streamed, ssd", "streamed, mirror")
-    with load(model, **PLACES[place]) as engine, waiting(monkeypatch, lambda: 4):
+    with load(model, **PLACES[place]) as engine, waiting(monkeypatch, lambda: 2):
         assert (engine.plan.bytes_per_pass > 0) == (place != "resident")
         for options in (REPLY, SAMPLED):
             with engine.new_session(controller=Fixed(BUDGET)) as session:
@@ -165,7 +165,7 @@ def test_the_controller_drives_it(model: Path, drafter: str) -> None:
 
 def test_drawn_chains_are_accepted_by_their_ratio(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That the distribution stays is `test_lossless`'s; here that it draws, and before the outcome."""
-    drawn = GenerationOptions(max_tokens=40, ignore_eos=True, temperature=0.8, seed=3, acceptance="ratio")
+    drawn = GenerationOptions(max_tokens=24, ignore_eos=True, temperature=0.8, seed=3, acceptance="ratio")
     for place in ("resident", "streamed, ssd"):
         with (
             load(model, **PLACES[place]) as engine,
@@ -217,7 +217,7 @@ def test_interrupted_anywhere_it_goes_on(
     with load(model, "none") as engine, engine.new_session() as session:
         expected = say(session, prompt_of(60), options)[0]
     with load(model, **PLACES["streamed, ssd"]) as engine, waiting(monkeypatch, lambda: 4):
-        for at in range(1, 60, 11):
+        for at in range(1, 60, 14):
             with engine.new_session(controller=Fixed(BUDGET)) as session:
                 left = at
                 with suppress(error):
