@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgespec.kernels.choice import AMX, AVX2, AVX512_BF16, CHOSEN, FEWS, ROWS, TORCH, Choice
+from edgespec.kernels.choice import AMX, AVX2, AVX512, AVX512_BF16, CHOSEN, FEWS, ROWS, TORCH, Choice
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
 from edgespec.kernels.scratch import at_hand, scratch
@@ -117,15 +117,14 @@ def _chosen(encoding: str) -> Choice | None:
 
 
 def usual_order(encoding: str) -> int:
-    """By features: fp16 prompts on AMX, twice as fast as torch; bf16 on AMX and AVX-512 BF16, and where torch
-    would make it fp32 first, several times slower than memory; low-bit prompts where bf16 is multiplied."""
+    """By features: bf16 and low-bit prompts on AMX and AVX-512 BF16, fp16 prompts on AMX; and bf16, and fp16
+    prompts, where torch would make such weights fp32 first."""
     best = level()
-    if encoding == "F16":
-        return AMX if best == AMX else TORCH
-    if best >= AVX512_BF16:
+    if best == AMX or (best == AVX512_BF16 and encoding != "F16"):
         return best
-    converted = encoding == "BF16" and matmul_dtype(torch.bfloat16) != torch.bfloat16
-    return best if converted and best >= AVX2 else TORCH
+    dtype = {"F16": torch.float16, "BF16": torch.bfloat16}.get(encoding)
+    converted = dtype is not None and matmul_dtype(dtype) != dtype
+    return min(best, AVX512) if converted and best >= AVX2 else TORCH
 
 
 def usual_few(encoding: str) -> int:

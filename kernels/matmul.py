@@ -162,10 +162,11 @@ def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     as_exact = exact or len(x) <= most_as_exact(block, x)
     prompt = cpu and not as_exact
     if prompt and compiled.own_prompt(block.encoding, x.dtype):
+        rows = FEW if block.encoding == "F16" else PROMPT_ROWS  # x is made fp32 beside fp16
         return torch.cat(
             [
                 compiled.linear(part, block.encoding, block.data, block.scale, x.dtype, prompt)
-                for part in torch.split(x, PROMPT_ROWS)
+                for part in torch.split(x, rows)
             ]
         )
     if cpu and as_exact and compiled.available(block.encoding):

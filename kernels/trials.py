@@ -130,11 +130,9 @@ def _ways(encoding: str, rows: int) -> list[int]:
 def _orders(encoding: str) -> list[int]:
     """Those that a prompt's rows, or all of bf16, may be summed in, that of features first."""
     best, usual = compiled.level(), compiled.usual_order(encoding)
-    own = [level for level in (AMX, AVX512_BF16) if level <= best]
-    if encoding == "F16":
-        own = [level for level in own if level == AMX]
-    if encoding == "BF16":
-        own.append(min(best, AVX512))  # fp16's order
+    own = [level for level in ((AMX,) if encoding == "F16" else (AMX, AVX512_BF16)) if level <= best]
+    if encoding in PLAIN:
+        own.append(min(best, AVX512))  # a tree's rows of fp16 have this order
     return [usual, *(order for order in (*own, TORCH) if order != usual)]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edgespec.kernels import compiled, reference
-from edgespec.kernels.choice import LEVELS
+from edgespec.kernels.choice import AMX, LEVELS
 from edgespec.kernels.matmul import Block, Together, linear, one_class
 
 pytestmark = [
@@ -214,7 +214,7 @@ def test_sums_are_in_the_order_that_is_defined(shape: tuple[int, int]) -> None:
     block, x = FP16.block(normal(*shape)), inputs(7, shape[1], torch.float16)
     expected, tiles = in_places(x, block.data), in_tiles(x, block.data)
     for _ in levels():
-        prompts = tiles if compiled.own_prompt("F16", torch.float16) else expected
+        prompts = tiles if compiled.level() == AMX else expected
         for n in (1, 2, 7):
             assert torch.equal(FP16.multiply(x[:n], block), expected[:n])
             assert torch.equal(FP16.multiply(x[:n], block, prompt=True), prompts[:n])
@@ -222,7 +222,7 @@ def test_sums_are_in_the_order_that_is_defined(shape: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 30), (33, 100), (300, 300), (31, 1000)])
 def test_a_prompts_rows_have_bits_of_their_own_alone(shape: tuple[int, int]) -> None:
-    """By whatever multiplies them: AMX, else torch."""
+    """By whatever multiplies them: AMX, a tree's kernels, else torch."""
     block, x = FP16.block(normal(*shape)), inputs(700, shape[1], torch.float16)
     whole = FP16.multiply(x, block, prompt=True)
     size = (x.double().square() @ block.data.double().square().t()).sqrt()

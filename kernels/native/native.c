@@ -47,12 +47,18 @@ static void prepare_row(void *argument, int64_t index, int worker) {
   const Kernels *k = &l->kernels[m->format];
   const int64_t r = index % l->n, columns = l->columns, groups = m->supers * GROUPS;
   if (m->packed && (is_plain(m->format) || k->prompt)) return;
-  float *rest = is_plain(m->format) ? m->wide + r * wide_columns(columns) : l->rest + worker * columns;
-  load(es_level(-1), l->x_type, l->x, r * columns, columns, rest);
   if (is_plain(m->format)) {
-    for (int64_t j = columns; j < wide_columns(columns); j++) rest[j] = 0;
+    const int64_t block = wide_block(l->n, columns);
+    float *to = m->wide + r * block;
+    for (int64_t c = 0; c < columns; c += block, to += l->n * block) {
+      const int64_t some = columns - c < block ? columns - c : block;
+      load(es_level(-1), l->x_type, l->x, r * columns + c, some, to);
+      for (int64_t j = some; j % PLACES; j++) to[j] = 0;
+    }
     return;
   }
+  float *rest = l->rest + worker * columns;
+  load(es_level(-1), l->x_type, l->x, r * columns, columns, rest);
   for (int term = 0; term < l->terms; term++) {
     const int64_t at = (term * l->n + r) * groups;
     k->quantise(m->format, rest, columns, m->supers, m->x + at * GROUP, m->step + at, m->sum + at);
@@ -108,7 +114,7 @@ static char *lay_out(Linear *l, char *room, int threads) {
       m->sum = part(&room, groups * 4);
       if (m->n <= FEW) m->offset = part(&room, groups * (SUPER / 4 / GROUPS) * 4);
     } else if (!k->way.pack) {
-      m->wide = part(&room, m->n * wide_columns(l->columns) * 4);
+      m->wide = part(&room, wide_numbers(m->n, l->columns) * 4);
     }
     if (k->way.pack) m->packed = part(&room, k->way.packed(m));
     for (Part *p = l->parts; p < l->parts + l->count; p++)

@@ -29,7 +29,7 @@ typedef struct {
   int16_t *x; /* [n][supers][8][32], see `Activations` and `avx512_arrange` */
   int32_t *offset; /* [n][supers][64], of avx512_arrange */
   float *step, *sum; /* [n][supers][8] */
-  float *wide; /* [n][wide_columns]: x of plain formats, zeros behind its columns */
+  float *wide; /* x of plain formats, see wide_block */
   int exact;   /* of HALF: products need no rounding in fp32 */
   int64_t n, supers;
   void *packed; /* what a `Pack` made of x, or NULL */
@@ -101,7 +101,15 @@ Rows portable_half, avx2_half, avx512_half;
 #define PLACES 16
 #define HALF_ROWS 8      /* rows of weights that are converted together, */
 #define HALF_COLUMNS 512 /* and their columns: with those of X_GROUP rows of x what the first cache holds */
-INLINE int64_t wide_columns(int64_t columns) { return (columns + PLACES - 1) / PLACES * PLACES; }
+/* Columns of x [n][columns] that lie together: [blocks][n][wide_block], with zeros behind the last ones. All of few rows, else
+   HALF_COLUMNS: rows a power of two apart have but a few places in the first cache. */
+INLINE int64_t wide_block(int64_t n, int64_t columns) {
+  return n > FEW ? HALF_COLUMNS : (columns + PLACES - 1) / PLACES * PLACES;
+}
+INLINE int64_t wide_numbers(int64_t n, int64_t columns) {
+  const int64_t block = wide_block(n, columns);
+  return n * ((columns + block - 1) / block * block);
+}
 
 #if defined(__x86_64__) && (__GNUC__ >= 10 || __clang_major__ >= 9)
 #define HAS_BF16
