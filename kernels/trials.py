@@ -38,10 +38,10 @@ from edgespec.kernels.threads import alone
 OUT, INNER = 128, 2048
 TRIES = 5  # of each, in turn; the best counts: others' work is not the machine's
 # So much faster something must be than what features say: less is noise. Where bits are others, more.
-LEAD, OTHER_BITS = 1.1, 1.3
+LEAD, OTHER_BITS = 1.05, 1.3
 PROMPTS = (64, 256)  # rows: may few be unpacked for, and which order is for many
 SHARED = (1, 16, 64)  # of bf16 by bf16, which have one order
-REGISTERS = {AVX2: 4, AVX512: 3}  # rows that weights are used for as they are decoded: native.h
+REGISTERS = 4  # rows that weights are used for as they are decoded: native.h's FEW
 PLAIN = ("F16", "BF16")
 FILLED = 0x11  # every byte of the weights: a small normal number in each float type, and no NaN as a scale
 
@@ -120,11 +120,11 @@ def _ways(encoding: str, rows: int) -> list[int]:
         return [0]
     if encoding in PLAIN:
         return [2 * level for level in (AVX512, AVX2) if level <= best]
-    ways = [2 * AMX] if best == AMX else []
-    if best >= AVX512:
-        wide = [2 * AVX512 + 1, 2 * AVX512] if rows <= REGISTERS[AVX512] else [2 * AVX512]
-        ways = [*wide, *ways] if rows <= REGISTERS[AVX2] else [*ways, *wide]
-    return [*ways, *([2 * AVX2 + 1] if rows <= REGISTERS[AVX2] else []), 2 * AVX2]
+    levels = [level for level in (AVX512, AVX2) if level <= best]
+    ways = [way for level in levels for way in ([2 * level + 1] if rows <= REGISTERS else []) + [2 * level]]
+    if best < AMX:
+        return ways
+    return [*ways, 2 * AMX] if rows <= REGISTERS else [2 * AMX, *ways]
 
 
 def _orders(encoding: str) -> list[int]:

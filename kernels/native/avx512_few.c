@@ -1,4 +1,4 @@
-/* One to three rows of x on AVX-512 VNNI, where decoding is most of the work: native.h's sums, bit for bit. Two rows of
+/* One to four rows of x on AVX-512 VNNI, where decoding is most of the work: native.h's sums, bit for bit. Two rows of
    weights at a time share what is done once a group. Their numbers stay in registers, as the words that a shift and a
    mask make of what is stored (the even columns' numbers, then the odd ones'), and x is arranged to match once a call. */
 #if defined(__x86_64__)
@@ -182,7 +182,8 @@ INLINE void few(const Matmul *m, int format, int rows, int64_t first, int64_t la
   for (int64_t w = first; w < last; w += 2) {
     const int64_t other = w + 1 < last ? w + 1 : w; /* an odd row is its own partner */
     Row row[2] = {row_of(m, w), row_of(m, other)};
-    __m512 sums[VNNI_FEW] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    __m512 sums[FEW];
+    for (int r = 0; r < rows; r++) sums[r] = _mm512_setzero_ps();
     for (int64_t s = 0; s < m->supers; s++) {
       fetch(row[0].row + m->row_bytes + 2 * s * span + AHEAD, 2 * span); /* in the order of memory */
       Words number[2];
@@ -212,7 +213,7 @@ INLINE void few(const Matmul *m, int format, int rows, int64_t first, int64_t la
 
 #define CASE(format, n) \
   case 8 * format + n: few(m, format, n, first, last); return;
-#define CASES(format) CASE(format, 1) CASE(format, 2) CASE(format, 3)
+#define CASES(format) CASE(format, 1) CASE(format, 2) CASE(format, 3) CASE(format, 4)
 
 void avx512_few(const Matmul *m, int64_t first, int64_t last, void *room) {
   (void)room;

@@ -202,5 +202,5 @@ void es_dense(const Matrix *a, int64_t columns, void *out, int bf16, int threads
   run_tasks(some_dense, &d, (a->rows + d.rows - 1) / d.rows, threads);
 }
 
-/* Changes with the meaning of any of these functions. */
+/* Changes with the meaning of any of these functions, and when another of them may be the fastest (kernels/trials.py). */
 int es_version(void) { return 14; }
