@@ -39,6 +39,10 @@ PACK = _lines(
     "edgespec pack MODEL -o packed --precision int8 --substitute int4",
     "edgespec pack --verify packed",
 )
+EXPORT = _lines(
+    "edgespec export SMALL -o draft --precision int8",
+    "edgespec chat MODEL --draft-model draft --schedule mirror",
+)
 BENCH = _lines(
     "edgespec bench MODEL --memory 8GB",
     "edgespec bench MODEL -p 512,2048 -n 0 -r 3 --json",

@@ -13,7 +13,8 @@ from edgespec.apps import options
 from edgespec.apps.bench import bench
 from edgespec.apps.chat import chat
 from edgespec.apps.devices import devices
-from edgespec.apps.examples import BENCH, CHAT, DEVICES, EDGESPEC, GENERATE, PACK, SERVE, TUNE
+from edgespec.apps.examples import BENCH, CHAT, DEVICES, EDGESPEC, EXPORT, GENERATE, PACK, SERVE, TUNE
+from edgespec.apps.export import export
 from edgespec.apps.generate import generate
 from edgespec.apps.help import Command, Group
 from edgespec.apps.pack import pack
@@ -41,6 +42,7 @@ COMMANDS = (
     (tune, TUNE),
     (devices, DEVICES),
     (pack, PACK),
+    (export, EXPORT),
     (bench, BENCH),
 )
 for command, examples in (*COMMANDS, (bench, BENCH)):

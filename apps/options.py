@@ -193,6 +193,7 @@ def in_flags(message: str, in_chat: bool = False) -> str:
 TASKS = {
     "pack_model": "pack",
     "verify_store": "pack --verify",
+    "export_model": "export",
     "train_cascade": "train cascade",
     "train_moa": "train moa",
     "train_eagle": "train eagle",

@@ -23,6 +23,7 @@ _VERBS = {
     "download": "downloading",
     "probe": "measuring this machine",
     "load": "loading",
+    "export": "exporting",
     "measure": "measuring replies",
     "pack": "packing",
     "verify": "checking",

@@ -78,11 +78,11 @@ class PacedRuntime:
         self.runtime.truncate(length)
 
 
-def paced_model(load: Load, progress: Callable[[int], None]) -> Callable[[int], DraftRuntime]:
+def paced_model(load: Load, progress: Callable[[int], None]) -> worker.Opened:
     """See `drafters.worker.OpenModel`."""
     seconds = float(os.environ[PACE]) / 1e3
-    open_runtime = worker.torch_model(load, progress)
-    return lambda capacity: PacedRuntime(open_runtime(capacity), seconds)
+    opened = worker.torch_model(load, progress)
+    return worker.Opened(lambda capacity: PacedRuntime(opened.runtime(capacity), seconds))
 
 
 def main() -> None:

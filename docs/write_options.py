@@ -18,7 +18,7 @@ from edgespec.apps.options import ALL, switches
 from edgespec.apps.serve import ServeFlags
 from edgespec.apps.tune import TuneFlags
 from edgespec.config import PANELS
-from edgespec.models.options import PackOptions
+from edgespec.models.options import ExportOptions, PackOptions
 from edgespec.training.options import CascadeOptions, EagleOptions, MoaOptions, SpecFormerOptions
 from edgespec.values import Field, Options, options_of
 
@@ -32,6 +32,7 @@ OF_COMMANDS: dict[str, type[Options]] = {  # beside what is common
     "tune": TuneFlags,
     "devices": DevicesFlags,
     "pack": PackOptions,
+    "export": ExportOptions,
     "bench": BenchFlags,
     "train cascade": CascadeOptions,
     "train moa": MoaOptions,

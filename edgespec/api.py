@@ -40,6 +40,7 @@ class EngineKeywords(TypedDict, total=False):
     threads: int | None
     drafter: str
     draft_model: str | Path | None
+    draft_engine: str | None
     draft_worker: int | None
     adapters: str | Path | None
     tree_nodes: int

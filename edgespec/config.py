@@ -117,6 +117,14 @@ class EngineOptions(Options):
             metavar="MODEL", panel=DRAFTING, default="the copy that was packed with MODEL, if there is one",
         ),
     ] = None  # fmt: skip
+    draft_engine: Annotated[
+        str | None,
+        Option(
+            "Who runs the draft model: torch, or onnx, what `export` made of one (onnx:PROVIDER on an "
+            "accelerator), in a process of its own.",
+            metavar="NAME", panel=DRAFTING, default="what its files are made for",
+        ),
+    ] = None  # fmt: skip
     draft_worker: Annotated[
         int | None,
         Option(

@@ -25,7 +25,7 @@ from edgespec.drafters.base import Drafter
 from edgespec.drafters.kinds import choose_drafters, kinds_of
 from edgespec.drafters.resident import Exits, Outside, Resident, Search, Sharing
 from edgespec.errors import BudgetError, ClosedError, OptionError
-from edgespec.models.asked import check_options, drafters_files
+from edgespec.models.asked import check_options, with_files
 from edgespec.models.hub import resolve_model
 from edgespec.offload.plan.fill import check_dial
 from edgespec.offload.plan.plan import Plan
@@ -130,12 +130,12 @@ class Engine:
         files = describe_model(path, options.precision)
         check_model(options, files.config)
         tokenizer = load_tokenizer(files, path)
-        given = drafters_files(options, progress)
+        options, given = with_files(options, progress)
         members = choose_drafters(options)
         prepares = choose_schedule(options.schedule, members, free=options.batch == 1) != "serial"
         search = Search(options.drafter, members, files, tokenizer, given, worker=options.draft_worker)
-        several, layers = options.batch != 1, options.verifier_layers
-        search = replace(search, prepares=prepares, several=several, verifier_layers=layers)
+        several, layers, engine = options.batch != 1, options.verifier_layers, options.draft_engine or "torch"
+        search = replace(search, prepares=prepares, several=several, verifier_layers=layers, engine=engine)
         from edgespec.models.loading import load_model  # torch: seconds, after what is refused without it
 
         plan, target, resident, exits = load_model(search, options, progress, machine)

@@ -17,10 +17,11 @@ from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, Root
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.continuations import likeliest
-from edgespec.drafters.draft_model import DraftFiles, check_vocabulary
+from edgespec.drafters.draft_model import DraftFiles
 from edgespec.drafters.growth import BRANCH
 from edgespec.drafters.model import LONG_TAIL, ModelDrafter
 from edgespec.drafters.ngram import NGram
+from edgespec.drafters.vocabulary import check_vocabulary
 from edgespec.errors import Cancelled, TokenizerError
 from edgespec.kernels.matmul import Block
 from edgespec.runtimes.torch.draft import TorchDraft

@@ -29,7 +29,8 @@ from edgespec.config import (
     with_keywords,
 )
 from edgespec.errors import Call, OptionError
-from edgespec.models.options import PackOptions
+from edgespec.models.exporting import export_model
+from edgespec.models.options import ExportOptions, PackOptions
 from edgespec.models.packing import pack_model, verify_store
 from edgespec.offload.pack.layout import LOW_BIT
 from edgespec.offload.pack.pack import PRECISIONS
@@ -150,7 +151,7 @@ def test_sampling_options_that_change_nothing(name: str) -> None:
     refuse_idle(with_keywords(idle, {"temperature": 1.0}), {name: value})
 
 
-OF_COMMANDS = (ChatFlags, GenerateFlags, BenchFlags, PackOptions, CascadeOptions)
+OF_COMMANDS = (ChatFlags, GenerateFlags, BenchFlags, PackOptions, ExportOptions, CascadeOptions)
 
 
 @pytest.mark.parametrize("kind", OF_COMMANDS)
@@ -335,6 +336,7 @@ def test_the_library_does_not_know_flags_and_commands() -> None:
 def test_every_hint_is_a_call_and_a_command() -> None:
     functions = {
         "pack_model": pack_model,
+        "export_model": export_model,
         "verify_store": verify_store,
         "train_cascade": train_cascade,
         "train_moa": train_moa,

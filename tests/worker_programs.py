@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from edgespec.drafters import channel, worker
 from edgespec.drafters.channel import Load, Sent, Tree
+from edgespec.drafters.worker import Opened
 from edgespec.errors import CorruptFileError, ModelError
-from edgespec.runtimes.base import DraftRuntime
 from tests.table_runtime import TablePass, TableRuntime
 
 NOISE = 0.5  # between the drafter's table and the target's
@@ -24,7 +24,7 @@ ROWS = 256
 def table() -> None:
     """No torch, no file: it drafts with a table."""
     sys.modules["torch"] = None  # type: ignore[assignment]  # whoever imports it fails
-    worker.run(lambda load, progress: lambda capacity: TableRuntime(ROWS, capacity, noise=NOISE))
+    worker.run(lambda load, progress: Opened(lambda capacity: TableRuntime(ROWS, capacity, noise=NOISE)))
 
 
 class SlowPass:
@@ -67,7 +67,7 @@ def busy() -> None:
 
 def device() -> None:
     """A stand-in for an accelerator: passes take as long whatever else is computed."""
-    worker.run(lambda load, progress: lambda capacity: SlowRuntime(ROWS, capacity, noise=NOISE))
+    worker.run(lambda load, progress: Opened(lambda capacity: SlowRuntime(ROWS, capacity, noise=NOISE)))
 
 
 class SlowPrompt(TableRuntime):
@@ -82,7 +82,7 @@ class SlowPrompt(TableRuntime):
 
 
 def slow_prompt() -> None:
-    worker.run(lambda load, progress: lambda capacity: SlowPrompt(ROWS, capacity, noise=NOISE))
+    worker.run(lambda load, progress: Opened(lambda capacity: SlowPrompt(ROWS, capacity, noise=NOISE)))
 
 
 class Failing(TableRuntime):
@@ -95,7 +95,7 @@ class Failing(TableRuntime):
 
 
 def failing() -> None:
-    worker.run(lambda load, progress: lambda capacity: Failing(ROWS, capacity, noise=NOISE))
+    worker.run(lambda load, progress: Opened(lambda capacity: Failing(ROWS, capacity, noise=NOISE)))
 
 
 def damaged() -> None:
@@ -103,8 +103,8 @@ def damaged() -> None:
     failing()
 
 
-def _raises(error: BaseException) -> Callable[[Load, Callable[[int], None]], Callable[[int], DraftRuntime]]:
-    def open_model(load: Load, progress: Callable[[int], None]) -> Callable[[int], DraftRuntime]:
+def _raises(error: BaseException) -> worker.OpenModel:
+    def open_model(load: Load, progress: Callable[[int], None]) -> Opened:
         progress(7)
         raise error
 

@@ -79,6 +79,11 @@ class Beside:
         return self.worker.peak
 
     @property
+    def placement(self) -> str:
+        """See `drafters.resident.Outside`."""
+        return self.worker.placement
+
+    @property
     def gone(self) -> bool:
         """See `drafters.resident.Outside`."""
         return self.worker.lost is not None

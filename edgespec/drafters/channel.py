@@ -59,10 +59,12 @@ class RootPath(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class Load(Sent):
-    """Read the weights of the model in this directory or file, and compute with so many threads."""
+    """Read the weights of the model in this directory or file, and compute with so many threads. provider: of
+    an engine that has several."""
 
     model: Annotated[str, Meta(min_length=1)]
     threads: Annotated[int, Meta(ge=1, le=MOST_THREADS)]
+    provider: Annotated[str, Meta(max_length=100)] = ""
 
 
 class Open(Sent):
@@ -160,9 +162,11 @@ class Loading(Sent):
 
 
 class Ready(Sent):
-    """The model is open. peak: bytes, the most that this process has taken."""
+    """The model is open. peak: bytes, the most that this process has taken. placement: what runs where, in
+    words, where an engine has several providers."""
 
     peak: Annotated[int, Meta(ge=0, le=2**48)]
+    placement: Words = ""
 
 
 class Beat(Sent):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import ceil
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from edgespec.drafters.forest import Room
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.drafters.resident import Found, Resident, Search
 from edgespec.drafters.substitute import is_copy
-from edgespec.errors import OptionError, TokenizerError
+from edgespec.drafters.vocabulary import check_vocabulary
+from edgespec.errors import OptionError
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
@@ -25,8 +26,6 @@ from edgespec.runtimes.torch.draft import TorchDraft, open_draft
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
-
-SHOWN = 3  # differing tokens named in a refusal
 
 
 def find(search: Search, found: dict[str, Found]) -> DraftFiles | None:
@@ -136,21 +135,3 @@ class DraftModel:
 
     def close(self) -> None:
         self.model.weights.close()
-
-
-def check_vocabulary(target: Mapping[str, int], draft: Mapping[str, int], name: str) -> None:
-    """Raises TokenizerError, naming some of the tokens, when the draft model's have not the same ids."""
-    if target == draft:
-        return
-    wrong = sorted((t for t in target if draft.get(t) != target[t]), key=target.__getitem__)
-    extra = sorted(draft.keys() - target.keys(), key=draft.__getitem__)
-    examples = [
-        f"{t!r} is {target[t]}, there {draft[t]}" if t in draft else f"{t!r} ({target[t]}) is missing there"
-        for t in wrong[:SHOWN]
-    ]
-    examples += [f"{t!r} ({draft[t]}) is only there" for t in extra[: SHOWN - len(examples)]]
-    raise TokenizerError(
-        f"the draft model {name} has another tokenizer: {len(wrong)} of the target's {len(target)} tokens "
-        f"have another id or none in its {len(draft)} ({'; '.join(examples)}); use a smaller model of the "
-        "target's own family, or drafter=ngram"
-    )

@@ -50,7 +50,7 @@ KINDS = (
         shares=True,
         option="draft_model",
         needs="a small model to draft with; name it with draft_model=",
-        find="edgespec.drafters.draft_model:find",
+        find="edgespec.drafters.engines:find",
     ),
     Kind(
         "substitute",

@@ -93,6 +93,7 @@ class Worker:
         """Raises DeviceError when this command cannot be run."""
         self.lost: str | None = None  # why it does not answer any more
         self.peak = 0  # bytes, the most that it has taken
+        self.placement = ""  # see `channel.Ready`
         self.nodes: dict[int, int] = {}  # by conversation: drafted ahead for the tree under way
         self.seconds: dict[int, float] = {}  # likewise: as of `channel.Beat`
         self.heard = monotonic()  # when it last said something
@@ -252,6 +253,7 @@ class Worker:
                 raise Nonsense(f"{type(message).__name__}, out of turn")
             if isinstance(message, Ready):
                 self._ready, self.peak = True, max(self.peak, message.peak)
+                self.placement = message.placement
             self._loading.put(message)
         elif isinstance(message, Beat):
             if message.seat in self.nodes:  # else the conversation is over

@@ -29,6 +29,7 @@ class Search:
     given: Mapping[str, Path] = field(default_factory=dict)  # by option: what those of the kinds name
     device: str = "cpu"
     worker: int | None = None  # threads of a process beside the target that drafts; None = there is none
+    engine: str = "torch"  # that runs a draft model, as `drafters.engines` has it
     prepares: bool = (
         False  # they may draft while the target verifies: what chains are drawn from is kept then
     )
@@ -86,6 +87,10 @@ class Outside(Protocol):
     @property
     def outside(self) -> int:
         """Most bytes that this has taken."""
+
+    @property
+    def placement(self) -> str:
+        """What of it runs where, in words, where its engine has several providers; else nothing."""
 
     @property
     def gone(self) -> bool:

@@ -64,8 +64,18 @@ from edgespec.runtimes.base import DraftRuntime
 BEAT = 0.05  # seconds of work, after which it says that it is at work
 LOOK = 1.0  # seconds between two looks whether the parent is still there
 
-OpenModel = Callable[[Load, Callable[[int], None]], Callable[[int], DraftRuntime]]
-"""Read a model's weights, telling bytes: what opens a conversation of so many positions with it."""
+
+@dataclass(frozen=True)
+class Opened:
+    """An open model. runtime: opens a conversation of so many positions with it. placement: see
+    `channel.Ready`."""
+
+    runtime: Callable[[int], DraftRuntime]
+    placement: str = ""
+
+
+OpenModel = Callable[[Load, Callable[[int], None]], Opened]
+"""Read a model's weights, telling bytes."""
 
 
 @dataclass
@@ -273,8 +283,9 @@ def _serve(inbox: Inbox, say: Callable[[Sent], None], open_model: OpenModel) -> 
     load = inbox.take(wait=True)
     if not isinstance(load, Load):
         raise Nonsense(f"{load}, and no model is open")
-    desk = Desk(say, open_model(load, lambda nbytes: say(Loading(nbytes))), inbox.recalls)
-    say(Ready(peak_memory()))
+    opened = open_model(load, lambda nbytes: say(Loading(nbytes)))
+    desk = Desk(say, opened.runtime, inbox.recalls)
+    say(Ready(peak_memory(), opened.placement))
     while True:
         try:
             message = inbox.take(wait=desk.idle)
@@ -308,7 +319,7 @@ def run(open_model: OpenModel) -> None:
         os._exit(1)  # not held up by threads, nor by what they hold
 
 
-def torch_model(load: Load, progress: Callable[[int], None]) -> Callable[[int], DraftRuntime]:
+def torch_model(load: Load, progress: Callable[[int], None]) -> Opened:
     """A small model, read by torch; see `OpenModel`. Raises what `open_draft` raises."""
     from edgespec.kernels.threads import use_threads
     from edgespec.runtimes.formats.describe import describe_model
@@ -316,7 +327,7 @@ def torch_model(load: Load, progress: Callable[[int], None]) -> Callable[[int], 
 
     use_threads(load.threads)
     model = open_draft(describe_model(Path(load.model)), DRAFT_ROWS, progress)
-    return lambda capacity: TorchDraft.alone(model, capacity)
+    return Opened(lambda capacity: TorchDraft.alone(model, capacity))
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.config import EngineOptions, check_device
+from edgespec.drafters.engines import check_engine_option, with_engine
 from edgespec.drafters.kinds import choose_drafters, given_files
 from edgespec.errors import OptionError
 from edgespec.models.hub import resolve_model
@@ -25,10 +26,22 @@ def drafters_files(options: EngineOptions, progress: ProgressCallback | None) ->
     }
 
 
+def with_files(
+    options: EngineOptions, progress: ProgressCallback | None
+) -> tuple[EngineOptions, dict[str, Path]]:
+    """The options with what drafters' files say, and these files, by option. Raises as `check_options`, and
+    ModelError for a model that is not there."""
+    given = drafters_files(options, progress)
+    settled = with_engine(options, given)
+    check_options(settled)
+    return settled, given
+
+
 def check_options(options: EngineOptions) -> None:
     """What can be said without files: raises OptionError for drafters and schedules that are unknown, lack
     something, or do not fit, for options without a use, and DeviceError for an unknown device."""
     check_schedule(options.schedule, choose_drafters(options))
+    check_engine_option(options)
     check_idle(options)
     if options.verifier_layers is not None and "cascade" not in choose_drafters(options):
         raise OptionError(

@@ -21,6 +21,7 @@ from pathlib import Path
 from edgespec.errors import EdgeSpecError, ModelError, StorageError
 from edgespec.offload.chunk_store import is_store
 from edgespec.progress import Progress, ProgressCallback
+from edgespec.runtimes.formats.exported import is_exported
 from edgespec.values import format_bytes
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -103,7 +104,7 @@ def _local(path: Path) -> Path:
         if magic != b"GGUF":
             raise ModelError(f"{path} is not a GGUF file; give the model's directory, or a GGUF file")
         return path
-    if not (path / "config.json").is_file() and not is_store(path):
+    if not (path / "config.json").is_file() and not is_store(path) and not is_exported(path):
         found = sorted(p.name for p in path.glob("*.gguf"))
         hint = f"; it holds {', '.join(found[:4])}: name the file itself" if found else ""
         raise ModelError(f"{path} is not a model directory: it has no config.json and is not packed{hint}")

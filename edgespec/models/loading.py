@@ -10,7 +10,7 @@ from edgespec.config import EngineOptions
 from edgespec.devices.machine import Machine
 from edgespec.devices.probe import cpu_count
 from edgespec.drafters.kinds import find_drafters
-from edgespec.drafters.resident import Exits, Resident, Search
+from edgespec.drafters.resident import Exits, Outside, Resident, Search
 from edgespec.errors import DeviceError, OptionError
 from edgespec.kernels.threads import threads_for, use_threads
 from edgespec.models.planning import plan_engine
@@ -61,7 +61,9 @@ def load_model(
     try:
         planned = drafters.exit is not None and set(drafters.exit.extras.names) <= set(plan.extras.names)
         exits = drafters.exit.open(target, advance) if drafters.exit is not None and planned else None
-        return plan, target, drafters.open(target, plan, advance), exits
+        resident = drafters.open(target, plan, advance)
+        where = [f"drafts: {r.placement}" for r in resident if isinstance(r, Outside) and r.placement]
+        return replace(plan, reasons=[*where, *plan.reasons]), target, resident, exits
     except BaseException:
         target.weights.close()
         raise

@@ -1,4 +1,4 @@
-"""What may be said of a packed copy. Needs no torch."""
+"""What may be said of a packed copy, and of one for another engine. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from edgespec.config import PRECISIONS
+from edgespec.errors import OptionError
 from edgespec.values import Option, Options
+
+EXPORT_ENGINES = ("onnx",)
+EXPORT_PRECISIONS = ("fp32", "fp16", "int8")
 
 
 @dataclass(frozen=True)
@@ -28,3 +32,39 @@ class PackOptions(Options):
             metavar="NAME", choices=("int8", "int4"),
         ),
     ] = None  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExportOptions(Options):
+    """What `export_model` writes; its keywords."""
+
+    engine: Annotated[str, Option("Who is to run it: onnx.", metavar="NAME", choices=EXPORT_ENGINES)] = "onnx"
+    precision: Annotated[
+        str,
+        Option(
+            f"Numbers of weights, and of states where that is fp16: {', '.join(EXPORT_PRECISIONS)}.",
+            metavar="NAME", choices=EXPORT_PRECISIONS,
+        ),
+    ] = "fp32"  # fmt: skip
+    rows: Annotated[
+        int | None,
+        Option(
+            "Static shapes, which neural processors ask for: so many rows a pass of drafting.",
+            metavar="N", default="none, passes of any number of rows", least=1, most=64,
+        ),
+    ] = None  # fmt: skip
+    positions: Annotated[
+        int | None,
+        Option(
+            "Static shapes: positions of the cache, of which a quarter, at most 512, is for drafts.",
+            metavar="N", default="2048, or what the model has", least=64, most=2**20,
+        ),
+    ] = None  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.positions is not None and self.rows is None:
+            raise OptionError(
+                f"positions is {self.positions}, but without rows= the cache has as many as it needs; name "
+                "rows=, or leave positions= out"
+            )

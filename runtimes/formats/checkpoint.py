@@ -61,8 +61,13 @@ class Checkpoint:
 
     def companions(self) -> dict[str, bytes]:
         """Tokenizer and config files by name, for a packed copy. Raises StorageError, CorruptFileError."""
-        paths = [self.directory / name for name in COMPANIONS]
-        return {path.name: read_bounded(path, _COMPANION_LIMIT) for path in paths if path.is_file()}
+        return companions_in(self.directory)
+
+
+def companions_in(directory: Path) -> dict[str, bytes]:
+    """Tokenizer and config files in a model's directory, by name. Raises StorageError, CorruptFileError."""
+    paths = [directory / name for name in COMPANIONS]
+    return {path.name: read_bounded(path, _COMPANION_LIMIT) for path in paths if path.is_file()}
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

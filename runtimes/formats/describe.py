@@ -11,6 +11,7 @@ from edgespec.offload.chunk_store import in_place, is_store
 from edgespec.offload.chunks import ChunkTable
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.checkpoint import read_checkpoint
+from edgespec.runtimes.formats.exported import is_exported
 from edgespec.runtimes.formats.gguf import read_gguf
 from edgespec.runtimes.formats.packed import open_packed
 
@@ -55,6 +56,8 @@ def describe_model(path: Path, precision: str | None = None) -> ModelFiles:
     Raises ModelError for files that are damaged or not supported, OptionError when the files do not hold
     `precision` (nothing is packed silently).
     """
+    if is_exported(path):
+        raise OptionError(f"{path} is a model that was exported to draft with; use it as draft_model=")
     if is_store(path):
         config, store = open_packed(path)
         files = ModelFiles(path, config, store.table, store.source_digest, store.source)

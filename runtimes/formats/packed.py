@@ -24,14 +24,14 @@ def open_packed(path: Path, name: str = TARGET) -> tuple[ModelConfig, Store]:
     store = open_store(path, name)
     config = ModelConfig.from_dict(store.config)
     try:
-        _check_config(config)
+        check_config(config)
         _check_table(config, store.table)
     except ValueError as error:
         raise CorruptFileError(f"{path}: {error}; pack the model again") from None
     return config, store
 
 
-def _check_config(config: ModelConfig) -> None:
+def check_config(config: ModelConfig) -> None:
     """The bounds that `from_hf` keeps; raises ValueError."""
     counts = {
         "hidden_size": config.hidden_size,

@@ -1,0 +1,1 @@
+"""Models that ONNX Runtime executes: how they are written, checked and run. Running needs no torch."""

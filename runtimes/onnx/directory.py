@@ -1,0 +1,178 @@
+"""A directory with an exported model: what it says of itself, and whether that is so. Needs no torch.
+
+    DIR/exported.json           engine, precision, opset, shapes, whose model and vocabulary it is
+    DIR/weights.safetensors     see `layout`
+    DIR/layers.onnx, head.onnx  see `graph`; with static shapes a pair for each number of rows
+    DIR/tokenizer.json          and the rest of the tokenizer
+
+All of it is hostile until checked. Graphs are run only if they are, byte for byte, what `graph` writes for
+such a model: so no file can name another, nor a library, nor operations that multiply memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from edgespec.devices.files import read_bounded
+from edgespec.errors import Call, CorruptFileError, ModelError, UnsupportedModelError
+from edgespec.offload.safetensors_header import read_header
+from edgespec.offload.strict_json import parse_object
+from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.formats.describe import describe_model
+from edgespec.runtimes.formats.exported import MANIFEST, MANIFEST_BYTES, ExportHead
+from edgespec.runtimes.formats.packed import check_config
+from edgespec.runtimes.onnx.graph import OPSET, GraphBuilder, head_graph, layers_graph
+from edgespec.runtimes.onnx.layout import Stored, stored_tensors
+
+WEIGHTS = "weights.safetensors"
+FORMAT = 1  # another, when `graph` or `layout` would write something else
+MOST_ROWS = 512  # of a pass
+_GRAPH_LIMIT = 2**26  # of a graph; 200 layers take 2 MB
+
+Precision = Literal["fp32", "fp16", "int8"]
+Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,64}$")]
+Name = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class SourceRecord(msgspec.Struct, forbid_unknown_fields=True):
+    """The model that was exported, and its digest then; see `formats.describe.ModelFiles`."""
+
+    path: Name
+    digest: Digest
+
+
+class ExportManifest(msgspec.Struct, forbid_unknown_fields=True):
+    """rows, positions: of static shapes, the rows of a pass (ascending) and the cache's positions; none =
+    any. vocabulary: XXH3-128 of the tokens and their ids."""
+
+    format: int
+    engine: Literal["onnx"]
+    precision: Precision
+    opset: int
+    rows: Annotated[list[Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]], msgspec.Meta(max_length=8)]
+    positions: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
+    vocabulary: Digest
+    source: SourceRecord
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An exported model, checked."""
+
+    path: Path
+    config: ModelConfig
+    manifest: ExportManifest
+    weights: dict[str, Stored]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights that a pass reads."""
+        return sum(stored.nbytes for stored in self.weights.values())
+
+    @property
+    def element(self) -> int:
+        """Bytes of a number of states, and of the cache."""
+        return 2 if self.manifest.precision == "fp16" else 4
+
+    @property
+    def buckets(self) -> Sequence[int | None]:
+        """Rows of a pass that there is a graph for; None = any."""
+        return self.manifest.rows or (None,)
+
+    def graphs(self, rows: int | None) -> tuple[bytes, bytes]:
+        """The layers and the LM head for so many rows, as they are run. Raises CorruptFileError where the
+        files are others, ModelError and StorageError."""
+        made = make_graphs(self.config, self.manifest.precision, self.weights, rows, self.manifest.positions)
+        for name, wanted in zip(graph_names(rows), made, strict=True):
+            if read_bounded(self.path / name, _GRAPH_LIMIT) != wanted:
+                raise CorruptFileError(
+                    f"{self.path / name} is not what EdgeSpec writes for this model, so it is not run; "
+                    "export the model again",
+                    hint=self.again,
+                )
+        return made
+
+    @property
+    def again(self) -> Call:
+        """What exports the model anew."""
+        return Call("export_model", {"model": self.manifest.source.path[:300], "out": str(self.path)})
+
+    def check_source(self) -> None:
+        """Raises ModelError where the model that was exported is here, and has changed since."""
+        source, path = self.manifest.source, Path(self.manifest.source.path)
+        try:
+            now = describe_model(path).digest if path.exists() else source.digest
+        except (ModelError, OSError):
+            return  # no model any more
+        if now != source.digest:
+            raise ModelError(
+                f"{self.path} was exported from {source.path[:300]}, which has changed since (digest {now}, "
+                f"then {source.digest}); export it again, to another directory",
+                hint=self.again,
+            )
+
+
+def open_exported(path: Path) -> Exported:
+    """The exported model in a directory; reads no weights.
+
+    Raises ModelError where it is none or its source has changed, UnsupportedModelError for another format or
+    opset, CorruptFileError for anything unsound, StorageError.
+    """
+    raw = read_bounded(path / MANIFEST, MANIFEST_BYTES)
+    parse_object(raw, str(path / MANIFEST))  # names no key twice
+    try:
+        found = msgspec.json.decode(raw, type=ExportHead).format
+        if found != FORMAT:
+            raise UnsupportedModelError(
+                f"{path / MANIFEST} has format {found}, this EdgeSpec reads format {FORMAT}; export the "
+                "model again"
+            )
+        manifest = msgspec.json.decode(raw, type=ExportManifest)
+        config = ModelConfig.from_dict(manifest.config)
+        check_config(config)
+        if manifest.rows != sorted(set(manifest.rows)) or bool(manifest.rows) != bool(manifest.positions):
+            raise ValueError(f"rows {manifest.rows} with {manifest.positions} positions")
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CorruptFileError(f"{path / MANIFEST} is not a sound manifest: {error}") from None
+    if manifest.opset != OPSET:
+        raise UnsupportedModelError(
+            f"{path} was exported with opset {manifest.opset}, this EdgeSpec runs {OPSET}; export the model "
+            "again"
+        )
+    exported = Exported(path, config, manifest, _stored(path / WEIGHTS, config, manifest.precision))
+    exported.check_source()
+    return exported
+
+
+def _stored(path: Path, config: ModelConfig, precision: str) -> dict[str, Stored]:
+    """Where the tensors lie: exactly those that such a model has. Raises as `read_header`."""
+    tensors, _ = read_header(path)
+    wanted = stored_tensors(config, precision)
+    if {name: (t.encoding, t.shape) for name, t in tensors.items()} != wanted:
+        wrong = sorted(tensors.keys() ^ wanted.keys())[:3] or "shapes"
+        raise CorruptFileError(
+            f"{path} does not hold the weights that its manifest names ({wrong}); export again"
+        )
+    return {name: Stored(t.encoding, t.shape, t.offset) for name, t in tensors.items()}
+
+
+def graph_names(rows: int | None) -> tuple[str, str]:
+    """Files of the layers and of the LM head."""
+    return ("layers.onnx", "head.onnx") if rows is None else (f"layers-{rows}.onnx", f"head-{rows}.onnx")
+
+
+def make_graphs(
+    config: ModelConfig, precision: str, weights: dict[str, Stored], rows: int | None, positions: int
+) -> tuple[bytes, bytes]:
+    """The layers and the LM head, for so many rows and positions; None and 0 = any."""
+
+    def build() -> GraphBuilder:
+        return GraphBuilder(precision, WEIGHTS, weights)
+
+    return layers_graph(config, build(), rows, positions or None), head_graph(config, build(), rows)

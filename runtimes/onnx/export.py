@@ -1,0 +1,154 @@
+"""Writing a model for ONNX Runtime: weights, graphs, manifest, whole or not at all. Needs neither torch nor
+`onnx`; who has the weights gives them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.devices.files import sync_path
+from edgespec.errors import ModelError, OptionError, StorageError
+from edgespec.offload.chunks import SCALE
+from edgespec.offload.plan.ledger import gigabytes
+from edgespec.offload.safetensors_header import HeaderEntry, build_header
+from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.formats.exported import MANIFEST
+from edgespec.runtimes.onnx.directory import (
+    FORMAT,
+    WEIGHTS,
+    ExportManifest,
+    Precision,
+    SourceRecord,
+    graph_names,
+    make_graphs,
+)
+from edgespec.runtimes.onnx.graph import OPSET
+from edgespec.runtimes.onnx.layout import Stored, quantise, stored_tensors
+
+Read = Callable[[str], NDArray[np.float32]]
+"""A tensor by canonical name, in the order of Hugging Face's rotation; `layout.ROPE` too. Raises StorageError
+and CorruptFileError."""
+
+
+def write_exported(
+    out: Path,
+    config: ModelConfig,
+    read: Read,
+    *,
+    precision: Precision,
+    rows: Sequence[int],
+    positions: int,
+    source: SourceRecord,
+    vocabulary: str,
+    beside: Mapping[str, bytes],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Write a model to the new directory `out`.
+
+    rows, positions: of static shapes; () and 0 = any. beside: small files for the directory, by name.
+    progress: gets bytes done, and in all.
+
+    Raises OptionError where `out` is not empty, ModelError for a weight that the precision cannot hold,
+    StorageError, and as `read`.
+    """
+    config = replace(config, rope=replace(config.rope, interleaved=False))
+    stored, header = _placed(stored_tensors(config, precision))
+    nbytes = len(header) + sum(tensor.nbytes for tensor in stored.values())
+    shapes = list(rows), positions
+    manifest = ExportManifest(FORMAT, "onnx", precision, OPSET, *shapes, vocabulary, source, config.to_dict())
+    files = dict(beside)
+    for bucket in rows or (None,):
+        graphs = make_graphs(config, precision, stored, bucket, positions)
+        files |= zip(graph_names(bucket), graphs, strict=True)
+    files[MANIFEST] = (json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n").encode()
+    out = Path(os.path.abspath(out))
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise OptionError(f"{out} is there already and not empty; choose another directory, or remove it")
+    work = out.with_name(out.name + ".partial")
+    try:
+        _make_room(work, {WEIGHTS, *files}, nbytes + sum(map(len, files.values())))
+        try:
+            with open(work / WEIGHTS, "wb") as file:
+                file.write(header)
+                _write_weights(file, stored, read, lambda done: progress(done, nbytes - len(header)))
+            for name, content in files.items():
+                (work / name).write_bytes(content)
+            for name in (WEIGHTS, *files):
+                sync_path(work / name)
+            sync_path(work)
+            if out.is_dir():
+                out.rmdir()
+            os.rename(work, out)
+            sync_path(out.parent)
+        except BaseException:
+            with suppress(OSError):
+                shutil.rmtree(work)
+            raise
+    except OSError as error:
+        raise StorageError(f"exporting to {out} failed: {error.strerror or error}") from None
+
+
+def _placed(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[dict[str, Stored], bytes]:
+    """Where tensors lie in their file, one behind the other, and its header."""
+    found, place = dict[str, Stored](), 0
+    for name, (encoding, shape) in tensors.items():
+        found[name] = Stored(encoding, shape, place)
+        place += found[name].nbytes
+    header = build_header(HeaderEntry(n, s.encoding, s.shape, s.offset, s.nbytes) for n, s in found.items())
+    return {n: replace(s, offset=s.offset + len(header)) for n, s in found.items()}, header
+
+
+def _make_room(work: Path, names: set[str], nbytes: int) -> None:
+    """An empty directory to write to, on a disk with room for it; what a killed export left is removed.
+    Raises OSError, StorageError."""
+    if work.exists():
+        if not work.is_dir() or {path.name for path in work.iterdir()} - names:
+            raise StorageError(f"{work} is in the way and was not left by an export; remove it")
+        shutil.rmtree(work)
+    work.parent.mkdir(parents=True, exist_ok=True)
+    if (free := shutil.disk_usage(work.parent).free) < nbytes:
+        raise StorageError(
+            f"exporting needs {gigabytes(nbytes)} on the disk of {work.parent}, which has {gigabytes(free)} "
+            f"free; free {gigabytes(nbytes - free)} or choose another directory"
+        )
+    work.mkdir()
+
+
+def _write_weights(
+    file: BinaryIO, stored: Mapping[str, Stored], read: Read, progress: Callable[[int], None]
+) -> None:
+    done, scales = 0, np.empty(0, np.float32)
+    for name, tensor in stored.items():
+        array: NDArray[Any]
+        if name.endswith(SCALE):
+            array = scales  # of the matrix before
+        elif tensor.encoding == "U8":
+            array, scales = quantise(_finite(name, read(name)))
+        else:
+            with np.errstate(over="ignore"):  # that is looked for below
+                array = _finite(name, read(name)).astype("<f2" if tensor.encoding == "F16" else "<f4")
+            if tensor.encoding == "F16":
+                _finite(name, array, "at fp16, use fp32")
+        if array.shape != tensor.shape:
+            raise ModelError(f"{name} has shape {list(array.shape)}, not {list(tensor.shape)}")
+        file.write(np.ascontiguousarray(array).data)
+        done += tensor.nbytes
+        progress(done)
+
+
+def _finite(name: str, array: NDArray[Any], how: str = "fetch the model again") -> NDArray[Any]:
+    """Raises ModelError for weights beyond what can be multiplied."""
+    if not np.isfinite(array).all():
+        raise ModelError(f"{name} has a weight that is not finite; {how}")
+    return array

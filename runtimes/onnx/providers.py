@@ -1,0 +1,109 @@
+"""ONNX Runtime's execution providers: which there are, how to ask for them, what installs others. No torch.
+
+By itself, ONNX Runtime computes on the CPU, without a word, whatever a provider does not take or cannot do.
+Here a provider that is missing is refused, and so is one that takes nothing; what the CPU does beside it is
+counted (`sessions.Assignment`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from edgespec.errors import DeviceError, MissingExtraError, OptionError
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+INSTALL = "pip install 'edgespec[onnx]'"
+
+
+@dataclass(frozen=True)
+class Provider:
+    """An execution provider.
+
+    official: ONNX Runtime's name for it. package: what has it. use: what it is good for here. options: given
+    to it. static: it takes graphs of static shapes only.
+    """
+
+    official: str
+    package: str
+    use: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    static: bool = False
+
+
+PROVIDERS: Mapping[str, Provider] = {
+    "cpu": Provider("CPUExecutionProvider", "onnxruntime", "drafts on cores that the target leaves free"),
+    "coreml": Provider(
+        "CoreMLExecutionProvider",
+        "onnxruntime",
+        "drafts on Apple's Neural Engine",
+        {
+            "ModelFormat": "MLProgram",
+            "MLComputeUnits": "CPUAndNeuralEngine",
+            "RequireStaticInputShapes": "1",
+            "EnableOnSubgraphs": "0",
+        },
+        static=True,
+    ),
+    "qnn": Provider(
+        "QNNExecutionProvider",
+        "onnxruntime-qnn",
+        "drafts on Qualcomm's Hexagon",
+        {"backend_type": "htp", "htp_performance_mode": "burst", "enable_htp_fp16_precision": "1"},
+        static=True,
+    ),
+    "openvino": Provider(
+        "OpenVINOExecutionProvider", "onnxruntime-openvino", "drafts on Intel's CPU, GPU or NPU"
+    ),
+    "cuda": Provider("CUDAExecutionProvider", "onnxruntime-gpu", "drafts on an NVIDIA GPU"),
+    "directml": Provider("DmlExecutionProvider", "onnxruntime-directml", "drafts on a GPU under Windows"),
+}
+
+
+def runtime() -> Any:
+    """The module `onnxruntime`. Raises MissingExtraError."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtraError(
+            f"the engine onnx needs onnxruntime ({error}); install it with\n  {INSTALL}"
+        ) from None
+    return onnxruntime
+
+
+def available() -> list[str]:
+    """The providers that the installed ONNX Runtime has. Raises MissingExtraError."""
+    there = runtime().get_available_providers()
+    return [name for name, provider in PROVIDERS.items() if provider.official in there]
+
+
+def find_provider(name: str) -> Provider:
+    """Raises OptionError for an unknown one, DeviceError for one that is not there, MissingExtraError."""
+    provider = PROVIDERS.get(name)
+    if provider is None:
+        raise OptionError(f"provider {name[:80]!r} is unknown; choose {', '.join(PROVIDERS)}", "draft_engine")
+    if name not in (there := available()):
+        where = " on macOS" if name == "coreml" else ""
+        raise DeviceError(
+            f"ONNX Runtime has no provider {name} here, only {', '.join(there)}; it comes with\n"
+            f"  pip install {provider.package}{where}"
+        )
+    return provider
+
+
+def session_options(threads: int) -> onnxruntime.SessionOptions:
+    """For a worker beside the target: so many threads, which sleep when they have nothing to do. (Looking for
+    work, they doubled the time of the target's next step: 62 ms for 30.)"""
+    options = runtime().SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.log_severity_level = 3  # errors
+    for key, value in {
+        "session.intra_op.allow_spinning": "0",
+        "session.inter_op.allow_spinning": "0",
+        "session.record_ep_graph_assignment_info": "1",
+    }.items():
+        options.add_session_config_entry(key, value)
+    return options

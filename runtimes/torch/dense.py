@@ -1,0 +1,66 @@
+"""A model's tensors one by one, whatever they are stored as, for who writes them in another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgespec.runtimes.config import EMBEDDING
+from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.torch.rope import inverse_frequencies
+from edgespec.runtimes.torch.weights import Weights
+
+AT_ONCE = 4096  # rows of the embedding
+
+
+class DenseTensors:
+    """Reads all of a model's weights into memory, as they are stored; a tensor is fp32 when it is asked for.
+
+    Raises StorageError and CorruptFileError; `progress` gets bytes read. A context manager.
+    """
+
+    def __init__(self, files: ModelFiles, progress: Callable[[int], None] | None = None) -> None:
+        self.config = files.config
+        self._weights = Weights(files.table, 0, torch.float32)
+        try:
+            self._weights.pin(range(len(files.table.chunks)), progress=progress)
+            self._weights.embedding.keep(True)
+        except BaseException:
+            self._weights.close()
+            raise
+
+    def angles(self) -> NDArray[np.float32]:
+        """[head_dim / 2] of rotation, a position."""
+        return inverse_frequencies(self.config.rope, self.config.head_dim).numpy()
+
+    def tensor(self, name: str) -> NDArray[np.float32]:
+        """By canonical name: a matrix [out, in] or a vector, rotated rows in Hugging Face's order."""
+        if name == EMBEDDING:
+            return self._embedding().numpy()
+        if name in self._weights.small:
+            found = self._weights.small[name]
+        else:
+            blocks = self._weights.resident_blocks(name.removesuffix(".weight"))
+            assert blocks is not None  # all are pinned
+            found = torch.cat([block.dense(0, block.rows, torch.float32) for block in blocks])
+        rotated = name.endswith((".q_proj.weight", ".k_proj.weight", ".q_proj.bias", ".k_proj.bias"))
+        return (self._in_halves(found) if rotated and self.config.rope.interleaved else found).numpy()
+
+    def _embedding(self) -> Tensor:
+        rows, embed = self.config.vocab_size, self._weights.embed
+        return torch.cat([embed(range(i, min(i + AT_ONCE, rows))) for i in range(0, rows, AT_ONCE)])
+
+    def _in_halves(self, rows: Tensor) -> Tensor:
+        """Rotated pairs (2 i, 2 i + 1) of each head as (i, i + head_dim / 2)."""
+        heads = rows.view(-1, self.config.head_dim // 2, 2, *rows.shape[1:])
+        return heads.transpose(1, 2).reshape(rows.shape)
+
+    def __enter__(self) -> DenseTensors:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._weights.close()

@@ -1,0 +1,404 @@
+"""Models exported for ONNX Runtime: the same as torch's, of any architecture; and files from strangers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+
+import edgespec
+from edgespec.errors import (
+    ContextError,
+    CorruptFileError,
+    DeviceError,
+    EdgeSpecError,
+    MissingExtraError,
+    ModelError,
+    OptionError,
+    StorageError,
+    UnsupportedModelError,
+)
+from edgespec.models.exporting import export_model
+from edgespec.models.packing import pack_model
+from edgespec.progress import Progress
+from edgespec.runtimes.base import DraftRuntime
+from edgespec.runtimes.formats.describe import describe_model
+from edgespec.runtimes.onnx import export, graph, providers
+from edgespec.runtimes.onnx.directory import FORMAT, graph_names, open_exported
+from edgespec.runtimes.onnx.draft import OnnxDraft
+from edgespec.runtimes.onnx.layout import ZERO, quantise
+from edgespec.runtimes.onnx.model import STEP_ROWS, OnnxModel
+from edgespec.runtimes.torch.draft import TorchDraft, open_draft
+from edgespec.text.tokenizer import load_tokenizer
+from tests.models import make_tokenizer, write_gguf
+from tests.tiny import write_checkpoint
+
+pytest.importorskip("onnxruntime")
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = Path(edgespec.__file__).parent / "demo_model"
+KINDS: dict[str, dict[str, Any]] = {
+    "llama": {"rope_theta": 500.0},
+    "llama3": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        "attention_bias": True,
+        "mlp_bias": True,
+    },
+    "mistral": {"architectures": ["MistralForCausalLM"], "sliding_window": 24},
+    "qwen2": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "use_sliding_window": True,
+        "sliding_window": 16,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32, "tie_word_embeddings": True},
+}
+WAYS: list[tuple[str, dict[str, Any]]] = [(kind, {}) for kind in KINDS]
+WAYS += [("mistral", {"rows": 8, "positions": 400}), ("qwen2", {"rows": 2, "positions": 400})]
+WAYS += [("qwen3", {"precision": "fp16"}), ("llama", {"precision": "fp16", "rows": 4, "positions": 400})]
+WAYS += [("llama3", {"precision": "int8"}), ("qwen3", {"precision": "int8", "rows": 8})]
+
+
+def tiny_model(path: Path, kind: str = "llama", **changes: Any) -> Path:
+    write_checkpoint(path, vocab_size=320, **{**KINDS[kind], **changes})
+    make_tokenizer(path)
+    return path
+
+
+def exported_draft(path: Path, capacity: int = 300, rows: int = 90) -> OnnxDraft:
+    return OnnxDraft(OnnxModel(open_exported(path)), capacity, rows)
+
+
+def run(runtime: DraftRuntime, tokens: Sequence[int], parents: Sequence[int]) -> NDArray[np.float32]:
+    under_way = runtime.begin(tokens, parents)
+    while not under_way.advance():
+        pass
+    return under_way.logits
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a small llama."""
+    folder = tmp_path_factory.mktemp("exported")
+    export_model(str(tiny_model(folder / "m")), folder / "x")
+    return folder / "x"
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), WAYS, ids=[f"{k}-{'-'.join(map(str, h.values()))}" for k, h in WAYS]
+)
+def test_it_says_what_torch_says(kind: str, how: dict[str, Any], tmp_path: Path) -> None:
+    """A prompt, trees of several roots, what is kept below an outcome, and going back."""
+    path = tiny_model(tmp_path / "m", kind)
+    export_model(str(path), tmp_path / "x", **how)
+    model = open_draft(describe_model(path), 90)
+    ours: list[DraftRuntime] = [TorchDraft.alone(model, 300), exported_draft(tmp_path / "x")]
+    bound = {"fp32": 1e-4, "fp16": 0.1, "int8": 1.0}[how.get("precision", "fp32")]
+    rng = np.random.default_rng(1)
+
+    def both(act: Callable[[DraftRuntime], Any]) -> None:
+        expected, found = (act(runtime) for runtime in ours)
+        if isinstance(expected, np.ndarray):
+            assert np.abs(expected - found).max() < bound
+        assert ours[0].length == ours[1].length
+
+    def tree(n: int, first: int = 0) -> None:
+        tokens = rng.integers(3, 320, n).tolist()
+        parents = [int(rng.integers(-1, first + i)) for i in range(n)]
+        both(lambda runtime: run(runtime, tokens, parents))
+
+    try:
+        prompt = rng.integers(3, 320, 150).tolist()
+        both(lambda runtime: [*runtime.prefill(prompt)][-1])
+        both(lambda runtime: run(runtime, [7, 8, 9, 10, 11], [-1, 0, 0, -1, 3]))
+        tree(70, first=5)  # more than one call's
+        both(lambda runtime: runtime.commit([3, 4], []))
+        both(lambda runtime: run(runtime, [5, 6, 7, 8], [-1, 0, 1, 1]))
+        both(lambda runtime: runtime.commit([0], [1, 2, 3]))
+        tree(6, first=3)
+        both(lambda runtime: runtime.truncate(90))
+        tree(6)
+        both(lambda runtime: runtime.commit([], []))
+        tree(6)
+    finally:
+        model.weights.close()
+
+
+def test_a_cache_grows_and_ends(exported: Path) -> None:
+    draft = exported_draft(exported, capacity=400, rows=20)
+    held = {draft._held}
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(3, 320, 400).tolist()
+    for _ in draft.prefill(prompt):
+        held.add(draft._held)
+    assert sorted(held) == [256, 384, 448], "by a half, to the most that there may be"
+    again = exported_draft(exported, capacity=400, rows=420)
+    run(again, prompt, range(-1, 399))  # as slots
+    assert np.allclose(run(draft, [5], [-1]), run(again, [5], [399]), atol=1e-4)
+    draft.truncate(400)
+    with pytest.raises(ContextError, match="21 slots; there is room for 20"):
+        draft.begin([5] * 21, [-1] * 21)
+    run(draft, [5, 6], [-1, 0])
+    with pytest.raises(ContextError, match="402 positions; there is room for 400"):
+        draft.commit([0, 1], [])
+    for parents in ([0], [-2], [2]):
+        with pytest.raises(ValueError, match="parent"):
+            exported_draft(exported).begin([5], parents)
+    with pytest.raises(ValueError, match="length 500 of 400"):
+        draft.truncate(500)
+
+
+def test_greedy_drafts_of_the_demo_model_are_torchs(tmp_path: Path) -> None:
+    """At 2,048 positions of its own page; and int8 agrees with the model about as often as fp32 does."""
+    path = tmp_path / "m"
+    shutil.copytree(DEMO, path, ignore=shutil.ignore_patterns("cascade", "recipe", "*.py", "__pycache__"))
+    weights = {name: tensor.float() for name, tensor in load_file(DEMO / "model.safetensors").items()}
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    for precision in ("fp32", "int8"):
+        export_model(str(path), tmp_path / precision, precision=precision)
+    files = describe_model(path)
+    text = load_tokenizer(files, path).encode((ROOT / "README.md").read_text("utf-8"))
+    text = (text * (2112 // len(text) + 1))[:2112]
+    model, target = open_draft(files, STEP_ROWS), open_draft(describe_model(DEMO), STEP_ROWS)
+    runtimes: list[DraftRuntime] = []
+    for torchs, name in ((model, "fp32"), (target, "int8")):
+        runtimes += [TorchDraft.alone(torchs, 2048), exported_draft(tmp_path / name, 2048, STEP_ROWS)]
+    said: list[list[int]] = [[] for _ in runtimes]
+    try:
+        for start in range(0, 2048 - STEP_ROWS + 1, STEP_ROWS):
+            for runtime, found in zip(runtimes[: 4 if start < 1024 else 2], said, strict=False):
+                logits = run(runtime, text[start : start + STEP_ROWS], range(-1, STEP_ROWS - 1))
+                found += logits.argmax(axis=1).tolist()
+                runtime.commit(range(STEP_ROWS), [])
+    finally:
+        model.weights.close()
+        target.weights.close()
+    expected, ours, targets, low = map(np.array, said)
+    assert len(ours) == 2048
+    assert len(set(ours.tolist())) > 100
+    assert np.array_equal(ours, expected)
+    assert (low == targets).mean() > (ours[:1024] == targets).mean() - 0.02
+
+
+def test_a_gguf_model_and_a_packed_one_are_exported(tmp_path: Path) -> None:
+    """q and k rows in llama.cpp's order; weights of 8 bits; the tokenizer in the file."""
+    path = tiny_model(tmp_path / "m", hidden_size=128, intermediate_size=256, model_type="llama")
+    raw = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(
+        json.dumps({**raw, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}})
+    )
+    write_gguf(path, tmp_path / "m.gguf", "Q8_0")
+    pack_model(str(path), tmp_path / "packed", "int8")
+    for source in (tmp_path / "m.gguf", tmp_path / "packed"):
+        out = tmp_path / f"x-{source.stem}"
+        export_model(str(source), out)
+        model = open_draft(describe_model(source), 8)
+        ours = TorchDraft.alone(model, 50), exported_draft(out, 50, 8)
+        expected, found = (run(runtime, [9, 8, 7], [-1, 0, 0]) for runtime in ours)
+        assert np.abs(expected - found).max() < 0.2, "torch computes int8 in bf16"
+        assert (out / "tokenizer.json").is_file()
+        model.weights.close()
+
+
+def test_what_other_tools_see(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    for precision, rows in (("fp32", None), ("fp16", 4), ("int8", None)):
+        out = tmp_path / precision
+        export_model(str(tiny_model(tmp_path / f"m-{precision}")), out, precision=precision, rows=rows)
+        for name in graph_names(rows):
+            onnx.checker.check_model(str(out / name), full_check=precision != "int8")
+            made = onnx.load(str(out / name), load_external_data=False)
+            assert (made.opset_import[0].domain, made.opset_import[0].version) == ("", graph.OPSET)
+            shapes = [d for i in made.graph.input for d in i.type.tensor_type.shape.dim]
+            assert all(d.HasField("dim_value") for d in shapes) == (rows is not None)
+            gate = {"Gather", "Neg", "Expand", "ScatterND"} & {node.op_type for node in made.graph.node}
+            assert not gate, "what Core ML's provider leaves to the CPU"
+
+
+def test_the_int8_of_a_block() -> None:
+    matrix = np.zeros((3, 40), dtype=np.float32)
+    matrix[0, :3], matrix[1, 39] = (1.27, -1.27, 0.01), 5.0
+    numbers, scales = quantise(matrix)
+    assert numbers.shape == (3, 2, 32)
+    assert numbers[0, 0, :4].tolist() == [ZERO + 127, ZERO - 127, ZERO + 1, ZERO]
+    assert scales[2].tolist() == [0, 0]
+    assert (numbers[2] == ZERO).all()
+    back = ((numbers.astype(np.float32) - ZERO) * scales[:, :, None]).reshape(3, 64)[:, :40]
+    assert np.abs(back - matrix).max() < 1e-6
+
+
+def edited(directory: Path, **changes: Any) -> None:
+    """Another manifest."""
+    path = directory / "exported.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def cut(path: Path, nbytes: int) -> None:
+    path.write_bytes(path.read_bytes()[:-nbytes])
+
+
+HOSTILE: list[tuple[Callable[[Path], object], type[EdgeSpecError], str]] = [
+    (lambda d: edited(d, format=FORMAT + 1), UnsupportedModelError, "reads format 1; export the model again"),
+    (lambda d: edited(d, opset=9), UnsupportedModelError, "exported with opset 9, this EdgeSpec runs 17"),
+    (lambda d: edited(d, engine="coreml"), CorruptFileError, "sound manifest"),
+    (lambda d: edited(d, precision="int3"), CorruptFileError, "sound manifest"),
+    (lambda d: edited(d, rows=[8]), CorruptFileError, "sound manifest"),
+    (lambda d: edited(d, rows=[8, 4], positions=64), CorruptFileError, "sound manifest"),
+    (lambda d: edited(d, rows=[10**9], positions=64), CorruptFileError, "sound manifest"),
+    (lambda d: edited(d, positions=2**40), CorruptFileError, "sound manifest"),
+    (lambda d: edited(d, library="evil.so"), CorruptFileError, "sound manifest"),
+    (lambda d: edited(d, config={}), CorruptFileError, "config is not sound"),
+    (lambda d: (d / "exported.json").write_text("{" * 100), CorruptFileError, "not valid JSON"),
+    (lambda d: (d / "exported.json").write_text(" " * 2**21), CorruptFileError, "larger than"),
+    (lambda d: cut(d / "weights.safetensors", 100), CorruptFileError, "truncated"),
+    (lambda d: (d / "weights.safetensors").unlink(), ModelError, "missing"),
+    (lambda d: save_file({}, d / "weights.safetensors"), CorruptFileError, "weights that its manifest"),
+    (lambda d: (d / "head.onnx").unlink(), ModelError, "missing"),
+    (lambda d: cut(d / "layers.onnx", 1), CorruptFileError, "is not what EdgeSpec writes"),
+    (
+        lambda d: (d / "layers.onnx").write_bytes(
+            (d / "layers.onnx").read_bytes().replace(b"weights.safetensors", b"../../../etc/passwd")
+        ),
+        CorruptFileError,
+        "is not what EdgeSpec writes for this model, so it is not run",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "kind", "words"), HOSTILE)
+def test_files_from_strangers(
+    change: Callable[[Path], object], kind: type[EdgeSpecError], words: str, exported: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(exported, tmp_path / "x")
+    change(tmp_path / "x")
+    with pytest.raises(kind, match=words):
+        OnnxModel(open_exported(tmp_path / "x"))
+
+
+def test_an_export_older_than_its_source(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "m")
+    export_model(str(path), tmp_path / "x")
+    write_checkpoint(path, seed=1, vocab_size=320)
+    with pytest.raises(ModelError, match="has changed since") as raised:
+        open_exported(tmp_path / "x")
+    assert raised.value.hint is not None
+    assert raised.value.hint.arguments["model"] == str(path)
+    shutil.rmtree(path)
+    open_exported(tmp_path / "x")  # it may have gone elsewhere
+    with pytest.raises(OptionError, match=r"was exported to draft with; use it as draft_model="):
+        describe_model(tmp_path / "x")
+
+
+def test_weights_that_cannot_be(tmp_path: Path) -> None:
+    """Beyond fp16 they are refused; NaN is found out in a pass, and nothing of it stays in the cache."""
+    path = tiny_model(tmp_path / "m")
+    weights = load_file(path / "model.safetensors")
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights[name][3, 4] = 1e6
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ModelError, match=r"up_proj\.weight has a weight that is not finite; at fp16, use fp32"
+    ):
+        export_model(str(path), tmp_path / "x", precision="fp16")
+    export_model(str(path), tmp_path / "x")
+    raw = bytearray((tmp_path / "x" / "weights.safetensors").read_bytes())
+    place = open_exported(tmp_path / "x").weights["model.layers.2.mlp.down_proj.weight"].offset
+    raw[place : place + 4] = np.float32("nan").tobytes()
+    (tmp_path / "x" / "weights.safetensors").write_bytes(raw)
+    draft = exported_draft(tmp_path / "x")
+    with pytest.raises(ModelError, match="not finite numbers"):
+        run(draft, [5, 6], [-1, 0])
+    assert all(np.isfinite(part).all() for part in draft._cache)
+    with pytest.raises(ModelError, match="not finite numbers"):
+        list(draft.prefill([5, 6]))
+    assert draft.length == 0
+
+
+def test_where_an_export_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_model(tmp_path / "m")
+    with pytest.raises(OptionError, match="is in the directory of the model"):
+        export_model(str(path), path / "x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(OptionError, match="is there already and not empty"):
+        export_model(str(path), tmp_path / "full")
+    (tmp_path / "x.partial").mkdir()
+    (tmp_path / "x.partial" / "mine").touch()
+    with pytest.raises(StorageError, match="is in the way and was not left by an export"):
+        export_model(str(path), tmp_path / "x")
+    (tmp_path / "x.partial" / "mine").rename(tmp_path / "x.partial" / "weights.safetensors")  # by a kill
+    with monkeypatch.context() as patch:
+        patch.setattr(export.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 9))  # type: ignore[attr-defined]
+        with pytest.raises(StorageError, match="free"):
+            export_model(str(path), tmp_path / "x")
+
+    def stop(report: Progress) -> None:
+        if report.stage == "export" and report.done > report.total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_model(str(path), tmp_path / "x", progress=stop)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["full", "m"], "whole or not at all"
+    export_model(str(path), tmp_path / "x")
+    with pytest.raises(OptionError, match=r"positions is 400, but without rows="):
+        export_model(str(path), tmp_path / "y", positions=400)
+
+
+def test_providers(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = OnnxModel(open_exported(exported))
+    assert str(model.placement).endswith(" operations on cpu")
+    assert sum(model.placement.operations.values()) > 100
+    with pytest.raises(OptionError, match="provider 'npu' is unknown; choose cpu, coreml, "):
+        OnnxModel(open_exported(exported), "npu")
+    missing = next(name for name in ("qnn", "directml", "cuda") if name not in providers.available())
+    with pytest.raises(
+        DeviceError, match=f"no provider {missing} here, only .*cpu.*\n  pip install onnxruntime-"
+    ):
+        OnnxModel(open_exported(exported), missing)
+    mine = providers.Provider("AzureExecutionProvider", "onnxruntime", "a service")
+    if mine.official in providers.runtime().get_available_providers():  # it is there, and takes nothing
+        monkeypatch.setattr(providers, "PROVIDERS", {**providers.PROVIDERS, "qnn": mine})
+        with pytest.raises(DeviceError, match="provider qnn takes none of the model's operations"):
+            OnnxModel(open_exported(exported), "qnn")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'edgespec\[onnx\]'"):
+        OnnxModel(open_exported(exported))
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # whoever imports it fails
+from pathlib import Path
+from edgespec.drafters.channel import Load
+from edgespec.drafters.onnx_model import onnx_model
+runtime = onnx_model(Load(sys.argv[1], 1, "cpu"), lambda nbytes: None).runtime(100)
+*_, done = runtime.prefill(range(3, 40))
+under_way = runtime.begin([7, 8], [-1, 0])
+assert under_way.advance()
+print(done, *under_way.logits.argmax(axis=1))
+assert not {"onnx", "transformers", "safetensors"} & set(sys.modules)
+"""
+
+
+def test_it_runs_without_torch(exported: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(exported)]
+    there = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert there.returncode == 0, there.stderr
+    draft = exported_draft(exported)
+    list(draft.prefill(range(3, 40)))
+    assert there.stdout.split() == ["37", *map(str, run(draft, [7, 8], [-1, 0]).argmax(axis=1))]
