@@ -75,7 +75,7 @@ def copy_layer(
     attention: CausalAttention, mlp: GatedMLP, target: FrozenTarget, layer: int, generator: torch.Generator
 ) -> None:
     """The weights of one of the target's layers; where that normalises q and k, which are then of another
-    scale, random ones for attention."""
+    scale, random ones for attention. What a wider MLP has more adds nothing yet."""
     name, small = f"model.layers.{layer}.", target.target.weights.small
     attention.input_norm.copy_(small[name + "input_layernorm.weight"])
     mlp.input_norm.copy_(small[name + "post_attention_layernorm.weight"])
@@ -87,8 +87,13 @@ def copy_layer(
     else:
         for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
             matrices[f"self_attn.{part}"] = getattr(attention, part)
+    fill_randomly(mlp.gate_proj, generator)
+    fill_randomly(mlp.up_proj, generator)
+    mlp.down_proj.zero_()
     for part, matrix in matrices.items():
-        matrix.copy_(target_matrix(target.target, name + part))
+        whole = target_matrix(target.target, name + part)
+        rows, columns = map(min, matrix.shape, whole.shape)
+        matrix[:rows, :columns] = whole[:rows, :columns]
 
 
 class EaglePupil(ModulePupil[Eagle, EagleShape]):
