@@ -27,11 +27,12 @@ from edgespec.runtimes.torch.trained_files import describe_module
 from edgespec.training.corpus import Sample
 from edgespec.training.eagle import EaglePupil, EagleRecipe, train_eagle
 from edgespec.training.held_out import Agreement
-from edgespec.training.losses import BLOCK_ROWS, name_tokens
+from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, name_tokens
 from edgespec.training.options import EagleOptions, SpecFormerOptions, TrainingOptions
-from edgespec.training.specformer import by_draft, next_tokens, train_specformer
+from edgespec.training.specformer import SpecFormerRecipe, by_draft, next_tokens, train_specformer
 from edgespec.training.target import FrozenTarget
 from edgespec.training.trainer import CHECKPOINT, LOG, Report, read_log
+from tests.allocated import Allocated
 from tests.test_training_cascade import model, text
 from tests.tiny import open_tiny
 
@@ -109,6 +110,7 @@ def test_a_run_begins_with_an_earlier_one_of_its_shape(model: Path, text: Path, 
     ("kind", "changes"),
     [
         ("eagle", {"mlp": 40}),
+        ("eagle", {"mlp": 200}),  # than the target's, 172
         ("specformer", {"positional": False, "draft_attention": False, "hooks": (4,), "mlp": 40}),
     ],
 )
@@ -117,7 +119,7 @@ def test_other_shapes_train_and_draft(
 ) -> None:
     train(kind, model, text, tmp_path, **changes, steps=2)
     tensors = load_file(tmp_path / f"{kind}.safetensors")
-    assert tensors["mlp.up_proj"].shape[0] == 40
+    assert tensors["mlp.up_proj"].shape[0] == changes["mlp"]
     assert not {"position_proj", "draft.q_proj"} & tensors.keys()
     with edgespec.load(model, memory="2GB", context=200, drafter=kind, adapters=tmp_path) as engine:
         assert edgespec.generate(engine, "the fox sees", GenerationOptions(max_tokens=4)).tokens
@@ -195,6 +197,34 @@ def test_memory_at_the_head_does_not_grow_with_the_draft() -> None:
     """A block of rows of one position is all that has logits."""
     peaks = [heads_peak(length)[0] for length in (1, 2, 8)]
     assert peaks == [BLOCK_ROWS * 500] * 3
+
+
+def test_logits_and_their_gradients_take_what_one_position_does(model: Path) -> None:
+    """Of whole passes, forward and backward: 8 positions take what 1 does; at once, 8 times that."""
+    files = describe_model(model)
+    frozen = FrozenTarget(open_tiny(model), [0, 2, 3, 4])
+    samples = [Sample(list(range(3, 63)), ((4, 60),))] * 8  # 448 positions: three blocks and a part
+
+    def wide(tensor: Tensor) -> bool:
+        return tensor.shape[-1:] == (files.config.vocab_size,) and tensor.is_floating_point()
+
+    peaks, at_once = {}, {}
+    for length in (1, 8):
+        recipe = SpecFormerRecipe(files, SpecFormerOptions(positions=length))
+        pupil = recipe.begin(frozen, torch.Generator().manual_seed(0), torch.device("cpu"))
+        with Allocated(wide) as held:
+            torch.autograd.backward(list(pupil.loss(pupil.module, samples).sums.values()))
+        peaks[length] = held.peak
+        drafts, labels = pupil._drafts(pupil.module, samples)
+        with Allocated(wide) as held:
+            logits = frozen.head(drafts.flatten(0, 1))
+            F.cross_entropy(logits, labels.flatten(), ignore_index=-1).backward()
+        at_once[length] = held.peak
+    frozen.close()
+    block = BLOCK_ROWS * files.config.vocab_size
+    assert 4 * block < peaks[1] <= BLOCK_BYTES * block, "what the ledger has for it"
+    assert peaks[8] <= 1.1 * peaks[1]
+    assert at_once[8] > 7 * at_once[1]
 
 
 def test_drafts_are_counted_as_decoding_would_meet_them() -> None:
