@@ -31,6 +31,7 @@ from edgespec.apps.common import demo_model
 from edgespec.config import GenerationOptions
 from edgespec.core.batch import Part
 from edgespec.core.batcher import Batcher
+from edgespec.core.schedule import Controller
 from edgespec.core.trace import Cycle, Trace
 
 
@@ -64,10 +65,16 @@ class Seen:
 class Answer:
     """A prompt's reply among others'; see `core.batcher.Member`."""
 
-    def __init__(self, engine: edgespec.Engine, prompt: str, options: GenerationOptions, seen: Seen) -> None:
-        tokens = engine.encode(prompt)
+    def __init__(
+        self,
+        engine: edgespec.Engine,
+        tokens: list[int],
+        options: GenerationOptions,
+        seen: Seen,
+        controller: Controller | None = None,
+    ) -> None:
         held = len(tokens) + (options.max_tokens or 0)
-        self.session = engine.new_session(held, trace=Trace(cycle=seen.cycles.append))
+        self.session = engine.new_session(held, controller, Trace(cycle=seen.cycles.append))
         self.reply = self.session.new_reply(tokens, options)
         self.tokens: list[int] = []
 
@@ -97,7 +104,7 @@ def run(model: str, batch: int, drafter: str, tokens: int, options: dict[str, An
 
 def answer(engine: edgespec.Engine, prompts: Sequence[str], tokens: int, seen: Seen) -> list[list[int]]:
     options = GenerationOptions(max_tokens=tokens, ignore_eos=True)
-    answers = [Answer(engine, prompt, options, seen) for prompt in prompts]
+    answers = [Answer(engine, engine.encode(prompt), options, seen) for prompt in prompts]
     batcher = Batcher[Answer](engine.verifier)
     for each in answers:
         batcher.join(each)
