@@ -377,7 +377,15 @@ def test_caches_come_from_their_target() -> None:
 def test_targets_are_known_by_their_protocol() -> None:
     """But by who opens one, and where drafting or training works on torch's own weights."""
     own = {"cascade/exits", "cascade/files", "draft_model", "substitute"}
-    own |= {"eagle/files", "eagle/runtime", "moa", "specformer/context", "specformer/files", "trained"}
+    own |= {
+        "eagle/files",
+        "eagle/runtime",
+        "moa",
+        "specformer/batch",
+        "specformer/context",
+        "specformer/files",
+        "trained",
+    }
     named = {p for p in (ROOT / "edgespec").rglob("*.py") if "TorchTarget" in p.read_text("utf-8")}
     expected = {ROOT / "edgespec/drafters" / f"{name}.py" for name in own}
     assert named == expected | {ROOT / "edgespec/training" / f"{name}.py" for name in ("cascade", "target")}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ from edgespec.control.partner import Partner
 from edgespec.control.shares import Shares
 from edgespec.core.schedule import Offer, TreeBudget
 from edgespec.drafters.base import Root
-from edgespec.drafters.specformer.context import say as say_drafts
+from edgespec.drafters.specformer.batch import SpecFormerBatch
+from edgespec.drafters.specformer.context import SpecFormerContext
 from edgespec.drafters.specformer.drafter import SpecFormerDrafter
 from edgespec.drafters.specformer.files import SpecFormerResident
 from edgespec.engine import Engine
-from edgespec.errors import CorruptFileError, OptionError
+from edgespec.errors import CorruptFileError, ModelError, OptionError
 from edgespec.models.asked import check_options
 from edgespec.runtimes.base import PREFILL_ROWS, Rows
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
@@ -160,22 +162,28 @@ def afresh(engine: Engine, module: SpecFormer, tokens: list[int], missed: range 
     fused = module.fuse(torch.cat(parts)[seen], exact=False)
     own = module.context.new_cache(400, 0)
     state = module.run(fused, Rows.append(own, np.arange(-1, len(seen) - 1), prefill=True))[-1:]
-    under_way = say_drafts(target, module, state)
-    while not under_way.advance():
+    head = target.head_pass(module.say(state).flatten(0, 1))
+    while not head.advance():
         pass
-    return under_way.logits
+    return head.logits
 
 
 def check_draft(engine: Engine, session: Session, tokens: list[int], missed: range = range(0)) -> None:
     """What it says now is what it says of the same text afresh."""
     seen = drafter_of(session).seen
     assert seen.end == len(tokens)
-    under_way = say_drafts(engine.target, seen.module, seen.enter())
-    while not under_way.advance():
-        pass
+    logits = said_by(drafter_of(session).batch, seen)
     expected = afresh(engine, seen.module, tokens, missed)
     tolerance = 2e-3 if engine.target.dtype == torch.float32 else 0.5
-    assert np.abs(under_way.logits - expected).max() < tolerance * np.abs(expected).max()
+    assert np.abs(logits - expected).max() < tolerance * np.abs(expected).max()
+
+
+def said_by(batch: SpecFormerBatch, seen: SpecFormerContext) -> np.ndarray:
+    """[l_d, V]"""
+    saying = batch.say(seen)
+    while not saying.advance():
+        pass
+    return saying.logits
 
 
 @pytest.mark.parametrize("options", [REPLY, SAMPLED], ids=["greedy", "sampled"])
@@ -277,6 +285,98 @@ def test_one_forward_says_the_drafts_of_many(model: Path) -> None:
         assert torch.allclose(together.float(), torch.cat(alone).float(), atol=1e-2)
 
 
+@dataclass
+class Four:
+    """Conversations behind prompts of their own, that share a module."""
+
+    engine: Engine
+    batch: SpecFormerBatch
+    seen: list[SpecFormerContext]
+
+    def say(self, place: int) -> np.ndarray:
+        return said_by(self.batch, self.seen[place])
+
+    def again(self, *, asked: bool = False) -> None:
+        """As if the same had been committed anew."""
+        for each in self.seen:
+            each.saying, each.fresh, each.asked = None, True, each.asked or asked
+
+    @property
+    def tolerance(self) -> float:
+        return 1e-5 if self.engine.target.dtype == torch.float32 else 0.05
+
+
+@pytest.fixture
+def four(model: Path) -> Iterator[Four]:
+    with load(model, batch=4, context=200) as engine, ExitStack() as stack:
+        sessions = [stack.enter_context(engine.new_session(200, Fixed(BUDGET))) for _ in range(4)]
+        for n, session in zip((20, 33, 7, 50), sessions, strict=True):
+            say(session, prompt_of(n, n), GenerationOptions(max_tokens=1, ignore_eos=True))
+        drafters = [drafter_of(session) for session in sessions]
+        yield Four(engine, drafters[0].batch, [drafter.seen for drafter in drafters])
+
+
+def test_who_drafted_before_is_said_beside_who_asks(four: Four, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one forward; the first time each asks for itself. What each says is what it says alone."""
+    module, forwards = four.batch.module, list[int]()
+    usual = module.say
+
+    def say_counted(states: torch.Tensor) -> torch.Tensor:
+        forwards.append(len(states))
+        return usual(states)
+
+    monkeypatch.setattr(module, "say", say_counted)
+    alone = [four.say(place).copy() for place in range(4)]
+    assert forwards == [1] * 4
+    states = [each.state for each in four.seen]
+    four.again()
+    together = [four.say(place) for place in range(4)]
+    assert forwards[4:] == [4]
+    for one, other in zip(alone, together, strict=True):
+        assert np.abs(one - other).max() <= four.tolerance * np.abs(one).max()
+    four.again()
+    four.say(2)
+    four.again()
+    four.say(2)
+    assert forwards[5:] == [4, 1], "who was taken along and did not ask is not taken along again"
+    assert all(mine.state is state for mine, state in zip(four.seen, states, strict=True))
+    kept = {id(each.saying.forward) for each in four.seen if each.saying is not None}
+    assert len(kept) == 1, "forwards before the latest are let go"
+
+
+def test_what_waits_of_several_is_entered_together_as_of_each_alone(four: Four) -> None:
+    fused = torch.randn(9, four.engine.config.hidden_size).to(four.engine.target.dtype)
+    parts = [fused[:2], fused[2:3], fused[3:7], fused[7:]]
+    lengths, alone = [each.cache.length for each in four.seen], list[np.ndarray]()
+
+    def commit(place: int) -> None:
+        each = four.seen[place]
+        each.cache.truncate(lengths[place])
+        each.waiting, each.state = parts[place].clone(), None
+
+    for place in range(4):
+        commit(place)
+        alone.append(four.say(place).copy())
+        assert four.seen[place].cache.length == lengths[place] + len(parts[place])
+    for place in range(4):
+        commit(place)
+    four.again(asked=True)
+    for place, expected in enumerate(alone):
+        assert np.abs(four.say(place) - expected).max() <= four.tolerance * np.abs(expected).max()
+
+
+def test_nan_of_one_is_no_matter_to_those_said_beside_it(four: Four) -> None:
+    for place in range(4):
+        four.say(place)
+    four.again(asked=True)
+    state = four.seen[1].state
+    assert state is not None
+    four.seen[1].state = torch.full_like(state, torch.nan)
+    for place in range(4):
+        with pytest.raises(ModelError, match="finite") if place == 1 else nullcontext():
+            assert np.isfinite(four.say(place)).all()
+
+
 @pytest.mark.parametrize("kind", ["eagle", "specformer"])
 def test_in_a_batch_each_reads_its_own_states(
     model: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -295,6 +395,12 @@ def test_in_a_batch_each_reads_its_own_states(
     ) -> None:
         record(self, [replace(offer, seconds=0.0) for offer in offers], rows, tokens, 1e-3, prompts)
 
+    def say_counted(self: SpecFormer, states: torch.Tensor) -> torch.Tensor:
+        forwards.append(len(states))
+        return usual(self, states)
+
+    forwards, usual = list[int](), SpecFormer.say
+    monkeypatch.setattr(SpecFormer, "say", say_counted)
     allot, record = Shares.allot, Shares.record
     monkeypatch.setattr(Partner, "budget", always)
     monkeypatch.setattr(Shares, "allot", free)
@@ -307,6 +413,8 @@ def test_in_a_batch_each_reads_its_own_states(
         for place, said in edgespec.generate_batch(engine, prompts, REPLY):
             assert said.tokens == expected[place]
             assert said.stats.drafted > 12
+    if kind == "specformer":  # one forward for all who are there
+        assert sum(forwards) > 3 * len(forwards)
 
 
 @ONE_TYPE

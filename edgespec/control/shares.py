@@ -19,7 +19,7 @@ To look whether there is anything to draft takes time, too, and so conversations
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,8 @@ class Shares:
         in_vain = [offer.seconds for offer in asked if len(offer.gains) == 1]
         self._usual = max(MEMORY * self._usual, len(drafted))
         for steps in {offer.passes or 0 for offer in drafted}:
-            self.costs.add_draft(steps, median(o.seconds for o in drafted if o.passes == steps))
+            # Of drafts that are made together one may have taken all the time: their mean.
+            self.costs.add_draft(steps, fmean(o.seconds for o in drafted if o.passes == steps))
         self._asked, self._seconds, self._draft_seconds, self._least = 0, 0.0, None, None
         plain = float(self._passes(self.trees))
         spent = sum(offer.seconds for offer in asked)

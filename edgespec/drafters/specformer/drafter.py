@@ -20,7 +20,7 @@ from edgespec.core.tree import TokenTree, TreeBuilder
 from edgespec.drafters.base import Drafting, Root, committed
 from edgespec.drafters.continuations import following, rows_at_once
 from edgespec.drafters.growth import BRANCH
-from edgespec.drafters.specformer.context import SpecFormerContext, say
+from edgespec.drafters.specformer.batch import SpecFormerBatch
 from edgespec.drafters.watch import StateWatch
 from edgespec.runtimes.base import KVCache, Rows
 
@@ -34,8 +34,9 @@ class SpecFormerDrafter:
     resident = True
     passes = range(1, 2)  # one says all there is to say
 
-    def __init__(self, seen: SpecFormerContext, cache: KVCache, vocabulary: int) -> None:
-        self.seen, self.vocabulary = seen, vocabulary
+    def __init__(self, batch: SpecFormerBatch, cache: KVCache, vocabulary: int) -> None:
+        self.batch, self.vocabulary = batch, vocabulary
+        self.seen = seen = batch.new_context(cache.capacity)
         self.watch = StateWatch(cache, seen.module.shape.hooks, seen)
         self.context = Context([])
         self.length = 0  # tokens that the target has committed
@@ -93,12 +94,11 @@ class SpecFormerDrafting:
         """All the work; yields a number behind each part of it."""
         if self.depth <= 0:
             return
-        seen = self.drafter.seen
-        under_way = say(seen.target, seen.module, seen.enter())
+        saying = self.drafter.batch.say(self.drafter.seen)
         yield 0
-        while not under_way.advance():
+        while not saying.advance():
             yield 0
-        logits = under_way.logits[: self.depth, : self.drafter.vocabulary]
+        logits = saying.logits[: self.depth, : self.drafter.vocabulary]
         at_once = rows_at_once(self.drafter.vocabulary)
         for start in range(0, self.depth, at_once):
             self._choose(logits[start : start + at_once], start)

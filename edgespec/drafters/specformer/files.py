@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.drafters.resident import Found, Search
-from edgespec.drafters.specformer.context import SpecFormerContext
+from edgespec.drafters.specformer.batch import SpecFormerBatch
 from edgespec.drafters.specformer.drafter import SpecFormerDrafter
 from edgespec.drafters.substitute import torch_target
 from edgespec.drafters.trained import TrainedFiles, TrainedResident
@@ -39,20 +39,20 @@ class SpecFormerFiles(TrainedFiles[SpecFormerShape]):
     def nbytes(self, context: int) -> int:
         """Bytes of the open module with one conversation of `context` positions, and of a draft."""
         config, e, shape = self.files.config, self.files.element, self.module.shape
-        hooks, length = len(shape.hooks), shape.length
         parameters = parameter_bytes(specformer_shapes(config, shape), e)
+        hooks = len(shape.hooks)
         fused = PREFILL_ROWS * config.hidden_size * (hooks * (4 + e) + 2 * e)  # of a prompt's block
-        width = widened(config, shape.mlp).intermediate_size
-        draft = length * (8 * config.hidden_size * e + width * (3 * e + 8))
-        logits = length * config.vocab_size * (e + 4)
-        passing = fused + watch_bytes(config, hooks, e) + draft + logits
-        return parameters + self.conversation_bytes(context) + passing
+        return parameters + self.conversation_bytes(context) + fused + watch_bytes(config, hooks, e)
 
     def conversation_bytes(self, context: int) -> int:
-        """Bytes of one conversation of `context` positions: K and V, and a tree's states."""
-        config, e = self.files.config, self.files.element
-        states = (2 + len(self.module.shape.hooks)) * TREE_ROWS * config.hidden_size * e
-        return attention_cache_bytes(config, context, TREE_ROWS, e) + states
+        """Bytes of one conversation of `context` positions: K and V, a tree's states, and its draft, which is
+        made together with all others' and stays until it is asked for."""
+        config, e, shape = self.files.config, self.files.element, self.module.shape
+        states = (2 + len(shape.hooks)) * TREE_ROWS * config.hidden_size * e
+        width = widened(config, shape.mlp).intermediate_size
+        draft = shape.length * (8 * config.hidden_size * e + width * (3 * e + 8))
+        logits = shape.length * config.vocab_size * (e + 4)
+        return attention_cache_bytes(config, context, TREE_ROWS, e) + states + draft + logits
 
     def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> SpecFormerResident:
         return SpecFormerResident(self, plan, torch_target(target, self.label), progress)
@@ -82,8 +82,7 @@ class SpecFormerResident(TrainedResident[SpecFormer]):
         config, final_norm = found.files.config, target.weights.small["model.norm.weight"]
         module = SpecFormer(config, found.module.shape, final_norm, target.dtype, target.device)
         super().__init__(KIND, module, found, plan, target, progress)
+        self.batch = SpecFormerBatch(target, module)
 
     def drafter(self, cache: KVCache, vocabulary: int) -> SpecFormerDrafter:
-        return SpecFormerDrafter(
-            SpecFormerContext(self.target, self.module, cache.capacity), cache, vocabulary
-        )
+        return SpecFormerDrafter(self.batch, cache, vocabulary)
