@@ -17,6 +17,7 @@ from statistics import mean, stdev
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
+from edgespec.apps.bench_drafts import Drafts
 from edgespec.apps.common import open_engine
 from edgespec.apps.reply import follow
 from edgespec.apps.terminal import Terminal
@@ -47,6 +48,11 @@ class Run:
     load_seconds: float  # of the model, in this process
     tried: list[int] = field(default_factory=list)  # cycles whose tree was so deep: 1, 2, ...,
     kept: list[int] = field(default_factory=list)  # and those that accepted a token there
+    # See `bench_drafts`; None without drafts.
+    accepted_length: float | None = None
+    nodes: float | None = None
+    kappa: float | None = None
+    r1: float | None = None
 
 
 @dataclass
@@ -132,6 +138,7 @@ def measure(
             # Page cache and all, where this run has raised it.
             "cgroup_peak": after if after is not None and after > (before or 0) else None,
             "memory_gbps": memory_gbps,
+            "rho": engine.plan.costs().redundancy,
             "drafters": list(engine.drafters),
             "schedule": engine.schedule,
             "plan": engine.plan.to_dict(),
@@ -155,7 +162,7 @@ class _Runs:
         self.dice = random.Random(0)
         self.direct_gbps: float | None = None  # as measured last
         self.filling: list[int] = []  # of the context, in tests with a depth
-        self.tried, self.kept = [0] * DEEPEST, [0] * DEEPEST
+        self.tried, self.kept, self.drafts = [0] * DEEPEST, [0] * DEEPEST, Drafts()
         from edgespec.tuning.watch import Watch  # numpy: not for --help
 
         self.watch = Watch(engine, texts=False)
@@ -163,13 +170,14 @@ class _Runs:
         self.session: Session = new_session(engine, traced, fixed, self._hear, self.watch)
 
     def _hear(self, cycle: Cycle) -> None:
+        self.drafts.add(cycle)
         deepest = min(int(cycle.tree.depths.max()), DEEPEST)
         for position in range(deepest):
             self.tried[position] += 1
             self.kept[position] += position < cycle.outcome.accepted
 
     def run(self, test: Test) -> Run:
-        self.tried, self.kept = [0] * DEEPEST, [0] * DEEPEST
+        self.tried, self.kept, self.drafts = [0] * DEEPEST, [0] * DEEPEST, Drafts()
         is_prompt = test.kind == "pp"
         if test.depth:
             self._fill(test.depth)
@@ -202,7 +210,16 @@ class _Runs:
             load_seconds=self.load_seconds,
             tried=self.tried[:deepest],
             kept=self.kept[:deepest],
+            **self._of_drafts(),
         )
+
+    def _of_drafts(self) -> dict[str, float | None]:
+        drafts, plan = self.drafts, self.engine.plan
+        if not drafts.trees:
+            return {}
+        step = sum(resident.nbytes for resident in self.engine.resident)
+        r1 = drafts.r1(step, plan.table.nbytes)
+        return {"accepted_length": drafts.a, "nodes": drafts.k, "kappa": drafts.kappa, "r1": r1}
 
     def _roofline(self, moved: int, through: int, seconds: float, direct: float | None) -> float | None:
         """The larger of the least times that flash and memory need, over the time taken; None where the rate

@@ -54,6 +54,11 @@ def _measured(setting: Arm, test: Test) -> Row:
         "tokens_per_second_sd": test.deviation,
         "tokens_per_cycle": test.average("tokens_per_cycle"),
         "acceptance_by_position": test.acceptance,
+        "accepted_length": test.average("accepted_length"),
+        "kappa": test.average("kappa"),
+        "r1": test.average("r1"),
+        "r2": test.average("nodes"),
+        "rho": setting.found["rho"],
         "bytes_per_token": test.average("bytes_per_token"),
         "read_gbps": test.average("read_gbps"),
         "direct_read_gbps": test.average("direct_gbps"),
@@ -106,14 +111,17 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 WORDS = ("model", "precision", "drafter", "schedule")
-OPTIONAL = ("of roofline", "accepted at 1, 2, …", "load")
+OPTIONAL = ("of roofline", "accepted at 1, 2, …", "accepted a cycle", "kappa", "load")
 
 
 def _cells(row: Row, swept: Sequence[str]) -> dict[str, str]:
     """By column; "" = there is nothing to say."""
-    cycle, share, roofline = (
-        row[key] for key in ("tokens_per_cycle", "share_of_direct_read", "share_of_roofline")
-    )
+    cycle, share, roofline, length, kappa = (
+        row[key]
+        for key in (
+            "tokens_per_cycle", "share_of_direct_read", "share_of_roofline", "accepted_length", "kappa",
+        )
+    )  # fmt: skip
     accepted = " ".join(f"{100 * part:.0f}" for part in row["acceptance_by_position"][:SHOWN])
     settings = {key: "" if row[key] is None else str(row[key]) for key in swept}
     if "memory" in swept:
@@ -131,6 +139,8 @@ def _cells(row: Row, swept: Sequence[str]) -> dict[str, str]:
         "of the disk's": "" if share is None else f"{share:.0%}",
         "of roofline": "" if roofline is None else f"{roofline:.0%}",
         "accepted at 1, 2, …": f"{accepted} %" if accepted else "",
+        "accepted a cycle": "" if length is None else f"{length:.3g}",
+        "kappa": "" if kappa is None else f"{kappa:.3g}",
         "load": f"{row['load_seconds']:.1f} s" if row["cold"] else "",
         "peak memory": f"{format_bytes(row['peak_memory'])} of {format_bytes(row['memory'])}",
     }

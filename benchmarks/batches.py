@@ -6,10 +6,10 @@ Every arm answers the same prompts, as many as its batch, greedily, and its text
 arm's. Of drafts are told
 
     accepted   tokens a tree gives beside its own one (mean accepted length), a
-    nodes      of a tree beside its root, k
-    kappa      a * l_d / k (SpecFormer's Equation 5; l_d: the depth of the trees that have drafts): of a
-               chain, which has as many nodes as levels, it is a
-    rows       of a pass without blocks of prompts
+    nodes      of a tree beside its root, k, which is r2
+    kappa      a * l_d / k, and r1, a / p: SpecFormer's measures, as `edgespec bench` has them
+               (`apps/bench_drafts.py`)
+    rows       of a pass without blocks of prompts; rho is where passes become bound by arithmetic
 
 all of them as means over trees, those without drafts among them. The last column is the speed over the same
 batch without drafts.
@@ -27,6 +27,7 @@ from typing import Any
 
 import edgespec
 from benchmarks.serving import QUESTIONS
+from edgespec.apps.bench_drafts import Drafts
 from edgespec.apps.common import demo_model
 from edgespec.config import GenerationOptions
 from edgespec.core.batch import Part
@@ -41,25 +42,17 @@ class Seen:
 
     cycles: list[Cycle] = field(default_factory=list)
 
-    @property
-    def accepted(self) -> float:
-        return fmean(cycle.outcome.accepted for cycle in self.cycles)
-
-    @property
-    def nodes(self) -> float:
-        return fmean(len(cycle.tree) - 1 for cycle in self.cycles)
+    def drafts(self) -> Drafts:
+        drafts = Drafts()
+        for one in self.cycles:
+            drafts.add(one)
+        return drafts
 
     @property
     def rows(self) -> float:
         """Of a pass; each tree of it counts."""
         rows = [len(c.tree) + c.outcome.beside for c in self.cycles if not c.outcome.prompts]
         return fmean(rows) if rows else 0.0
-
-    @property
-    def kappa(self) -> float:
-        """Equation 5; 0 without drafts."""
-        depths = [int(cycle.tree.depths.max()) for cycle in self.cycles if len(cycle.tree) > 1]
-        return self.accepted * fmean(depths) / self.nodes if depths else 0.0
 
 
 class Answer:
@@ -98,7 +91,10 @@ def run(model: str, batch: int, drafter: str, tokens: int, options: dict[str, An
         seen, began = Seen(), perf_counter()
         texts = answer(engine, prompts, tokens, seen)
         seconds = perf_counter() - began
-    measured = {"accepted": seen.accepted, "nodes": seen.nodes, "kappa": seen.kappa, "rows": seen.rows}
+        step, whole = sum(resident.nbytes for resident in engine.resident), engine.plan.table.nbytes
+        drafts, rho = seen.drafts(), engine.plan.costs().redundancy
+    measured: dict[str, Any] = {"accepted": drafts.a, "nodes": drafts.k, "rows": seen.rows, "rho": rho}
+    measured |= {"kappa": drafts.kappa or 0.0, "r1": drafts.r1(step, whole) or 0.0}
     return {"tokens_per_second": sum(map(len, texts)) / seconds, "texts": texts} | measured
 
 
@@ -126,7 +122,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     asked = parser.parse_args()
     options = {"memory": asked.memory, "context": asked.context}
-    print("| batch | drafter | tokens/s | accepted | nodes | kappa | rows | over none |\n" + "|---" * 8 + "|")
+    heads = "batch | drafter | tokens/s | accepted | nodes | kappa | r1 | rows | rho | over none"
+    print(f"| {heads} |\n" + "|---" * 10 + "|")
     for batch in map(int, asked.batch.split(",")):
         first: dict[str, Any] | None = None
         for drafter in asked.drafters.split(","):
@@ -139,7 +136,8 @@ def main() -> None:
             row["over"] = row["tokens_per_second"] / first["tokens_per_second"]
             print(
                 f"| {batch} | {drafter} | {row['tokens_per_second']:.4g} | {row['accepted']:.2f} | "
-                f"{row['nodes']:.2f} | {row['kappa']:.2f} | {row['rows']:.1f} | {row['over']:.2f} |",
+                f"{row['nodes']:.2f} | {row['kappa']:.2f} | {row['r1']:.2f} | {row['rows']:.1f} | "
+                f"{row['rho'] or 0:.1f} | {row['over']:.2f} |",
                 flush=True,
             )
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import BudgetError, ContextError, ModelError, StorageError
+from edgespec.offload.plan.costs import CostModel
 from edgespec.offload.plan.ledger import HEADROOM, Ledger
 from edgespec.progress import Progress
 from edgespec.response import Response, Stats
@@ -51,6 +52,7 @@ class FakePlan:
     pinned_bytes: int = 5 * 10**9
     streamed_bytes: int = 8 * 10**9
     predicted_tokens_per_second: float | None = 0.25
+    costs: Any = CostModel  # a method
     table: Any = field(
         default_factory=lambda: SimpleNamespace(
             nbytes=13 * 10**9, precision="source", files=lambda: iter([Path(__file__)])

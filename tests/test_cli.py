@@ -17,13 +17,18 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from edgespec import __version__
 from edgespec.apps import bench_runs, common, main, options
+from edgespec.apps.bench_drafts import Drafts
 from edgespec.apps.bench_runs import Arm, Run
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
+from edgespec.core.acceptance import Outcome
+from edgespec.core.trace import Cycle
+from edgespec.core.tree import TokenTree
 from edgespec.errors import BudgetError, CorruptFileError
 from edgespec.progress import Progress
 from tests.fake_engine import FakeEngine, long_story
@@ -616,6 +621,28 @@ def test_bench_dials_that_cannot_be(edgespec: Edgespec, monkeypatch: pytest.Monk
     result = edgespec("bench", str(common.demo_model()), "--memory", "40MB,60MB")
     assert result.code == 1
     assert "the dial is 40.0 MB, but" in result.err
+
+
+def test_bench_tells_what_drafts_give_for_what_they_take() -> None:
+    """SpecFormer's measures, by hand: a chain accepted in part, a tree of two branches, and a plain cycle."""
+    chain = TokenTree.chain(range(4), np.log([1.0, 0.9, 0.9, 0.9]))
+    branches = TokenTree(np.arange(5), np.array([-1, 0, 0, 1, 2]), np.log([1.0, 0.5, 0.4, 0.5, 0.5]))
+    drafts = Drafts()
+    for tree, path, passes in (
+        (chain, [0, 1, 2], 3),
+        (branches, [0, 2, 4], 2),
+        (TokenTree.root(7), [0], None),
+    ):
+        outcome = Outcome(np.array(path), [1] * len(path))
+        drafts.add(Cycle(passes, tree, outcome, 0.0, 0.0))
+    assert drafts.a == pytest.approx(4 / 3)
+    assert drafts.k == pytest.approx(7 / 3)
+    assert drafts.kappa == pytest.approx((4 / 3) * 2.5 / (7 / 3))  # trees of 3 and 2 levels
+    assert drafts.r1(step_bytes=30, target_bytes=100) == pytest.approx((4 / 3) / 1.5)  # 5 passes in 3 cycles
+    only = Drafts()
+    only.add(Cycle(3, chain, Outcome(np.arange(3), [1] * 3), 0.0, 0.0))
+    assert only.kappa == pytest.approx(only.a), "of a chain kappa is the mean accepted length"
+    assert Drafts().kappa is Drafts().r1(1, 1) is None
 
 
 def test_bench_acceptance_by_position() -> None:

@@ -39,6 +39,17 @@ def test_more_rows_never_cost_less_than_fewer() -> None:
     assert noisy.multiply({"BF16": GB}) == pytest.approx((0.3, 0.3, 0.3, 0.3, 0.4))
 
 
+def test_rows_at_which_arithmetic_takes_as_long_as_reading() -> None:
+    """Of what is in memory the pass of one row reads that; what streams hides many more rows."""
+    matmuls = (1.0, 1.1, 1.2, 1.3, 12.5)  # seconds of 1, 8, 32, 64 and 512 rows: 0.025 for each beyond
+    assert CostModel(compute=1.0, by_rows=matmuls).redundancy == pytest.approx(40)
+    assert CostModel(io=5.0, compute=1.0, by_rows=matmuls).redundancy == pytest.approx(200)
+    assert CostModel(compute=0.1).redundancy == pytest.approx(FREE_ROWS), (
+        "supposed, where nothing was measured"
+    )
+    assert CostModel().redundancy is None
+
+
 def test_between_and_beyond_what_was_measured_are_lines() -> None:
     costs = CostModel(io=0.15, compute=0.1, by_rows=(0.1, 0.1, 0.2, 0.3, 4.0))
     rows = np.array([1.0, 8.0, 20.0, 32.0, 64.0, 512.0, 1024.0])

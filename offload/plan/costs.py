@@ -80,6 +80,14 @@ class CostModel:
         out, because steps have it too; once a plain cycle was timed, only the shape counts."""
         return np.maximum(self.io, self.computing(rows))
 
+    @property
+    def redundancy(self) -> float | None:
+        """Rows whose arithmetic takes as long as a pass of one row, which reads the weights: from there on
+        passes are bound by arithmetic (SpecFormer's rho = AI_c / AI_m). None where nothing is known."""
+        one, many, twice = self.computing(np.array([1.0, ROWS[-1], 2 * ROWS[-1]]))
+        row = (twice - many) / ROWS[-1]
+        return float(max(self.io, one) / row) if row > 0 else None
+
     def steps(self, count: FloatArray) -> FloatArray:
         """[...] -> [...]: the shape of what so many steps cost."""
         return self.step * count
