@@ -49,7 +49,8 @@ def devices(
     *,
     wanted: DevicesFlags,
 ) -> None:
-    """Show this machine: memory, disk, processor and matmuls, measured once and remembered."""
+    """Show this machine: memory, disk, processor and matmuls, measured once and remembered, and the engines
+    that can draft."""
     with Terminal() as terminal:
         if wanted.preset is not None:
             terminal.result(presets_text(wanted.preset, wanted.json))
@@ -78,7 +79,17 @@ def _described(facts: MachineFacts) -> str:
         textwrap.fill(f"{name:<13}{text}", 80, subsequent_indent=" " * 13, break_on_hyphens=False)
         for name, text in rows
     ]
-    return "\n".join([*lines, "", *_matmul_lines(facts), "", *_kernel_lines(facts)])
+    return "\n".join([*lines, "", *_engine_lines(), "", *_matmul_lines(facts), "", *_kernel_lines(facts)])
+
+
+def _engine_lines() -> list[str]:
+    from edgespec.drafters.engine_facts import engine_facts
+
+    lines = ["engines of a draft model, for --draft-engine"]
+    for fact in engine_facts():
+        state = fact.version or f"missing: {fact.install}"
+        lines.append(f"  {fact.name:<15}{state}; {fact.use}")
+    return lines
 
 
 def _disk_rows(disk: DiskFacts) -> list[tuple[str, str]]:
@@ -149,9 +160,11 @@ def _as_json(presets: Sequence[Preset]) -> str:
 
 def _object(facts: MachineFacts) -> dict[str, Any]:
     from edgespec.devices.matmuls import ROWS
+    from edgespec.drafters.engine_facts import engine_facts
 
     disk = facts.disk
     found = asdict(facts)
+    found["engines"] = [asdict(fact) for fact in engine_facts()]
     found["matmuls"] = {"rows": ROWS, "seconds_per_gb": dict(facts.matmuls.seconds)}
     found["disk"] |= {"path": str(disk.path), "place": disk.filesystem.place}
     found["disk"]["filesystem"]["mount"] = str(disk.filesystem.mount)

@@ -64,6 +64,7 @@ TORCH_FREE = [
     "edgespec.drafters.combined",
     "edgespec.drafters.continuations",
     "edgespec.drafters.drawn",
+    "edgespec.drafters.engine_facts",
     "edgespec.drafters.engines",
     "edgespec.drafters.onnx_model",
     "edgespec.drafters.drawn_ahead",

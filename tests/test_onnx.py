@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 import edgespec
+from edgespec.apps.devices import _engine_lines
+from edgespec.drafters.engine_facts import engine_facts
 from edgespec.errors import (
     ContextError,
     CorruptFileError,
@@ -402,3 +404,17 @@ def test_it_runs_without_torch(exported: Path) -> None:
     draft = exported_draft(exported)
     list(draft.prefill(range(3, 40)))
     assert there.stdout.split() == ["37", *map(str, run(draft, [7, 8], [-1, 0]).argmax(axis=1))]
+
+
+def test_devices_lists_engines_and_what_installs_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {fact.name: fact for fact in engine_facts()}
+    assert there["torch"].version
+    assert there["onnx"].version
+    assert set(there) == {"torch", "onnx", *(f"onnx:{name}" for name in providers.PROVIDERS if name != "cpu")}
+    assert "onnx  " in "\n".join(_engine_lines())
+    missing = next(fact for fact in there.values() if fact.version is None)
+    assert f"missing: {missing.install}" in "\n".join(_engine_lines())
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    without = {fact.name: fact for fact in engine_facts()}
+    assert without["onnx"].version is None
+    assert without["onnx"].install == "pip install 'edgespec[onnx]'"
