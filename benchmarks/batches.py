@@ -65,8 +65,10 @@ class Answer:
         options: GenerationOptions,
         seen: Seen,
         controller: Controller | None = None,
+        room: int = 0,
     ) -> None:
-        held = len(tokens) + (options.max_tokens or 0)
+        """room: positions beyond the reply's end, for trees of a size that nobody adapts."""
+        held = len(tokens) + (options.max_tokens or 0) + room
         self.session = engine.new_session(held, controller, Trace(cycle=seen.cycles.append))
         self.reply = self.session.new_reply(tokens, options)
         self.tokens: list[int] = []

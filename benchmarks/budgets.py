@@ -5,7 +5,8 @@
 Drafters of the demo model are arms by their directories' names: what was trained for it says its kind, else
 it is a small model. `none` goes first. Every reply's trees have so many nodes beside their root, whatever
 that costs: the controller decides nothing here. All arms answer the same held-out prompts, greedily; when a
-reply ends the next prompt has its place. Their texts must be those of `none`.
+reply ends the next prompt has its place. Their texts must be those of `none`. Prompts count in the time, and
+most replies are short: `--stories` asks for long ones.
 
     tokens a cycle   that a tree gives, its own among them
     kappa            a l_d / k (Equation 5): accepted of a tree, its depth, its nodes beside the root
@@ -26,7 +27,7 @@ from typing import Any
 import edgespec
 from benchmarks.batches import Answer, Seen
 from benchmarks.common import Row, arguments, compile_checkout, interleave, numbers, paths
-from benchmarks.held_out import prompts
+from benchmarks.held_out import prompts, stories
 from benchmarks.tables import Report, ratio
 from edgespec.apps.common import demo_model
 from edgespec.config import GenerationOptions
@@ -58,7 +59,7 @@ def answer(engine: edgespec.Engine, asked: Sequence[list[int]], batch: int, node
     while waiting or len(batcher):
         while waiting and len(batcher) < batch:
             budget = Fixed(TreeBudget(nodes + 1, depth, depth))
-            members.append(Answer(engine, waiting.popleft(), options, seen, budget))
+            members.append(Answer(engine, waiting.popleft(), options, seen, budget, nodes))
             batcher.join(members[-1])
         for _, error in batcher.step():
             if error is not None:
@@ -102,13 +103,14 @@ def main() -> None:
     parser.add_argument("--trained", type=paths, required=True, help="directories of trained drafters")
     parser.add_argument("--nodes", type=numbers, default=[4, 6, 8])
     parser.add_argument("--batch", type=numbers, default=[1, 4, 16])
-    parser.add_argument("--prompts", type=int, default=48)
+    parser.add_argument("--prompts", type=int, default=24)
+    parser.add_argument("--stories", action="store_true", help="requests for stories, whose replies are long")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--memory", default="1GB")
     parser.add_argument("--context", type=int, default=512)
     args = parser.parse_args()
     compile_checkout()
-    asked = prompts(args.model, args.prompts)
+    asked = (stories if args.stories else prompts)(args.model, args.prompts)
     report = Report(f"Drafters by batch and nodes of a tree, {len(asked)} held-out prompts")
     for batch in args.batch:
         add(report, args, batch, asked)
