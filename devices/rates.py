@@ -286,12 +286,17 @@ def _store(key: str, figures: Any, unless: Callable[[Any], bool] = lambda kept: 
 
 
 def _wait_for(folder: Path, stack: contextlib.ExitStack) -> None:
-    """Hold the folder, so that no figure is lost between reading and writing; after a second go on so."""
+    """Hold the folder, so that no figure is lost between reading and writing; after a second, and on a
+    filesystem that cannot, go on so."""
     for _ in range(100):
-        with contextlib.suppress(BlockingIOError):
+        try:
             stack.enter_context(held(folder))
+        except BlockingIOError:
+            sleep(0.01)
+        except OSError:
             return
-        sleep(0.01)
+        else:
+            return
 
 
 def _as_rate(value: Any) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -284,6 +285,15 @@ def test_processes_at_once_keep_one_value_and_lose_none() -> None:
         [*pool.map(lambda i: remember(f"own {i}", i), range(24))]
     assert [recall(f"own {i}") for i in range(24)] == [*range(24)]
     assert {path.name for path in cache_folder().iterdir()} == {"rates.json"}
+
+
+def test_a_folder_that_cannot_be_held_is_written_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(errno.ENOLCK, "no locks")
+
+    monkeypatch.setattr("edgespec.devices.rates.held", refuse)
+    assert keep_first("one", 1, lambda value: False) == 1
+    assert recall("one") == 1
 
 
 # In an engine.

@@ -10,7 +10,6 @@ from edgespec.devices.disk import ReadSettings
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
 from edgespec.runtimes.formats.describe import ModelFiles
-from edgespec.runtimes.torch.choices import settle
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import CPU, Weights
 
@@ -26,8 +25,6 @@ def open_target(
 ) -> TorchTarget[Weights]:
     """Read what the plan pins and start the stream of the rest; `progress` gets bytes pinned. Memory is
     planned for passes of up to `pass_rows`, of which `judged_rows` are looked at (`runtimes.base.Target`)."""
-    if device.type == "cpu":
-        settle(files.table)  # also where nobody has warmed up: before the first pass, and for good
     weights = Weights(files.table, plan.ring_bytes, files.dtype, settings, device)
     try:
         weights.pin(plan.pinned, plan.on_device, progress)
