@@ -57,6 +57,7 @@ class Shares:
         self.costs = costs
         self._draft_seconds: FloatArray | None = None  # as of `draft_seconds`, until something is learned
         self._least: float | None = None  # as of `least`, likewise
+        self._trial: tuple[float, ...] | None = None  # seconds of a pass without drafts, and with a few nodes
 
     def allot(self, offers: Sequence[Offer], most: Sequence[int], others: int, room: int) -> list[IntArray]:
         self.trees = trees = len(offers) + others
@@ -100,7 +101,8 @@ class Shares:
         for steps in {offer.passes or 0 for offer in drafted}:
             # Of drafts that are made together one may have taken all the time: their mean.
             self.costs.add_draft(steps, fmean(o.seconds for o in drafted if o.passes == steps))
-        self._asked, self._seconds, self._draft_seconds, self._least = 0, 0.0, None, None
+        self._asked, self._seconds = 0, 0.0
+        self._draft_seconds = self._least = self._trial = None
         plain = float(self._passes(self.trees))
         spent = sum(offer.seconds for offer in asked)
         self.took = (seconds + spent) / plain
@@ -156,8 +158,10 @@ class Shares:
     def affords(self) -> NDArray[np.bool_]:
         """[len(STEPS)] the credit is enough for one more such draft for the next pass, and to verify a few
         nodes, should none be accepted."""
-        alone, longer = self._passes(self.trees + np.array([0, FEW]))
-        left = self.credit * float(alone) - self._seconds - float(longer - alone)
+        if self._trial is None:
+            self._trial = tuple(self._passes(self.trees + np.array([0, FEW])).tolist())
+        alone, longer = self._trial
+        left = self.credit * alone - self._seconds - (longer - alone)
         return (self.draft_seconds <= left) & (self._asked <= GROWTH * self._usual)
 
     def grant(self, place: int) -> None:
