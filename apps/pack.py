@@ -29,17 +29,31 @@ def pack(
         Path | None,
         typer.Option("--verify", metavar="DIR", help="Check a packed model's bytes.", show_default=False),
     ] = None,
+    client: Annotated[
+        Path | None,
+        typer.Option(
+            "--client",
+            metavar="ADAPTERS",
+            help="Write what a client without torch drafts with, of what `train moa` made for MODEL.",
+            show_default=False,
+        ),
+    ] = None,
     *,
     wanted: PackOptions,
 ) -> None:
     """Pack MODEL into DIR. Interrupted, the same command goes on where it stopped."""
     if verify is not None:
-        if (model, out, wanted) != (None, None, PackOptions()):
+        if (model, out, client, wanted) != (None, None, None, PackOptions()):
             raise OptionError("--verify DIR stands alone: no other option applies to it")
         _verify(verify)
         return
     if model is None or out is None:
         raise OptionError("pack needs MODEL and --out DIR (or --verify DIR)")
+    if client is not None:
+        if wanted != PackOptions():
+            raise OptionError("--client writes no weights of MODEL's layers: no other option applies to it")
+        _pack_client(model, client, out)
+        return
     standing = options.from_flags(EngineOptions, {}).precision
     _pack(model, out, wanted.precision or standing, wanted.substitute)
 
@@ -67,6 +81,16 @@ def _pack(model: str, out: Path, precision: str | None, substitute: str | None) 
         else:
             done = f"packed already at {what}"
         terminal.result(f"{out}: {done}")
+
+
+def _pack_client(model: str, adapters: Path, out: Path) -> None:
+    with Terminal() as terminal:
+        terminal.busy("starting")
+        common.check_source(model)
+        from edgespec.models.client_half import export_client
+
+        nbytes = export_client(model, adapters, out)
+        terminal.result(f"{out}: {format_bytes(nbytes)} for clients of {model}")
 
 
 def _verify(directory: Path) -> None:

@@ -43,6 +43,7 @@ class EngineKeywords(TypedDict, total=False):
     draft_engine: str | None
     draft_worker: int | None
     adapters: str | Path | None
+    client_adapters: str | Path | None
     tree_nodes: int
     offline: bool
     schedule: str

@@ -142,6 +142,13 @@ class EngineOptions(Options):
             metavar="DIR", panel=DRAFTING, default="none",
         ),
     ] = None  # fmt: skip
+    client_adapters: Annotated[
+        str | None,
+        Option(
+            "What `train moa` made for MODEL: the server says what drafters of its clients attend to.",
+            metavar="DIR", panel=DRAFTING, default="none", only="serve",
+        ),
+    ] = None  # fmt: skip
     tree_nodes: Annotated[
         int, Option("Most tokens verified in a pass.", metavar="N", panel=DRAFTING, least=1)
     ] = 64  # the root included

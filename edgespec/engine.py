@@ -23,7 +23,7 @@ from edgespec.devices.machine import Machine
 from edgespec.devices.probe import forget_peak, memory_total, peak_memory
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.kinds import choose_drafters, kinds_of
-from edgespec.drafters.resident import Exits, Outside, Resident, Search, Sharing
+from edgespec.drafters.resident import Exits, Outside, Remembering, Resident, Search, Sharing
 from edgespec.errors import BudgetError, ClosedError, OptionError
 from edgespec.models.asked import check_options, with_files
 from edgespec.models.hub import resolve_model
@@ -58,14 +58,14 @@ class Engine:
         target: Target,
         resident: Sequence[Resident] = (),
         exits: Exits | None = None,
+        memory: Remembering | None = None,
     ) -> None:
-        self.files = files
-        self.tokenizer = tokenizer
+        self.files, self.tokenizer = files, tokenizer
         self.options = options
         self.target = target
         self.resident = list(resident)  # drafters
         self._outside = self._before = 0  # bytes, as of `peak_memory`; the latter until a worker was closed
-        self.exits = exits
+        self.exits, self.memory = exits, memory  # the latter for clients' drafters
         members = choose_drafters(options)
         opened = [kind.name for kind in kinds_of(members) if kind.make]
         opened += [r.name for r in resident]
@@ -138,9 +138,9 @@ class Engine:
         search = replace(search, prepares=prepares, several=several, verifier_layers=layers, engine=engine)
         from edgespec.models.loading import load_model  # torch: seconds, after what is refused without it
 
-        plan, target, resident, exits = load_model(search, options, progress, machine)
+        plan, target, resident, exits, memory = load_model(search, options, progress, machine)
         try:
-            return Engine(files, tokenizer, plan, options, target, resident, exits)
+            return Engine(files, tokenizer, plan, options, target, resident, exits, memory)
         except BaseException:
             target.weights.close()
             raise

@@ -79,6 +79,7 @@ class Caller:
         self.served, self.heard, self.closed = served, list[Answer](), False
         self.line: Line = served.host.connect(self._hear, self._close)
         self.text, self.round, self.seat = Transcript(), 0, b""
+        self.recalled = -1  # vectors that it says it has; -1 = it wants none
         if greets:
             self.say(Hello(VERSION))
 
@@ -109,13 +110,13 @@ class Caller:
         """The next round's request: these, behind what was said."""
         self.round += 1
         body = squeeze(pack_tokens(tokens))
-        return Upload(self.seat, self.round, len(self.text), self.text.hash(), draws, *body)
+        return Upload(self.seat, self.round, len(self.text), self.text.hash(), self.recalled, draws, *body)
 
     def judge(self, tree: TokenTree) -> Judge:
         """The next round's request."""
         self.round += 1
         known = len(self.text), self.text.hash()
-        return Judge(self.seat, self.round, *known, int(tree.tokens[0]), pack_nodes(tree))
+        return Judge(self.seat, self.round, *known, self.recalled, int(tree.tokens[0]), pack_nodes(tree))
 
 
 class Running:

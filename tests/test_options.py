@@ -137,7 +137,9 @@ def test_paths_are_texts() -> None:
 def test_unknown_names_are_named_and_corrected() -> None:
     with pytest.raises(OptionError, match=r"^unknown generation option max_token; did you mean max_t"):
         with_keywords(GenerationOptions(), {"max_token": 3})
-    with pytest.raises(OptionError, match="unknown engine option qqq; known are adapters, batch, context"):
+    with pytest.raises(
+        OptionError, match="unknown engine option qqq; known are adapters, batch, client_adapters"
+    ):
         with_keywords(EngineOptions(), {"qqq": 3})
 
 

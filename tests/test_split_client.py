@@ -329,7 +329,7 @@ LIES: list[tuple[str, Callable[[Judged], Told]]] = [
     ("another text", lambda said: replace(said, committed=said.committed + 1)),
     ("not asked for", lambda said: replace(said, round=said.round + 1)),
     ("not asked for", lambda said: Uploaded(said.round, said.committed, said.hash, 3)),
-    ("not asked for", lambda said: Welcome(1, "m", 160, [], 1, 1, 1, bytes(16))),
+    ("not asked for", lambda said: Welcome(2, "m", 160, [], 1, 1, 1, bytes(16))),
     ("lost the text", lambda said: Behind(said.round, said.committed, said.hash)),
     ("refuses", lambda said: Refusal("nonsense", "what?")),
 ]
@@ -406,7 +406,7 @@ def test_what_a_client_cannot_do_is_refused(wires: Wires) -> None:
     with pytest.raises(ClosedError):
         engine.new_session()
     for options, fact in (
-        (EngineOptions(drafter="model", draft_model="m"), "without files so far"),
+        (EngineOptions(drafter="model", draft_model="m"), "drafts where torch is"),
         (EngineOptions(memory=10**9), "memory is the server's"),
         (EngineOptions(schedule="mirror", drafter="ngram"), "mirror"),
     ):

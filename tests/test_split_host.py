@@ -18,6 +18,7 @@ from edgespec.errors import ProtocolError, StorageError, TokenizerError
 from edgespec.split import host
 from edgespec.split.payload import pack_tokens, unpack_tokens
 from edgespec.split.protocol import (
+    VERSION,
     AskTokenizer,
     Behind,
     Hello,
@@ -159,7 +160,7 @@ def test_hello_tells_what_is_served(served: Served, engine: Engine) -> None:
     tokenizer = unpacked_tokenizer(packed, welcome.tokenizer, 160, "the server")
     assert tokenizer.encode("some words") == engine.tokenizer.encode("some words")
     assert refused(caller.say(AskTokenizer())) == "nonsense"
-    assert refused(Caller(served, greets=False).say(Hello(2))) == "version"
+    assert refused(Caller(served, greets=False).say(Hello(VERSION + 1))) == "version"
     assert refused(Caller(served, greets=False).say(TakeSeat(b"", 10))) == "nonsense"
 
 
@@ -183,7 +184,7 @@ def test_an_answer_goes_to_the_connection_that_asked_last(served: Served) -> Non
     caller.say(request, runs=False)
     served.mail.popleft()()  # it is under way
     again = Caller(served, greets=False)
-    again.say(Hello(1), TakeSeat(caller.seat, CONTEXT), request, runs=False)
+    again.say(Hello(VERSION), TakeSeat(caller.seat, CONTEXT), request, runs=False)
     served.run()
     assert isinstance(again.heard[-1], Judged)
     assert [type(m) for m in caller.heard] == [Refusal]
@@ -268,9 +269,9 @@ def test_requests_that_do_not_fit_are_refused(served: Served) -> None:
             caller.text.extend([1] * (CONTEXT - len(PROMPT) - 1))
             request = caller.judge(TokenTree.chain([first, 1]))
         elif number == 4:
-            request = Judge(caller.seat, 9, *known, 160, b"")
+            request = Judge(caller.seat, 9, *known, -1, 160, b"")
         else:
-            request = Judge(caller.seat, 9, *known, first, pack_tokens([1]) + b"\x07")
+            request = Judge(caller.seat, 9, *known, -1, first, pack_tokens([1]) + b"\x07")
         assert refused(caller.say(request)) == "nonsense", number
         served.now += 1000
         served.host.sweep()

@@ -39,6 +39,7 @@ from edgespec.split.protocol import (
     Judged,
     LeaveSeat,
     Manner,
+    Recalled,
     Refusal,
     Request,
     Seated,
@@ -71,9 +72,9 @@ ASKED: list[Request] = [
     TakeSeat(b"", 4096),
     TakeSeat(SEAT, 4096),
     as_manner(HOT, "sample"),
-    Upload(SEAT, LARGE, LARGE, HASH, True, False, TOKENS),
-    Upload(SEAT, 1, 0, HASH, False, *squeeze(TOKENS * 400)),
-    Judge(SEAT, LARGE, LARGE, HASH, LARGE, NODES),
+    Upload(SEAT, LARGE, LARGE, HASH, LARGE, True, False, TOKENS),
+    Upload(SEAT, 1, 0, HASH, -1, False, *squeeze(TOKENS * 400)),
+    Judge(SEAT, LARGE, LARGE, HASH, LARGE, LARGE, NODES),
     LeaveSeat(SEAT),
     AskTokenizer(),
 ]
@@ -85,6 +86,7 @@ ANSWERED: list[Answer] = [
     Behind(LARGE, LARGE, HASH),
     Still(LARGE),
     TokenizerPart(10**6, b"{}" * 500),
+    Recalled(LARGE, LARGE, True, bytes(500)),
     Refusal("full", "no room", 2.5),
 ]
 
@@ -106,7 +108,8 @@ def test_the_first_frame_never_changes() -> None:
 def test_all_but_the_body_is_at_most_64_bytes(message: Told) -> None:
     if isinstance(message, (Welcome, Refusal)):
         return  # once a connection
-    body = next((b for name in ("tokens", "nodes", "data") if (b := getattr(message, name, None))), b"")
+    names = "tokens", "nodes", "data", "vectors"
+    body = next((b for name in names if (b := getattr(message, name, None))), b"")
     assert len(written(message)) - len(body) <= 64
 
 
@@ -258,11 +261,11 @@ def test_frames_are_bounded() -> None:
     with pytest.raises(ProtocolError, match="the most"):
         read(bytes(FRAME_BYTES + 1), REQUESTS)
     for beyond in (
-        Judge(SEAT, 1, 1, HASH, 1, bytes(4 * TREE_ROWS)),
-        Judge(SEAT + b"1", 1, 1, HASH, 1, b""),
-        Judge(SEAT, -1, 1, HASH, 1, b""),
-        Judge(SEAT, 1, 2**31, HASH, 1, b""),
-        Upload(SEAT, 1, 1, HASH + b"1", True, False, b""),
+        Judge(SEAT, 1, 1, HASH, -1, 1, bytes(4 * TREE_ROWS)),
+        Judge(SEAT + b"1", 1, 1, HASH, -1, 1, b""),
+        Judge(SEAT, -1, 1, HASH, -1, 1, b""),
+        Judge(SEAT, 1, 2**31, HASH, -1, 1, b""),
+        Upload(SEAT, 1, 1, HASH + b"1", -1, True, False, b""),
         TakeSeat(SEAT * 2, 1),
         TakeSeat(SEAT, 0),
         Manner(len(JUDGES), 0, 1, 0, 0, 0),

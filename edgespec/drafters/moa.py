@@ -9,13 +9,14 @@ controller decides).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
 from edgespec.drafters.drawn import kept_bytes
 from edgespec.drafters.forest import Room
+from edgespec.drafters.moa_draft import MoaDrafter
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.drafters.resident import Found, Search
 from edgespec.drafters.substitute import torch_target
@@ -134,13 +135,3 @@ class MoaResident(TrainedResident[Moa]):
         tail = Tail(self.target, cache, through, self.slots) if through else None
         draft = MoaDraft(self.module, self.target, source, cache.capacity, self.slots, tail)
         return MoaDrafter(draft, vocabulary, self.room)
-
-
-class MoaDrafter(ModelDrafter):
-    """See `drafters.base.Drafter`."""
-
-    def trunk(self) -> Generator[None, None, Sequence[int]]:
-        """Nothing: committed tokens follow from their embeddings, which costs no pass."""
-        if self.tail:
-            yield from self._follow()
-        return self.tail

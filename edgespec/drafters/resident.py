@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.core.trace import Round
 from edgespec.drafters.base import Drafter
@@ -13,6 +16,8 @@ from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 
 if TYPE_CHECKING:
+    import torch
+
     from edgespec.runtimes.base import EarlyExit, KVCache, Target
     from edgespec.runtimes.formats.describe import ModelFiles
     from edgespec.text.tokenizer import Tokenizer
@@ -134,6 +139,38 @@ class Exits(Protocol):
         """Free its memory; sessions must not ask it any more."""
 
 
+class MemoryFound(Protocol):
+    """A network that makes what drafters elsewhere attend to; known by headers."""
+
+    @property
+    def extras(self) -> Extras:
+        """What it keeps in memory beside the target."""
+
+    @property
+    def reads(self) -> int:
+        """Bytes that `open` reads."""
+
+    def open(self, device: torch.device, progress: Callable[[int], None]) -> Remembering:
+        """Read its weights; `progress` gets bytes. Raises StorageError."""
+
+
+class Remembering(Protocol):
+    """An open one; see `split.recall`.
+
+    Attributes:
+        digest: of the network, by which clients know theirs.
+        width: numbers of a vector.
+        step: tokens that are done in milliseconds.
+    """
+
+    digest: bytes
+    width: int
+    step: int
+
+    def vectors(self, cache: Any, start: int, stop: int) -> NDArray[np.float32]:
+        """Of these committed tokens of a conversation's cache, [stop - start, width]."""
+
+
 @dataclass(frozen=True)
 class Drafters:
     """What an engine may draft with, by kind, known by headers."""
@@ -142,24 +179,27 @@ class Drafters:
     reasons: tuple[str, ...] = ()  # why something that is there is not used
     spare: Mapping[str, str] = field(default_factory=dict)  # label of those to do without for want of room
     exit: ExitFound | None = None  # that tells them what the target is about to say
+    memory: MemoryFound | None = None  # that clients' own drafters attend to
 
     @property
     def extras(self) -> Extras:
         """What all of them keep in memory."""
         parts = [found.extras for found in self.found.values()]
-        return Extras.joined(parts if self.exit is None else [*parts, self.exit.extras])
+        beside = [found.extras for found in (self.exit, self.memory) if found is not None]
+        return Extras.joined([*parts, *beside])
 
     def without_spare(self) -> Drafters:
         kept = {name: found for name, found in self.found.items() if name not in self.spare}
         why = f"no room to draft with {' and '.join(self.spare.values())}"
-        return Drafters(kept, (*self.reasons, why), exit=self.exit)
+        return replace(self, found=kept, reasons=(*self.reasons, why), spare={})
 
     def used(self, plan: Plan) -> list[Found]:
         return [found for found in self.found.values() if found.unused(plan) is None]
 
     def reads(self, plan: Plan) -> int:
         """Bytes that `open` reads."""
-        return sum(found.reads(plan) for found in self.used(plan)) + (self.exit.reads if self.exit else 0)
+        beside = [found.reads for found in (self.exit, self.memory) if found is not None]
+        return sum(found.reads(plan) for found in self.used(plan)) + sum(beside)
 
     def open(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> list[Resident]:
         """Read the weights of what the plan uses. Raises CorruptFileError and StorageError."""

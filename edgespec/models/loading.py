@@ -10,7 +10,7 @@ from edgespec.config import EngineOptions
 from edgespec.devices.machine import Machine
 from edgespec.devices.probe import cpu_count
 from edgespec.drafters.kinds import find_drafters
-from edgespec.drafters.resident import Exits, Outside, Resident, Search
+from edgespec.drafters.resident import Exits, Outside, Remembering, Resident, Search
 from edgespec.errors import DeviceError, OptionError
 from edgespec.kernels.threads import threads_for, use_threads
 from edgespec.models.planning import plan_engine
@@ -20,6 +20,7 @@ from edgespec.runtimes.base import Target
 from edgespec.runtimes.formats.needs import judged_rows, pass_rows
 from edgespec.runtimes.torch.choices import reasons, settle
 from edgespec.runtimes.torch.machine import measure_machine
+from edgespec.runtimes.torch.moa_memory import MoaMemoryFiles
 from edgespec.runtimes.torch.open import open_target
 from edgespec.schedules.exits import find_exit
 
@@ -29,8 +30,9 @@ def load_model(
     options: EngineOptions,
     progress: ProgressCallback | None = None,
     machine: Machine | None = None,
-) -> tuple[Plan, Target, list[Resident], Exits | None]:
-    """Open a target, its drafters and its early exit as planned for this machine (None = as measured now).
+) -> tuple[Plan, Target, list[Resident], Exits | None, Remembering | None]:
+    """Open a target, its drafters, its early exit and what clients' drafters attend to, as planned for this
+    machine (None = as measured now).
 
     Raises what finding, planning and opening raise; nothing then stays open.
     """
@@ -40,6 +42,8 @@ def load_model(
     use_threads(options.threads or threads_for(table.nbytes / matrices), cpu_count())
     drafters = find_drafters(replace(search, device=device.type))
     drafters = replace(drafters, exit=find_exit(options, search.files, drafters))
+    if options.client_adapters is not None:
+        drafters = replace(drafters, memory=MoaMemoryFiles.find(options.client_adapters, search.files))
     if progress is not None:  # disk, memory and matmuls: seconds at the first start, then remembered
         progress(Progress("probe", 0, 1, "steps"))
     machine = machine or measure_machine(search.files, device)
@@ -61,9 +65,10 @@ def load_model(
     try:
         planned = drafters.exit is not None and set(drafters.exit.extras.names) <= set(plan.extras.names)
         exits = drafters.exit.open(target, advance) if drafters.exit is not None and planned else None
+        memory = None if drafters.memory is None else drafters.memory.open(device, advance)
         resident = drafters.open(target, plan, advance)
         where = [f"drafts: {r.placement}" for r in resident if isinstance(r, Outside) and r.placement]
-        return replace(plan, reasons=[*where, *plan.reasons]), target, resident, exits
+        return replace(plan, reasons=[*where, *plan.reasons]), target, resident, exits, memory
     except BaseException:
         target.weights.close()
         raise

@@ -6,6 +6,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +16,7 @@ from edgespec.core.schedule import Controller, Place, Schedule
 from edgespec.core.trace import Cycle, Trace
 from edgespec.devices.probe import peak_memory
 from edgespec.drafters.base import Drafter
+from edgespec.drafters.client_moa import ClientMoa
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.kinds import choose_drafters, kinds_of
 from edgespec.errors import ClosedError, ContextError, LinkError, OptionError, ProtocolError, RefusedError
@@ -22,7 +24,8 @@ from edgespec.offload.plan.costs import CostModel
 from edgespec.schedules.kinds import check_idle, check_schedule, choose_schedule, make_schedule
 from edgespec.split.link import OPEN_SECONDS, Dial, Link
 from edgespec.split.options import ConnectOptions
-from edgespec.split.protocol import AskTokenizer, TokenizerPart, written
+from edgespec.split.protocol import AskTokenizer, TokenizerPart, Welcome, written
+from edgespec.split.recall import Recollection
 from edgespec.split.seat import RemoteSeat
 from edgespec.split.session import RemoteSession, RemoteVerifier
 from edgespec.split.vocabulary import PACKED_BYTES, unpacked_tokenizer
@@ -88,6 +91,7 @@ class RemoteEngine:
             self.tokenizer = unpacked_tokenizer(_tokenizer(link), welcome.tokenizer, welcome.vocabulary, url)
         finally:
             link.close()
+        self._moa = self._open_moa(welcome)
         self.config = RemoteModel(welcome.model, welcome.vocabulary, welcome.layers, welcome.context)
         self.eos = frozenset(welcome.eos)
         self.verifier = RemoteVerifier(self._seat)
@@ -113,7 +117,7 @@ class RemoteEngine:
             raise ContextError(f"context {context} is more than the server's {most} positions")
         seat = self.verifier.new_seat(context)
         options, nodes = self.options, min(self.options.tree_nodes, self._welcome.nodes)
-        drafting = self._drafter() if nodes > 1 else None
+        drafting = self._drafter(seat) if nodes > 1 else None
         schedule = make_schedule(
             self.schedule,
             with_keywords(options, {"tree_nodes": nodes}) if nodes > 1 else options,
@@ -123,7 +127,7 @@ class RemoteEngine:
         )
         asked = self.asked
         keep = asked.unverified == "keep", asked.wait, asked.alone
-        session = RemoteSession(self, seat, schedule, self._drafter, *keep, trace)
+        session = RemoteSession(self, seat, schedule, partial(self._drafter, seat), *keep, trace)
         self._sessions.add(session)
         return session
 
@@ -164,14 +168,25 @@ class RemoteEngine:
         if (lesson := schedule.lesson()) is not None:
             self.controller = lesson
 
-    def _drafter(self) -> Drafter | None:
+    def _open_moa(self, welcome: Welcome) -> ClientMoa | None:
+        """Raises as `ClientMoa`."""
+        if "moa" not in self.drafters or self._made is not None:
+            return None
+        moa = ClientMoa(str(self.options.adapters))
+        moa.check(welcome.memory, welcome.width, welcome.vocabulary, welcome.model)
+        return moa
+
+    def _drafter(self, seat: RemoteSeat) -> Drafter | None:
         if self._made is not None:
             return self._made()
         made = [kind.make() for kind in kinds_of(self.drafters) if kind.make is not None]
+        if self._moa is not None and seat.recollection is not None:
+            made.append(self._moa.drafter(seat.recollection, seat.capacity))
         return None if not made else made[0] if len(made) == 1 else Combined(made)
 
     def _seat(self, context: int) -> RemoteSeat:
-        return RemoteSeat(self._open, context, self.config.vocab_size)
+        recollection = None if self._moa is None else Recollection(self._welcome.width)
+        return RemoteSeat(self._open, context, self.config.vocab_size, recollection)
 
     def _open(self) -> Link:
         """Raises as `Link`."""
@@ -195,10 +210,8 @@ def _checked(options: EngineOptions) -> tuple[str, ...]:
     members = choose_drafters(options)
     if options.drafter == "auto":
         members = tuple(kind.name for kind in kinds_of(members) if kind.make is not None or kind.needs)
-    if needing := [kind.label for kind in kinds_of(members) if kind.make is None]:
-        raise OptionError(
-            f"a client drafts without files so far, and {needing[0]} has some; use drafter=ngram", "drafter"
-        )
+    if needing := [kind for kind in kinds_of(members) if kind.make is None and kind.name != "moa"]:
+        raise OptionError(f"{needing[0].label} drafts where torch is; use drafter=moa or ngram", "drafter")
     if options.schedule == "mirror":
         raise OptionError(
             "schedule mirror asks an early exit of the target, which is on the server; use schedule=ssd or "

@@ -26,6 +26,7 @@ from edgespec.split.protocol import (
     Why,
     as_options,
 )
+from edgespec.split.recall import Recall
 from edgespec.split.transcript import Transcript
 
 Over = Callable[["BaseException | None"], None]
@@ -60,6 +61,7 @@ class Guest:
         self._said: Told | None = None  # the answer to it
         self.next: Callable[[], None] | None = None  # to be done when that has ended
         self.since = clock()  # when it last had something to do
+        self.recall: Recall | None = None  # sends what its drafter attends to
 
     def choose(self, manner: Manner) -> None:
         """Raises ProtocolError."""
@@ -77,8 +79,24 @@ class Guest:
         if request.round < number or digest != known:
             raise ProtocolError(f"round {request.round} is over: the latest was {number}")
         if self._said is not None:
-            self._tell(self._said)
+            self.tell(self._said)
+            self.recollect(request.known)
         return False
+
+    @property
+    def round(self) -> int:
+        """The latest."""
+        return self._asked[0]
+
+    @property
+    def cache(self) -> Seat | None:
+        """See `split.recall.Attending`."""
+        return None if self.session is None else self.session.cache
+
+    def recollect(self, known: int) -> None:
+        """The latest round has been answered; of so many tokens the client has the vectors."""
+        if self.recall is not None:
+            self.recall.answer(self, known)
 
     def undo(self, round: int) -> None:
         """That round failed: it may be asked for again."""
@@ -103,9 +121,10 @@ class Guest:
     def answer(self, message: Told) -> None:
         """To the latest round."""
         self.since, self._said = self.clock(), message
-        self._tell(message)
+        self.tell(message)
 
-    def _tell(self, message: Told) -> None:
+    def tell(self, message: Told) -> None:
+        """To whoever has the connection now, if anybody."""
         if self.line is not None:
             self.line.tell(message)
 
@@ -126,9 +145,9 @@ class Work:
 
     positions: int
 
-    def __init__(self, guest: Guest, round: int, over: Over) -> None:
+    def __init__(self, guest: Guest, asked: Upload | Judge, over: Over) -> None:
         """`over`: called once, when it has been answered, or with why it has not."""
-        self.guest, self.round, self.over = guest, round, over
+        self.guest, self.round, self.known, self.over = guest, asked.round, asked.known, over
         self.cancellation = Cancellation()
         self._parts = deque[Part]()
 
@@ -152,6 +171,7 @@ class Work:
             return False
         if not self._parts:
             self.end(None)
+            self.guest.recollect(self.known)
         return bool(self._parts)
 
     def _cut(self, seat: Seat) -> Iterator[Part]:
@@ -176,7 +196,7 @@ class Reading(Work):
 
     def __init__(self, guest: Guest, asked: Upload, vocabulary: int, over: Over) -> None:
         """Raises ProtocolError for what is no prompt that fits."""
-        super().__init__(guest, asked.round, over)
+        super().__init__(guest, asked, over)
         room = min(guest.context - asked.committed, MOST_TOKENS)
         tokens = unpack_tokens(unsqueeze(asked.packed, asked.tokens, 3 * room), vocabulary)
         if not tokens or len(tokens) > room:
@@ -205,7 +225,7 @@ class Judging(Work):
 
     def __init__(self, guest: Guest, asked: Judge, vocabulary: int, nodes: int, over: Over) -> None:
         """Raises ProtocolError for what is no tree that fits."""
-        super().__init__(guest, asked.round, over)
+        super().__init__(guest, asked, over)
         tree = self.tree = unpack_nodes(asked.nodes, asked.root, vocabulary)
         deepest = int(tree.depths.max())
         self.positions = asked.committed + 1 + deepest

@@ -40,6 +40,7 @@ from edgespec.split.protocol import (
     Upload,
     Welcome,
 )
+from edgespec.split.recall import Recall
 from edgespec.split.vocabulary import packed_tokenizer
 
 if TYPE_CHECKING:
@@ -87,7 +88,10 @@ class Host:
         self._behind = nodes if engine.plan.sequences > 1 else 0
         name, eos, context = engine.files.path.name[:200], sorted(engine.eos), engine.plan.context
         about = config.vocab_size, eos, context - self._behind, config.layers, nodes, digest
-        self._welcome = Welcome(VERSION, name, *about)
+        memory = engine.memory
+        self._recall = None if memory is None else Recall(memory, ground.post)
+        known = () if memory is None else (memory.digest, memory.width)
+        self._welcome = Welcome(VERSION, name, *about, *known)
 
     def connect(self, send: Callable[[bytes], None], close: Callable[[], None]) -> Line:
         """A client has come; see `Line`."""
@@ -166,6 +170,7 @@ class Host:
         if len(self.guests) >= GUESTS:
             raise RefusedError(f"{GUESTS} conversations are open here, the most", "full", SPARE_SECONDS)
         guest = Guest(secrets.token_bytes(SEAT_BYTES), context, self.clock)
+        guest.recall = self._recall
         self.guests[guest.seat] = guest
         return guest
 

@@ -19,6 +19,7 @@ from edgespec.split.guest import Guest
 from edgespec.split.protocol import (
     REQUESTS,
     Judge,
+    Recalled,
     Refusal,
     Request,
     Seated,
@@ -91,7 +92,7 @@ class Line:
             self._send(written(Still(number)))
 
     def tell(self, message: Told) -> None:
-        if not isinstance(message, (Seated, Welcome, TokenizerPart)):
+        if not isinstance(message, (Seated, Welcome, TokenizerPart, Recalled)):
             self._round = None
         if not self.over:
             self._send(written(message))

@@ -26,7 +26,7 @@ from edgespec.errors import OptionError, ProtocolError
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.values import MOST
 
-VERSION = 1
+VERSION = 2
 PATH = "/v1/edgespec/verify"  # of a WebSocket server
 FRAME_BYTES = 2**20  # of any frame
 SEAT_BYTES = 16  # of a session's id: a secret, and random
@@ -38,6 +38,7 @@ Natural = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Hash = Annotated[bytes, Meta(min_length=HASH_BYTES, max_length=HASH_BYTES)]
 SeatId = Annotated[bytes, Meta(min_length=SEAT_BYTES, max_length=SEAT_BYTES)]
+Known = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Body = Annotated[bytes, Meta(max_length=FRAME_BYTES)]
 Words = Annotated[str, Meta(max_length=1000)]
 Name = Annotated[str, Meta(max_length=200)]
@@ -82,12 +83,14 @@ class Manner(Told, tag=2):
 
 class Upload(Told, tag=3):
     """These tokens follow the first `committed`; `Uploaded` will be the answer, or `Behind`. draws: it is to
-    say what comes next. packed: the body is compressed (`split.payload`)."""
+    say what comes next. packed: the body is compressed (`split.payload`). known: the client has the vectors
+    of so many tokens (`split.recall`); -1 = it wants none."""
 
     seat: SeatId
     round: Natural
     committed: Natural
     hash: Hash
+    known: Known
     draws: bool
     packed: bool
     tokens: Body
@@ -95,12 +98,13 @@ class Upload(Told, tag=3):
 
 class Judge(Told, tag=4):
     """A tree behind the first `committed` tokens, which `root` follows; `Judged` will be the answer, or
-    `Behind`. nodes: 4 bytes each, without the root."""
+    `Behind`. nodes: 4 bytes each, without the root; known: as of `Upload`."""
 
     seat: SeatId
     round: Natural
     committed: Natural
     hash: Hash
+    known: Known
     root: Natural
     nodes: Annotated[bytes, Meta(max_length=4 * (TREE_ROWS - 1))]
 
@@ -120,7 +124,8 @@ class AskTokenizer(Told, tag=6):
 
 class Welcome(Told, tag=32):
     """The answer to `Hello`. nodes: of the largest tree, the root included; context: of a conversation, at
-    most; tokenizer: XXH3-128 of what `AskTokenizer` gives."""
+    most; tokenizer: XXH3-128 of what `AskTokenizer` gives; memory: of the network that makes `Recalled`,
+    b"" = there is none; width: numbers of a vector."""
 
     version: Natural
     model: Name
@@ -130,6 +135,8 @@ class Welcome(Told, tag=32):
     layers: Count
     nodes: Annotated[int, Meta(ge=1, le=TREE_ROWS)]
     tokenizer: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    memory: Annotated[bytes, Meta(max_length=16)] = b""
+    width: Annotated[int, Meta(ge=0, le=2**16)] = 0
 
 
 class Seated(Told, tag=33):
@@ -178,6 +185,16 @@ class TokenizerPart(Told, tag=38):
     data: Body
 
 
+class Recalled(Told, tag=40):
+    """What the client's drafter attends to, of committed tokens from the `start`th on; behind the answer to
+    the round."""
+
+    round: Natural
+    start: Natural
+    packed: bool
+    vectors: Body
+
+
 class Refusal(Told, tag=39):
     """It will not be done. seconds: after which to ask again, where that is of use."""
 
@@ -187,7 +204,7 @@ class Refusal(Told, tag=39):
 
 
 Request = Hello | TakeSeat | Manner | Upload | Judge | LeaveSeat | AskTokenizer
-Answer = Welcome | Seated | Uploaded | Judged | Behind | Still | TokenizerPart | Refusal
+Answer = Welcome | Seated | Uploaded | Judged | Behind | Still | TokenizerPart | Recalled | Refusal
 
 REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)

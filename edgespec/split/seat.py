@@ -31,6 +31,7 @@ from edgespec.split.protocol import (
     Judged,
     LeaveSeat,
     Manner,
+    Recalled,
     Seated,
     Still,
     TakeSeat,
@@ -38,11 +39,13 @@ from edgespec.split.protocol import (
     Uploaded,
     written,
 )
+from edgespec.split.recall import NONE, Recollection, known
 from edgespec.split.transcript import Transcript
 
 TICK = 0.02  # seconds between two looks at whether a round was cancelled
 PIECE = 4096  # tokens of a prompt in one frame
 BEHIND = 8  # times that a server may have lost the text within one round
+RECALL = 0.05  # seconds, and half a round trip, that drafts wait for what they attend to
 DEAD = 3.0  # times its patience, after which a silent connection is given up
 
 Round = Generator[None, None, Uploaded | Judged | Behind]
@@ -51,15 +54,23 @@ Round = Generator[None, None, Uploaded | Judged | Behind]
 class RemoteSeat:
     """See `runtimes.base.Seat`. One thread at a time may use it."""
 
-    def __init__(self, connect: Callable[[], Link], context: int, vocabulary: int) -> None:
-        """connect: to the server; raises as `Link`. context: positions. Raises what `connect` does."""
+    def __init__(
+        self,
+        connect: Callable[[], Link],
+        context: int,
+        vocabulary: int,
+        recollection: Recollection | None = None,
+    ) -> None:
+        """connect: to the server; raises as `Link`. context: positions. recollection: what the drafter
+        attends to, if it does. Raises what `connect` does."""
+        self.recollection = recollection
         self.capacity, self.vocabulary, self._connect = context, vocabulary, connect
         self.transcript, self.patience = Transcript(), Patience()
         self.sent = self.received = 0  # bytes, by connections that are gone
         self._manner: Manner | None = None
         self._agreed = 0  # tokens of the transcript that the server has said it has
         self._seat = b""
-        self._round = 0
+        self.rounds = 0  # asked for; the latest one's number
         self._took = 0.0  # seconds, the latest answer
         self._connector: Connector | None = None
         self._inbox = deque[Answer]()
@@ -79,6 +90,8 @@ class RemoteSeat:
         return (self.sent + link.sent, self.received + link.received) if link else (self.sent, self.received)
 
     def truncate(self, length: int) -> None:
+        if self.recollection is not None and length < len(self.transcript):
+            self.recollection.truncate(length, self.rounds)
         self.transcript.truncate(length)
         self._agreed = min(self._agreed, length)
 
@@ -220,6 +233,26 @@ class RemoteSeat:
             part.outcome = outcome_of(answer, part.tree, *about)
             self.transcript.extend(part.tree.tokens[part.outcome.path])
             self._agreed = len(self.transcript)
+        yield from self._recollect()
+
+    def _recollect(self) -> Generator[None, None, None]:
+        """What the drafter attends to comes right behind the answer: it is waited for, but not for long."""
+        until = time.monotonic() + RECALL + self.patience.mean / 2
+        while self._link is not None and known(self.recollection) not in (NONE, self._agreed):
+            self._read(self._link, 0)
+            if self._inbox:
+                self._heard(self._inbox.popleft())
+            elif time.monotonic() < until:
+                yield
+            else:
+                return
+
+    def _heard(self, answer: Answer) -> bool:
+        """Whether it was no answer to a round. Raises ProtocolError."""
+        if isinstance(answer, Recalled) and self.recollection is not None:
+            self.recollection.take(answer, self.capacity)
+            return True
+        return isinstance(answer, Still)
 
     def _bring(self, text: Transcript, draws: bool) -> Generator[None, None, int]:
         """Have the server commit all of this text; returns the token that follows, if it draws."""
@@ -237,23 +270,24 @@ class RemoteSeat:
             self._fall_back(answer)
         return token
 
-    def _upload(self, text: Transcript, start: int, stop: int, draws: bool, number: int) -> Upload:
+    def _upload(self, text: Transcript, start: int, stop: int, draws: bool, number: int, have: int) -> Upload:
         body = squeeze(pack_tokens(text.tokens(start, stop)))
-        return Upload(self._seat, number, start, text.hash(start), draws, *body)
+        return Upload(self._seat, number, start, text.hash(start), have, draws, *body)
 
-    def _judge(self, tree: TokenTree, number: int) -> Judge:
-        known = len(self.transcript), self.transcript.hash()
-        return Judge(self._seat, number, *known, int(tree.tokens[0]), pack_nodes(tree))
+    def _judge(self, tree: TokenTree, number: int, have: int) -> Judge:
+        text = len(self.transcript), self.transcript.hash()
+        return Judge(self._seat, number, *text, have, int(tree.tokens[0]), pack_nodes(tree))
 
-    def _ask(self, request: Callable[[int], Upload | Judge]) -> Round:
-        """Until there is an answer; on a new connection, the same round again."""
-        self._round += 1
-        number, slowest, began, sent = self._round, 0.0, 0.0, 0.0
+    def _ask(self, request: Callable[[int, int], Upload | Judge]) -> Round:
+        """Until there is an answer; on a new connection, the same round again, byte for byte."""
+        self.rounds += 1
+        number, slowest, began, sent = self.rounds, 0.0, 0.0, 0.0
         asked: Link | None = None
+        have = known(self.recollection)
         while True:
             link = yield from self._connected()
             if link is not asked:
-                self._tell(link, written(request(number)))
+                self._tell(link, written(request(number, have)))
                 asked, began = link, time.monotonic()
                 sent = began
             if not self._inbox:
@@ -264,7 +298,7 @@ class RemoteSeat:
                 continue
             answer, now = self._inbox.popleft(), time.monotonic()
             slowest, began = max(slowest, now - began), now
-            if isinstance(answer, Still) or getattr(answer, "round", number) < number:
+            if self._heard(answer) or getattr(answer, "round", number) < number:
                 continue
             if not isinstance(answer, (Uploaded, Judged, Behind)) or answer.round > number:
                 raise ProtocolError(f"the server says {type(answer).__name__}, which was not asked for")

@@ -77,6 +77,11 @@ class RemoteSession(Session):
         """Bytes sent to the server and received from it, the transport's own aside."""
         return self.cache.traffic
 
+    @property
+    def rounds(self) -> int:
+        """That the server was asked for, prompts' among them."""
+        return self.cache.rounds
+
     def new_reply(
         self,
         prompt: Sequence[int] | Array,

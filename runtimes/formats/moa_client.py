@@ -1,0 +1,134 @@
+"""The half of a MoA drafter that is on a client, with the target's embedding and head. Needs no torch.
+
+    DIR/client.json           {"format": 1, "kind": "moa", "model", "network", "config", "sizes", "file"}
+    DIR/client.safetensors    what comes behind the memory; embedding [V, d]; head [V, d], unless it is that;
+                              inverse [e / 2], the rotary frequencies
+
+`network` is XXH3-128 of the trained file whose other half the server has. Written by
+`models.client_half.export_client`; hostile until checked, as `formats.trained` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from numpy.typing import NDArray
+
+from edgespec.devices.files import read_bounded
+from edgespec.errors import CorruptFileError, ModelError, StorageError
+from edgespec.offload.safetensors_header import read_header
+from edgespec.offload.strict_json import is_file_name, parse_object
+from edgespec.runtimes.formats.moa_sizes import MoaSizes
+
+MANIFEST = "client.json"
+LIMIT = 2**16  # bytes of a manifest
+Count = Annotated[int, Meta(ge=1, le=2**24)]
+Array = NDArray[np.float32]
+
+
+class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of the target, what drafting needs to know."""
+
+    vocab_size: Annotated[int, Meta(ge=1, lt=2**24)]
+    hidden_size: Annotated[int, Meta(ge=1, le=2**20)]
+    heads: Annotated[int, Meta(ge=1, le=2**12)]
+    kv_heads: Annotated[int, Meta(ge=1, le=2**12)]
+    head_dim: Annotated[int, Meta(ge=2, le=2**12)]
+    norm_eps: Annotated[float, Meta(gt=0, lt=1)]
+    interleaved: bool
+    tied: bool
+
+    @property
+    def width(self) -> int:
+        """Of a memory vector: keys and values of one layer."""
+        return 2 * self.kv_heads * self.head_dim
+
+
+class ClientManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: Literal[1]
+    kind: Literal["moa"]
+    model: Annotated[str, Meta(max_length=200)]
+    network: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    config: ClientConfig
+    sizes: MoaSizes
+    file: str
+
+
+def client_shapes(config: ClientConfig, sizes: MoaSizes) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor, by name."""
+    c, d, e = config, config.hidden_size, config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "projection": (d, c.width), "projection_bias": (d,), "norm": (d,), "inverse": (e // 2,),
+        "embedding": (c.vocab_size, d),
+    }  # fmt: skip
+    if not c.tied:
+        shapes["head"] = (c.vocab_size, d)
+    for name, kv, mlp in zip(("over_tokens", "to_memory"), sizes.kv_heads[1:], sizes.mlp[1:], strict=True):
+        own: dict[str, tuple[int, ...]] = {
+            "input_norm": (d,), "q_proj": (c.heads * e, d), "k_proj": (kv * e, d), "v_proj": (kv * e, d),
+            "o_proj": (d, c.heads * e), "post_norm": (d,), "gate_proj": (mlp, d), "up_proj": (mlp, d),
+            "down_proj": (d, mlp),
+        }  # fmt: skip
+        shapes |= {f"{name}.{parameter}": shape for parameter, shape in own.items()}
+    return shapes
+
+
+def read_client(directory: Path) -> tuple[ClientManifest, Mapping[str, Array]]:
+    """The manifest, and all tensors in fp32. Raises ModelError where there is none, CorruptFileError for
+    anything unsound, StorageError."""
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise ModelError(
+            f"{directory} has no {MANIFEST}: a client drafts with what `export_client` makes of "
+            "trained adapters"
+        )
+    raw = read_bounded(path, LIMIT)
+    parse_object(raw, str(path))  # names no key twice
+    try:
+        manifest = msgspec.json.decode(raw, type=ClientManifest)
+    except msgspec.MsgspecError as error:
+        raise CorruptFileError(f"{path} is not a sound manifest: {error}") from None
+    c, sizes = manifest.config, manifest.sizes
+    if sizes.target_layers or c.head_dim % 2 or min(*sizes.kv_heads, *sizes.mlp) < 1:
+        raise CorruptFileError(f"{path}: no client has a network of these sizes")
+    if c.heads % c.kv_heads or any(c.heads % kv for kv in sizes.kv_heads[1:]):
+        raise CorruptFileError(f"{path}: its heads of keys do not divide the {c.heads} heads")
+    return manifest, _read_tensors(directory, manifest.file, client_shapes(c, sizes))
+
+
+def _read_tensors(directory: Path, name: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
+    if not is_file_name(name):
+        raise CorruptFileError(f"{directory / MANIFEST} names {name[:200]!r}, which is not a file beside it")
+    path = directory / name
+    tensors, _ = read_header(path)
+    if tensors.keys() != shapes.keys():
+        raise CorruptFileError(f"{path} holds {sorted(tensors)[:8]}, and a client needs {sorted(shapes)[:8]}")
+    found = {}
+    try:
+        with path.open("rb") as file:
+            for tensor_name, shape in shapes.items():
+                tensor = tensors[tensor_name]
+                if tensor.shape != shape or tensor.encoding not in ("F32", "BF16"):
+                    raise CorruptFileError(
+                        f"{path}: {tensor_name} is {tensor.encoding} {list(tensor.shape)}, and should be "
+                        f"{list(shape)}"
+                    )
+                file.seek(tensor.offset)
+                raw = file.read(tensor.nbytes)
+                if len(raw) != tensor.nbytes:
+                    raise CorruptFileError(f"{path} ends within {tensor_name}")
+                found[tensor_name] = _floats(raw, tensor.encoding).reshape(shape)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error.strerror}") from None
+    return found
+
+
+def _floats(raw: bytes, encoding: str) -> Array:
+    if encoding == "F32":
+        return np.frombuffer(raw, "<f4")
+    return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)

@@ -1,0 +1,1 @@
+"""Networks in numpy: what a client without torch drafts with."""

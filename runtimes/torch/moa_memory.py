@@ -1,0 +1,78 @@
+"""The target's half of MoA drafters that are elsewhere: what they attend to, a vector a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from edgespec.offload.plan.needs import Extras
+from edgespec.runtimes.base import KVCache
+from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.formats.moa_sizes import KIND, MoaSizes, memory_width, parameter_shapes, parameters
+from edgespec.runtimes.torch.moa import Moa
+from edgespec.runtimes.torch.moa_draft import PART_ROWS, LocalMemory
+from edgespec.runtimes.torch.trained_files import ModuleFile, describe_module
+
+OWNER = "memory for clients' drafters"
+
+
+@dataclass(frozen=True)
+class MoaMemoryFiles:
+    """A trained network on disk, known by its headers, of which clients have the other half."""
+
+    files: ModelFiles  # the target's
+    file: ModuleFile[MoaSizes]
+
+    @staticmethod
+    def find(directory: str, files: ModelFiles) -> MoaMemoryFiles:
+        """Raises as `describe_module`."""
+        return MoaMemoryFiles(
+            files, describe_module(Path(directory), KIND, MoaSizes, parameter_shapes, files)
+        )
+
+    @property
+    def extras(self) -> Extras:
+        config, sizes = self.files.config, self.file.shape
+        part = max(PART_ROWS, config.layers) * (12 * memory_width(config) + 4 * sizes.mlp[0])
+        nbytes = (parameters(config, sizes) + part) * self.files.element
+        return Extras({OWNER: lambda context: nbytes})
+
+    @property
+    def reads(self) -> int:
+        """Bytes that `open` reads."""
+        return self.file.nbytes
+
+    def open(self, device: torch.device, progress: Callable[[int], None]) -> MoaMemory:
+        """Raises StorageError."""
+        moa = Moa(self.files.config, self.file.shape, self.files.dtype, device).eval()
+        self.file.read(moa)
+        progress(self.file.nbytes)
+        return MoaMemory(moa, module_digest(self.file.path))
+
+
+class MoaMemory:
+    """See `drafters.resident.Remembering`."""
+
+    def __init__(self, moa: Moa, digest: bytes) -> None:
+        self._moa, self.digest, self.width = moa, digest, memory_width(moa.config)
+        self.step = max(1, PART_ROWS // moa.config.layers)
+
+    @torch.inference_mode()
+    def vectors(self, cache: KVCache, start: int, stop: int) -> NDArray[np.float32]:
+        found: NDArray[np.float32] = LocalMemory(self._moa, cache).vectors(start, stop).float().cpu().numpy()
+        return found
+
+
+def module_digest(path: Path) -> bytes:
+    """XXH3-128 of a trained network's file, by which its two halves know each other."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.digest()
