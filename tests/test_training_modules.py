@@ -101,6 +101,8 @@ def test_a_run_begins_with_an_earlier_one_of_its_shape(model: Path, text: Path, 
         train("eagle", model, text, tmp_path / "y", from_=tmp_path / "specformer")
     with pytest.raises(OptionError, match="a run with causal = False, not True"):
         train("specformer", model, text, tmp_path / "specformer", causal=True, steps=8)
+    with pytest.raises(OptionError, match="causal is of the draft's attention"):
+        SpecFormerOptions(causal=True, draft_attention=False)
     for hooks in ((0, 2, 3, 5), (0, 0, 1, 2), (0, 1, 2, 3, 4)):
         with pytest.raises(OptionError, match="hooks"):
             train("specformer", model, text, tmp_path / "z", hooks=hooks)

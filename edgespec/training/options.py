@@ -115,6 +115,13 @@ class SpecFormerOptions(TrainingOptions):
     ] = True
     mlp: Mlp = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.causal and not self.draft_attention:
+            raise OptionError(
+                "causal is of the draft's attention, which is left out; give one of them", "causal"
+            )
+
 
 @dataclass(frozen=True)
 class CascadeOptions(TrainingOptions):
