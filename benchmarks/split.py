@@ -165,7 +165,8 @@ class Bench:
                         mending.start()
                         cut = time.monotonic()
             finally:
-                mending.join()
+                if cut:
+                    mending.join()
             return {
                 "cut after": after, "text goes on after, s": round(pause, 2), "tokens alone": alone,
                 "made again": again, "the same text": engine.tokenizer.decode(tokens) == expected,
