@@ -85,10 +85,14 @@ class Answer:
         return not self.reply.writer.finished
 
 
-def run(model: str, batch: int, drafter: str, tokens: int, options: dict[str, Any]) -> dict[str, Any]:
-    """One arm, in an engine of its own."""
-    prompts = list(islice(cycle(QUESTIONS), batch))
+def run(
+    model: str, batch: int, drafter: str, prompt: int | None, tokens: int, options: dict[str, Any]
+) -> dict[str, Any]:
+    """One arm, in an engine of its own. prompt: tokens that each question is repeated to; None = as it is."""
     with edgespec.load(model, batch=batch, drafter=drafter, **options) as engine:
+        prompts = [engine.encode(question) for question in islice(cycle(QUESTIONS), batch)]
+        if prompt is not None:
+            prompts = [list(islice(cycle(one), prompt)) for one in prompts]
         answer(engine, prompts, 4, Seen())  # what is measured at the first use
         seen, began = Seen(), perf_counter()
         texts = answer(engine, prompts, tokens, seen)
@@ -100,7 +104,7 @@ def run(model: str, batch: int, drafter: str, tokens: int, options: dict[str, An
     return {"tokens_per_second": sum(map(len, texts)) / seconds, "texts": texts} | measured
 
 
-def answer(engine: edgespec.Engine, prompts: Sequence[str], tokens: int, seen: Seen) -> list[list[int]]:
+def answer(engine: edgespec.Engine, prompts: Sequence[list[int]], tokens: int, seen: Seen) -> list[list[int]]:
     options = GenerationOptions(max_tokens=tokens, ignore_eos=True)
     answers = [Answer(engine, engine.encode(prompt), options, seen) for prompt in prompts]
     batcher = Batcher[Answer](engine.verifier)
@@ -121,6 +125,7 @@ def main() -> None:
     parser.add_argument("--batch", default="1,4,16,64")
     parser.add_argument("--drafters", default="none,ngram")
     parser.add_argument("--draft-model")
+    parser.add_argument("--prompt", type=int, help="tokens; None: the questions as they are")
     parser.add_argument("--tokens", type=int, default=64)
     asked = parser.parse_args()
     options = {"memory": asked.memory, "context": asked.context}
@@ -130,7 +135,7 @@ def main() -> None:
         first: dict[str, Any] | None = None
         for drafter in asked.drafters.split(","):
             files = {"draft_model": asked.draft_model} if "model" in drafter else {}
-            row = run(asked.model, batch, drafter, asked.tokens, options | files)
+            row = run(asked.model, batch, drafter, asked.prompt, asked.tokens, options | files)
             texts = row.pop("texts")
             first = first or row | {"texts": texts}
             if texts != first["texts"]:
