@@ -133,7 +133,8 @@ def _kernel_lines(facts: MachineFacts) -> list[str]:
     lines = ["kernels, the fastest here; and microseconds that the fewest and most rows took"]
     for encoding, choice in facts.choices.items():
         tried = "; ".join(f"{name} {times[0]:.3g}-{times[-1]:.3g}" for name, times in choice.tried.items())
-        for head, text in ((NAMES.get(encoding, encoding), choice.describe(encoding)), ("", tried)):
+        told = [(NAMES.get(encoding, encoding), choice.describe(encoding)), ("", tried)]
+        for head, text in told[: 1 + bool(tried)]:
             line = f"  {head:<11}{text}"
             lines.append(textwrap.fill(line, 80, subsequent_indent=" " * 13, break_on_hyphens=False))
     return lines if facts.choices else []
