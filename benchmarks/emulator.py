@@ -281,11 +281,12 @@ def answer() -> None:
         print("ready", flush=True)
         while True:
             for ready in select.select([echo, server], [], [])[0]:
-                if ready is echo:
-                    packet, sender = echo.recvfrom(4)
-                    echo.sendto(packet, sender)
-                else:
+                with contextlib.suppress(OSError):  # a prober who has gone, a queue that is full
+                    if ready is echo:
+                        packet, sender = echo.recvfrom(4)
+                        echo.sendto(packet, sender)
+                        continue
                     sink, _ = server.accept()
-                    with sink, contextlib.suppress(OSError):
+                    with sink:
                         while True:
                             sink.sendall(bytes(65536))

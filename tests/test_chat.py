@@ -144,7 +144,7 @@ def test_waiting_for_a_pipe_is_said_and_loses_nothing() -> None:
         pytest.fail("it waits for standard input in silence")
     hint = b"reading standard input to its end (Ctrl-D, or < /dev/null for none)\n"
     assert process.stderr.readline() == hint
-    out, err = process.communicate(b"slowly written", timeout=60)
+    out, err = process.communicate(b"written at last", timeout=60)
     assert (process.returncode, out, err) == (0, b"once upon a time " * 4 + b"\n", b"")
 
 
