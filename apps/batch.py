@@ -129,7 +129,8 @@ class BatchRun(Generic[E]):
         self.options, self.terminal = options, terminal
         self.output, self.total, self.stats = output, total, stats
         self.skipped = self.failed = self.answered = self.tokens = 0
-        self.keys: dict[int, str] = {}  # of the prompts under way
+        self.keys: dict[int, str] = {}  # of the prompts under way,
+        self.ids: dict[int, str | int] = {}  # and those of them that have one
         self.asked = xxhash.xxh3_64(msgspec.json.encode([self.identity(), asdict(options)]))
         terminal.count_reads(lambda: engine.bytes_read)
 
@@ -164,12 +165,16 @@ class BatchRun(Generic[E]):
                 self.skipped += 1
                 continue
             self.keys[number] = key
+            if isinstance(prompt, PromptInput) and prompt.id is not None:
+                self.ids[number] = prompt.id
             turns = len(prompt.turns) if isinstance(prompt, PromptInput) else 1
             yield number, self._turns(prompt), turns
 
     def _key(self, prompt: PromptInput | OptionError) -> str:
         """What the answer depends on, in 16 digits."""
-        asked = [prompt.turns, prompt.is_chat] if isinstance(prompt, PromptInput) else prompt.message
+        asked: Any = prompt.message if isinstance(prompt, OptionError) else [prompt.turns, prompt.is_chat]
+        if isinstance(prompt, PromptInput) and prompt.id is not None:
+            asked.append(prompt.id)
         key = self.asked.copy()
         key.update(msgspec.json.encode(asked))
         return str(key.hexdigest())
@@ -189,6 +194,8 @@ class BatchRun(Generic[E]):
 
     def _answer(self, ended: Ended[int]) -> None:
         answer: dict[str, Any] = {"prompt": ended.key, "key": self.keys.pop(ended.key)}
+        if ended.key in self.ids:
+            answer["id"] = self.ids.pop(ended.key)
         replies = [_reply(reply) for reply in ended.replies]
         if ended.error is not None:
             self.failed += 1

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 
 import msgspec
+from msgspec import Meta
 
 from edgespec.errors import OptionError
 
@@ -23,6 +24,18 @@ class PromptInput:
     turns: tuple[str, ...]
     is_chat: bool
     origin: str  # for messages: "prompt 2", "line 7"
+    id: str | int | None = None  # by which its answer is known to who asks, beside its number
+
+
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class _Row(msgspec.Struct, forbid_unknown_fields=True):
+    """A line that is a JSON object."""
+
+    prompt: Text | None = None
+    turns: Annotated[list[Text], Meta(min_length=1)] | None = None
+    id: Annotated[str, Meta(max_length=1000)] | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
 
 
 def read_text(stream: BinaryIO, name: str) -> str:
@@ -69,19 +82,15 @@ def from_file(path: Path, option: str) -> list[PromptInput]:
 def from_stream(
     stream: BinaryIO, keep_going: bool = False, name: str = "standard input"
 ) -> Iterator[PromptInput | OptionError]:
-    """One prompt a line: plain text, or a JSON object with "prompt" or "turns". Blank lines are skipped.
+    """One prompt a line: plain text, or what begins with {, a JSON object with "prompt" or "turns", and
+    perhaps an "id". Blank lines are skipped.
 
-    Raises OptionError naming the line that is too long, not UTF-8, or an object of another kind; yields it
-    instead with `keep_going` (but for a line that is too long: where the next begins is not known).
+    Raises OptionError naming the line that is too long, not UTF-8, or no such object; yields it instead with
+    `keep_going`.
     """
-    number = 0
-    while line := stream.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        origin = f"line {number}"
-        if len(line) > MAX_LINE_BYTES:
-            raise OptionError(f"{origin} of {name} is longer than {MAX_LINE_BYTES} bytes")
+    for number, line in enumerate(_lines(stream), 1):
         try:
-            prompt = _read(line, origin, name)
+            prompt = _read(line, f"line {number}", name)
         except OptionError as error:
             if not keep_going:
                 raise
@@ -97,12 +106,22 @@ def count(stream: BinaryIO) -> int:
         start = stream.tell()
     except OSError:
         return 0
-    found = sum(bool(line.strip()) for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""))
+    found = sum(bool(line.strip()) or len(line) > MAX_LINE_BYTES for line in _lines(stream))
     stream.seek(start)
     return found
 
 
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines of a stream; of one that is too long, the first MAX_LINE_BYTES + 1 bytes."""
+    while line := stream.readline(MAX_LINE_BYTES + 1):
+        yield line
+        while line and not line.endswith(b"\n"):  # the rest of it
+            line = stream.readline(MAX_LINE_BYTES)
+
+
 def _read(line: bytes, origin: str, name: str) -> PromptInput | None:
+    if len(line) > MAX_LINE_BYTES:
+        raise OptionError(f"{origin} of {name} is longer than {MAX_LINE_BYTES} bytes")
     try:
         text = line.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -111,17 +130,18 @@ def _read(line: bytes, origin: str, name: str) -> PromptInput | None:
 
 
 def _parse(text: str, origin: str, name: str) -> PromptInput:
-    try:
-        value = msgspec.json.decode(text.encode()) if text.lstrip().startswith("{") else None
-    except (msgspec.DecodeError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
+    if not text.lstrip().startswith("{"):
         return PromptInput((text,), False, origin)
-    prompt, turns = value.get("prompt"), value.get("turns")
-    if isinstance(prompt, str) and prompt and turns is None:
-        return PromptInput((prompt,), False, origin)
-    if isinstance(turns, list) and turns and all(isinstance(t, str) and t for t in turns) and prompt is None:
-        return PromptInput(tuple(turns), True, origin)
+    try:
+        row = msgspec.json.decode(text, type=_Row)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise OptionError(
+            f"{origin} of {name} begins with {{, so it should be a JSON object: {error}"
+        ) from None
+    if row.prompt is not None and row.turns is None:
+        return PromptInput((row.prompt,), False, origin, row.id)
+    if row.turns is not None and row.prompt is None:
+        return PromptInput(tuple(row.turns), True, origin, row.id)
     raise OptionError(
         f'{origin} of {name} is a JSON object, so it needs either "prompt", a text to continue, '
         'or "turns", a list of messages'

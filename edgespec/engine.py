@@ -60,7 +60,7 @@ class Engine:
         exits: Exits | None = None,
         memory: Remembering | None = None,
     ) -> None:
-        self.files, self.tokenizer = files, tokenizer
+        self.files, self.tokenizer, tokenizer.room = files, tokenizer, plan.context
         self.options = options
         self.target = target
         self.resident = list(resident)  # drafters

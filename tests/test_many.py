@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec.apps import main
+from edgespec.apps import main, prompts
 from edgespec.apps.batch import output_file
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.core.passes import LocalVerifier
@@ -323,7 +323,7 @@ def test_generate_batch_writes_each_answer_once(model: Path, run: Run, tmp_path:
     flags, out = (model, *FLAGS, "--batch", "3", "-o", "out.jsonl"), tmp_path / "out.jsonl"
     code, said = run(*flags, stdin="\n".join(rows))
     assert code == 1
-    assert "prompt 2: line 3 of standard input is a JSON object" in said
+    assert "prompt 2: line 3 of standard input begins with {" in said
     assert "prompt 9: the prompt has 295 tokens" in said
     assert "out.jsonl has 10 answers of 10, 2 of them errors" in said
     found = answers(out)
@@ -346,6 +346,31 @@ def test_generate_batch_writes_each_answer_once(model: Path, run: Run, tmp_path:
     assert {n: row.get("tokens") for n, row in answers(out).items()} == {
         n: row.get("tokens") for n, row in found.items()
     }
+
+
+def test_rows_that_are_no_prompts_are_errors_and_the_others_are_answered(
+    model: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line that is too long, too; and each answer has the id of its row."""
+    monkeypatch.setattr(prompts, "MAX_LINE_BYTES", 200)
+    rows = [
+        "before", "x" * 1000, "y" * 200, '{"prompt": "cut', '{"prompt": "a", }', '{"prompt": "\\ud800"}', "",
+        '{"prompt": "a", "max_tokens": 3}', '{"prompt": ""}', '{"prompt": "a", "id": "row-7"}',
+        '{"turns": ["a", "b"], "id": 8}', "{{ no }}", " " * 300, "after",
+    ]  # fmt: skip
+    code, said = run(model, *FLAGS, "--batch", "3", "-o", "out", stdin="\n".join(rows))
+    found = answers(tmp_path / "out")
+    assert code == 1
+    assert "out has 13 answers of 13, 9 of them errors" in said
+    assert {n for n, row in found.items() if "error" not in row} == {0, 8, 9, 12}
+    assert "line 2 of standard input is longer than 200 bytes" in found[1]["error"]
+    assert "unknown field `max_tokens`" in found[6]["error"]
+    assert {n: row["id"] for n, row in found.items() if "id" in row} == {8: "row-7", 9: 8}
+    kept = (tmp_path / "out").read_bytes()
+    run(model, *FLAGS, "--batch", "3", "-o", "out", stdin="\n".join(rows))
+    assert (tmp_path / "out").read_bytes() == kept
+    renamed = [row.replace("row-7", "row-8") for row in rows]
+    assert run(model, *FLAGS, "--batch", "3", "-o", "out", stdin="\n".join(renamed))[0] == 2
 
 
 def test_who_names_no_length_hears_how_many_are_made_at_once(model: Path, run: Run) -> None:

@@ -157,6 +157,24 @@ def test_what_others_asked_changes_no_reply(
         assert said.tokens == edgespec.generate(alone, end, COLD).tokens
 
 
+def test_a_quoted_reply_is_computed_by_who_quotes_it(
+    scheduler: Scheduler, alone: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was decoded has other bits than a prompt: it is taken over with the whole reply alone, which is
+    the next turn. (Rows of this model agree in tokens, so what was taken over is counted.)"""
+    for module in (batch, shelf):
+        monkeypatch.setattr(module, "PREFILL_ROWS", 64)
+    start = prompt_of(100)
+    told = reply(scheduler.submit(start, COLD)).tokens
+    for part in (1, len(told) - 2):
+        quoted = [*start, *told[:part], *prompt_of(20, seed=part)]
+        said = reply(scheduler.submit(quoted, COLD))
+        assert said.stats.reused_tokens == 64
+        assert said.tokens == edgespec.generate(alone, quoted, COLD).tokens
+    said = reply(scheduler.submit([*start, *told, 5], COLD))
+    assert said.stats.reused_tokens == len(start) + len(told) - 1
+
+
 def test_what_is_kept_makes_room(scheduler: Scheduler, engine: Engine) -> None:
     """At most as many sessions as replies; they hold what was said, and go when others need room."""
     for n in range(5):

@@ -6,6 +6,7 @@ import base64
 import functools
 import json
 import struct
+import threading
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +18,9 @@ import tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from edgespec.errors import EdgeSpecError, ModelError, TokenizerError
+from edgespec.errors import ContextError, EdgeSpecError, ModelError, TokenizerError
 from edgespec.runtimes.formats.gguf_tokenizer import read_tokenizer, special_tokens
-from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tokenizer import LEAST_LONGEST, PIECE, Tokenizer
 from edgespec.text.tokenizer_file import MAX_TEXT, check_tokenizer_file
 from tests.test_tokenizer import byte_level, sentencepiece
 
@@ -231,6 +232,65 @@ def test_a_text_that_may_grow_too_long_is_refused(tmp_path: Path) -> None:
     assert tokenizer.encode("a") == [0]
     with pytest.raises(TokenizerError, match="900 times as long"):
         tokenizer.encode("a" * (MAX_TEXT // 900 + 1))
+
+
+class Counting:
+    """A backend that counts the characters it was given at once, at most, and in all."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend, self.most, self.all = backend, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def encode_batch_fast(self, texts: list[str], **more: Any) -> Any:
+        self.most, self.all = max(self.most, len(texts[0])), self.all + len(texts[0])
+        return self.backend.encode_batch_fast(texts, **more)
+
+
+def test_what_cannot_fit_the_context_is_refused_before_all_of_it_is_cut() -> None:
+    """By its length before anything, and else piece by piece; and what does fit is not."""
+    tokenizer = Tokenizer(sentencepiece())
+    tokenizer.backend = counting = Counting(tokenizer.backend)
+    tokenizer.room = 100
+    with pytest.raises(ContextError, match=f"has {100 * LEAST_LONGEST + 1} characters, .* context is 100 "):
+        tokenizer.encode("a" * (100 * LEAST_LONGEST + 1))
+    assert counting.all == 0
+    tokenizer.room = 4 * PIECE
+    with pytest.raises(ContextError, match=f"of the text's {40 * PIECE} characters have .* {4 * PIECE} "):
+        tokenizer.encode("o" * 40 * PIECE)
+    assert counting.most == PIECE
+    assert counting.all <= 10 * PIECE
+    text = "the the " * PIECE
+    assert len(tokenizer.encode(text)) <= 4 * PIECE < len(text)
+    tokenizer.room = None
+    assert len(tokenizer.encode("o" * 2 * PIECE)) == 2 * PIECE + 2
+
+
+def test_no_token_stands_for_more_than_its_own_length() -> None:
+    """So that no text is refused that would have fitted."""
+    for backend in (byte_level(), sentencepiece()):
+        tokenizer = Tokenizer(backend)
+        for text in [*TEXTS, "the " * 50, " " * 99, "e\u0301" * 30]:
+            assert len(text) <= tokenizer._longest * len(tokenizer.encode(text))
+
+
+def test_other_threads_go_on_while_a_text_is_cut() -> None:
+    """Which takes seconds for one that is long enough."""
+    tokenizer, steps, over = Tokenizer(byte_level()), [0], threading.Event()
+
+    def step() -> None:
+        while not over.wait(0.0005):
+            steps[0] += 1
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    began = steps[0]
+    assert tokenizer.encode("0" * 2**19)
+    went_on = steps[0] - began
+    over.set()
+    thread.join()
+    assert went_on > 20, "once or twice is what a lock that is held allows"
 
 
 def test_a_file_is_not_larger_than_its_model_can_need(tmp_path: Path) -> None:

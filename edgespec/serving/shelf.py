@@ -1,12 +1,12 @@
 """Sessions whose replies have ended, kept for what their next prompts share with them.
 
     what is kept       │ prompt: full blocks of 512 │ rest of the prompt │ reply           │
-    its next turn      │ all of it, up to where it says something else                     │ what is new
+    its next turn      │ all of it, if it has the whole reply                              │ what is new
     another prompt     │ as many blocks as it shares │ its own ...
 
-A prompt that continues what was said here, the reply too, computes only what is new, as `Chat` does. Any
-other one takes whole blocks from a prompt's beginning, whose bits are those that it would compute itself
-(docs/exactness.md): so what somebody else has asked changes no reply.
+A prompt that continues what was said here, all of the reply too, is taken to be the same conversation, and
+computes only what is new, as `Chat` does. Any other one takes whole blocks from a prompt's beginning, whose
+bits are those that it would compute itself (docs/exactness.md): so what others were told changes no reply.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Kept:
     def serves(self, prompt: Sequence[int]) -> tuple[bool, int]:
         """Whether this prompt continues what was said here, and the positions that it may take over."""
         shared = shared_prefix(self.session.tokens, prompt[:-1])
-        if self.prompt and shared > self.prompt:
+        if 0 < self.prompt < shared == len(self.session.tokens):
             return True, shared
         return False, min(shared // PREFILL_ROWS * PREFILL_ROWS, self.blocks)
 

@@ -93,6 +93,7 @@ class RemoteEngine:
             link.close()
         self._moa = self._open_moa(welcome)
         self.config = RemoteModel(welcome.model, welcome.vocabulary, welcome.layers, welcome.context)
+        self.tokenizer.room = welcome.context
         self.eos = frozenset(welcome.eos)
         self.verifier = RemoteVerifier(self._seat)
         self.closed = False

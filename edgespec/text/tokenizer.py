@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 
 from edgespec.devices.files import read_bounded
-from edgespec.errors import OptionError, TokenizerError
+from edgespec.errors import ContextError, OptionError, TokenizerError
 from edgespec.text.chat_template import ChatTemplate, Message, read_templates
 from edgespec.text.decoding import decoder_steps
 from edgespec.text.tokenizer_file import MAX_BYTES, OWN_GROWTH, check_length, check_tokenizer_file
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from edgespec.runtimes.formats.describe import ModelFiles
 
 MAX_CONFIG_BYTES = 16 * 2**20
+LEAST_LONGEST = (
+    16  # characters that a token is taken to stand for, where all are shorter: normalizers shrink some
+)
+PIECE = 2**15  # characters that are cut into tokens at once to see whether a long text can fit; some MB
 WORDS_KEPT = 1000  # with their tokens, by the library; by default 10,000, which is 4 MB of ordinary words
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -31,6 +36,7 @@ class Tokenizer:
         tokenizer's post-processor, as in transformers.
     eos: the tokens that the tokenizer's files say end a reply; generation_config.json may name more.
     special: ids that have no text of their own.
+    room: tokens of the context that texts are encoded for; None = there is none.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class Tokenizer:
             resize(WORDS_KEPT)
         self.backend = backend
         self.growth = growth
+        self.room: int | None = None
         self.bos = bos
         self.eos = tuple(eos)
         added = backend.get_added_tokens_decoder()
@@ -111,13 +118,14 @@ class Tokenizer:
         continues: the text goes on after other tokens, so tokenizers that put a space before a text's first
             word don't.
 
-        Raises OptionError for text that is not valid Unicode, TokenizerError when the tokenizer fails or
-        might make far too much of it.
+        Raises OptionError for text that is not valid Unicode, ContextError for one so long that it cannot fit
+        the `room`, TokenizerError when the tokenizer fails or might make far too much of it.
         """
         try:
             text.encode()
         except UnicodeEncodeError:
             raise OptionError("the text holds bytes that are not UTF-8; convert it first") from None
+        self._check_room(text)
         check_length(len(text), self.growth)
         if continues:
             # As transformers does it: nothing is put between a newline and what follows.
@@ -127,8 +135,38 @@ class Tokenizer:
 
     def _encode(self, text: str, add_special: bool) -> list[int]:
         with _failing("the tokenizer cannot encode this text"):
-            ids: list[int] = self.backend.encode(text, add_special_tokens=add_special).ids
+            # `encode` would hold the interpreter's lock and find out where each token began.
+            (found,) = self.backend.encode_batch_fast([text], add_special_tokens=add_special)
+            ids: list[int] = found.ids
         return ids
+
+    def _check_room(self, text: str) -> None:
+        """Raises ContextError for a text that cannot fit, before memory is spent on all of it: some hundred
+        bytes a character, and as many a token."""
+        room = self.room
+        if room is None or len(text) <= room:
+            return
+        advice = f"but the context is {room} tokens; shorten it, or set a larger context="
+        if len(text) > room * self._longest:
+            raise ContextError(
+                f"the text has {len(text)} characters, and a token {self._longest} at most, {advice}"
+            )
+        if len(text) <= PIECE:
+            return
+        tokens = 0
+        for start in range(0, len(text), PIECE):
+            tokens += len(self._encode(text[start : start + PIECE], False))
+            if tokens > 2 * room:  # where a text is cut, there may be some tokens more
+                read = min(start + PIECE, len(text))
+                raise ContextError(
+                    f"the first {read} of the text's {len(text)} characters have {tokens} tokens, {advice}"
+                )
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        """Characters of the longest token (bytes, where tokens are of bytes)."""
+        tokens = map(self.backend.id_to_token, range(self.vocab_size))
+        return max(LEAST_LONGEST, *(len(token) for token in tokens if token))
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of token ids; ids that the tokenizer does not know have none.
