@@ -21,4 +21,6 @@ def read_keys(path: Path) -> list[str]:
     keys = [line.strip() for line in text.splitlines()]
     if not (keys := [key for key in keys if key and not key.startswith("#")]):
         raise OptionError(f"--api-key-file {path} has no key; write one a line")
+    if bad := next((number for number, key in enumerate(keys, 1) if not key.isascii()), None):
+        raise OptionError(f"--api-key-file {path}: key {bad} is not ASCII, as headers are; write another")
     return keys

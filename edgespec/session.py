@@ -267,9 +267,6 @@ def reply_limit(prompt: Sequence[int], options: GenerationOptions, context: int,
     """The most tokens that a reply to this prompt may have. Raises OptionError and ContextError."""
     if not prompt:
         raise OptionError("the prompt is empty; give it at least one token")
-    vocabulary = config.vocab_size
-    if bad := next((t for t in prompt if not 0 <= t < vocabulary), None):
-        raise OptionError(f"token {bad} is outside the model's vocabulary of {vocabulary}")
     room = context - len(prompt)
     wanted = options.max_tokens or 1
     if room < wanted:
@@ -280,4 +277,7 @@ def reply_limit(prompt: Sequence[int], options: GenerationOptions, context: int,
             + (", the model's own maximum; shorten" if most else "; set a larger context= or shorten")
             + " the prompt"
         )
+    vocabulary = config.vocab_size
+    if bad := next((t for t in prompt if not 0 <= t < vocabulary), None):
+        raise OptionError(f"token {bad} is outside the model's vocabulary of {vocabulary}")
     return min(options.max_tokens or room, room)

@@ -111,7 +111,7 @@ def exchange(port: int, request: bytes, patience: float = 0.3) -> bytes:
 def post(path: str, body: bytes, *headers: str) -> bytes:
     lines = [
         f"POST {path} HTTP/1.1",
-        "Host: x",
+        "Host: localhost",
         "Connection: close",
         f"Content-Length: {len(body)}",
         *headers,

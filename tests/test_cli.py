@@ -258,8 +258,8 @@ def test_generate_writes_the_reply_alone_on_standard_output(edgespec: Edgespec, 
 
 def test_generate_reads_a_prompt_a_line(edgespec: Edgespec, engine: FakeEngine) -> None:
     engine.script = lambda text: f"[{text}]"
-    stdin = 'one {two}\n\n{"prompt": "a\\nb"}\r\n{not json\nlast'
-    assert edgespec("generate", "m", stdin=stdin).out == "[one {two}]\n[a\nb]\n[{not json]\n[last]\n"
+    stdin = 'one {two}\n\n{"prompt": "a\\nb"}\r\nnot {json\nlast'
+    assert edgespec("generate", "m", stdin=stdin).out == "[one {two}]\n[a\nb]\n[not {json]\n[last]\n"
 
 
 def test_generate_json_is_one_object_a_reply(edgespec: Edgespec, engine: FakeEngine) -> None:
@@ -294,6 +294,7 @@ def test_generate_holds_conversations(edgespec: Edgespec, engine: FakeEngine) ->
         '{"text": "x"}',
         '{"prompt": 3}',
         '{"prompt": ""}',
+        "{not json",
         '{"turns": []}',
         '{"turns": "x"}',
         '{"turns": ["a", 1]}',

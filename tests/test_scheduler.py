@@ -204,6 +204,18 @@ def test_one_at_a_time_keeps_the_last(model: Path, alone: Engine) -> None:
         assert engine.pool.held == 0
 
 
+def test_replies_are_counted_while_they_are_made(scheduler: Scheduler) -> None:
+    ticket = scheduler.submit(prompt_of(20), replace(COLD, max_tokens=300))
+    wait_for(lambda: scheduler.counters.reply_tokens > 3)
+    assert not ticket.over, "it was counted when it had ended"
+    assert scheduler.counters.prompt_tokens == 20
+    said = reply(ticket)
+    wait_for(lambda: scheduler.counters.replies["length"] == 1)
+    counted = scheduler.counters
+    assert (counted.reply_tokens, counted.cycles) == (300, said.stats.cycles)
+    assert (counted.drafted, counted.accepted) == (said.stats.drafted, said.stats.accepted)
+
+
 # --- trouble -----------------------------------------------------------------------------------------------
 
 

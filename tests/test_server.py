@@ -117,7 +117,7 @@ def test_models_and_the_small_paths(client: Any, server: ServerProcess, alone: E
 def test_errors_are_openais(client: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="'other' is not served here; 'demo_model' is"):
         client.chat.completions.create(model="other", messages=[{"role": "user", "content": "x"}])
-    with pytest.raises(openai.BadRequestError, match="n is '2'") as caught:
+    with pytest.raises(openai.BadRequestError, match="n is 2") as caught:
         chat(client, "x", n=2)
     assert caught.value.param == "n"
     with pytest.raises(openai.BadRequestError, match="logprobs"):
@@ -258,7 +258,7 @@ def test_ten_thousand_malformed_requests_break_nothing(server: ServerProcess) ->
 def test_sizes_are_bounded(server: ServerProcess) -> None:
     huge = b'{"prompt": "' + b"x" * (5 * 2**20) + b'"}'
     assert b" 413 " in exchange(server.port, post("/v1/completions", huge)[:100_000], patience=5)
-    chunked = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + 80 * (
+    chunked = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + 80 * (
         b"10000\r\n" + 65536 * b"x" + b"\r\n"
     )
     assert b" 413 " in exchange(server.port, chunked, patience=5)

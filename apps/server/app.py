@@ -1,4 +1,4 @@
-"""The paths of the server, and who may use them."""
+"""The paths of the server."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from edgespec.apps.server import fields
 from edgespec.apps.server.fields import ChatRequest, CompletionRequest, decoded
+from edgespec.apps.server.guard import Guard
 from edgespec.apps.server.metrics import TYPE, metrics
 from edgespec.apps.server.objects import Shape
 from edgespec.apps.server.prepare import PreparedPrompt, message_of, prepare_chat, prepare_text
-from edgespec.apps.server.problems import Problem, again, answer
+from edgespec.apps.server.problems import Problem, again, answer, problem_of
 from edgespec.apps.server.service import Service
 from edgespec.apps.server.stream import Replying, Waker
 from edgespec.apps.server.verify import Verifying
-from edgespec.errors import EdgeSpecError
+from edgespec.errors import ContextError, EdgeSpecError, OptionError
 from edgespec.split.protocol import PATH
 
 MOST_BODY = 4 * 2**20  # bytes of a request,
-MOST_BODIES = 16 * 2**20  # and of all together that are being read, or made prompts of
+MOST_BODIES = 16 * 2**20  # and of all together that are being read, or made prompts of,
+SMALL_BODY = 64 * 1024  # beyond which it is too much; up to here each is read
 BODY_SECONDS = 30.0  # in which all of it must have come
-LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 S = TypeVar("S", bound=Struct)
 R = TypeVar("R")
@@ -79,12 +80,14 @@ class Paths:
             if (asked.content is None) == (asked.messages is None):
                 raise Problem(400, "give either content or messages", "content")
 
-            def work() -> list[int]:
+            def work() -> bytes:
                 if asked.messages is not None:
-                    return tokenizer.apply_chat([message_of(m, i) for i, m in enumerate(asked.messages)])
-                return tokenizer.encode(asked.content or "", add_bos=asked.add_special)
+                    tokens = tokenizer.apply_chat([message_of(m, i) for i, m in enumerate(asked.messages)])
+                else:
+                    tokens = tokenizer.encode(asked.content or "", add_bos=asked.add_special)
+                return msgspec.json.encode({"tokens": tokens})
 
-            return JSONResponse({"tokens": await self._beside(work)})
+            return Response(await self._beside(work), media_type="application/json")
 
     async def memory(self, request: Request) -> Response:
         engine = self.service.ready().engine
@@ -100,9 +103,15 @@ class Paths:
         self._known(asked.model)
         scheduler = self.service.ready()
         tokenizer, default = scheduler.engine.tokenizer, self.service.default
-        prepared = await self._beside(functools.partial(prepare, asked, tokenizer, default))
         waker = Waker()
-        ticket = scheduler.submit(prepared.prompt, prepared.options, asked.cache_prompt, waker)
+        try:
+            prepared = await self._beside(functools.partial(prepare, asked, tokenizer, default))
+            reuse = asked.cache_prompt is not False
+            ticket = scheduler.submit(prepared.prompt, prepared.options, reuse, waker)
+        except (ContextError, OptionError) as error:
+            problem = problem_of(error)
+            problem.param = problem.param or ("messages" if chat else "prompt")
+            raise problem from None
         usage = asked.stream_options is not None and asked.stream_options.include_usage
         return Replying(ticket, waker, Shape(self.service.model, chat), bool(asked.stream), usage)
 
@@ -118,7 +127,7 @@ class Paths:
                 self._bodies += len(chunk)
                 if len(found) > MOST_BODY:
                     raise _too_long()
-                if self._bodies > MOST_BODIES:
+                if self._bodies > MOST_BODIES and len(found) > SMALL_BODY:
                     raise Problem(503, "too much is being read at once", code="overloaded", headers=again(1))
 
         given = request.headers.get("content-length", "0")
@@ -162,44 +171,6 @@ class Paths:
 
 def _too_long() -> Problem:
     return Problem(413, f"the body has more than {MOST_BODY} bytes", headers={"connection": "close"})
-
-
-class Guard:
-    """Before every path: the key, if there are any; else no page of another site in the user's browser."""
-
-    def __init__(self, app: ASGIApp, service: Service) -> None:
-        self.app, self.service = app, service
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        known = scope["type"] in ("http", "websocket")
-        if known and (problem := self._refused(HTTPConnection(scope))) is not None:
-            await problem.response()(scope, receive, send)
-        else:
-            await self.app(scope, receive, send)
-
-    def _refused(self, request: HTTPConnection) -> Problem | None:
-        if not self.service.keys:
-            origin = request.headers.get("origin")
-            if origin is None or _host(origin) in LOOPBACK:
-                return None
-            return Problem(
-                403, f"pages of {origin[:200]!r} may not use this server; start it with --api-key-file"
-            )
-        if request.url.path == "/health":
-            return None
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self.service.lets_in(key.strip()):
-            return None
-        what = "wrong" if key else "missing: send it as Authorization: Bearer KEY"
-        headers = {"www-authenticate": "Bearer"}
-        return Problem(401, f"the API key is {what}", code="invalid_api_key", headers=headers)
-
-
-def _host(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).hostname
-    except ValueError:
-        return None
 
 
 Handler = Callable[[Request], Awaitable[Response]]

@@ -5,14 +5,17 @@ Values that change nothing (n = 1, no penalty) are taken, as clients send them u
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from edgespec.apps.server.problems import Problem
 
 MOST_MESSAGES, MOST_TOOLS, MOST_STOPS, MOST_STOP = 4096, 256, 16, 1000
+MOST_NEUTRAL = 100  # bytes of a value that changes nothing,
+MOST_VALUE = 64 * 1024  # and of a tool, or what one is called with
+NULL = Raw(b"null")  # values that are Raw are only taken apart where that is called for, and bounded
 Text = Annotated[str, Meta(max_length=4 * 2**20)]
 Short = Annotated[str, Meta(max_length=1000)]
 Stop = Annotated[str, Meta(max_length=MOST_STOP)]
@@ -34,24 +37,25 @@ class ReplyRequest(Struct, forbid_unknown_fields=True):
     top_k: Whole | None = None  # this and the following three are ours
     min_p: float | None = None
     ignore_eos: bool | None = None
-    cache_prompt: bool = True  # as llama.cpp calls it: what a request before has computed may be used
+    cache_prompt: bool | None = None  # as llama.cpp calls it: what a request before has computed may be used
     seed: Whole | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=MOST_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     # What changes no reply:
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    # What would, unless it has these values:
-    n: Any = None
-    logprobs: Any = None
-    logit_bias: Any = None
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
+    user: Raw = NULL
+    metadata: Raw = NULL
+    store: Raw = NULL
+    service_tier: Raw = NULL
+    safety_identifier: Raw = NULL
+    prompt_cache_key: Raw = NULL
+    prompt_cache_retention: Raw = NULL
+    # What would, unless it has a neutral value:
+    n: Raw = NULL
+    logprobs: Raw = NULL
+    logit_bias: Raw = NULL
+    frequency_penalty: Raw = NULL
+    presence_penalty: Raw = NULL
 
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -71,6 +75,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
+    "audio": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "web_search_options": (),
 }
 
 
@@ -81,7 +89,7 @@ class ContentPart(Struct):
 
 class FunctionCall(Struct):
     name: Short
-    arguments: Any = None
+    arguments: Raw = NULL
 
 
 class ToolCall(Struct):
@@ -90,14 +98,17 @@ class ToolCall(Struct):
     type: Short = "function"
 
 
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
 class ChatMessage(Struct, forbid_unknown_fields=True):
-    role: Short
-    content: Text | list[ContentPart] | None = None
+    role: Role
+    content: Text | Annotated[list[ContentPart], Meta(max_length=MOST_MESSAGES)] | None = None
     name: Short | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=MOST_TOOLS)] | None = None
     tool_call_id: Short | None = None
-    refusal: Any = None  # as a reply of ours has it
-    annotations: Any = None
+    refusal: Raw = NULL  # as a reply of ours has it
+    annotations: Raw = NULL
     audio: None = None
     function_call: None = None
 
@@ -105,22 +116,26 @@ class ChatMessage(Struct, forbid_unknown_fields=True):
 class ChatRequest(ReplyRequest, forbid_unknown_fields=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=MOST_MESSAGES)]
     max_completion_tokens: Whole | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=MOST_TOOLS)] | None = None
-    top_logprobs: Any = None
-    response_format: Any = None
-    modalities: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    verbosity: Any = None
-    functions: Any = None
-    function_call: Any = None
+    tools: Annotated[list[Raw], Meta(max_length=MOST_TOOLS)] | None = None
+    top_logprobs: Raw = NULL
+    response_format: Raw = NULL
+    modalities: Raw = NULL
+    tool_choice: Raw = NULL
+    parallel_tool_calls: Raw = NULL
+    verbosity: Raw = NULL
+    functions: Raw = NULL
+    function_call: Raw = NULL
+    audio: Raw = NULL
+    prediction: Raw = NULL
+    reasoning_effort: Raw = NULL
+    web_search_options: Raw = NULL
 
 
 class CompletionRequest(ReplyRequest, forbid_unknown_fields=True, kw_only=True):
-    prompt: Text | list[Any]  # a text, its tokens, or a list of one of these
-    best_of: Any = None
-    echo: Any = None
-    suffix: Any = None
+    prompt: Raw  # a text, its tokens, or a list of one of these
+    best_of: Raw = NULL
+    echo: Raw = NULL
+    suffix: Raw = NULL
 
 
 class TokenizeRequest(Struct, forbid_unknown_fields=True):
@@ -134,6 +149,7 @@ class MemoryRequest(Struct, forbid_unknown_fields=True):
 
 
 T = TypeVar("T", bound=Struct)
+R = TypeVar("R")
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
@@ -147,10 +163,22 @@ def decoded(body: bytes, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Problem(400, f"the body is not valid JSON: {error}") from None
     for name, values in NEUTRAL.items():
-        given = getattr(found, name, None)
+        raw = memoryview(getattr(found, name, NULL))
+        given = unpacked(Raw(raw), object, name) if len(raw) <= MOST_NEUTRAL else UNSET
         if given is not None and not any(_same(given, value) for value in values):
-            raise Problem(400, f"{name} is {str(given)[:80]!r}, which is not supported; leave it out", name)
+            said = bytes(raw[:80]).decode(errors="replace")
+            raise Problem(400, f"{name} is {said}, which is not supported; leave it out", name)
     return found
+
+
+def unpacked(raw: Raw, kind: type[R], name: str, most: int = MOST_VALUE) -> R:
+    """What was left as it came. Raises Problem."""
+    if (length := memoryview(raw).nbytes) > most:
+        raise Problem(400, f"{name} has {length} bytes; at most {most} are read", name)
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Problem(400, f"{name}: {error}", name) from None
 
 
 def _same(given: Any, value: Any) -> bool:

@@ -15,14 +15,13 @@ from types import FrameType
 import uvicorn
 
 from edgespec.apps.server.app import make_app
+from edgespec.apps.server.connections import IDLE, BoundedConnection
 from edgespec.apps.server.service import Service
 from edgespec.errors import OptionError
 from edgespec.split.protocol import FRAME_BYTES
 
 MOST_HEADERS = 32 * 1024  # bytes of a request's line and headers
-MOST_CONNECTIONS = 512
 BACKLOG = 128
-IDLE = 30  # seconds that a connection may stay open between two requests
 UNREAD = 60_000  # milliseconds after which the system drops a client that reads nothing
 
 
@@ -66,7 +65,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 make_app(service),
-                http="h11",
+                http=BoundedConnection,
                 ws="websockets-sansio",
                 ws_max_size=FRAME_BYTES,
                 ws_per_message_deflate=False,
@@ -76,7 +75,6 @@ class Server(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                limit_concurrency=MOST_CONNECTIONS,
                 backlog=BACKLOG,
                 timeout_keep_alive=IDLE,
                 timeout_graceful_shutdown=int(patience) + 5,
@@ -89,6 +87,7 @@ class Server(uvicorn.Server):
         service.ended = self._end
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
         super().handle_exit(sig, frame)
         patience = 0 if self.force_exit else self.patience
         threading.Thread(target=self.service.stop, args=(patience,), daemon=True).start()

@@ -23,10 +23,10 @@ def _lines(scheduler: Scheduler) -> Iterator[str]:
     tokens, read = counters.reply_tokens, engine.bytes_read
     for name, kind, words, value in (
         ("requests_refused_total", "counter", "Requests refused as the queue was full.", counters.refused),
-        ("prompt_tokens_total", "counter", "Tokens of prompts of ended replies.", counters.prompt_tokens),
+        ("prompt_tokens_total", "counter", "Tokens of prompts.", counters.prompt_tokens),
         ("prompt_tokens_reused_total", "counter", "Of these, not computed again.", counters.reused_tokens),
-        ("tokens_total", "counter", "Tokens of ended replies.", tokens),
-        ("cycles_total", "counter", "Cycles of ended replies.", cycles),
+        ("tokens_total", "counter", "Tokens of replies.", tokens),
+        ("cycles_total", "counter", "Cycles of replies.", cycles),
         ("drafted_tokens_total", "counter", "Drafted tokens that were verified.", counters.drafted),
         ("accepted_tokens_total", "counter", "Of these, accepted.", counters.accepted),
         ("passes_total", "counter", "Passes of the target, whoever shared them.", passes),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, Raw
 
-from edgespec.apps.server.fields import ChatMessage, ChatRequest, CompletionRequest, ReplyRequest
+from edgespec.apps.server.fields import ChatMessage, ChatRequest, CompletionRequest, ReplyRequest, unpacked
+from edgespec.apps.server.heard import check_heard
 from edgespec.apps.server.problems import Problem
 from edgespec.config import GenerationOptions, with_keywords
-from edgespec.text.prompt import token_ids
 from edgespec.text.tokenizer import Tokenizer
 
 
@@ -51,36 +52,47 @@ def options_for(
 
 
 def prepare_chat(asked: ChatRequest, tokenizer: Tokenizer, default: GenerationOptions) -> PreparedPrompt:
-    """Raises Problem, OptionError, ModelError when the template refuses the messages, TokenizerError."""
+    """Raises Problem, OptionError, ModelError when the template refuses the messages, TokenizerError,
+    ContextError."""
     options = options_for(asked, default, tokenizer.template.stop)
     messages = [message_of(message, place) for place, message in enumerate(asked.messages)]
-    tools = None if asked.tool_choice == "none" else asked.tools or None
-    if tools:
-        plain, with_tools = tokenizer.render_chat(messages), tokenizer.render_chat(messages, tools=tools)
-        if plain == with_tools:
-            raise Problem(400, "the model's chat template knows no tools: they would change nothing", "tools")
-    _check_system(messages, tokenizer)
-    return PreparedPrompt(tokenizer.apply_chat(messages, tools=tools), options)
+    given = (
+        asked.tools if asked.tools and unpacked(asked.tool_choice, object, "tool_choice") != "none" else []
+    )
+    tools = [unpacked(tool, dict[str, Any], f"tools[{place}]") for place, tool in enumerate(given)] or None
+    prompt = tokenizer.apply_chat(messages, tools=tools)
+    check_heard(messages, tools, tokenizer)
+    return PreparedPrompt(prompt, options)
 
 
 def prepare_text(
     asked: CompletionRequest, tokenizer: Tokenizer, default: GenerationOptions
 ) -> PreparedPrompt:
-    """Raises Problem, OptionError, TokenizerError."""
-    prompt: Any = asked.prompt
-    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
-        if len(prompt) > 1:
-            raise Problem(
-                400, f"prompt has {len(prompt)} prompts; send each in a request of its own", "prompt"
-            )
-        (prompt,) = prompt
-    options = options_for(asked, default)
-    return PreparedPrompt(tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt), options)
+    """Raises Problem, OptionError, TokenizerError, ContextError."""
+    options, prompt = options_for(asked, default), _prompt_of(asked.prompt)
+    return PreparedPrompt(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, options)
+
+
+def _prompt_of(raw: Raw) -> str | list[int]:
+    """Raises Problem."""
+    for kind in (str, list[int], tuple[str], tuple[list[int]]):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            found: Any = msgspec.json.decode(raw, type=kind)
+            prompt: str | list[int] = found[0] if isinstance(found, tuple) else found
+            return prompt
+    raise Problem(
+        400,
+        "prompt is neither a text, nor its tokens, nor a list of one of these; send several prompts in "
+        "requests of their own",
+        "prompt",
+    )
 
 
 def message_of(message: ChatMessage, place: int) -> dict[str, Any]:
     """As templates know it: parts of text joined, and arguments of calls as objects, not as their JSON."""
     content = message.content
+    if content is None and not message.tool_calls:
+        raise Problem(400, f"messages[{place}] has no content", f"messages[{place}].content")
     if isinstance(content, list):
         for part in content:
             if part.type != "text" or part.text is UNSET:
@@ -100,30 +112,22 @@ def message_of(message: ChatMessage, place: int) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": call.type,
-                "function": {"name": call.function.name, "arguments": _object(call.function.arguments)},
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _object(call.function.arguments, f"messages[{place}].tool_calls"),
+                },
             }
             for call in message.tool_calls
         ]
     return found
 
 
-def _object(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
+def _object(raw: Raw, name: str) -> Any:
+    """Arguments of a call: an object, or its JSON, as clients send it."""
+    found = unpacked(raw, object, name)
+    if not isinstance(found, str):
+        return found
     try:
-        return msgspec.json.decode(arguments)
+        return msgspec.json.decode(found)
     except (msgspec.DecodeError, RecursionError):
-        return arguments
-
-
-def _check_system(messages: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> None:
-    """Raises Problem for a system prompt that the template would leave out."""
-    if messages[0]["role"] == "system" and messages[0]["content"]:
-        asked = {"role": "user", "content": "?"}
-        if tokenizer.render_chat([messages[0], asked]) == tokenizer.render_chat([asked]):
-            raise Problem(
-                400,
-                "the model's chat template leaves the system prompt out: it would change nothing; say it in "
-                "the first message instead",
-                "messages[0]",
-            )
+        return found

@@ -9,14 +9,19 @@ from typing import Any
 
 import msgspec
 from starlette.responses import Response as HTTPResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from edgespec.apps.server.objects import Shape
 from edgespec.apps.server.problems import Problem, problem_of
 from edgespec.response import Response
 from edgespec.serving.ticket import Ticket
 
+SILENCE = (
+    15.0  # seconds after which a stream that has no news says that it is waiting: proxies end silent ones
+)
 PATIENCE = 60.0  # seconds that a client may take to read what was sent, before it is given up
+LAST_WORDS = 1.0  # seconds for the same, when the server ends
+HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
 
 class Waker:
@@ -29,20 +34,26 @@ class Waker:
         with suppress(RuntimeError):  # the loop is closed: nobody waits
             self._loop.call_soon_threadsafe(self._event.set)
 
-    async def wait(self) -> None:
-        await self._event.wait()
+    async def wait(self, seconds: float) -> bool:
+        """Whether there was something within so many seconds."""
+        try:
+            await asyncio.wait_for(self._event.wait(), seconds)
+        except (asyncio.TimeoutError, TimeoutError):
+            return False
         self._event.clear()
+        return True
 
 
-async def follow(ticket: Ticket, waker: Waker) -> AsyncIterator[Response]:
-    """What is said, until the reply is over. Raises what has ended it."""
+async def follow(ticket: Ticket, waker: Waker) -> AsyncIterator[Response | None]:
+    """What is said, until the reply is over; None = nothing, for a while. Raises what has ended it."""
     while True:
-        if (said := ticket.take()) is None:
-            await waker.wait()
-            continue
-        yield said
-        if said.finish_reason is not None:
-            return
+        said = ticket.take()
+        if said is not None:
+            yield said
+            if said.finish_reason is not None:
+                return
+        elif not await waker.wait(SILENCE):
+            yield None
 
 
 class Replying(HTTPResponse):
@@ -51,27 +62,40 @@ class Replying(HTTPResponse):
     def __init__(self, ticket: Ticket, waker: Waker, shape: Shape, events: bool, usage: bool) -> None:
         self.ticket, self.waker, self.shape, self.events, self.usage = ticket, waker, shape, events, usage
         self.background = None
+        self._begun = self._over = False  # of what is sent: its headers, all of it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._stream(send) if self.events else self._whole(scope, receive, send))
+        async def tell(message: Message) -> None:
+            self._begun = True
+            await asyncio.wait_for(send(message), PATIENCE)
+            self._over = message["type"] == "http.response.body" and not message.get("more_body")
+
+        work = asyncio.ensure_future(self._stream(tell) if self.events else self._whole(tell))
         gone = asyncio.ensure_future(_disconnected(receive))
+        stopped = False
         try:
             await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
+        except asyncio.CancelledError:  # the server ends, at once
+            stopped = not self._over
         finally:
             self.ticket.cancel()  # nothing, if it is over
             for task in (work, gone):
                 task.cancel()
                 with suppress(asyncio.CancelledError, Exception):
                     await task
+        if stopped:
+            with suppress(asyncio.TimeoutError, TimeoutError):
+                await asyncio.wait_for(self._break_off(_cut_off(), tell), LAST_WORDS)
 
-    async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _whole(self, send: Send) -> None:
         reply = Response("")
         try:
             async for said in follow(self.ticket, self.waker):
-                reply.text += said.text
-                reply.finish_reason, reply.stats = said.finish_reason, said.stats
+                if said is not None:
+                    reply.text += said.text
+                    reply.finish_reason, reply.stats = said.finish_reason, said.stats
             if reply.finish_reason == "cancelled":  # by nobody here: the server stops
                 raise _cut_off()
             response = HTTPResponse(
@@ -79,52 +103,55 @@ class Replying(HTTPResponse):
             )
         except Exception as error:
             response = problem_of(error).response()
-        await asyncio.wait_for(response(scope, receive, send), PATIENCE)
+        await _send(response, send)
 
     async def _stream(self, send: Send) -> None:
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-        begun = False
-
-        async def event(data: bytes, more: bool = True) -> None:
-            nonlocal begun
-            if not begun:
-                begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-            message = {"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": more}
-            await asyncio.wait_for(send(message), PATIENCE)
-
-        async def tell(found: dict[str, Any]) -> None:
-            await event(msgspec.json.encode(found))
-
+        first_told = False
         try:
             async for said in follow(self.ticket, self.waker):
-                if not begun and self.shape.chat:
-                    await tell(self.shape.first())
+                if said is None:  # so that nobody on the way takes the connection for dead
+                    await self._say(b": waiting", send)
+                    continue
+                if self.shape.chat and not first_told:
+                    first_told = True
+                    await self._event(self.shape.first(), send)
                 if said.finish_reason == "cancelled":
                     said.finish_reason = None
-                    await tell(self.shape.piece(said))
+                    await self._event(self.shape.piece(said), send)
                     raise _cut_off()
                 if said.text or said.finish_reason:
-                    await tell(self.shape.piece(said))
+                    await self._event(self.shape.piece(said), send)
                 if said.finish_reason and self.usage:
-                    await tell(self.shape.last(said.stats))
+                    await self._event(self.shape.last(said.stats), send)
         except (asyncio.TimeoutError, OSError):
             raise
         except Exception as error:
-            problem = problem_of(error)
-            if not begun:
-                await _send(problem, send)
-                return
-            await tell(problem.body)
-        await event(b"[DONE]", more=False)
+            await self._break_off(problem_of(error), send)
+        else:
+            await self._say(b"data: [DONE]", send, more=False)
+
+    async def _break_off(self, problem: Problem, send: Send) -> None:
+        """What has ended it is said as well as it still can be."""
+        if not self._begun:
+            await _send(problem.response(), send)
+        elif self.events:
+            await self._event(problem.body, send)
+            await self._say(b"data: [DONE]", send, more=False)
+
+    async def _event(self, found: dict[str, Any], send: Send) -> None:
+        await self._say(b"data: " + msgspec.json.encode(found), send)
+
+    async def _say(self, data: bytes, send: Send, more: bool = True) -> None:
+        if not self._begun:
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await send({"type": "http.response.body", "body": data + b"\n\n", "more_body": more})
 
 
 def _cut_off() -> Problem:
     return Problem(503, "the server stops; the reply was cut off", code="stopping")
 
 
-async def _send(problem: Problem, send: Send) -> None:
-    response = problem.response()
+async def _send(response: HTTPResponse, send: Send) -> None:
     start = {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
     await send(start)
     await send({"type": "http.response.body", "body": response.body})

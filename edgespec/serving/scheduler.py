@@ -19,13 +19,14 @@ from time import monotonic
 
 from edgespec.config import GenerationOptions
 from edgespec.core.acceptance import make_acceptance
-from edgespec.core.batch import Part, attempt
+from edgespec.core.batch import attempt
 from edgespec.core.batcher import Batcher
 from edgespec.engine import Engine
 from edgespec.errors import Cancelled, ClosedError, EdgeSpecError, OverloadError
 from edgespec.schedules.kinds import check_acceptance
 from edgespec.serving.counters import Counters, Occupancy
-from edgespec.serving.shelf import Kept, Shelf
+from edgespec.serving.replier import Replier
+from edgespec.serving.shelf import Shelf
 from edgespec.serving.ticket import Ticket
 from edgespec.serving.visitors import Visitor, Visitors
 from edgespec.session import reply_limit
@@ -34,36 +35,6 @@ STEP = 256  # positions by which a session grows
 MOST_WAITING = 64  # requests
 SWEEP = 5.0  # seconds; a tenant is told so often that time goes by
 MOST_PATIENCE = 60.0  # seconds that somebody is told to wait
-
-
-class _Member:
-    """A reply under way; see `core.batcher.Member`.
-
-    held: positions that its session has memory for; context: that it may need at most. parked: it has left
-    the passes until it may hold more.
-    """
-
-    def __init__(self, ticket: Ticket, kept: Kept, held: int, context: int, rows: int) -> None:
-        self.ticket, self.kept, self.held, self.context, self.rows = ticket, kept, held, context, rows
-        self.session, self.start, self.parked = kept.session, len(kept.session.tokens), False
-        self.reply = self.session.new_reply(ticket.prompt, ticket.options)
-        ticket.began = monotonic()
-        ticket.stop_with(self.reply.cancellation.cancel)
-
-    def ask(self) -> Part:
-        return self.session.ask(self.reply)
-
-    def answer(self, part: Part) -> bool:
-        for step in self.session.answer(self.reply, part):
-            self.ticket.put(step)
-        if self.reply.writer.finished:
-            return False
-        self.parked = self.held < self.context and self.session.cache.length + self.rows > self.held
-        return not self.parked
-
-    def end(self) -> None:
-        self.session.end(self.reply)
-        self.kept.ended(len(self.ticket.prompt), self.start)
 
 
 class Scheduler:
@@ -82,11 +53,11 @@ class Scheduler:
         has ended it."""
         self.engine, self.most_waiting, self.failing = engine, waiting, failing
         self.most = engine.plan.sequences
-        self.shelf, self.batcher = Shelf(engine), Batcher[_Member | Visitor](engine.verifier, patient=True)
+        self.shelf, self.batcher = Shelf(engine), Batcher[Replier | Visitor](engine.verifier, patient=True)
         self.visitors = Visitors(self.batcher)
         self.counters = Counters()
         self.failed: BaseException | None = None
-        self._members: list[_Member] = []  # in the order in which they came
+        self._members: list[Replier] = []  # in the order in which they came
         self._queue: deque[Ticket] = deque()
         self._changed = threading.Condition()  # guards the queue and the following
         self._closing = False
@@ -150,9 +121,13 @@ class Scheduler:
             self._thread.join(0.05)
 
     def _patience(self) -> float:
-        """Seconds after which there may be a place in the queue."""
-        done = self.counters.replies.total() or 1
-        return min(MOST_PATIENCE, max(1.0, self.counters.reply_seconds / done / self.most))
+        """Seconds after which there may be a place in the queue, by replies that have ended or are under
+        way."""
+        now = monotonic()
+        under_way = [now - (member.ticket.began or now) for member in [*self._members]]
+        seconds = self.counters.reply_seconds + sum(under_way)
+        replies = self.counters.replies.total() + len(under_way)
+        return min(MOST_PATIENCE, max(1.0, seconds / max(1, replies) / self.most))
 
     # --- in the thread --------------------------------------------------------------------------------------
 
@@ -246,7 +221,7 @@ class Scheduler:
             held = context = kept.session.context
         rows = self.engine.options.tree_nodes if self.engine.drafters else 1
         try:
-            member = _Member(ticket, kept, held, context, rows)
+            member = Replier(ticket, kept, held, context, rows, self.counters)
         except BaseException:
             kept.session.close()
             raise
@@ -254,7 +229,7 @@ class Scheduler:
         self.batcher.join(member)
 
     def _safe(
-        self, members: list[tuple[_Member, int]], newcomer: tuple[int, int] | None = None, taken: int = 0
+        self, members: list[tuple[Replier, int]], newcomer: tuple[int, int] | None = None, taken: int = 0
     ) -> bool:
         """Whether all can come to their ends one after the other if they hold so many positions now, and a
         newcomer (held, context) behind them; a tenant keeps what it holds, and takes more. Sessions that are
@@ -275,7 +250,7 @@ class Scheduler:
         began = monotonic()
         try:
             for member, error in self.batcher.step():
-                if not isinstance(member, _Member):
+                if not isinstance(member, Replier):
                     self.visitors.end(member, error)
                 elif error is not None or not member.parked:
                     self._end(member, error)
@@ -289,24 +264,18 @@ class Scheduler:
             self.counters.passes += 1
             self.counters.pass_seconds += monotonic() - began
 
-    def _end(self, member: _Member, error: BaseException | None) -> None:
+    def _end(self, member: Replier, error: BaseException | None) -> None:
         self._members.remove(member)
         error = attempt(member.end) or error
-        reply, counters = member.reply, self.counters
+        counters = self.counters
         cut = isinstance(error, Cancelled)
         broken = error is not None and not cut
         if broken or attempt(self.shelf.keep, member.kept) is not None:
             member.session.close()
         counters.replies["error" if broken else "cancelled" if cut else member.ticket.reason] += 1
         counters.reply_seconds += monotonic() - (member.ticket.began or 0.0)
-        counters.prompt_tokens += reply.stats.prompt_tokens
-        counters.reused_tokens += reply.stats.reused_tokens
-        counters.reply_tokens += reply.stats.reply_tokens
-        counters.cycles += reply.stats.cycles
-        counters.drafted += reply.stats.drafted
-        counters.accepted += reply.stats.accepted
         if cut:
-            member.ticket.put(reply.cancelled())
+            member.ticket.put(member.reply.cancelled())
         elif error is not None:
             member.ticket.fail(error)
 
