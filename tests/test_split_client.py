@@ -229,7 +229,7 @@ def test_a_server_at_work_is_waited_for(
         reply = whole(meddling(session.generate(PROMPT, REPLY), 3, slow))
         assert reply.tokens == expected["greedy"].tokens
         assert reply.stats.lost == 0
-        assert session.cache.patience.seconds < 1.5
+        assert session.cache.links.patience.seconds < 1.5
 
 
 def test_a_server_that_stays_away_ends_the_wait(wires: Wires) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from edgespec.errors import ModelError
 from edgespec.response import Response
 
 AT_ONCE = 4  # tokens between two looks at whether the server is back
+MOMENT = 1.0  # seconds
 
 
 class Alone:
@@ -28,7 +29,7 @@ class Alone:
         """drafter: one of its own; None = nobody can say anything. context: of all that was said, the last
         token with it. most: tokens to say."""
         self.drafter, self.said, self.left = drafter, said, most
-        self.since = time.monotonic()
+        self.since, self.waited = time.monotonic(), 0.0  # waited: seconds, since it has had nothing to say
         self.held: Response | None = None
         self._root = int(context.tokens[-1])
         if drafter is not None:
@@ -38,6 +39,12 @@ class Alone:
     def seconds(self) -> float:
         """Since it began."""
         return time.monotonic() - self.since
+
+    def wait(self, work: Callable[[], None]) -> None:
+        """Nothing to say. What takes longer than a moment is a machine that sleeps: it waits for nobody."""
+        began = time.monotonic()
+        work()
+        self.waited += min(time.monotonic() - began, MOMENT)
 
     def say(self) -> list[int]:
         """The next tokens; [] = it has nothing to say."""

@@ -57,7 +57,8 @@ class Line:
         self.listener, self._send, self._close = listener, send, close
         self.guest: Guest | None = None
         self.greeted = self.over = self.has_tokenizer = False
-        self._unheard = 0
+        # Frames that have come, and that were taken: each is counted by one thread, so neither needs a lock.
+        self._come = self._taken = 0
         self._round: int | None = None  # under way
 
     def hear(self, frame: bytes) -> None:
@@ -67,8 +68,8 @@ class Line:
         except ProtocolError as error:
             self.refuse("nonsense", str(error))
             return
-        self._unheard += 1
-        if self._unheard > UNHEARD:
+        self._come += 1
+        if self._come - self._taken > UNHEARD:
             self.refuse("nonsense", f"more than {UNHEARD} requests wait to be heard")
             return
         digest = b""
@@ -77,7 +78,7 @@ class Line:
         self.listener.post(lambda: self.attempt(lambda: self._take(request, digest)))
 
     def _take(self, request: Request, digest: bytes) -> None:
-        self._unheard -= 1
+        self._taken += 1
         if not self.over:
             self.listener.take(self, request, digest)
 

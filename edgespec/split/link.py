@@ -25,8 +25,9 @@ from edgespec.split.protocol import (
 
 OPEN_SECONDS = 5.0  # that a connection may take to be made
 REMEMBERED = 100  # rounds
-LEAST_PATIENCE = 0.6  # seconds; a server at work says so every 0.2
-FIRST_WAIT, MOST_WAIT = 0.25, 15.0  # seconds before a connection is tried again, doubled each time
+LEAST_PATIENCE = 0.4  # seconds; a server at work says so every 0.2
+MOST_LEARNT = 3.0  # seconds of patience that late rounds may teach
+FIRST_WAIT, MOST_WAIT = 0.25, 5.0  # seconds before a connection is tried again, doubled each time
 
 
 A = TypeVar("A", Welcome, Seated)
@@ -53,6 +54,7 @@ class Link:
     def __init__(self, transport: Transport) -> None:
         """Raises LinkError, RefusedError and ProtocolError."""
         self.transport, self.sent, self.received = transport, 0, 0
+        self.seat = b""  # that it has, once it has one
         self.heard = time.monotonic()  # when a frame came last, or was sent to who had answered all
         try:
             began = time.monotonic()
@@ -104,7 +106,9 @@ class Patience:
     server's, who says that it is at work.
 
     Half as much again as the slowest of late: a lost packet costs a few round trips and TCP's own patience,
-    which is why the first rounds have to wait by a rule of thumb.
+    which is why the first rounds have to wait by a rule of thumb. A round that came later than that counts as
+    one that has just come in time: so patience follows a link that is slow, and an outage, which says nothing
+    of the next one, does not make it that much longer.
     """
 
     def __init__(self) -> None:
@@ -113,12 +117,14 @@ class Patience:
 
     def learn(self, seconds: float) -> None:
         """Of a round, from the question to the last word before the answer; late ones count above all."""
+        seconds = min(seconds, self.seconds)
+        self.mean = self.mean + (seconds - self.mean) / 8 if self._took else seconds
         self._took.append(seconds)
-        self.mean = seconds if len(self._took) == 1 else self.mean + (seconds - self.mean) / 8
 
     @property
     def seconds(self) -> float:
-        return max(LEAST_PATIENCE + 3 * self.mean, 1.5 * max(self._took, default=0.0))
+        learnt = 1.5 * max(self._took, default=0.0)
+        return max(LEAST_PATIENCE + 3 * self.mean, min(learnt, MOST_LEARNT))
 
 
 class Connector:

@@ -5,6 +5,7 @@ Needs no torch."""
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import chain
@@ -155,9 +156,9 @@ class RemoteSession(Session):
             alone.held = steps.pop()
             reply.writer.hold(alone.held)
         if not tokens:
-            if alone.seconds > self._wait:
+            if min(alone.waited, time.monotonic() - self.cache.links.reached) > self._wait:
                 return self._give_up(reply, alone)
-            self.cache.wait(TICK)
+            alone.wait(lambda: self.cache.wait(TICK))
         return iter(steps)
 
     def _rejoin(self, reply: Reply, alone: Alone) -> Iterator[Response]:

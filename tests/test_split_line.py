@@ -1,0 +1,78 @@
+"""Requests that wait to be heard are counted by two threads, and the count stays right."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from edgespec.split.guest import Guest
+from edgespec.split.line import UNHEARD, Line
+from edgespec.split.protocol import ANSWERS, AskTokenizer, Refusal, Request, read, written
+from tests.sessions import WAIT
+
+FRAME = written(AskTokenizer())
+
+
+class Clerk:
+    """See `split.line.Listener`: takes what is said when a test says so."""
+
+    def __init__(self) -> None:
+        self.mail = SimpleQueue[Callable[[], None]]()
+        self.post, self.taken, self.sent = self.mail.put, 0, list[bytes]()
+        self.line = Line(self, self.sent.append, lambda: None)
+
+    def take(self, line: Line, request: Request, digest: bytes) -> None:
+        self.taken += 1
+
+    def left(self, guest: Guest) -> None:
+        raise AssertionError("nobody has a seat")
+
+
+def refusals(clerk: Clerk) -> list[str]:
+    said = [read(frame, ANSWERS) for frame in clerk.sent]
+    return [answer.words for answer in said if isinstance(answer, Refusal)]
+
+
+def test_who_does_not_wait_for_answers_is_refused() -> None:
+    clerk = Clerk()
+    for _ in range(UNHEARD):
+        clerk.line.hear(FRAME)
+    assert not refusals(clerk)
+    clerk.mail.get()()
+    clerk.line.hear(FRAME)
+    assert not refusals(clerk), "one was heard"
+    clerk.line.hear(FRAME)
+    assert refusals(clerk) == [f"more than {UNHEARD} requests wait to be heard"]
+    while not clerk.mail.empty():
+        clerk.mail.get()()
+    assert clerk.taken == 1, "a connection that has ended is not heard"
+
+
+def test_two_threads_count_the_same_requests() -> None:
+    clerk, count = Clerk(), 20_000
+    room = threading.Semaphore(UNHEARD)
+
+    def hear() -> None:
+        for _ in range(count):
+            assert room.acquire(timeout=WAIT)
+            clerk.line.hear(FRAME)
+
+    switching = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        thread = threading.Thread(target=hear)
+        thread.start()
+        for _ in range(count):
+            clerk.mail.get(timeout=WAIT)()
+            room.release()
+        thread.join()
+    finally:
+        sys.setswitchinterval(switching)
+    assert (clerk.taken, refusals(clerk)) == (count, [])
+    for _ in range(UNHEARD):
+        clerk.line.hear(FRAME)
+    assert not refusals(clerk), "as many may wait as in the beginning"
+    clerk.line.hear(FRAME)
+    assert len(refusals(clerk)) == 1, "and no more"
