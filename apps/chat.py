@@ -13,7 +13,14 @@ import typer
 
 from edgespec.apps import options, saved
 from edgespec.apps.commands import COMMANDS, run_command
-from edgespec.apps.common import check_server, demo_model, demo_options, open_engine, say_whose
+from edgespec.apps.common import (
+    check_server,
+    demo_model,
+    demo_options,
+    multiply_alone,
+    open_engine,
+    say_whose,
+)
 from edgespec.apps.keyboard import typing_ahead
 from edgespec.apps.keys import read_keys
 from edgespec.apps.prompts import read_text
@@ -85,6 +92,8 @@ def chat(
     source = model or str(demo_model())
     drafts = engine.drafter != "auto"  # here, for a server
     _check_server(wanted, model, link, drafts)
+    if wanted.server is not None:
+        multiply_alone()
     if model is None and wanted.server is None:
         engine = demo_options(engine)
     options.check_together(engine, generation)

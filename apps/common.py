@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -115,6 +116,12 @@ def check_server(
         raise OptionError("--api-key-file is for --server URL; give both, or neither")
     if server is not None and model:
         raise OptionError("MODEL does not go with --server, whose model, memory and drafts are its own")
+
+
+def multiply_alone() -> None:
+    """A drafter beside a server's answers multiplies small matrices, and OpenBLAS's threads would wait longer
+    for each other than that takes. Numpy reads this when it is imported; what the user says goes."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def say_whose(engine: EngineOptions, terminal: Terminal, ours: Collection[str] = ()) -> None:

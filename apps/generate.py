@@ -15,7 +15,7 @@ import typer
 
 from edgespec.apps import options, prompts
 from edgespec.apps.batch import SharedRun, output_file
-from edgespec.apps.common import check_server, open_engine
+from edgespec.apps.common import check_server, multiply_alone, open_engine
 from edgespec.apps.options import message_of
 from edgespec.apps.prompts import PromptInput
 from edgespec.apps.reply import follow
@@ -83,6 +83,8 @@ def generate(
 
     To ask a chat model one question, use `edgespec chat -p`.
     """
+    if wanted.server is not None:
+        multiply_alone()
     options.check_together(engine, generation)
     _check(wanted, engine.batch)
     check_server(wanted.server, wanted.api_key_file, link, model is not None)

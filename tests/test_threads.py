@@ -87,6 +87,18 @@ def test_waiting_threads_soon_sleep_wherever_torch_is_imported(entry: str, model
     assert run.stdout.endswith(f"spins {spins}\n"), run.stderr
 
 
+@pytest.mark.parametrize(("settings", "threads"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")])
+@pytest.mark.parametrize("entry", ["'generate', '-p', 'x'", "'chat', '--drafter', 'ngram'"])
+def test_a_client_multiplies_in_one_thread(entry: str, settings: dict[str, str], threads: str) -> None:
+    spy = SPY.replace('"torch"', '"numpy"').replace("GOMP_SPINCOUNT", "OPENBLAS_NUM_THREADS")
+    kept = {k: v for k, v in environment(**settings).items() if k in settings or "OPENBLAS" not in k}
+    run = subprocess.run(
+        [sys.executable, "-c", f"{spy}command({entry}, '--server', 'http://127.0.0.1:1')", "", ""],
+        cwd=ROOT, env=kept, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert run.stdout == f"spins {threads}\n", run.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="another OpenMP says it in other words")
 @pytest.mark.parametrize(
     ("settings", "spins"),

@@ -124,7 +124,7 @@ class Patience:
     @property
     def seconds(self) -> float:
         learnt = 1.5 * max(self._took, default=0.0)
-        return max(LEAST_PATIENCE + 3 * self.mean, min(learnt, MOST_LEARNT))
+        return max(LEAST_PATIENCE + 4 * self.mean, min(learnt, MOST_LEARNT))
 
 
 class Connector:
