@@ -47,8 +47,9 @@ from edgespec.drafters.cascade.variant import VARIANTS
 from edgespec.drafters.channel import Load
 from edgespec.engine import Engine
 from edgespec.errors import EdgeSpecError
-from edgespec.runtimes.base import KVCache, Rows
+from edgespec.runtimes.base import KVCache
 from edgespec.runtimes.formats.describe import describe_model
+from edgespec.runtimes.rows import Rows
 from edgespec.schedules.kinds import make_controller, make_schedule
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session

@@ -37,7 +37,7 @@ from edgespec.core.trace import Cycle, Overlap, Trace
 from edgespec.drafters.base import Drafter
 from edgespec.engine import Engine
 from edgespec.offload.plan.costs import CostModel
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.rows import Rows
 from edgespec.schedules.ssd import Ssd
 from edgespec.session import Session
 

@@ -31,9 +31,10 @@ from edgespec.offload.plan.fill import check_dial
 from edgespec.offload.plan.plan import Plan
 from edgespec.offload.plan.replan import at_dial
 from edgespec.progress import ProgressCallback
-from edgespec.runtimes.base import TREE_ROWS, Target
+from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
+from edgespec.runtimes.target import Target
 from edgespec.schedules.kinds import check_model, choose_schedule, make_controller, make_schedule
 from edgespec.session import Session
 from edgespec.text.prompt import Prompt, encode_prompt
@@ -100,9 +101,8 @@ class Engine:
         return self.options.resident_layers is not None
 
     def __repr__(self) -> str:
-        name = self.files.path.name
-        state = ", closed" if self.closed else ""
-        return f"<Engine of {name} in {format_bytes(self.plan.dial)}, context {self.plan.context}{state}>"
+        about = f"{self.files.path.name} in {format_bytes(self.plan.dial)}, context {self.plan.context}"
+        return f"<Engine of {about}{', closed' if self.closed else ''}>"
 
     @property
     def config(self) -> ModelConfig:

@@ -24,7 +24,7 @@ from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.model import ModelDrafter
 from edgespec.errors import OptionError
-from edgespec.runtimes.base import kept_parents
+from edgespec.runtimes.rows import kept_parents
 from edgespec.schedules.serial import Serial
 
 VOCABULARY = 12

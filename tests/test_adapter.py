@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from edgespec.errors import CorruptFileError, ModelError, UnsupportedModelError
-from edgespec.runtimes.base import Rows
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.adapter import Adapter, adapter_bytes, adapter_cache_bytes
 from edgespec.runtimes.torch.adapter_files import MANIFEST, describe_adapters, save_adapters
 from tests.tiny import write_checkpoint

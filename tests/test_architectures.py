@@ -17,10 +17,10 @@ from torch import Tensor
 
 from edgespec.kernels.gguf_blocks import BLOCKS, row_bytes
 from edgespec.offload.pack.pack import pack
-from edgespec.runtimes.base import Rows
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.formats.gguf import read_gguf
 from edgespec.runtimes.formats.gguf_file import read_gguf_file
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
 from tests.models import (

@@ -27,7 +27,8 @@ from edgespec.core.schedule import Offer, Schedule, TreeBudget
 from edgespec.core.verify import Cancellation
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import StorageError
-from edgespec.runtimes.base import PassObserver, Rows
+from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import PassObserver
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.schedules.serial import Plain, Serial
 from tests.table_runtime import TableSeat, TableVerifier

@@ -32,7 +32,7 @@ from edgespec.errors import BudgetError, Cancelled, ModelError, OptionError
 from edgespec.offload.plan.costs import Rates
 from edgespec.offload.plan.fill import make_plan
 from edgespec.offload.plan.needs import Extras, MustPin, Needs, Request
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.adapter_files import MANIFEST
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.schedules.serial import Serial

@@ -15,7 +15,7 @@ from edgespec.core.acceptance import Outcome, make_acceptance
 from edgespec.core.batch import Verification
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import Computed, TokenTree
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
 from tests.tiny import fill, open_tiny, verify, write_checkpoint

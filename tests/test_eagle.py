@@ -19,8 +19,9 @@ from edgespec.drafters.eagle.files import EAGLE_ROWS, EagleResident
 from edgespec.engine import Engine
 from edgespec.errors import ModelError, OptionError
 from edgespec.models.asked import check_options
-from edgespec.runtimes.base import PREFILL_ROWS, Rows
+from edgespec.runtimes.base import PREFILL_ROWS
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.eagle import Eagle, EagleShape, eagle_shapes
 from edgespec.runtimes.torch.trained_files import parameter_bytes
 from edgespec.schedules.serial import Serial

@@ -13,7 +13,7 @@ from edgespec.kernels import compiled, matmul
 from edgespec.kernels.cpu import is_native, multiply
 from edgespec.kernels.matmul import Block, linear
 from edgespec.kernels.row_class import _Results, row_class
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.rows import Rows
 from tests.tiny import fill, open_tiny, run_tree, write_checkpoint
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -39,8 +39,9 @@ from edgespec.drafters.substitute import Substitute, find_copy
 from edgespec.engine import Engine
 from edgespec.models.packing import pack_model
 from edgespec.offload.plan import pinning
-from edgespec.runtimes.base import PREFILL_ROWS, Rows
+from edgespec.runtimes.base import PREFILL_ROWS
 from edgespec.runtimes.config import ARCHITECTURES, HEAD
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.draft import TorchDraft
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget

@@ -25,8 +25,8 @@ from edgespec.kernels.quantize import (
     quantize_int4,
     quantize_int8,
 )
-from edgespec.runtimes.base import Rows
 from edgespec.runtimes.formats.describe import describe_model
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.adapter_files import describe_adapters
 from edgespec.runtimes.torch.target import TorchTarget
 from tests.test_cascade import train

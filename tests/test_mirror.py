@@ -29,7 +29,7 @@ LAYERS, COUNT = 6, 60
 
 
 class TableExit:
-    """See `runtimes.base.EarlyExit`: what the target will say, with noise by layer; in two parts."""
+    """See `runtimes.target.EarlyExit`: what the target will say, with noise by layer; in two parts."""
 
     def __init__(self, layers: int = 3, noise: float = 0.5, able: bool = True) -> None:
         self.layers, self.noise, self.able = layers, noise, able

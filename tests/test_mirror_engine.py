@@ -22,7 +22,8 @@ from edgespec.engine import Engine
 from edgespec.errors import EdgeSpecError, OptionError
 from edgespec.models.asked import check_options
 from edgespec.models.packing import pack_model
-from edgespec.runtimes.base import EXIT_ROWS, Rows
+from edgespec.runtimes.base import EXIT_ROWS
+from edgespec.runtimes.rows import Rows
 from edgespec.schedules.kinds import choose_schedule
 from edgespec.schedules.mirror import Mirror
 from tests.sessions import tokens_of
@@ -311,7 +312,7 @@ def test_adapters_that_cannot_be_the_exit_are_refused(demo: Path) -> None:
 
 
 class States:
-    """Keeps what each layer of a pass produced; see `runtimes.base.PassObserver`."""
+    """Keeps what each layer of a pass produced; see `runtimes.target.PassObserver`."""
 
     def __init__(self) -> None:
         self.hidden: list[torch.Tensor] = []

@@ -23,7 +23,9 @@ from edgespec.drafters.substitute import Substitute, SubstituteDrafter
 from edgespec.engine import Engine
 from edgespec.errors import BusyError, ContextError, ModelError
 from edgespec.models.packing import pack_model
-from edgespec.runtimes.base import KVCache, Rows, Target
+from edgespec.runtimes.base import KVCache
+from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import Target
 from edgespec.runtimes.torch.draft import TorchDraft
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.text.tokenizer import Tokenizer

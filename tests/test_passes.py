@@ -26,7 +26,7 @@ from edgespec.core.verify import Cancellation
 from edgespec.errors import BusyError, Cancelled, ContextError, ModelError, StorageError
 from edgespec.kernels.matmul import STORED, Block, linear, ragged
 from edgespec.offload.chunks import stored_bytes
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
 from tests.sessions import WAIT, in_threads, wait_for

@@ -25,7 +25,7 @@ from edgespec.errors import BudgetError, Cancelled, ContextError, DeviceError, M
 from edgespec.kernels.matmul import Block, linear
 from edgespec.models.packing import pack_model
 from edgespec.progress import Progress
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch import weights
 from edgespec.schedules.serial import Serial
 from tests.packed import pack_checkpoint

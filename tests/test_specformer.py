@@ -29,9 +29,10 @@ from edgespec.drafters.specformer.files import SpecFormerResident
 from edgespec.engine import Engine
 from edgespec.errors import CorruptFileError, ModelError, OptionError
 from edgespec.models.asked import check_options
-from edgespec.runtimes.base import PREFILL_ROWS, Rows
+from edgespec.runtimes.base import PREFILL_ROWS
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.trained import MANIFEST
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch import specformer
 from edgespec.runtimes.torch.specformer import SpecFormer, SpecFormerShape, specformer_shapes
 from edgespec.runtimes.torch.trained_files import parameter_bytes

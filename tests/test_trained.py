@@ -26,10 +26,11 @@ from edgespec.drafters.kind import Kind
 from edgespec.drafters.kinds import KINDS, choose_drafters
 from edgespec.drafters.watch import StateWatch, watch_bytes
 from edgespec.errors import Cancelled, CorruptFileError, ModelError, UnsupportedModelError
-from edgespec.runtimes.base import PREFILL_ROWS, Rows
+from edgespec.runtimes.base import PREFILL_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.trained import MANIFEST, trained_kind
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.trained_files import ModuleFile, describe_module, parameter_bytes, save_module

@@ -24,8 +24,8 @@ from edgespec.core.passes import LocalVerifier
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, ModelError, OptionError
 from edgespec.kernels.reference import rms_norm
-from edgespec.runtimes.base import Rows
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.adapter_files import describe_adapters
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
 from edgespec.training import run as runs

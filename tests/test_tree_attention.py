@@ -12,8 +12,9 @@ from torch import Tensor
 from edgespec.kernels import compiled
 from edgespec.kernels.choice import LEVELS
 from edgespec.kernels.tree_attention import BLOCK, Past, TreeAttention
-from edgespec.runtimes.base import IntArray, Rows
+from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.config import ModelConfig, Rope
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch import attention
 from edgespec.runtimes.torch.attention import AttentionPlan, ancestor_paths
 from edgespec.runtimes.torch.kv_cache import TorchKVCache

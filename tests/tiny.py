@@ -19,9 +19,10 @@ from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.verify import Verifier
 from edgespec.offload.chunk_store import in_place
 from edgespec.offload.chunks import Chunk
-from edgespec.runtimes.base import PassObserver, Rows
 from edgespec.runtimes.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig, from_hf
 from edgespec.runtimes.formats.checkpoint import read_checkpoint
+from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import PassObserver
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights

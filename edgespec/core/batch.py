@@ -20,7 +20,9 @@ from edgespec.core.sampling import IntArray, Noise
 from edgespec.core.schedule import Offer
 from edgespec.core.tree import Computed, TokenTree
 from edgespec.errors import ModelError
-from edgespec.runtimes.base import PREFILL_ROWS, PassObserver, Rows, Seat, Target
+from edgespec.runtimes.base import PREFILL_ROWS, Seat
+from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import PassObserver, Target
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,8 @@ from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.schedule import Context, Schedule
 from edgespec.core.trace import Cycle, Trace
 from edgespec.core.verify import Verifier
-from edgespec.runtimes.base import PassObserver, Seat
+from edgespec.runtimes.base import Seat
+from edgespec.runtimes.target import PassObserver
 
 
 @dataclass(frozen=True)

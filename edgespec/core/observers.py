@@ -10,7 +10,8 @@ import numpy as np
 
 from edgespec.core.batch import Part, attempt
 from edgespec.errors import Cancelled
-from edgespec.runtimes.base import PassObserver, Rows
+from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import PassObserver
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 class FanOut:
     """The observers of a pass's parts: each hears of its own rows. One that raises ends its own part, and the
-    pass when no other is left. See `runtimes.base.PassObserver`."""
+    pass when no other is left. See `runtimes.target.PassObserver`."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = {id(part.cache): part for part in parts}

@@ -26,7 +26,8 @@ from edgespec.core.observers import FanOut
 from edgespec.core.pace import Pace
 from edgespec.core.schedule import Allotter
 from edgespec.errors import BusyError
-from edgespec.runtimes.base import KVCache, Target
+from edgespec.runtimes.base import KVCache
+from edgespec.runtimes.target import Target
 
 TICK = 0.05  # seconds; who waits for a turn looks this often whether it is cancelled
 GATHER = 0.1  # of the last pass's time may the next one wait for those it served

@@ -16,7 +16,8 @@ from edgespec.core.trace import Cycle, Layer, Phase, Trace
 from edgespec.core.verify import Cancellation, Verifier
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.response import Response, Stats, Withdrawn
-from edgespec.runtimes.base import Rows, Seat
+from edgespec.runtimes.base import Seat
+from edgespec.runtimes.rows import Rows
 from edgespec.text.detokenize import Detokenizer
 from edgespec.text.tokenizer import Tokenizer
 
@@ -166,7 +167,7 @@ class Reply:
 
 
 class _Observer:
-    """What happens while a pass is under way, for one reply; see `runtimes.base.PassObserver`."""
+    """What happens while a pass is under way, for one reply; see `runtimes.target.PassObserver`."""
 
     def __init__(
         self,

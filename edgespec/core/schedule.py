@@ -15,7 +15,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.sampling import FloatArray, IntArray, Noise, Sampler
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
-from edgespec.runtimes.base import EarlyExit, PassObserver, Target
+from edgespec.runtimes.target import EarlyExit, PassObserver, Target
 
 
 @dataclass(frozen=True)

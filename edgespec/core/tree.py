@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.core.sampling import Distribution, FloatArray, IntArray
-from edgespec.runtimes.base import slot_depths
+from edgespec.runtimes.rows import slot_depths
 
 if TYPE_CHECKING:
     from torch import Tensor

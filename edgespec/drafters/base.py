@@ -25,7 +25,7 @@ from edgespec.core.tree import TokenTree
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from edgespec.runtimes.base import Rows
+    from edgespec.runtimes.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Watching(Protocol):
     """A drafter that also learns from the target's own passes, its prompts' among them."""
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        """As of `runtimes.base.PassObserver`."""
+        """As of `runtimes.target.PassObserver`."""
 
 
 def committed(root: int, outcome: Outcome) -> list[int]:
@@ -182,7 +182,7 @@ def shared_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 
 class Cancelling:
-    """A drafter's passes end where the reply is cancelled; see `runtimes.base.PassObserver`."""
+    """A drafter's passes end where the reply is cancelled; see `runtimes.target.PassObserver`."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self.check = check  # raises Cancelled

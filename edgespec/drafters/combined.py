@@ -22,7 +22,7 @@ from edgespec.drafters.base import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from edgespec.runtimes.base import Rows
+    from edgespec.runtimes.rows import Rows
 
 
 def without_models(drafter: Drafter) -> Combined:

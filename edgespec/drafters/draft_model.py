@@ -18,10 +18,11 @@ from edgespec.errors import OptionError
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
+from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.needs import cache_bytes, resident_bytes
+from edgespec.runtimes.target import Target
 from edgespec.runtimes.torch.draft import TorchDraft, open_draft
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from edgespec.core.sampling import Distribution, FloatArray, IntArray
 from edgespec.drafters.continuations import rows_at_once
-from edgespec.runtimes.base import DraftPass, slot_depths
+from edgespec.runtimes.base import DraftPass
+from edgespec.runtimes.rows import slot_depths
 
 Node = tuple[int, int]  # slot of the parent, or -1 = the last committed token; token
 

@@ -23,7 +23,7 @@ from edgespec.drafters.substitute import torch_target
 from edgespec.drafters.trained import TrainedFiles, TrainedResident
 from edgespec.errors import OptionError
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
+from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.moa_sizes import (
     KIND,
@@ -35,6 +35,7 @@ from edgespec.runtimes.formats.moa_sizes import (
     parameters,
 )
 from edgespec.runtimes.formats.needs import overlay_bytes
+from edgespec.runtimes.target import Target
 from edgespec.runtimes.torch.moa import Moa
 from edgespec.runtimes.torch.moa_draft import LocalMemory, MoaDraft, pass_bytes
 from edgespec.runtimes.torch.moa_tail import Tail

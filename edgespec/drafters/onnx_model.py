@@ -17,11 +17,12 @@ from edgespec.drafters.worker import Opened, run
 from edgespec.errors import OptionError, TokenizerError
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import TREE_ROWS, Target
+from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.onnx.directory import Exported, open_exported
 from edgespec.runtimes.onnx.draft import OnnxDraft
 from edgespec.runtimes.onnx.model import OnnxModel, model_bytes
 from edgespec.runtimes.onnx.providers import find_provider
+from edgespec.runtimes.target import Target
 from edgespec.text.tokenizer import Tokenizer
 
 # A process without torch before it has a model: interpreter, numpy, tokenizer's and ONNX Runtime's libraries

@@ -18,8 +18,9 @@ from edgespec.offload.plan.plan import Plan
 if TYPE_CHECKING:
     import torch
 
-    from edgespec.runtimes.base import EarlyExit, KVCache, Target
+    from edgespec.runtimes.base import KVCache
     from edgespec.runtimes.formats.describe import ModelFiles
+    from edgespec.runtimes.target import EarlyExit, Target
     from edgespec.text.tokenizer import Tokenizer
 
 

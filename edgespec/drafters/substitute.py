@@ -26,10 +26,11 @@ from edgespec.errors import Call, OptionError
 from edgespec.offload.chunk_store import is_store
 from edgespec.offload.plan.needs import Extras, StandIn
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import TREE_ROWS, DraftRuntime, KVCache, Target
+from edgespec.runtimes.base import TREE_ROWS, DraftRuntime, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.needs import overlay_positions
 from edgespec.runtimes.formats.packed import SUBSTITUTE
+from edgespec.runtimes.target import Target
 from edgespec.runtimes.torch.draft import TorchDraft
 from edgespec.runtimes.torch.substitute import LowBitCopy, SubstituteWeights
 from edgespec.runtimes.torch.target import TorchTarget

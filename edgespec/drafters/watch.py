@@ -19,8 +19,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from edgespec.runtimes.base import PREFILL_ROWS, KVCache, Rows
+from edgespec.runtimes.base import PREFILL_ROWS, KVCache
 from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.rows import Rows
 
 
 class StateReader(Protocol):
@@ -46,7 +47,7 @@ class StateWatch:
         self._tree: tuple[int, Tensor] | None = None  # length before it, states [nodes, depths, d]
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        """See `runtimes.base.PassObserver`; index -1: the embeddings."""
+        """See `runtimes.target.PassObserver`; index -1: the embeddings."""
         if index + 1 not in self.depths:
             return
         for cache, segment, prompt in zip(rows.caches, rows.segments, rows.prompts, strict=True):

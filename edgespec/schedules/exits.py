@@ -12,9 +12,10 @@ from edgespec.config import OF_SCHEDULES, EngineOptions
 from edgespec.drafters.resident import Drafters, ExitFound
 from edgespec.errors import OptionError
 from edgespec.offload.plan.needs import Extras
-from edgespec.runtimes.base import EarlyExit, KVCache, Target
+from edgespec.runtimes.base import KVCache
 from edgespec.runtimes.formats.needs import exit_bytes
 from edgespec.runtimes.formats.trained import trained_kind
+from edgespec.runtimes.target import EarlyExit, Target
 from edgespec.schedules.kinds import choose_schedule
 from edgespec.schedules.mirror import check
 

@@ -42,8 +42,10 @@ from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, Hearing
 from edgespec.drafters.continuations import following, possible, rows_at_once
 from edgespec.errors import OptionError
-from edgespec.runtimes.base import EXIT_ROWS, DraftPass, EarlyExit, Rows
+from edgespec.runtimes.base import EXIT_ROWS, DraftPass
 from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import EarlyExit
 from edgespec.schedules.ssd import Ssd
 
 if TYPE_CHECKING:

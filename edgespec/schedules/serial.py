@@ -15,7 +15,7 @@ from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, Elsewhere, Root, Watching
 from edgespec.drafters.combined import without_models
 from edgespec.errors import ModelError
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.rows import Rows
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,9 +27,10 @@ from edgespec.offload.plan.ledger import gigabytes, smallest_dial_text
 from edgespec.offload.plan.needs import Extras, Request
 from edgespec.offload.plan.plan import Plan
 from edgespec.progress import Progress, ProgressCallback
-from edgespec.runtimes.base import TREE_ROWS, Rows
+from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.needs import plan_model
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.machine import measure_machine
 from edgespec.runtimes.torch.moa import written_states
 from edgespec.runtimes.torch.open import open_target
@@ -229,7 +230,7 @@ def _padded(states: Tensor, lengths: list[int]) -> Tensor:
 
 
 class _Watch:
-    """Keeps states behind some layers, and keys and values of all; see `runtimes.base.PassObserver`."""
+    """Keeps states behind some layers, and keys and values of all; see `runtimes.target.PassObserver`."""
 
     def __init__(self, depths: frozenset[int], layers: bool) -> None:
         self.depths, self.wanted = depths, layers

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ContextError
-from edgespec.runtimes.base import IntArray, kept_parents, slot_depths
+from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.onnx.model import OnnxModel
+from edgespec.runtimes.rows import kept_parents, slot_depths
 
 GROWTH = 256  # positions that a cache begins with, where it may grow; then a half more each time
 BLOCK = 64  # it has a multiple of

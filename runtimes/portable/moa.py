@@ -13,8 +13,9 @@ from typing import Protocol
 import numpy as np
 
 from edgespec.errors import ModelError
-from edgespec.runtimes.base import PREFILL_ROWS, IntArray, slot_depths
+from edgespec.runtimes.base import PREFILL_ROWS, IntArray
 from edgespec.runtimes.formats.moa_client import Array, ClientConfig
+from edgespec.runtimes.rows import slot_depths
 
 
 class Vectors(Protocol):

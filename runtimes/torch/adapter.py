@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from edgespec.kernels import dispatch
 from edgespec.kernels.reference import rms_norm
-from edgespec.runtimes.base import Rows
 from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.blocks import (
     CPU,
     CausalAttention,

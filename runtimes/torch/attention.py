@@ -19,8 +19,9 @@ from edgespec.kernels.dispatch import attend
 from edgespec.kernels.reference import Mask
 from edgespec.kernels.threads import alone
 from edgespec.kernels.tree_attention import Past, TreeAttention, suits
-from edgespec.runtimes.base import IntArray, Rows, slot_depths
+from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.formats.needs import BLOCK, round_up
+from edgespec.runtimes.rows import Rows, slot_depths
 from edgespec.runtimes.torch.kv_cache import Inside, Overlay, TorchKVCache
 
 KV = tuple[Tensor, Tensor]  # of one layer, [kv_heads, places, head_dim] each

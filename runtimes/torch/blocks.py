@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from edgespec.kernels import dispatch
 from edgespec.kernels.matmul import Block, linear
 from edgespec.kernels.reference import rms_norm, rotate
-from edgespec.runtimes.base import Rows
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.needs import cache_bytes
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.attention import AttentionPlan
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.rope import RopeTable

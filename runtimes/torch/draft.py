@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ModelError
 from edgespec.kernels.threads import use_threads
-from edgespec.runtimes.base import PREFILL_ROWS, KVCache, Rows
+from edgespec.runtimes.base import PREFILL_ROWS, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.exit import HeadPass
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.warm_up import warm_up

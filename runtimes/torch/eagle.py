@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from edgespec.kernels import dispatch
 from edgespec.kernels.reference import rms_norm
-from edgespec.runtimes.base import Rows
 from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.blocks import (
     CPU,
     CausalAttention,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgespec.kernels.matmul import Block
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.rows import Rows
 
 Head = Callable[[], Sequence[Block] | None]
 """Blocks of the head's rows, in order; None = they are not all in memory now."""
@@ -28,7 +28,7 @@ Times = Callable[[Tensor, Block], Tensor]
 
 
 class HeadExit:
-    """See `runtimes.base.EarlyExit`."""
+    """See `runtimes.target.EarlyExit`."""
 
     def __init__(
         self,

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import BusyError, ContextError, DeviceError
-from edgespec.runtimes.base import IntArray, KVCache, kept_parents
+from edgespec.runtimes.base import IntArray, KVCache
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.needs import BLOCK, overlay_positions, round_up
+from edgespec.runtimes.rows import kept_parents
 from edgespec.runtimes.torch.reserved import Reserved
 
 

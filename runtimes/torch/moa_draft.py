@@ -18,10 +18,11 @@ from edgespec.errors import ModelError
 from edgespec.kernels.dispatch import attend
 from edgespec.kernels.reference import Mask
 from edgespec.kernels.threads import use_threads
-from edgespec.runtimes.base import PREFILL_ROWS, KVCache, Rows
+from edgespec.runtimes.base import PREFILL_ROWS, KVCache
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.moa_sizes import MoaSizes, memory_width
 from edgespec.runtimes.formats.needs import round_up
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.attention import AttentionPlan
 from edgespec.runtimes.torch.exit import HeadPass
 from edgespec.runtimes.torch.kv_cache import TorchKVCache

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from edgespec.runtimes.base import KVCache, Rows
+from edgespec.runtimes.base import KVCache
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.target import Prepared, TorchTarget
 
 

@@ -24,7 +24,9 @@ def open_target(
     judged_rows: int = TREE_ROWS,
 ) -> TorchTarget[Weights]:
     """Read what the plan pins and start the stream of the rest; `progress` gets bytes pinned. Memory is
-    planned for passes of up to `pass_rows`, of which `judged_rows` are looked at (`runtimes.base.Target`)."""
+    planned for passes of up to `pass_rows`, of which `judged_rows` are looked at: see
+    `runtimes.target.Target`.
+    """
     weights = Weights(files.table, plan.ring_bytes, files.dtype, settings, device)
     try:
         weights.pin(plan.pinned, plan.on_device, progress)

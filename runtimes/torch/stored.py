@@ -17,7 +17,7 @@ from edgespec.offload.digest import mismatch
 from edgespec.offload.plan.plan import Plan
 from edgespec.offload.reader import DirectFile
 from edgespec.offload.streamer import Streamer
-from edgespec.runtimes.base import PassObserver
+from edgespec.runtimes.target import PassObserver
 from edgespec.runtimes.torch.embedding import Embedding
 from edgespec.runtimes.torch.placement import placement_for
 
@@ -81,7 +81,7 @@ class StoredChunks:
         self._restream()
 
     def move(self, plan: Plan) -> None:
-        """See `runtimes.base.StoredWeights`."""
+        """See `runtimes.target.StoredWeights`."""
         self.release()
         self._growing = set(plan.pinned - self.pinned.keys())
         for index in self.pinned.keys() - plan.pinned:

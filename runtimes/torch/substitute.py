@@ -20,7 +20,8 @@ from edgespec.kernels.matmul import Block, Together, linear, typed
 from edgespec.offload.chunks import Blocks, Chunk, ChunkTable, Piece
 from edgespec.offload.digest import mismatch
 from edgespec.offload.read_ahead import Range, read_ahead
-from edgespec.runtimes.base import IntArray, PassObserver
+from edgespec.runtimes.base import IntArray
+from edgespec.runtimes.target import PassObserver
 from edgespec.runtimes.torch.weights import Weights, with_biases
 
 

@@ -14,8 +14,10 @@ from edgespec.errors import Call, ModelError, OptionError
 from edgespec.kernels.dispatch import add_norm, rms_norm, rotate, swiglu
 from edgespec.kernels.matmul import Block
 from edgespec.kernels.threads import use_threads
-from edgespec.runtimes.base import PREFILL_ROWS, IntArray, PassObserver, Rows
+from edgespec.runtimes.base import PREFILL_ROWS, IntArray
 from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import PassObserver
 from edgespec.runtimes.torch.attention import AttentionPlan
 from edgespec.runtimes.torch.exit import HeadExit, HeadPass
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
@@ -70,8 +72,8 @@ W = TypeVar("W", bound=ModelWeights)
 
 
 class TorchTarget(Generic[W]):
-    """See `runtimes.base.Target`. `slots` is the most uncommitted rows (tree nodes) that a cache has room for
-    beside its context; `pass_rows` the most rows of a pass, `judged_rows` (None: `slots`) those of trees.
+    """See `runtimes.target.Target`. `slots` is the most uncommitted rows (tree nodes) that a cache has room
+    for beside its context; `pass_rows` the most rows of a pass, `judged_rows` (None: `slots`) those of trees.
 
     `run` raises OptionError for a pass of more rows, `logits` ModelError for outputs that are not finite.
     """

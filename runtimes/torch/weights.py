@@ -11,7 +11,8 @@ from edgespec.devices.disk import ReadSettings
 from edgespec.kernels.choice import FEWS
 from edgespec.kernels.matmul import Block, Together, linear, ragged, typed
 from edgespec.offload.chunks import ChunkTable, Piece, TensorSource
-from edgespec.runtimes.base import IntArray, PassObserver
+from edgespec.runtimes.base import IntArray
+from edgespec.runtimes.target import PassObserver
 from edgespec.runtimes.torch.stored import CPU, StoredChunks
 
 __all__ = ["CPU", "Weights"]

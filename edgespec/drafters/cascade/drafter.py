@@ -27,7 +27,9 @@ from edgespec.drafters.cascade.rounds import CascadeDrafting, Claim, DrawnInside
 from edgespec.drafters.cascade.tree import Calibration
 from edgespec.drafters.cascade.variant import Variant
 from edgespec.drafters.growth import MAX_PASSES
-from edgespec.runtimes.base import KVCache, Rows, Target
+from edgespec.runtimes.base import KVCache
+from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import Target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -125,7 +127,7 @@ class CascadeDrafter:
             rows = Rows.append(again, np.arange(-1, stop - start - 1), prefill=True)
             self.target.run(self.target.embed(self.tokens[start:stop]), rows, range(depth), self)
 
-    # What it watches of the target's passes; see `runtimes.base.PassObserver`.
+    # What it watches of the target's passes; see `runtimes.target.PassObserver`.
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
         for e in self.exits:

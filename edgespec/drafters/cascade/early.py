@@ -15,9 +15,11 @@ from edgespec.drafters.cascade.exits import AdapterExit
 from edgespec.drafters.substitute import torch_target
 from edgespec.errors import OptionError
 from edgespec.offload.plan.needs import Extras
-from edgespec.runtimes.base import TREE_ROWS, DraftPass, KVCache, Rows, Target
+from edgespec.runtimes.base import TREE_ROWS, DraftPass, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.needs import exit_bytes
+from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import Target
 from edgespec.runtimes.torch.adapter import Adapter, adapter_bytes, adapter_cache_bytes
 from edgespec.runtimes.torch.adapter_files import AdapterFile, describe_adapters
 from edgespec.runtimes.torch.trained_files import free_parameters
@@ -85,7 +87,7 @@ class AdapterExits:
 
 
 class AdaptedExit:
-    """See `runtimes.base.EarlyExit`. `cache` is the conversation's own, the target's."""
+    """See `runtimes.target.EarlyExit`. `cache` is the conversation's own, the target's."""
 
     def __init__(self, target: Target, cache: KVCache, follower: AdapterExit) -> None:
         self.cache, self.follower, self.layers = cache, follower, follower.depth

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import ModelError
-from edgespec.runtimes.base import TREE_ROWS, IntArray, Rows, Target
+from edgespec.runtimes.base import TREE_ROWS, IntArray
+from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import Target
 from edgespec.runtimes.torch.adapter import Adapter
 from edgespec.runtimes.torch.substitute import SubstituteWeights
 from edgespec.runtimes.torch.target import TorchTarget

@@ -15,9 +15,10 @@ from edgespec.drafters.substitute import CopyFiles, torch_target
 from edgespec.errors import ModelError, OptionError
 from edgespec.offload.plan.needs import Extras, MustPin
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
+from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.trained import how_to_train
+from edgespec.runtimes.target import Target
 from edgespec.runtimes.torch.adapter import adapter_bytes, adapter_cache_bytes
 from edgespec.runtimes.torch.adapter_files import KIND, AdapterFile, describe_adapters
 from edgespec.runtimes.torch.substitute import SubstituteWeights

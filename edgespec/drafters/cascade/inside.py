@@ -8,7 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from edgespec.core.tree import Computed
-from edgespec.runtimes.base import TREE_ROWS, IntArray, KVCache, PassObserver, Rows, Target
+from edgespec.runtimes.base import TREE_ROWS, IntArray, KVCache
+from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import PassObserver, Target
 
 
 class InsideForest:

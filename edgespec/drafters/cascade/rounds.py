@@ -22,7 +22,8 @@ from edgespec.drafters.cascade.variant import Variant
 from edgespec.drafters.drawn import DrawnChain, kept_bytes
 from edgespec.drafters.forest import Forest, Room
 from edgespec.errors import ModelError
-from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
+from edgespec.runtimes.base import TREE_ROWS, KVCache
+from edgespec.runtimes.target import Target
 
 SCALED_ROWS = 8  # logits whose log-probabilities are worked out at a time: bounds the temporaries
 

@@ -15,7 +15,8 @@ from edgespec.drafters.forest import Forest, Room
 from edgespec.drafters.growth import MAX_PASSES
 from edgespec.drafters.rounds import go_ahead, grow
 from edgespec.drafters.watch import StateWatch
-from edgespec.runtimes.base import KVCache, Rows
+from edgespec.runtimes.base import KVCache
+from edgespec.runtimes.rows import Rows
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,8 +17,9 @@ from edgespec.drafters.trained import TrainedFiles, TrainedResident
 from edgespec.drafters.watch import watch_bytes
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import TREE_ROWS, KVCache, Target
+from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.target import Target
 from edgespec.runtimes.torch.blocks import attention_cache_bytes, widened
 from edgespec.runtimes.torch.eagle import KIND, Eagle, EagleShape, eagle_shapes
 from edgespec.runtimes.torch.target import TorchTarget

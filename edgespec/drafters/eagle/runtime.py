@@ -27,7 +27,8 @@ from torch import Tensor
 
 from edgespec.errors import ModelError
 from edgespec.kernels.threads import use_threads
-from edgespec.runtimes.base import IntArray, Rows, slot_depths
+from edgespec.runtimes.base import IntArray
+from edgespec.runtimes.rows import Rows, slot_depths
 from edgespec.runtimes.torch.eagle import Eagle
 from edgespec.runtimes.torch.exit import HeadPass
 from edgespec.runtimes.torch.target import TorchTarget

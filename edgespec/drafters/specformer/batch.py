@@ -22,7 +22,7 @@ from torch import Tensor
 from edgespec.drafters.specformer.context import SpecFormerContext
 from edgespec.drafters.specformer.saying import Forward, Saying
 from edgespec.kernels.threads import use_threads
-from edgespec.runtimes.base import Rows
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.specformer import SpecFormer
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from edgespec.drafters.specformer.saying import Saying
 from edgespec.kernels.threads import use_threads
-from edgespec.runtimes.base import TREE_ROWS, Rows
+from edgespec.runtimes.base import TREE_ROWS
+from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.specformer import SpecFormer
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights

@@ -22,7 +22,8 @@ from edgespec.drafters.continuations import following, rows_at_once
 from edgespec.drafters.growth import BRANCH
 from edgespec.drafters.specformer.batch import SpecFormerBatch
 from edgespec.drafters.watch import StateWatch
-from edgespec.runtimes.base import KVCache, Rows
+from edgespec.runtimes.base import KVCache
+from edgespec.runtimes.rows import Rows
 
 if TYPE_CHECKING:
     from torch import Tensor

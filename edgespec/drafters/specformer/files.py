@@ -14,8 +14,9 @@ from edgespec.drafters.trained import TrainedFiles, TrainedResident
 from edgespec.drafters.watch import watch_bytes
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS, KVCache, Target
+from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.target import Target
 from edgespec.runtimes.torch.blocks import attention_cache_bytes, widened
 from edgespec.runtimes.torch.specformer import KIND, SpecFormer, SpecFormerShape, specformer_shapes
 from edgespec.runtimes.torch.target import TorchTarget
