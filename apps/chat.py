@@ -64,7 +64,7 @@ class ChatFlags(Options):
         str | None,
         Option(
             "Talk with a server's model: `edgespec serve`, or another that speaks OpenAI's API. With "
-            "--drafter, tokens are drafted here, and `edgespec serve` verifies them.",
+            "--drafter or --draft-model, tokens are drafted here, and `edgespec serve` verifies them.",
             metavar="URL", default="none, the model is loaded here",
         ),
     ] = None  # fmt: skip
@@ -90,7 +90,7 @@ def chat(
 ) -> None:
     """Talk with a model. Without a terminal, each line of standard input is a message."""
     source = model or str(demo_model())
-    drafts = engine.drafter != "auto"  # here, for a server
+    drafts = engine.drafter != "auto" or engine.draft_model is not None  # here, for a server
     _check_server(wanted, model, link, drafts)
     if wanted.server is not None:
         multiply_alone()

@@ -17,7 +17,7 @@ from edgespec.errors import ClosedError, EdgeSpecError, LinkError, OptionError, 
 from edgespec.progress import Progress
 from edgespec.response import Stats, whole
 from edgespec.serving.many import Ended, Turns
-from edgespec.split.client import OF_DRAFTING, RemoteEngine
+from edgespec.split.client import RemoteEngine, meant_here
 from edgespec.split.options import ConnectOptions
 from edgespec.split.websocket import websocket
 from edgespec.tuning.predict import Interval
@@ -32,9 +32,9 @@ def connected(
 ) -> RemoteEngine:
     """The server's engine; of this one's options, those about drafting. Raises as `edgespec.connect`."""
     key = None if key_file is None else read_keys(key_file)[0]
-    say_whose(engine, terminal, OF_DRAFTING)
-    here = {name: getattr(engine, name) for name in OF_DRAFTING}
-    drafting = with_keywords(EngineOptions(), here)
+    ours = meant_here(engine)
+    say_whose(engine, terminal, ours)
+    drafting = with_keywords(EngineOptions(), {name: getattr(engine, name) for name in ours})
     return RemoteEngine(websocket(url, key, link.ca), url, link, drafting)
 
 

@@ -66,6 +66,7 @@ TORCH_FREE = [
     "edgespec.drafters.drawn",
     "edgespec.drafters.engine_facts",
     "edgespec.drafters.engines",
+    "edgespec.drafters.client_model",
     "edgespec.drafters.onnx_model",
     "edgespec.drafters.drawn_ahead",
     "edgespec.drafters.fanned",

@@ -378,7 +378,7 @@ def test_providers(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(DeviceError, match="provider qnn takes none of the model's operations"):
             OnnxModel(open_exported(exported), "qnn")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'edgespec\[onnx\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'onnxruntime>=1\.22'"):
         OnnxModel(open_exported(exported))
 
 
@@ -417,4 +417,4 @@ def test_devices_lists_engines_and_what_installs_the_others(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     without = {fact.name: fact for fact in engine_facts()}
     assert without["onnx"].version is None
-    assert without["onnx"].install == "pip install 'edgespec[onnx]'"
+    assert without["onnx"].install == "pip install 'onnxruntime>=1.22'"

@@ -406,7 +406,8 @@ def test_what_a_client_cannot_do_is_refused(wires: Wires) -> None:
     with pytest.raises(ClosedError):
         engine.new_session()
     for options, fact in (
-        (EngineOptions(drafter="model", draft_model="m"), "drafts where torch is"),
+        (EngineOptions(drafter="eagle", adapters="m"), "drafts where torch is"),
+        (EngineOptions(drafter="model", draft_model="org/small"), "was not exported"),
         (EngineOptions(memory=10**9), "memory is the server's"),
         (EngineOptions(schedule="mirror", drafter="ngram"), "mirror"),
     ):

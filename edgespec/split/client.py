@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,9 +18,12 @@ from edgespec.core.trace import Cycle, Trace
 from edgespec.devices.probe import peak_memory
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.client_moa import ClientMoa
+from edgespec.drafters.client_model import ClientModel
 from edgespec.drafters.combined import Combined
+from edgespec.drafters.engines import check_engine_option
 from edgespec.drafters.kinds import choose_drafters, kinds_of
 from edgespec.errors import ClosedError, ContextError, LinkError, OptionError, ProtocolError, RefusedError
+from edgespec.models.hub import find_here
 from edgespec.offload.plan.costs import CostModel
 from edgespec.schedules.kinds import check_idle, check_schedule, choose_schedule, make_schedule
 from edgespec.split.link import OPEN_SECONDS, Dial, Link
@@ -34,9 +38,15 @@ from edgespec.text.prompt import Prompt, encode_prompt
 from edgespec.values import options_of
 
 OF_DRAFTING = (
-    "drafter", "adapters", "draft_model", "schedule", "tree_nodes", "fan_out", "fan_out_budget", "fallback"
+    "drafter", "adapters", "draft_model", "draft_engine", "schedule", "tree_nodes", "fan_out",
+    "fan_out_budget", "fallback",
 )  # fmt: skip
-"""Options of an engine that mean something here: the others are the server's."""
+OPENED_HERE = ("moa", "model")  # kinds of drafters with files that a client can draft with
+
+
+def meant_here(options: EngineOptions) -> tuple[str, ...]:
+    """Options of an engine that mean something on a client: the others are the server's."""
+    return OF_DRAFTING if options.draft_model is None else (*OF_DRAFTING, "threads", "draft_worker")
 
 
 def connect(
@@ -83,6 +93,7 @@ class RemoteEngine:
         self.url, self.asked, self.options, self._dial = url, asked, options, dial
         self.drafters = _checked(options)
         self._made = drafter
+        self._model = None if drafter is not None else _found_model(options, self.drafters)
         self.schedule = choose_schedule(options.schedule, self.drafters, free=True)
         link = Link(dial())
         try:
@@ -91,6 +102,8 @@ class RemoteEngine:
             self.tokenizer = unpacked_tokenizer(_tokenizer(link), welcome.tokenizer, welcome.vocabulary, url)
         finally:
             link.close()
+        if self._model is not None:
+            self._model.open(self.tokenizer)
         self._moa = self._open_moa(welcome)
         self.config = RemoteModel(welcome.model, welcome.vocabulary, welcome.layers, welcome.context)
         self.tokenizer.room = welcome.context
@@ -183,6 +196,8 @@ class RemoteEngine:
         made = [kind.make() for kind in kinds_of(self.drafters) if kind.make is not None]
         if self._moa is not None and seat.recollection is not None:
             made.append(self._moa.drafter(seat.recollection, seat.capacity))
+        if self._model is not None:
+            made.append(self._model.drafter(seat.capacity, self.config.vocab_size))
         return None if not made else made[0] if len(made) == 1 else Combined(made)
 
     def _seat(self, context: int) -> RemoteSeat:
@@ -204,15 +219,24 @@ class RemoteEngine:
 
 def _checked(options: EngineOptions) -> tuple[str, ...]:
     """The kinds of drafters. Raises OptionError for what cannot be done, or changes nothing, on a client."""
-    known = options_of(EngineOptions)
+    known, ours = options_of(EngineOptions), meant_here(options)
     for name in known:
-        if name not in OF_DRAFTING and getattr(options, name) != known[name].default:
+        if name not in ours and getattr(options, name) != known[name].default:
             raise OptionError(f"{name} is the server's to choose; leave it out", name)
+    if options.draft_worker is not None:
+        raise OptionError(
+            "draft_worker is for a process beside a target, which is on the server; say with threads= how "
+            "many processors draft here",
+            "draft_worker",
+        )
     members = choose_drafters(options)
     if options.drafter == "auto":
         members = tuple(kind.name for kind in kinds_of(members) if kind.make is not None or kind.needs)
-    if needing := [kind for kind in kinds_of(members) if kind.make is None and kind.name != "moa"]:
-        raise OptionError(f"{needing[0].label} drafts where torch is; use drafter=moa or ngram", "drafter")
+    if needing := [kind for kind in kinds_of(members) if kind.make is None and kind.name not in OPENED_HERE]:
+        raise OptionError(
+            f"{needing[0].label} drafts where torch is; use drafter=ngram, {' or '.join(OPENED_HERE)}",
+            "drafter",
+        )
     if options.schedule == "mirror":
         raise OptionError(
             "schedule mirror asks an early exit of the target, which is on the server; use schedule=ssd or "
@@ -220,8 +244,17 @@ def _checked(options: EngineOptions) -> tuple[str, ...]:
             "schedule",
         )
     check_schedule(options.schedule, members)
+    check_engine_option(options)
     check_idle(options)
     return members
+
+
+def _found_model(options: EngineOptions, members: tuple[str, ...]) -> ClientModel | None:
+    """Raises ModelError for what is not there, and as `ClientModel`."""
+    if "model" not in members:
+        return None
+    found = find_here(str(options.draft_model))
+    return ClientModel(found if isinstance(found, Path) else None, options)
 
 
 def _tokenizer(link: Link) -> bytes:

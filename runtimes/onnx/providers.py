@@ -16,7 +16,7 @@ from edgespec.errors import DeviceError, MissingExtraError, OptionError
 if TYPE_CHECKING:
     import onnxruntime
 
-INSTALL = "pip install 'edgespec[onnx]'"
+INSTALL = "pip install 'onnxruntime>=1.22'"  # not the extra: a client without torch would get torch with it
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,6 @@ class OpenGraph:
             ) from None
         self.placement = _placement(self._session)
         self._check(provider, wanted)
-        self._binding = self._session.io_binding()
 
     def _check(self, name: str, provider: Provider) -> None:
         ran = provider.official in (self.placement.operations or self._session.get_providers())
@@ -75,10 +74,9 @@ class OpenGraph:
             )
 
     def run(self, inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> None:
-        """Fills the arrays of `outputs`. All are contiguous, and of the graph's types and shapes."""
-        bind = self._binding
-        bind.clear_binding_inputs()
-        bind.clear_binding_outputs()
+        """Fills the arrays of `outputs`. All are contiguous, and of the graph's types and shapes. Any number
+        of threads may at a time."""
+        bind = self._session.io_binding()
         for name, array in inputs.items():
             bind.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         for name, array in outputs.items():
