@@ -65,7 +65,8 @@ def answer(engine: edgespec.Engine, asked: Sequence[list[int]], batch: int, node
             if error is not None:
                 raise error
     seconds, said = perf_counter() - began, [member.tokens for member in members]
-    figures = {"tokens a cycle": seen.accepted + 1, "kappa": seen.kappa}
+    drafts = seen.drafts()
+    figures = {"tokens a cycle": drafts.a + 1, "kappa": drafts.kappa or 0.0}
     return {"tokens/s": sum(map(len, said)) / seconds, "cycles": len(seen.cycles), "said": said, **figures}
 
 

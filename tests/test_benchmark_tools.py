@@ -21,9 +21,11 @@ if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
     pytest.skip("benchmarks/ is not part of an installed package", allow_module_level=True)
 
 from benchmarks import (
+    budgets,
     cgroup,
     common,
     engine_process,
+    held_out,
     hits,
     measure,
     page_cache,
@@ -39,6 +41,7 @@ from benchmarks.models import checkpoint, make_model, repeat_layers, tokenizer
 from benchmarks.models.shapes import Shape, get_shape
 from benchmarks.set_acceptance import Costs, best_steps, expected_tokens
 from benchmarks.tables import Store
+from edgespec.apps.common import demo_model
 from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
@@ -706,3 +709,17 @@ def test_scripts_measure_the_engine_as_it_is() -> None:
     changes = "model.run = f; session.schedule.controller.record = f; self.engine.eos = (); self.a = 1"
     assert poked(changes) == ["model.run", "session.schedule.controller.record", "self.engine.eos"]
     assert poked("setattr(target, 'run', f); del engine.plan") == ["setattr(target, 'run', f)", "engine.plan"]
+
+
+def test_trees_of_as_many_nodes_as_asked_for() -> None:
+    args = argparse.Namespace(memory="1GB", context=256, model=demo_model())
+    asked = held_out.prompts(args.model, 2)
+    found = {}
+    for nodes, directory in ((0, None), (4, args.model / "cascade")):
+        with budgets.load(args, 1, directory) as engine:
+            found[nodes] = budgets.answer(engine, asked, 1, nodes, 12)
+    assert found[4]["said"] == found[0]["said"]
+    assert found[0]["tokens a cycle"] == 1
+    assert found[0]["cycles"] > found[4]["cycles"] > 0
+    assert 1 < found[4]["tokens a cycle"] <= 5
+    assert 0 < found[4]["kappa"] <= 4
