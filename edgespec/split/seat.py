@@ -162,7 +162,8 @@ class RemoteSeat:
             part.outcome = outcome_of(answer, part.tree, *about)
             self.transcript.extend(part.tree.tokens[part.outcome.path])
             self._agreed = len(self.transcript)
-        yield from self._recollect()
+        if len(part) > 1:  # else nobody drafts at present
+            yield from self._recollect()
 
     def _recollect(self) -> Generator[None, None, None]:
         """What the drafter attends to comes right behind the answer: it is waited for, but not for long."""
