@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.errors import EdgeSpecError, LinkError, RefusedError
+from edgespec.errors import EdgeSpecError, LinkError, ModelError, RefusedError
 from edgespec.split import alone, connections, link
 from edgespec.split.alone import Alone
 from edgespec.split.connections import Connections
@@ -265,3 +265,12 @@ def test_a_machine_that_sleeps_has_not_waited(clock: Clock) -> None:
     before = nobody.waited
     nobody.wait(lambda: clock.sleep(0.02))
     assert nobody.waited == pytest.approx(before + 0.02)
+
+
+def test_a_drafter_that_computes_nonsense_says_nothing(clock: Clock) -> None:
+    def prefill(context: Any) -> None:
+        raise ModelError("NaN")
+
+    drafter: Any = SimpleNamespace(prefill=prefill)
+    context: Any = SimpleNamespace(tokens=[1, 2], sampler=None, noise=None, check=None)
+    assert Alone(drafter, context, 0, 5).say() == []

@@ -33,7 +33,11 @@ class Alone:
         self.held: Response | None = None
         self._root = int(context.tokens[-1])
         if drafter is not None:
-            drafter.prefill(Context(context.tokens[:-1], context.sampler, context.noise, check=context.check))
+            before = Context(context.tokens[:-1], context.sampler, context.noise, check=context.check)
+            try:
+                drafter.prefill(before)
+            except ModelError:  # NaN: what it says is worth nothing
+                self.drafter = None
 
     @property
     def seconds(self) -> float:
@@ -56,7 +60,7 @@ class Alone:
             while drafting.step():
                 pass
             tree = drafting.tree()
-        except ModelError:  # NaN: what it says is worth nothing
+        except ModelError:
             self.drafter = None
             return []
         finally:
