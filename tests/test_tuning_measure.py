@@ -111,7 +111,8 @@ def test_long_and_many_prompts_are_cut(packed: str, rates: None, monkeypatch: py
 
     monkeypatch.setattr(Session, "generate", counted)
     options = replace(OPTIONS, drafter="none")
-    measure_model(packed, options, prompts=["word " * 5000] * 3 * PROMPTS)
+    long = "word " * 5000
+    measure_model(packed, options, prompts=[long, [{"role": "user", "content": long}]] * (3 * PROMPTS // 2))
     assert len(asked) == PROMPTS
     assert set(asked) == {100}  # half the context
     asked.clear()

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from edgespec.runtimes.formats.describe import ModelFiles
 
 MAX_CONFIG_BYTES = 16 * 2**20
-LEAST_LONGEST = (
-    16  # characters that a token is taken to stand for, where all are shorter: normalizers shrink some
-)
+# Characters that a token is taken to stand for, where all are shorter: normalizers shrink some.
+LEAST_LONGEST = 16
 PIECE = 2**15  # characters that are cut into tokens at once to see whether a long text can fit; some MB
 WORDS_KEPT = 1000  # with their tokens, by the library; by default 10,000, which is 4 MB of ordinary words
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")

@@ -7,7 +7,7 @@ whatever comes in between, what was measured stays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from contextlib import closing
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from edgespec.devices.rates import memory_rate, read_rate
 from edgespec.errors import BudgetError, ModelError, OptionError
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.text.prompt import Prompt
+from edgespec.text.tokenizer import LEAST_LONGEST
 from edgespec.tuning.predict import Setting
 from edgespec.tuning.profile import settings_of
 from edgespec.tuning.result import Tuning
@@ -129,6 +130,18 @@ def _some(prompts: Sequence[Prompt]) -> list[Prompt]:
     return [*few]
 
 
+def _end_of(prompt: Prompt, characters: int) -> Prompt:
+    """So much of a text, or of each message: of the rest nothing is measured, and much would be refused."""
+    if isinstance(prompt, str):
+        return prompt[-characters:]
+    if not isinstance(prompt, Sequence):
+        return prompt
+    messages = [one for one in prompt if isinstance(one, Mapping) and isinstance(one.get("content"), str)]
+    if len(messages) < len(prompt):
+        return prompt
+    return [{**message, "content": message["content"][-characters:]} for message in messages]
+
+
 def _take_rates(model: str, options: EngineOptions, progress: ProgressCallback | None) -> None:
     """The machine's rates as they are now. Raises ModelError when the model is not here."""
 
@@ -183,7 +196,8 @@ def run_setting(
             break
         stop = now + (ends - now) / (len(texts) - number)
         with engine.new_session(controller=Fixed(budget), trace=watch.trace) as session:
-            tokens = engine.encode(prompt)[-min(PROMPT_TOKENS, session.context // 2) :]
+            length = min(PROMPT_TOKENS, session.context // 2)
+            tokens = engine.encode(_end_of(prompt, length * LEAST_LONGEST))[-length:]
             most = min(REPLY_CYCLES * setting.tree_nodes, session.context - len(tokens))
             stats = None
             try:
