@@ -15,9 +15,8 @@ import typer
 from edgespec.apps import options
 from edgespec.apps.terminal import Terminal
 from edgespec.apps.tune_words import preset_figures
+from edgespec.kernels.choice import NAMES
 from edgespec.values import Option, Options, format_bytes
-
-NAMES = {"I8": "int8", "U8": "int4"}  # others are called as files call them
 
 if TYPE_CHECKING:
     from edgespec.devices.presets import Preset

@@ -1,17 +1,20 @@
 """JSON from strangers: bounded in size, depth and digits, no name twice.
 
-Not by msgspec, which reads what has a type of our own (`manifest`): untyped, it takes the last of two equal
-names, and numbers of any length.
+Not by msgspec alone, which takes the last of two equal names and, untyped, numbers of any length.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from edgespec.devices.files import read_bounded
 from edgespec.errors import CorruptFileError
+
+T = TypeVar("T")
 
 _DIGITS = 20  # of a whole number: 2^64 has 20
 
@@ -36,6 +39,15 @@ def parse_object(raw: bytes, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CorruptFileError(f"{name} holds a {type(value).__name__}, not a JSON object")
     return value
+
+
+def parse_manifest(raw: bytes, path: Path, kind: type[T]) -> T:
+    """What the manifest at `path` says, as a `kind`. Raises CorruptFileError."""
+    parse_object(raw, str(path))  # names no key twice
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.MsgspecError as error:
+        raise CorruptFileError(f"{path} is not a sound manifest: {error}") from None
 
 
 def is_file_name(name: str) -> bool:

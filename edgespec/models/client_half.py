@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from edgespec.devices.files import replacing
 from edgespec.errors import OptionError, StorageError
 from edgespec.models.hub import resolve_model
+from edgespec.runtimes.config import EMBEDDING, HEAD
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.formats.moa_client import (
     MANIFEST,
@@ -23,13 +23,12 @@ from edgespec.runtimes.formats.moa_client import (
     client_shapes,
 )
 from edgespec.runtimes.formats.moa_sizes import KIND, MoaSizes, parameter_shapes
-from edgespec.runtimes.torch.draft import open_draft
+from edgespec.runtimes.torch.dense import DenseTensors
 from edgespec.runtimes.torch.moa_memory import module_digest
 from edgespec.runtimes.torch.rope import inverse_frequencies
 from edgespec.runtimes.torch.trained_files import describe_module
 
 FILE = "client.safetensors"
-ROWS = 4096  # of the embedding, or columns of the head, at a time
 
 
 def export_client(model: str | Path, adapters: str | Path, out: str | Path) -> int:
@@ -52,19 +51,10 @@ def export_client(model: str | Path, adapters: str | Path, out: str | Path) -> i
     trained = load_file(module.path)
     tensors = {name: trained[name] for name in client_shapes(config, sizes) if name in trained}
     tensors["inverse"] = inverse_frequencies(c.rope, c.head_dim)
-    target = open_draft(files, 1)
-    try:
-        embedded = [
-            target.embed(np.arange(start, min(start + ROWS, c.vocab_size)))
-            for start in range(0, c.vocab_size, ROWS)
-        ]
-        tensors["embedding"] = torch.cat(embedded)
-        if not config.tied:  # whatever its encoding is: what it makes of each unit vector is a column
-            unit = torch.eye(c.hidden_size, dtype=files.dtype)
-            columns = [target.head(part).to(files.dtype) for part in torch.split(unit, 256)]
-            tensors["head"] = torch.cat(columns).T
-    finally:
-        target.weights.close()
+    shared = {"embedding": EMBEDDING} if config.tied else {"embedding": EMBEDDING, "head": HEAD}
+    with DenseTensors(files) as dense:
+        for name, source in shared.items():
+            tensors[name] = torch.from_numpy(dense.tensor(source)).to(files.dtype)
     stored = {name: _stored(name, tensor) for name, tensor in tensors.items()}
     network = module_digest(module.path).hex()
     manifest = ClientManifest(1, "moa", files.path.name[:200], network, config, sizes, FILE)

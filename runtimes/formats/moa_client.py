@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from edgespec.devices.files import read_bounded
 from edgespec.errors import CorruptFileError, ModelError, StorageError
 from edgespec.offload.safetensors_header import read_header
-from edgespec.offload.strict_json import is_file_name, parse_object
+from edgespec.offload.strict_json import is_file_name, parse_manifest
 from edgespec.runtimes.formats.moa_sizes import MoaSizes
 
 MANIFEST = "client.json"
@@ -87,12 +87,7 @@ def read_client(directory: Path) -> tuple[ClientManifest, Mapping[str, Array]]:
             f"{directory} has no {MANIFEST}: a client drafts with what `export_client` makes of "
             "trained adapters"
         )
-    raw = read_bounded(path, LIMIT)
-    parse_object(raw, str(path))  # names no key twice
-    try:
-        manifest = msgspec.json.decode(raw, type=ClientManifest)
-    except msgspec.MsgspecError as error:
-        raise CorruptFileError(f"{path} is not a sound manifest: {error}") from None
+    manifest = parse_manifest(read_bounded(path, LIMIT), path, ClientManifest)
     c, sizes = manifest.config, manifest.sizes
     if sizes.target_layers or c.head_dim % 2 or min(*sizes.kv_heads, *sizes.mlp) < 1:
         raise CorruptFileError(f"{path}: no client has a network of these sizes")

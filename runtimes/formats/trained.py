@@ -19,7 +19,7 @@ from edgespec.devices.files import read_bounded, replacing
 from edgespec.errors import Call, CorruptFileError, EdgeSpecError, ModelError, UnsupportedModelError
 from edgespec.offload.chunks import TensorSource
 from edgespec.offload.safetensors_header import read_header
-from edgespec.offload.strict_json import is_file_name, parse_object
+from edgespec.offload.strict_json import is_file_name, parse_manifest
 from edgespec.runtimes.formats.describe import ModelFiles
 
 MANIFEST = "adapter.json"
@@ -98,21 +98,14 @@ def read_manifest(
             f"{path} is of drafter {head.kind}, not {kind}; use drafter={head.kind}, or train some",
             hint=how_to_train(kind, files),
         )
-    try:
-        found = msgspec.json.decode(raw, type=manifest)
-    except msgspec.MsgspecError as error:
-        raise CorruptFileError(f"{path} is not a sound manifest: {error}") from None
+    found = parse_manifest(raw, path, manifest)
     _check_target(path, kind, found.target, target_record(files), fitting)
     return found
 
 
 def _read_head(path: Path) -> tuple[bytes, _Head]:
     raw = read_bounded(path, _LIMIT)
-    parse_object(raw, str(path))  # names no key twice
-    try:
-        head = msgspec.json.decode(raw, type=_Head)
-    except msgspec.MsgspecError as error:
-        raise CorruptFileError(f"{path} is not a sound manifest: {error}") from None
+    head = parse_manifest(raw, path, _Head)
     if head.format != FORMAT:
         raise UnsupportedModelError(
             f"{path} has format {head.format}, this EdgeSpec reads format {FORMAT}; train the adapters again"

@@ -21,7 +21,7 @@ import msgspec
 from edgespec.devices.files import read_bounded
 from edgespec.errors import Call, CorruptFileError, ModelError, UnsupportedModelError
 from edgespec.offload.safetensors_header import read_header
-from edgespec.offload.strict_json import parse_object
+from edgespec.offload.strict_json import parse_manifest
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.formats.exported import MANIFEST, MANIFEST_BYTES, ExportHead
@@ -125,20 +125,19 @@ def open_exported(path: Path) -> Exported:
     opset, CorruptFileError for anything unsound, StorageError.
     """
     raw = read_bounded(path / MANIFEST, MANIFEST_BYTES)
-    parse_object(raw, str(path / MANIFEST))  # names no key twice
+    found = parse_manifest(raw, path / MANIFEST, ExportHead).format
+    if found != FORMAT:
+        raise UnsupportedModelError(
+            f"{path / MANIFEST} has format {found}, this EdgeSpec reads format {FORMAT}; export the model "
+            "again"
+        )
+    manifest = parse_manifest(raw, path / MANIFEST, ExportManifest)
     try:
-        found = msgspec.json.decode(raw, type=ExportHead).format
-        if found != FORMAT:
-            raise UnsupportedModelError(
-                f"{path / MANIFEST} has format {found}, this EdgeSpec reads format {FORMAT}; export the "
-                "model again"
-            )
-        manifest = msgspec.json.decode(raw, type=ExportManifest)
         config = ModelConfig.from_dict(manifest.config)
         check_config(config)
         if manifest.rows != sorted(set(manifest.rows)) or bool(manifest.rows) != bool(manifest.positions):
             raise ValueError(f"rows {manifest.rows} with {manifest.positions} positions")
-    except (msgspec.MsgspecError, ValueError) as error:
+    except ValueError as error:
         raise CorruptFileError(f"{path / MANIFEST} is not a sound manifest: {error}") from None
     if manifest.opset != OPSET:
         raise UnsupportedModelError(

@@ -14,11 +14,9 @@ import torch
 
 from edgespec.devices.rates import keep_first, recall, remember
 from edgespec.kernels import trials
-from edgespec.kernels.choice import CHOSEN, LEVELS, Choice, as_json, of_json
+from edgespec.kernels.choice import CHOSEN, LEVELS, NAMES, Choice, as_json, of_json
 from edgespec.kernels.compiled import FORMATS, VERSION, choose, level, unavailable
 from edgespec.offload.chunks import ChunkTable
-
-NAMES = {"I8": "int8", "U8": "int4"}  # others are called as files call them
 
 
 def settle(table: ChunkTable) -> None:
