@@ -183,7 +183,8 @@ void avx2_few(const Matmul *m, int64_t first, int64_t last, void *room) {
 }
 
 /* A row of x, in place: its numbers in the order of `Words`, and what the numbers' offsets subtract in each lane. */
-void avx2_arrange(int format, int64_t supers, int16_t *x, int32_t *offset) {
+void avx2_arrange(int format, int64_t supers, int16_t *x, int32_t *offset, float *step, float *sum) {
+  (void)step, (void)sum;
   for (int64_t s = 0; s < supers; s++, x += SUPER, offset += SUPER / 4) {
     int16_t from[SUPER];
     memcpy(from, x, sizeof from);

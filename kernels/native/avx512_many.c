@@ -67,8 +67,8 @@ INLINE void many(const Matmul *m, int format, int64_t first, int64_t last, void 
 }
 
 /* A row of x, in place, in the numbers' order. */
-void avx512_order(int format, int64_t supers, int16_t *x, int32_t *unused) {
-  (void)format, (void)unused;
+void avx512_order(int format, int64_t supers, int16_t *x, int32_t *offset, float *step, float *sum) {
+  (void)format, (void)offset, (void)step, (void)sum;
   for (int64_t i = 0; i < supers * GROUPS; i++, x += GROUP) _mm512_storeu_si512(x, in_order(_mm512_loadu_si512(x)));
 }
 

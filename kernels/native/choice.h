@@ -16,7 +16,7 @@ typedef struct {
   Way way;
   int prompt; /* `way` is a prompt's by low-bit weights, of which x is packed as it is, not quantised */
   Activations *quantise;
-  void (*arrange)(int format, int64_t supers, int16_t *x, int32_t *offset); /* of each row of x, or NULL */
+  Arrange *arrange; /* of each row of x, or NULL */
 } Kernels;
 
 /* For n rows of x, all terms; `any_order`, `tried`: see es_linear. */

@@ -62,7 +62,8 @@ static void prepare_row(void *argument, int64_t index, int worker) {
   for (int term = 0; term < l->terms; term++) {
     const int64_t at = (term * l->n + r) * groups;
     k->quantise(m->format, rest, columns, m->supers, m->x + at * GROUP, m->step + at, m->sum + at);
-    if (k->arrange) k->arrange(m->format, m->supers, m->x + at * GROUP, m->offset + at * (SUPER / 4 / GROUPS));
+    if (k->arrange)
+      k->arrange(m->format, m->supers, m->x + at * GROUP, m->offset + at * (SUPER / 4 / GROUPS), m->step + at, m->sum + at);
   }
 }
 
@@ -203,4 +204,4 @@ void es_dense(const Matrix *a, int64_t columns, void *out, int bf16, int threads
 }
 
 /* Changes with the meaning of any of these functions, and when another of them may be the fastest (kernels/trials.py). */
-int es_version(void) { return 14; }
+int es_version(void) { return 15; }

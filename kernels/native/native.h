@@ -29,7 +29,7 @@ typedef struct {
   int64_t row_bytes, rows, columns;
   const float *scale; /* [rows]; NULL for GGUF types */
   int16_t *x; /* [n][supers][8][32], see `Activations` and `avx512_arrange` */
-  int32_t *offset; /* [n][supers][64], of avx512_arrange */
+  int32_t *offset; /* [n][supers][64], of `Arrange` */
   float *step, *sum; /* [n][supers][8] */
   float *wide; /* x of plain formats, see wide_block */
   int exact;   /* of HALF: products need no rounding in fp32 */
@@ -68,9 +68,9 @@ Finish portable_finish, avx2_finish, avx512_finish;
 /* Up to FEW rows of x, arranged for it; `offset` [supers][64]. */
 #define FEW 4
 Rows avx512_few, avx2_few;
-void avx512_arrange(int format, int64_t supers, int16_t *x, int32_t *offset);
-void avx2_arrange(int format, int64_t supers, int16_t *x, int32_t *offset); /* for avx2_few */
-void avx512_order(int format, int64_t supers, int16_t *x, int32_t *unused); /* for avx512_rows */
+typedef void Arrange(int format, int64_t supers, int16_t *x, int32_t *offset, float *step, float *sum); /* of one row */
+Arrange avx512_arrange, avx2_arrange;
+Arrange avx512_order; /* for avx512_rows */
 
 /* Where x is arranged once a call: X_ROWS rows of it, [n][columns], are packed together, into so many bytes in all. */
 #define X_ROWS 16
