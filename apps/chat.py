@@ -64,7 +64,8 @@ class ChatFlags(Options):
         str | None,
         Option(
             "Talk with a server's model: `edgespec serve`, or another that speaks OpenAI's API. With "
-            "--drafter or --draft-model, tokens are drafted here, and `edgespec serve` verifies them.",
+            "--drafter or --draft-model, tokens are drafted here, and `edgespec serve` verifies them; MODEL "
+            "is the same model, then, which goes on here when the server does not answer.",
             metavar="URL", default="none, the model is loaded here",
         ),
     ] = None  # fmt: skip
@@ -90,8 +91,9 @@ def chat(
 ) -> None:
     """Talk with a model. Without a terminal, each line of standard input is a message."""
     source = model or str(demo_model())
-    drafts = engine.drafter != "auto" or engine.draft_model is not None  # here, for a server
-    _check_server(wanted, model, link, drafts)
+    # Here, for a server.
+    drafts = engine.drafter != "auto" or engine.draft_model is not None or model is not None
+    _check_server(wanted, link, drafts)
     if wanted.server is not None:
         multiply_alone()
     if model is None and wanted.server is None:
@@ -103,7 +105,7 @@ def chat(
     with Terminal() as terminal, typing_ahead(), ExitStack() as stack:
         remembers = wanted.history and (wanted.continue_ or (terminal.interactive and prompt is None))
         if wanted.server is not None and drafts:
-            talk = _drafting(wanted, link, engine, stack, terminal, generation, remembers)
+            talk = _drafting(wanted, link, engine, model, stack, terminal, generation, remembers)
         elif wanted.server is not None:
             talk = _served(wanted, link, terminal, generation, remembers)
             say_whose(engine, terminal)
@@ -129,9 +131,9 @@ def chat(
         _converse(talk, _reader(wanted.history, terminal), terminal)
 
 
-def _check_server(wanted: ChatFlags, model: str | None, link: ConnectOptions, drafts: bool) -> None:
+def _check_server(wanted: ChatFlags, link: ConnectOptions, drafts: bool) -> None:
     """Raises OptionError for what a server's chat cannot have."""
-    check_server(wanted.server, wanted.api_key_file, link, model is not None, drafts)
+    check_server(wanted.server, wanted.api_key_file, link, drafts)
     if wanted.server is None:
         return
     for name, given in (
@@ -162,6 +164,7 @@ def _drafting(
     wanted: ChatFlags,
     link: ConnectOptions,
     engine: EngineOptions,
+    model: str | None,
     stack: ExitStack,
     terminal: Terminal,
     generation: GenerationOptions,
@@ -169,7 +172,8 @@ def _drafting(
 ) -> Talk:
     from edgespec.apps.drafting import DraftingTalk, connected
 
-    opened = stack.enter_context(connected(str(wanted.server), wanted.api_key_file, link, engine, terminal))
+    about = str(wanted.server), wanted.api_key_file, link, engine, model
+    opened = stack.enter_context(connected(*about, terminal))
     return DraftingTalk(opened, terminal, generation, wanted.stats, remembers)
 
 

@@ -101,10 +101,9 @@ def describe_plan(
 
 
 def check_server(
-    server: str | None, key_file: Path | None, link: ConnectOptions, model: bool, drafts: bool = True
+    server: str | None, key_file: Path | None, link: ConnectOptions, drafts: bool = True
 ) -> None:
-    """Raises OptionError for flags of a server that go with none, or not with a `model` that is named.
-    drafts: tokens are drafted here."""
+    """Raises OptionError for flags of a server that go with none. drafts: tokens are drafted here."""
     known = options_of(ConnectOptions)
     named = [name for name in known if getattr(link, name) != known[name].default]
     if server is not None and not drafts:
@@ -114,8 +113,6 @@ def check_server(
         raise OptionError(f"{flags}: for what is drafted here, with --server URL --drafter NAME")
     if server is None and key_file is not None:
         raise OptionError("--api-key-file is for --server URL; give both, or neither")
-    if server is not None and model:
-        raise OptionError("MODEL does not go with --server, whose model, memory and drafts are its own")
 
 
 def multiply_alone() -> None:

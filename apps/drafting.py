@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.apps.batch import BatchRun
-from edgespec.apps.common import say_whose
+from edgespec.apps.common import describe_plan, open_engine, say_whose
 from edgespec.apps.keys import read_keys
 from edgespec.apps.talk import Talk
 from edgespec.apps.terminal import Terminal
@@ -27,15 +29,36 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 
+@contextmanager
 def connected(
-    url: str, key_file: Path | None, link: ConnectOptions, engine: EngineOptions, terminal: Terminal
-) -> RemoteEngine:
-    """The server's engine; of this one's options, those about drafting. Raises as `edgespec.connect`."""
+    url: str,
+    key_file: Path | None,
+    link: ConnectOptions,
+    engine: EngineOptions,
+    model: str | None,
+    terminal: Terminal,
+) -> Iterator[RemoteEngine]:
+    """The server's engine; of this one's options, those about drafting. `model`: the same one, that goes on
+    here, with all of them. Raises as `edgespec.connect` and `open_engine`."""
     key = None if key_file is None else read_keys(key_file)[0]
     ours = meant_here(engine)
-    say_whose(engine, terminal, ours)
     drafting = with_keywords(EngineOptions(), {name: getattr(engine, name) for name in ours})
-    return RemoteEngine(websocket(url, key, link.ca), url, link, drafting)
+    with ExitStack() as stack:
+        standby = None
+        if model is None:
+            say_whose(engine, terminal, ours)
+        else:
+            standby = stack.enter_context(open_engine(model, _for_target(engine), terminal))
+        dial = websocket(url, key, link.ca)
+        yield stack.enter_context(RemoteEngine(dial, url, link, drafting, standby=standby))
+
+
+def _for_target(options: EngineOptions) -> EngineOptions:
+    """For the model here, which has no use for a client's half of its own drafter, nor for a small model that
+    is open already."""
+    files = {"adapters": None, "draft_model": None, "draft_engine": None}
+    plain = options.adapters is None and options.draft_model is None
+    return options if plain else replace(options, drafter="auto", **files)  # type: ignore[arg-type]
 
 
 class RemoteRun(BatchRun[RemoteEngine]):
@@ -99,8 +122,11 @@ class DraftingTalk(Talk):
 
     def describe(self) -> str:
         drafters = " and ".join(self.remote.drafters) or "nobody"
-        context = self.remote.config.max_context
-        return f"{self.model} · context {context}, at {self.remote.url} · drafts: {drafters}, here"
+        context, standby = self.remote.config.max_context, self.remote.standby
+        said = f"{self.model} · context {context}, at {self.remote.url} · drafts: {drafters}, here"
+        return (
+            said if standby is None else f"{said}\nwhen it is away: {describe_plan(self.model, standby.plan)}"
+        )
 
     def expected(self) -> Interval | None:
         return None

@@ -59,7 +59,8 @@ class GenerateFlags(Options):
     server: Annotated[
         str | None,
         Option(
-            "Draft here, and have it verified by the model of an `edgespec serve` there.",
+            "Draft here, and have it verified by the model of an `edgespec serve` there. MODEL is the same "
+            "model, then, which goes on here when the server does not answer.",
             metavar="URL", default="none, the model is loaded here",
         ),
     ] = None  # fmt: skip
@@ -87,9 +88,9 @@ def generate(
         multiply_alone()
     options.check_together(engine, generation)
     _check(wanted, engine.batch)
-    check_server(wanted.server, wanted.api_key_file, link, model is not None)
+    check_server(wanted.server, wanted.api_key_file, link)
     if wanted.server is not None:
-        _from_server(wanted, wanted.server, engine, generation, link)
+        _from_server(wanted, wanted.server, model, engine, generation, link)
         return
     if model is None:
         raise OptionError("name a MODEL, or a server that has one: --server URL")
@@ -115,6 +116,7 @@ def generate(
 def _from_server(
     wanted: GenerateFlags,
     url: str,
+    model: str | None,
     engine: EngineOptions,
     generation: GenerationOptions,
     link: ConnectOptions,
@@ -127,7 +129,7 @@ def _from_server(
         output = None if wanted.output is None else stack.enter_context(output_file(wanted.output))
         total = len(wanted.prompt) or (0 if output is None else prompts.count(sys.stdin.buffer))
         queue = _prompts(wanted.prompt, wanted.keep_going or output is not None)
-        opened = stack.enter_context(connected(url, wanted.api_key_file, link, engine, terminal))
+        opened = stack.enter_context(connected(url, wanted.api_key_file, link, engine, model, terminal))
         if output is not None:
             RemoteRun(opened, generation, terminal, output, total, wanted.stats).all(queue)
         else:

@@ -102,6 +102,7 @@ TORCH_FREE = [
     "edgespec.split.protocol",
     "edgespec.split.recall",
     "edgespec.split.session",
+    "edgespec.split.standby",
     "edgespec.split.transcript",
     "edgespec.split.vocabulary",
     "edgespec.split.websocket",

@@ -329,7 +329,7 @@ LIES: list[tuple[str, Callable[[Judged], Told]]] = [
     ("another text", lambda said: replace(said, committed=said.committed + 1)),
     ("not asked for", lambda said: replace(said, round=said.round + 1)),
     ("not asked for", lambda said: Uploaded(said.round, said.committed, said.hash, 3)),
-    ("not asked for", lambda said: Welcome(2, "m", 160, [], 1, 1, 1, bytes(16))),
+    ("not asked for", lambda said: Welcome(3, "m", 160, [], 1, 1, 1, bytes(16), bytes(16))),
     ("lost the text", lambda said: Behind(said.round, said.committed, said.hash)),
     ("refuses", lambda said: Refusal("nonsense", "what?")),
 ]

@@ -79,7 +79,7 @@ ASKED: list[Request] = [
     AskTokenizer(),
 ]
 ANSWERED: list[Answer] = [
-    Welcome(VERSION, "demo", VOCABULARY, [2, 128_001], 8192, 32, 64, bytes(16)),
+    Welcome(VERSION, "demo", VOCABULARY, [2, 128_001], 8192, 32, 64, bytes(16), bytes(16)),
     Seated(SEAT),
     Uploaded(LARGE, LARGE, HASH, VOCABULARY - 1),
     Judged(LARGE, LARGE, HASH, TOKENS),

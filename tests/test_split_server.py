@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +17,7 @@ import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.errors import LinkError, RefusedError
 from edgespec.response import whole
-from tests.servers import ServerProcess
+from tests.servers import ROOT, ServerProcess
 from tests.test_session import prompt_of, write_model
 from tests.test_split_client import Parrot
 
@@ -98,3 +102,46 @@ def test_a_server_that_is_killed_and_comes_back(model: Path, expected: list[int]
             process.end()
     with pytest.raises(LinkError):
         edgespec.connect(server.url)
+
+
+def test_a_command_goes_on_with_the_model_that_is_here(
+    model: Path, expected: list[int], tmp_path: Path
+) -> None:
+    """`generate --server URL MODEL`: whatever becomes of the server, the text is the model's."""
+    server = ServerProcess(str(model), "--memory", "2GB", "--context", "400", cache=tmp_path)
+    try:
+        server.loaded()
+        flags = "--memory", "2GB", "--context", "300", "--resident-layers", "0", "--ignore-eos"
+        command = [
+            sys.executable,
+            "-m",
+            "edgespec.apps.start",
+            "generate",
+            str(model),
+            "--server",
+            server.url,
+        ]
+        asked = [json.dumps({"prompt": "a b c"}), json.dumps({"prompt": "b c d"})]
+        process = subprocess.Popen(
+            [*command, *flags, "--max-tokens", "12", "--wait", "0", "--json"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+            env={**os.environ, "EDGESPEC_CACHE": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(asked[0] + "\n")
+        process.stdin.flush()
+        line = process.stdout.readline()
+        assert line, process.stderr.read() if process.stderr else ""
+        first = json.loads(line)
+        server.end(signal.SIGKILL)
+        said, errors = process.communicate(asked[1] + "\n")
+    finally:
+        server.end()
+    assert process.returncode == 0, errors
+    second = json.loads(said)
+    with edgespec.load(model, memory="2GB", context=400, drafter="none") as engine:
+        options = GenerationOptions(max_tokens=12, ignore_eos=True)
+        for prompt, told in (("a b c", first), ("b c d", second)):
+            assert told["tokens"] == edgespec.generate(engine, prompt, options).tokens
+            assert not told["stats"]["unverified_tokens"]

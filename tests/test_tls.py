@@ -174,7 +174,6 @@ def test_what_is_not_verified_is_no_answer(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("m", "--server", "http://h"), "MODEL does not go with --server"),
         ((), "name a MODEL"),
         (("m", "--unverified", "keep"), "--unverified: for what is drafted here"),
         (("m", "--api-key-file", "keys"), "--api-key-file is for --server"),

@@ -106,6 +106,13 @@ class Decoding:
             self.schedule.begin(self.chooser.context(prompt, self.check), self.limit - len(said) + 1)
         self.root = said[-1]
 
+    def answer_late(self, part: Verification, said: Sequence[int]) -> Cycle:
+        """As `answer`, of a tree behind `said`, whose drafter has gone on by itself meanwhile: the schedule
+        begins anew behind it."""
+        outcome = part.result()
+        self.go_on([*said, *outcome.tokens])
+        return Cycle(None, part.tree, outcome, 0.0, outcome.seconds)
+
     def _begin(self, last: PrefillBlock) -> None:
         chooser, prompt = self.chooser, self.prompt
         with self.verifier.turn:  # conversations share a draft model

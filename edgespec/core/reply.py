@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.core.acceptance import Acceptance
-from edgespec.core.batch import Part, PrefillBlock
+from edgespec.core.batch import Part, PrefillBlock, Verification
 from edgespec.core.decode import Chooser, Decoding
 from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.schedule import Schedule
@@ -138,11 +138,17 @@ class Reply:
         self.clock.first_token()
         return self.writer.write([self.root], drafted=0)
 
-    def say_unverified(self, tokens: Sequence[int]) -> Iterator[Response]:
-        """Tokens that the drafter has said by itself: responses to be, as they are asked for."""
+    def answer_late(self, part: Verification) -> Iterator[Response]:
+        """As `answer`, of a tree that somebody has spoken behind meanwhile; what was said stays verified."""
+        self.cycle = self.decoding.answer_late(part, self.writer.tokens)
+        self._record(self.cycle)
+        return self.writer.write(self.cycle.outcome.tokens, drafted=self.cycle.outcome.accepted)
+
+    def say(self, tokens: Sequence[int], verified: bool) -> Iterator[Response]:
+        """Tokens that somebody else has said: responses to be, as they are asked for."""
         if not self.stats.reply_tokens:
             self.clock.first_token()
-        return self.writer.write(tokens, drafted=len(tokens), verified=False)
+        return self.writer.write(tokens, drafted=0 if verified else len(tokens), verified=verified)
 
     def cut_short(self) -> Response:
         """The last response of a reply that nobody can go on with."""

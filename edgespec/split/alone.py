@@ -18,26 +18,19 @@ AT_ONCE = 4  # tokens between two looks at whether the server is back
 MOMENT = 1.0  # seconds
 
 
-class Alone:
-    """The likeliest path of one small tree after the other.
+class Deputy:
+    """Whoever goes on in the server's place.
 
-    said: tokens of the reply that were verified; `held`: the response that would end the reply, if it is to
-    be verified first.
+    said: tokens of the reply that there were before; `verified`: what it says is what the server would say;
+    `held`: the response that would end the reply, if it is to be verified first.
     """
 
-    def __init__(self, drafter: Drafter | None, context: Context, said: int, most: int) -> None:
-        """drafter: one of its own; None = nobody can say anything. context: of all that was said, the last
-        token with it. most: tokens to say."""
-        self.drafter, self.said, self.left = drafter, said, most
+    verified = False
+
+    def __init__(self, said: int) -> None:
+        self.said = said
         self.since, self.waited = time.monotonic(), 0.0  # waited: seconds, since it has had nothing to say
         self.held: Response | None = None
-        self._root = int(context.tokens[-1])
-        if drafter is not None:
-            before = Context(context.tokens[:-1], context.sampler, context.noise, check=context.check)
-            try:
-                drafter.prefill(before)
-            except ModelError:  # NaN: what it says is worth nothing
-                self.drafter = None
 
     @property
     def seconds(self) -> float:
@@ -52,6 +45,29 @@ class Alone:
 
     def say(self) -> list[int]:
         """The next tokens; [] = it has nothing to say."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """It is not needed any more."""
+
+
+class Alone(Deputy):
+    """The drafter: the likeliest path of one small tree after the other."""
+
+    def __init__(self, drafter: Drafter | None, context: Context, said: int, most: int) -> None:
+        """drafter: follows the conversation, of which it has most already; None = nobody can say anything.
+        context: of all that was said, the last token with it. most: tokens to say."""
+        super().__init__(said)
+        self.drafter, self.left = drafter, most
+        self._root = int(context.tokens[-1])
+        if drafter is not None:
+            before = Context(context.tokens[:-1], context.sampler, context.noise, check=context.check)
+            try:
+                drafter.prefill(before)
+            except ModelError:  # NaN: what it says is worth nothing
+                self.drafter = None
+
+    def say(self) -> list[int]:
         depth = min(AT_ONCE, self.left)
         if self.drafter is None or depth < 1:
             return []

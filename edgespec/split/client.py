@@ -6,10 +6,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.config import EngineOptions, with_keywords
 from edgespec.control.controller import Adaptive
@@ -32,10 +31,14 @@ from edgespec.split.protocol import AskTokenizer, TokenizerPart, Welcome, writte
 from edgespec.split.recall import Recollection
 from edgespec.split.seat import RemoteSeat
 from edgespec.split.session import RemoteSession, RemoteVerifier
+from edgespec.split.standby import Reserve, check_standby
 from edgespec.split.vocabulary import PACKED_BYTES, unpacked_tokenizer
 from edgespec.split.websocket import websocket
 from edgespec.text.prompt import Prompt, encode_prompt
 from edgespec.values import options_of
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
 
 OF_DRAFTING = (
     "drafter", "adapters", "draft_model", "draft_engine", "schedule", "tree_nodes", "fan_out",
@@ -50,12 +53,19 @@ def meant_here(options: EngineOptions) -> tuple[str, ...]:
 
 
 def connect(
-    url: str, *, key: str | None = None, make: Callable[[], Drafter] | None = None, **options: Any
+    url: str,
+    *,
+    key: str | None = None,
+    make: Callable[[], Drafter] | None = None,
+    standby: Engine | None = None,
+    **options: Any,
 ) -> RemoteEngine:
     """An engine on a server (`edgespec serve MODEL`), which verifies what this process drafts.
 
     url: https://host:port or wss://..., http or ws on a network that is trusted. key: that the server asks
     for. make: makes a drafter of one's own for a conversation, in place of those that `drafter` names.
+    standby: the same model on this machine, which goes on while the server does not answer; whoever has
+        loaded it closes it.
     options: fields of `ConnectOptions` (ca, unverified, alone, wait), and of `EngineOptions` those about
     drafting.
     Raises LinkError when the server cannot be reached, RefusedError when it will not serve (another version,
@@ -64,7 +74,7 @@ def connect(
     of_link = {name: options.pop(name) for name in options_of(ConnectOptions) if name in options}
     asked = with_keywords(ConnectOptions(), of_link)
     dial = websocket(url, key, asked.ca)
-    return RemoteEngine(dial, url, asked, with_keywords(EngineOptions(), options), make)
+    return RemoteEngine(dial, url, asked, with_keywords(EngineOptions(), options), make, standby)
 
 
 @dataclass(frozen=True)
@@ -87,17 +97,20 @@ class RemoteEngine:
         asked: ConnectOptions,
         options: EngineOptions,
         drafter: Callable[[], Drafter] | None = None,
+        standby: Engine | None = None,
     ) -> None:
         """dial: makes a connection to the server at `url`. drafter: makes one for a conversation, in place of
-        what the options name. Raises as `connect`."""
+        what the options name. standby: see `connect`. Raises as `connect`."""
         self.url, self.asked, self.options, self._dial = url, asked, options, dial
         self.drafters = _checked(options)
-        self._made = drafter
+        self._made, self.standby = drafter, standby
         self._model = None if drafter is not None else _found_model(options, self.drafters)
         self.schedule = choose_schedule(options.schedule, self.drafters, free=True)
         link = Link(dial())
         try:
             self._welcome = welcome = link.welcome
+            if standby is not None:
+                check_standby(standby, welcome, url)
             self.controller: Controller = Adaptive(CostModel(io=link.round_trip))
             self.tokenizer = unpacked_tokenizer(_tokenizer(link), welcome.tokenizer, welcome.vocabulary, url)
         finally:
@@ -131,17 +144,19 @@ class RemoteEngine:
             raise ContextError(f"context {context} is more than the server's {most} positions")
         seat = self.verifier.new_seat(context)
         options, nodes = self.options, min(self.options.tree_nodes, self._welcome.nodes)
-        drafting = self._drafter(seat) if nodes > 1 else None
+        drafter = self._drafter(seat)
+        drafting = [] if drafter is None or nodes == 1 else [drafter]
         schedule = make_schedule(
             self.schedule,
             with_keywords(options, {"tree_nodes": nodes}) if nodes > 1 else options,
-            [] if drafting is None else [drafting],
+            drafting,
             controller or self.controller.successor(),
             Place(None),
         )
         asked = self.asked
         keep = asked.unverified == "keep", asked.wait, asked.alone
-        session = RemoteSession(self, seat, schedule, partial(self._drafter, seat), *keep, trace)
+        reserve = Reserve(self.standby, context)
+        session = RemoteSession(self, seat, schedule, drafter, reserve, *keep, trace)
         self._sessions.add(session)
         return session
 
@@ -165,11 +180,14 @@ class RemoteEngine:
 
     # What sessions ask: see `core.reply.SessionHost`.
 
-    dial = None
+    @property
+    def dial(self) -> int | None:
+        """Bytes that this process may use, by the plan of the model here; None = there is none."""
+        return None if self.standby is None else self.standby.dial
 
     @property
     def bytes_read(self) -> int:
-        return 0
+        return 0 if self.standby is None else self.standby.bytes_read
 
     def peak_memory(self) -> int:
         """Bytes that this process has used at most."""

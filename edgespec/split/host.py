@@ -87,11 +87,11 @@ class Host:
         # Where sessions have no room for trees beside their positions, these are among them.
         self._behind = nodes if engine.plan.sequences > 1 else 0
         name, eos, context = engine.files.path.name[:200], sorted(engine.eos), engine.plan.context
-        about = config.vocab_size, eos, context - self._behind, config.layers, nodes, digest
+        about = config.vocab_size, eos, context - self._behind, config.layers, nodes
         memory = engine.memory
         self._recall = None if memory is None else Recall(memory, ground.post)
         known = () if memory is None else (memory.digest, memory.width)
-        self._welcome = Welcome(VERSION, name, *about, *known)
+        self._welcome = Welcome(VERSION, name, *about, digest, engine.files.identity, *known)
 
     def connect(self, send: Callable[[bytes], None], close: Callable[[], None]) -> Line:
         """A client has come; see `Line`."""

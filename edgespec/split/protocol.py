@@ -26,7 +26,7 @@ from edgespec.errors import OptionError, ProtocolError
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.values import MOST
 
-VERSION = 2
+VERSION = 3
 PATH = "/v1/edgespec/verify"  # of a WebSocket server
 FRAME_BYTES = 2**20  # of any frame
 SEAT_BYTES = 16  # of a session's id: a secret, and random
@@ -124,8 +124,9 @@ class AskTokenizer(Told, tag=6):
 
 class Welcome(Told, tag=32):
     """The answer to `Hello`. nodes: of the largest tree, the root included; context: of a conversation, at
-    most; tokenizer: XXH3-128 of what `AskTokenizer` gives; memory: of the network that makes `Recalled`,
-    b"" = there is none; width: numbers of a vector."""
+    most; tokenizer: XXH3-128 of what `AskTokenizer` gives; weights: of the model's, as
+    `runtimes.formats.describe` has it; memory: of the network that makes `Recalled`, b"" = there is none;
+    width: numbers of a vector."""
 
     version: Natural
     model: Name
@@ -135,6 +136,7 @@ class Welcome(Told, tag=32):
     layers: Count
     nodes: Annotated[int, Meta(ge=1, le=TREE_ROWS)]
     tokenizer: Annotated[bytes, Meta(min_length=16, max_length=16)]
+    weights: Annotated[bytes, Meta(min_length=16, max_length=16)]
     memory: Annotated[bytes, Meta(max_length=16)] = b""
     width: Annotated[int, Meta(ge=0, le=2**16)] = 0
 

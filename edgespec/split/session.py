@@ -12,18 +12,19 @@ from itertools import chain
 from typing import Any
 
 from edgespec.config import GenerationOptions
-from edgespec.core.batch import Part, blocks
+from edgespec.core.batch import Part, PrefillBlock, blocks
 from edgespec.core.reply import Reply, SessionHost
 from edgespec.core.schedule import Schedule
 from edgespec.core.trace import Trace
-from edgespec.drafters.base import Drafter, shared_prefix
+from edgespec.drafters.base import Drafter, committed, shared_prefix
 from edgespec.errors import LinkError
 from edgespec.progress import ProgressCallback
 from edgespec.response import Response
 from edgespec.session import Session
-from edgespec.split.alone import Alone
+from edgespec.split.alone import Alone, Deputy
 from edgespec.split.protocol import as_manner
 from edgespec.split.seat import TICK, RemoteSeat
+from edgespec.split.standby import Reserve, Standby
 from edgespec.text.prompt import Array
 
 
@@ -50,8 +51,8 @@ class RemoteVerifier:
 
 
 class RemoteSession(Session):
-    """See `edgespec.Session`. Where an answer does not come in time, the drafter goes on by itself, and when
-    the server is back, what it has said meanwhile is kept, or made again."""
+    """See `edgespec.Session`. Where an answer does not come in time, the same model goes on here, if it is;
+    else the drafter by itself, and when the server is back, what that has said is kept, or made again."""
 
     cache: RemoteSeat
 
@@ -60,18 +61,26 @@ class RemoteSession(Session):
         host: SessionHost,
         seat: RemoteSeat,
         schedule: Schedule,
-        drafter: Callable[[], Drafter | None],
+        drafter: Drafter | None,
+        reserve: Reserve,
         keep: bool,
         wait: float,
         most: int,
         trace: Trace | None = None,
     ) -> None:
-        """drafter: makes one that speaks alone. keep: what it says then stays. wait: seconds that a reply
-        waits for a server when the drafter can say no more. most: tokens that it says alone."""
-        super().__init__(host, seat, schedule, seat.close, trace)
-        self._drafter, self._keeps, self._wait, self._most = drafter, keep, wait, most
+        """drafter: the schedule's, who may have to speak alone. keep: what it says then stays. wait: seconds
+        that a reply waits for a server when nobody here can say more. most: tokens that the drafter says
+        alone."""
+
+        def release() -> None:
+            seat.close()
+            reserve.close()
+
+        super().__init__(host, seat, schedule, release, trace)
+        self._drafter, self._reserve = drafter, reserve
+        self._keeps, self._wait, self._most = keep, wait, most
         self._part: Part | None = None  # asked for
-        self._alone: Alone | None = None  # while its answer is late
+        self._alone: Deputy | None = None  # while its answer is late
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -100,8 +109,14 @@ class RemoteSession(Session):
         self.cache.choose(as_manner(chooser.sampler.options, chooser.acceptance.name))
 
     def _end(self, reply: Reply) -> None:
-        self._part = self._alone = None
+        self._dismiss()
         super()._end(reply)
+
+    def _dismiss(self) -> None:
+        """Nobody stands in for the server any more."""
+        alone, self._part, self._alone = self._alone, None, None
+        if alone is not None:
+            alone.end()
 
     def _pass(self, reply: Reply) -> Iterator[Response]:
         if reply.safe < len(reply.prompt):
@@ -114,22 +129,29 @@ class RemoteSession(Session):
                 self.host.verifier.compute([part])
         except LinkError:
             reply.stats.lost += 1
-            said, check = reply.writer.tokens, reply.cancellation.check
-            context = reply.chooser.context([*reply.prompt, *said], check)
-            self._alone = Alone(self._drafter(), context, len(said), self._most)
+            self._alone = self._deputy(reply, self._most, self.cache.advance)
             return iter(())
         return self._answer(reply, part)
 
+    def _deputy(self, reply: Reply, most: int, back: Callable[[], bool]) -> Deputy:
+        """most: tokens that a drafter may say. back: see `Standby`."""
+        if (here := self._reserve.session()) is not None:
+            return Standby(here, reply, back)
+        self.schedule.end()  # its drafter says now what comes
+        said = reply.writer.tokens
+        context = reply.chooser.context([*reply.prompt, *said], reply.cancellation.check)
+        return Alone(self._drafter, context, len(said), most)
+
     def _privately(self, reply: Reply) -> Iterator[Response]:
-        """A little more of a reply to what may not leave this machine: no round has any of it, and nobody
-        verifies."""
+        """A little more of a reply to what may not leave this machine: no round has any of it, and no server
+        verifies it."""
         reply.cancellation.check()
         if self._alone is None:
             self._read_safe(reply)
-            context = reply.chooser.context(reply.prompt, reply.cancellation.check)
-            self._alone = Alone(self._drafter(), context, 0, reply.limit)
+            self._alone = self._deputy(reply, reply.limit, lambda: False)
         tokens = self._alone.say()
-        return reply.say_unverified(tokens) if tokens else iter([reply.cut_short()])
+        reply.cancellation.check()
+        return reply.say(tokens, self._alone.verified) if tokens else iter([reply.cut_short()])
 
     def _read_safe(self, reply: Reply) -> None:
         """The server reads what is safe, if it can: a prompt that goes on otherwise finds it there."""
@@ -145,14 +167,15 @@ class RemoteSession(Session):
                 self.host.verifier.compute([block])
         self.tokens = reply.prompt[: self.cache.length]
 
-    def _without(self, reply: Reply, alone: Alone) -> Iterator[Response]:
-        """A little more of the reply, by the drafter alone; or what the server has said at last."""
+    def _without(self, reply: Reply, alone: Deputy) -> Iterator[Response]:
+        """A little more of the reply without the server; or what that has said at last."""
         reply.cancellation.check()
         if self.cache.advance():
             return self._rejoin(reply, alone)
         tokens = [] if alone.held is not None else alone.say()
-        steps = list(reply.say_unverified(tokens))
-        if steps and steps[-1].finish_reason is not None and not self._keeps:
+        steps = list(reply.say(tokens, alone.verified))
+        stays = alone.verified or self._keeps
+        if steps and steps[-1].finish_reason is not None and not stays:
             alone.held = steps.pop()
             reply.writer.hold(alone.held)
         if not tokens:
@@ -161,20 +184,25 @@ class RemoteSession(Session):
             alone.wait(lambda: self.cache.wait(TICK))
         return iter(steps)
 
-    def _rejoin(self, reply: Reply, alone: Alone) -> Iterator[Response]:
-        part, self._part, self._alone = self._part, None, None
+    def _rejoin(self, reply: Reply, alone: Deputy) -> Iterator[Response]:
+        part, said = self._part, len(reply.writer.tokens) - alone.said
         assert part is not None
-        unverified = len(reply.writer.tokens) - alone.said
-        if unverified and self._keeps:
+        self._dismiss()
+        if said and (alone.verified or self._keeps):
             text = [*reply.prompt, *reply.writer.tokens[:-1]]
             self.cache.adopt(text)
             self.tokens = text
             reply.go_on()
             return iter(())
-        withdrawn = [reply.writer.withdraw(unverified)] if unverified else []
-        return chain(withdrawn, self._answer(reply, part))
+        withdrawn = [reply.writer.withdraw(said)] if said else []
+        if isinstance(part, PrefillBlock):
+            return chain(withdrawn, self._answer(reply, part))
+        root, late = reply.root, reply.answer_late(part)
+        assert reply.cycle is not None
+        self.tokens += committed(root, reply.cycle.outcome)
+        return chain(withdrawn, late)
 
-    def _give_up(self, reply: Reply, alone: Alone) -> Iterator[Response]:
+    def _give_up(self, reply: Reply, alone: Deputy) -> Iterator[Response]:
         if alone.held is None:
             raise LinkError(
                 f"the server has not come back for {alone.seconds:.0f} s; what was said until then is in the "

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from edgespec.errors import Call, OptionError
 from edgespec.offload.chunk_store import in_place, is_store
 from edgespec.offload.chunks import ChunkTable
@@ -28,6 +30,15 @@ class ModelFiles:
     table: ChunkTable
     digest: str  # of the source's headers, config and a sample of its values
     source: str  # what it was packed from; else the path itself
+
+    @property
+    def identity(self) -> bytes:
+        """XXH3-128 of what the weights are, by `digest`, and of how they are encoded: the same for a copy of
+        the same values in another file."""
+        precision = self.table.precision
+        if precision == "source":
+            precision = {"bfloat16": "bf16"}.get(self.config.dtype, precision)
+        return xxhash.xxh3_128_digest(f"{self.digest} {precision}".encode())
 
     @property
     def activations(self) -> str:

@@ -1,0 +1,87 @@
+"""The server's own model, streamed from this machine's flash, which goes on while no server can be asked.
+
+    server    ── rounds ──╳ late or lost                     ╭─ answers ── rounds ──
+    here                  └ prompt, pass, pass, pass ... ────┤ between two layers
+
+The weights are the same and sampling is keyed by positions, so the text is what the server would have made of
+it, and stays. Needs no torch itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edgespec.core.reply import Reply
+from edgespec.errors import BudgetError, OptionError
+from edgespec.progress import Progress
+from edgespec.session import Session
+from edgespec.split.alone import Deputy
+from edgespec.split.protocol import Welcome
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+
+
+class Standby(Deputy):
+    """A reply here, behind what was said so far."""
+
+    verified = True
+
+    def __init__(self, session: Session, reply: Reply, back: Callable[[], bool]) -> None:
+        """session: of the engine here. back: whether the server has answered, asked after each layer of the
+        model; it may raise."""
+        super().__init__(len(reply.writer.tokens))
+        self._session, self._reply, self._back = session, reply, back
+        text = [*reply.prompt, *reply.writer.tokens]
+        most = min(reply.limit - self.said, session.context - len(text))
+        options = reply.chooser.sampler.options
+        options = replace(options, max_tokens=max(most, 1), stop=(), ignore_eos=True)
+        self._steps = session.generate(text, options, self._look) if most > 0 else None
+
+    def _look(self, progress: Progress) -> None:
+        if self._reply.cancellation.cancelled or self._back():
+            self._session.cancel()
+
+    def say(self) -> list[int]:
+        """The next token; [] = it was interrupted, or there is no room for more."""
+        step = None if self._steps is None else next(self._steps, None)
+        return [] if step is None or step.token is None else [step.token]
+
+    def end(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
+
+
+class Reserve:
+    """A conversation's place on the engine here, which it takes when the server is first missed."""
+
+    def __init__(self, engine: Engine | None, context: int) -> None:
+        """engine: None = there is none. context: positions of the conversation."""
+        self._engine, self._context = engine, context
+        self._session: Session | None = None
+
+    def session(self) -> Session | None:
+        """None = there is no engine here, or it has no room now."""
+        if self._session is None and self._engine is not None and not self._engine.closed:
+            try:
+                context = min(self._context, self._engine.plan.context)
+                self._session = self._engine.new_session(context)
+            except BudgetError:  # other conversations have it
+                return None
+        return self._session
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+
+
+def check_standby(engine: Engine, welcome: Welcome, url: str) -> None:
+    """Raises OptionError when this is not the model of the server at `url`."""
+    files = engine.files
+    if files.identity != welcome.weights:
+        raise OptionError(
+            f"{files.path} ({files.table.precision}) is not the model at {url}, {welcome.model}: what it "
+            "says would be another text; name the same model in the same precision, or none"
+        )
