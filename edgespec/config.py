@@ -120,8 +120,8 @@ class EngineOptions(Options):
     draft_engine: Annotated[
         str | None,
         Option(
-            "Who runs the draft model: torch, or onnx, what `export` made of one (onnx:PROVIDER on an "
-            "accelerator), in a process of its own.",
+            "Who runs the draft model: torch; or, in a process of its own, onnx, what `export` made of one "
+            "(onnx:PROVIDER on an accelerator), or llama_cpp, a GGUF file.",
             metavar="NAME", panel=DRAFTING, default="what its files are made for",
         ),
     ] = None  # fmt: skip

@@ -410,7 +410,8 @@ def test_devices_lists_engines_and_what_installs_the_others(monkeypatch: pytest.
     there = {fact.name: fact for fact in engine_facts()}
     assert there["torch"].version
     assert there["onnx"].version
-    assert set(there) == {"torch", "onnx", *(f"onnx:{name}" for name in providers.PROVIDERS if name != "cpu")}
+    others = {f"onnx:{name}" for name in providers.PROVIDERS if name != "cpu"}
+    assert set(there) == {"torch", "onnx", "llama_cpp"} | others
     assert "onnx  " in "\n".join(_engine_lines())
     missing = next(fact for fact in there.values() if fact.version is None)
     assert f"missing: {missing.install}" in " ".join(" ".join(_engine_lines()).split())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
 from pathlib import Path
 
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.channel import Load
 from edgespec.drafters.drawn import kept_bytes
 from edgespec.drafters.forest import Room
-from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
+from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter, further_rows
 from edgespec.drafters.resident import Found, Resident, Search
 from edgespec.drafters.substitute import is_copy
 from edgespec.drafters.vocabulary import check_vocabulary
@@ -99,10 +98,8 @@ class DraftFiles:
         return Beside(load, self.files.table.nbytes, rows, progress)
 
     def further_rows(self, target: ModelConfig) -> int:
-        """See `drafters.resident.Resident.rows`. A position takes keys and values of both models, those of
-        the target of two bytes a number at least; a slot more takes this model's only."""
-        own = self.files.config.kv_bytes(1, self.files.dtype.itemsize)
-        return ceil((self.rows - TREE_ROWS) * own / (own + target.kv_bytes(1, 2)))
+        """See `drafters.resident.Resident.rows`."""
+        return further_rows(self.rows, self.files.config.kv_bytes(1, self.files.dtype.itemsize), target)
 
     def nbytes(self, context: int) -> int:
         """Bytes of the open model with one conversation of `context` positions."""

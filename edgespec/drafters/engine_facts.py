@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from edgespec.errors import MissingExtraError
+from edgespec.runtimes.llama_cpp import package as llama_cpp
 from edgespec.runtimes.onnx.providers import INSTALL, PROVIDERS, available
 
 
@@ -39,6 +40,12 @@ def engine_facts() -> list[EngineFact]:
             install += " on macOS"
         engine = "onnx" if name == "cpu" else f"onnx:{name}"
         found.append(EngineFact(engine, provider.use, own if name in there else None, install))
+    try:
+        there_is: str | None = llama_cpp.package_version()
+    except MissingExtraError:
+        there_is = None
+    use = "drafts with a GGUF file, on cores that the target leaves free"
+    found.append(EngineFact("llama_cpp", use, there_is, llama_cpp.INSTALL))
     return found
 
 

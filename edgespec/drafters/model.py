@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from math import ceil
 
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
@@ -19,13 +20,21 @@ from edgespec.drafters.base import Drafting, DraftingAhead, Root, committed, sha
 from edgespec.drafters.forest import Forest, Room
 from edgespec.drafters.growth import MAX_PASSES
 from edgespec.drafters.rounds import go_ahead, grow
-from edgespec.runtimes.base import DraftRuntime
+from edgespec.runtimes.base import TREE_ROWS, DraftRuntime
+from edgespec.runtimes.config import ModelConfig
 
 LONG_TAIL = 16  # a tail beyond this is followed by prefill passes, not beside the root
 # Slots beside the context: a tail, the roots, and what is drafted ahead of a pass. In the waits of a streamed
 # 7B fit 1600 more: in 512 slots 69 of 100 outcomes were prepared for, in 1024 79, in 2560 83, and the speed
 # over plain decoding's would be 5.33, 5.49 and 5.48; but every further session has to hold as many.
 DRAFT_ROWS = 512
+
+
+def further_rows(slots: int, own: int, target: ModelConfig) -> int:
+    """See `drafters.resident.Resident.rows`, of a model with so many slots and `own` bytes of a position. A
+    position takes keys and values of both models, those of the target of two bytes a number at least; a slot
+    more takes this model's only."""
+    return ceil(max(slots - TREE_ROWS, 0) * own / (own + target.kv_bytes(1, 2)))
 
 
 class ModelDrafter:

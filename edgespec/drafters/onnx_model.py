@@ -4,12 +4,11 @@ a process of its own. No torch."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
 from pathlib import Path
 
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.channel import Load
-from edgespec.drafters.model import DRAFT_ROWS
+from edgespec.drafters.model import DRAFT_ROWS, further_rows
 from edgespec.drafters.process import command
 from edgespec.drafters.resident import Found, Resident, Search
 from edgespec.drafters.vocabulary import check_vocabulary, vocabulary_digest
@@ -17,7 +16,6 @@ from edgespec.drafters.worker import Opened, run
 from edgespec.errors import OptionError, TokenizerError
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.onnx.directory import Exported, open_exported
 from edgespec.runtimes.onnx.draft import OnnxDraft
 from edgespec.runtimes.onnx.model import OnnxModel, model_bytes
@@ -83,10 +81,10 @@ class ExportedFiles:
     def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Resident:
         """Raises as `process.Worker`."""
         own = self.exported.config.kv_bytes(1, self.exported.element)
-        rows = ceil((slots_of(self.exported) - TREE_ROWS) * own / (own + target.config.kv_bytes(1, 2)))
+        rows = further_rows(slots_of(self.exported), own, target.config)
         load = Load(str(self.path.resolve()), self.threads, self.provider)
         program = command("edgespec.drafters.onnx_model:main")
-        return Beside(load, self.exported.nbytes, max(rows, 0), progress, program)
+        return Beside(load, self.exported.nbytes, rows, progress, program)
 
 
 def check_tokens(exported: Exported, tokenizer: Tokenizer) -> None:

@@ -19,7 +19,8 @@ from edgespec.kernels.gguf_blocks import dequantize
 from edgespec.offload.chunks import TensorSource
 from edgespec.runtimes.config import ARCHITECTURES, EMBEDDING, FINAL_NORM, HEAD, ModelConfig, Rope
 from edgespec.runtimes.formats.checkpoint import Checkpoint, sample_digest, stream_order
-from edgespec.runtimes.formats.gguf_file import GGUFFile, Value, read_gguf_file
+from edgespec.runtimes.formats.gguf_file import GGUFFile, Value
+from edgespec.runtimes.formats.gguf_metadata import Metadata, read_gguf_parts
 from edgespec.runtimes.formats.gguf_tokenizer import read_tokenizer, special_tokens
 
 PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -85,13 +86,8 @@ def read_gguf(path: Path) -> GGUFCheckpoint:
     UnsupportedModelError (architecture, tensor type, rope scaling), StorageError.
     """
     path = Path(path)
-    first = read_gguf_file(path)
-    parts = [first, *_other_parts(first)]
-    stored: dict[str, TensorSource] = {}
-    for part in parts:
-        if twice := stored.keys() & part.tensors.keys():
-            raise CorruptFileError(f"{part.path} repeats tensor {min(twice)!r} of an earlier part")
-        stored.update(part.tensors)
+    parts, stored = read_gguf_parts(path)
+    first = parts[0]
     config = _config(first, stored)
     tensors = {
         name: replace(tensor, name=name)
@@ -109,32 +105,6 @@ def read_gguf(path: Path) -> GGUFCheckpoint:
     return GGUFCheckpoint(replace(config, dtype=dtype), tensors, path, digest, first.metadata)
 
 
-def _other_parts(first: GGUFFile) -> list[GGUFFile]:
-    """The second and later files of a split model, whose names count up: -00002-of-00003.gguf."""
-    meta = _Metadata(first)
-    count = meta.whole("split.count", default=1, limit=99_999)
-    if count == 1:
-        return []
-    name = re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})\.gguf", first.path.name)
-    if (
-        meta.whole("split.no", default=0, least=0) != 0
-        or not name
-        or int(name[2]) != 1
-        or int(name[3]) != count
-    ):
-        raise ModelError(
-            f"{first.path} is one of {count} parts; give the first, whose name ends -00001-of-{count:05}.gguf"
-        )
-    parts = []
-    for number in range(2, count + 1):
-        part = read_gguf_file(first.path.with_name(f"{name[1]}-{number:05}-of-{count:05}.gguf"))
-        theirs = _Metadata(part)
-        if theirs.whole("split.no", least=0) != number - 1 or theirs.whole("split.count") != count:
-            raise CorruptFileError(f"{part.path} is not part {number} of {count}, as its name says")
-        parts.append(part)
-    return parts
-
-
 def _canonical(path: Path, name: str) -> str:
     """blk.3.ffn_up.weight -> model.layers.3.mlp.up_proj.weight."""
     if name in _TOP:
@@ -150,12 +120,12 @@ def _canonical(path: Path, name: str) -> str:
 
 def _config(file: GGUFFile, tensors: Mapping[str, TensorSource]) -> ModelConfig:
     """The config that the metadata, and the tensors there are, describe; its dtype is set by the caller."""
-    name = _Metadata(file).text("general.architecture")
+    name = Metadata(file).text("general.architecture")
     if name not in LAYOUTS:
         raise UnsupportedModelError(
             f"{file.path}: architecture {name[:200]!r} is not supported; known are {', '.join(LAYOUTS)}"
         )
-    layout, meta = LAYOUTS[name], _Metadata(file, name + ".")
+    layout, meta = LAYOUTS[name], Metadata(file, name + ".")
     for key in _FOREIGN:
         if meta.number(key, default=0.0):
             raise UnsupportedModelError(
@@ -205,7 +175,7 @@ def _config(file: GGUFFile, tensors: Mapping[str, TensorSource]) -> ModelConfig:
     )
 
 
-def _rope(meta: _Metadata, frequencies: TensorSource | None, head_dim: int) -> Rope:
+def _rope(meta: Metadata, frequencies: TensorSource | None, head_dim: int) -> Rope:
     theta = meta.number("rope.freq_base", default=10000.0)
     kind = meta.text("rope.scaling.type", default="none")
     factor = meta.number("rope.scaling.factor", default=meta.number("rope.scale_linear", default=1.0))
@@ -240,52 +210,3 @@ def _rope(meta: _Metadata, frequencies: TensorSource | None, head_dim: int) -> R
             f"{meta.file.path}: linear rope scaling beside {_FREQUENCIES} is not supported"
         )
     return replace(rope, factors=tuple(map(float, factors)))
-
-
-class _Metadata:
-    """Typed look-ups with bounds, under a common prefix."""
-
-    def __init__(self, file: GGUFFile, prefix: str = "") -> None:
-        self.file = file
-        self.prefix = prefix
-
-    def __contains__(self, key: str) -> bool:
-        return self.prefix + key in self.file.metadata
-
-    def _bad(self, key: str, expected: str) -> CorruptFileError:
-        value = self.file.metadata.get(self.prefix + key)
-        shown = "missing" if value is None else repr(value)[:100]
-        return CorruptFileError(
-            f"{self.file.path}: metadata {self.prefix}{key} is {shown}; expected {expected}"
-        )
-
-    def whole(self, key: str, default: int | None = None, least: int = 1, limit: int = 2**24) -> int:
-        value = self.file.metadata.get(self.prefix + key, default)
-        if type(value) is not int or not least <= value <= limit:
-            raise self._bad(key, f"a whole number from {least} to {limit}")
-        return value
-
-    def uniform(self, key: str, default: int | None = None) -> int:
-        """A whole number, or an array that repeats one for every layer."""
-        value = self.file.metadata.get(self.prefix + key)
-        if not isinstance(value, np.ndarray):
-            return self.whole(key, default)
-        if len(value) == 0 or value.dtype.kind not in "iu" or not 1 <= value[0] <= 2**24:
-            raise self._bad(key, "whole numbers")
-        if (value != value[0]).any():
-            raise UnsupportedModelError(
-                f"{self.file.path}: {self.prefix}{key} differs from layer to layer, which is not supported"
-            )
-        return int(value[0])
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.file.metadata.get(self.prefix + key, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or value != value:
-            raise self._bad(key, "a number")
-        return float(value)
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self.file.metadata.get(self.prefix + key, default)
-        if not isinstance(value, str):
-            raise self._bad(key, "text")
-        return value

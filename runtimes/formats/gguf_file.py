@@ -22,7 +22,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from edgespec.errors import CorruptFileError, ModelError, StorageError, UnsupportedModelError
-from edgespec.kernels.gguf_blocks import BLOCKS, row_bytes
+from edgespec.kernels.gguf_blocks import BLOCKS, BlockSize
 from edgespec.offload.chunks import TensorSource
 
 MAGIC = b"GGUF"
@@ -54,10 +54,13 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 _ENCODINGS = {0: "F32", 1: "F16", 2: "Q4_0", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 30: "BF16"}
 # fmt: off
-_OTHERS = {  # only to name them in the message that refuses them
-    3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 15: "Q8_K", 16: "IQ2_XXS",
-    17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8",
-    25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+_FOREIGN = {  # that only llama.cpp multiplies: weights and bytes of a block
+    3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110), 16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136), 24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4),
+    27: ("I64", 1, 8), 28: ("F64", 1, 8), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
 }
 # fmt: on
 
@@ -73,8 +76,8 @@ class GGUFFile:
     header_digest: bytes  # xxh3_128 of everything before the tensors' data
 
 
-def read_gguf_file(path: Path) -> GGUFFile:
-    """Parse a file's header; reads no weights.
+def read_gguf_file(path: Path, foreign: bool = False) -> GGUFFile:
+    """Parse a file's header; reads no weights. foreign: tensors may be of types that only llama.cpp knows.
 
     Raises CorruptFileError for a file that is damaged, truncated or absurd, UnsupportedModelError for a
     version or tensor type that is not known, ModelError and StorageError when it cannot be read.
@@ -83,12 +86,12 @@ def read_gguf_file(path: Path) -> GGUFFile:
         raise ModelError(f"{path} is not a file; give the path of a .gguf file")
     try:
         with path.open("rb") as stream:
-            return _parse(path, stream, path.stat().st_size)
+            return _parse(path, stream, path.stat().st_size, foreign)
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error}") from None
 
 
-def _parse(path: Path, stream: BinaryIO, size: int) -> GGUFFile:
+def _parse(path: Path, stream: BinaryIO, size: int, foreign: bool) -> GGUFFile:
     reader = _GGUFReader(path, stream, size)
     if reader.take(4, "magic number") != MAGIC:
         raise CorruptFileError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")
@@ -109,7 +112,7 @@ def _parse(path: Path, stream: BinaryIO, size: int) -> GGUFFile:
         if key in metadata:
             raise reader.corrupt(f"metadata key {key!r} occurs twice")
         metadata[key] = reader.value(reader.u32(key), key)
-    infos = [_tensor_info(reader) for _ in range(tensor_count)]
+    infos = [_tensor_info(reader, foreign) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 0 < alignment <= ALIGNMENT_LIMIT or alignment & (alignment - 1):
         raise reader.corrupt(
@@ -129,7 +132,7 @@ def _parse(path: Path, stream: BinaryIO, size: int) -> GGUFFile:
     return GGUFFile(path, version, metadata, tensors, reader.digest.digest())
 
 
-def _tensor_info(reader: _GGUFReader) -> tuple[str, str, tuple[int, ...], int, int]:
+def _tensor_info(reader: _GGUFReader, foreign: bool) -> tuple[str, str, tuple[int, ...], int, int]:
     """Name, encoding, shape, offset and bytes of the next tensor in the table."""
     name = reader.string("a tensor's name", NAME_LIMIT)
     dimensions = reader.u32(name)
@@ -137,21 +140,23 @@ def _tensor_info(reader: _GGUFReader) -> tuple[str, str, tuple[int, ...], int, i
         raise reader.corrupt(f"tensor {name!r} has {dimensions} dimensions; expected 1 to 4")
     shape = tuple(reader.u64(name) for _ in range(dimensions))[::-1]
     kind, offset = reader.u32(name), reader.u64(name)
-    if kind not in _ENCODINGS:
-        known = _OTHERS.get(kind, f"number {kind}")
+    if kind in _ENCODINGS:
+        encoding, block = _ENCODINGS[kind], BLOCKS[_ENCODINGS[kind]]
+    elif foreign and kind in _FOREIGN:
+        encoding, block = _FOREIGN[kind][0], BlockSize(*_FOREIGN[kind][1:])
+    else:
+        known = _FOREIGN[kind][0] if kind in _FOREIGN else f"number {kind}"
         raise UnsupportedModelError(
             f"{reader.path}: tensor {name!r} is of type {known}, which is not supported; "
             f"supported are {', '.join(BLOCKS)}: use for example the model's Q8_0, Q6_K or Q4_K_M file"
         )
-    encoding = _ENCODINGS[kind]
-    elements = BLOCKS[encoding].elements
     if 0 in shape:
         raise reader.corrupt(f"tensor {name!r} has no elements: its shape is {list(shape)}")
-    if shape[-1] % elements:
+    if shape[-1] % block.elements:
         raise reader.corrupt(
-            f"tensor {name!r} has rows of {shape[-1]}, not whole {encoding} blocks of {elements}"
+            f"tensor {name!r} has rows of {shape[-1]}, not whole {encoding} blocks of {block.elements}"
         )
-    return name, encoding, shape, offset, prod(shape[:-1]) * row_bytes(encoding, shape[-1])
+    return name, encoding, shape, offset, prod(shape) // block.elements * block.nbytes
 
 
 def _refuse_overlaps(reader: _GGUFReader, tensors: dict[str, TensorSource]) -> None:

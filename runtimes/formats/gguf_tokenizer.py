@@ -122,7 +122,7 @@ def read_tokenizer(metadata: Mapping[str, Value], rows: int | None = None) -> GG
     UnsupportedModelError for an unknown kind or pre-tokenizer.
     """
     model = _model(metadata)
-    tokens, types = _tokens(metadata)
+    tokens, types = read_tokens(metadata)
     if rows is not None and len(tokens) > rows:
         raise TokenizerError(
             f"the GGUF file's tokenizer has {len(tokens)} tokens but its model only {rows} rows for them, so "
@@ -150,7 +150,7 @@ def read_tokenizer(metadata: Mapping[str, Value], rows: int | None = None) -> GG
 
 def special_tokens(metadata: Mapping[str, Value]) -> tuple[int | None, tuple[int, ...]]:
     """The BOS token, and every token that ends a reply, the file's own EOS first."""
-    tokens, types = _tokens(metadata)
+    tokens, types = read_tokens(metadata)
     sentencepiece = _model(metadata) == "llama"
     bos = _id(metadata, "bos_token_id", len(tokens), 1 if sentencepiece else None)
     named = [_id(metadata, "eos_token_id", len(tokens), 2 if sentencepiece else None)]
@@ -167,8 +167,8 @@ def _model(metadata: Mapping[str, Value]) -> str | None:
     return model
 
 
-def _tokens(metadata: Mapping[str, Value]) -> tuple[list[str], NDArray[np.int64]]:
-    """Every token's text and type [n]."""
+def read_tokens(metadata: Mapping[str, Value]) -> tuple[list[str], NDArray[np.int64]]:
+    """Every token's text and type [n]. Raises TokenizerError."""
     tokens = metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(t, str) for t in tokens):
         raise TokenizerError(
