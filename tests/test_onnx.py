@@ -33,12 +33,13 @@ from edgespec.models.exporting import export_model
 from edgespec.models.packing import pack_model
 from edgespec.progress import Progress
 from edgespec.runtimes.base import DraftRuntime
+from edgespec.runtimes.formats import whole
 from edgespec.runtimes.formats.describe import describe_model
-from edgespec.runtimes.onnx import export, graph, providers
+from edgespec.runtimes.onnx import graph, providers, sessions
 from edgespec.runtimes.onnx.directory import FORMAT, graph_names, open_exported
 from edgespec.runtimes.onnx.draft import OnnxDraft
 from edgespec.runtimes.onnx.layout import ZERO, quantise
-from edgespec.runtimes.onnx.model import STEP_ROWS, OnnxModel
+from edgespec.runtimes.onnx.model import STEP_ROWS, OnnxModel, model_bytes
 from edgespec.runtimes.torch.draft import TorchDraft, open_draft
 from edgespec.text.tokenizer import load_tokenizer
 from tests.models import make_tokenizer, write_gguf
@@ -331,6 +332,39 @@ def test_weights_that_cannot_be(tmp_path: Path) -> None:
     assert draft.length == 0
 
 
+def test_a_damaged_head_is_found_out(tmp_path: Path) -> None:
+    export_model(str(tiny_model(tmp_path / "m")), tmp_path / "x")
+    raw = bytearray((tmp_path / "x" / "weights.safetensors").read_bytes())
+    place = open_exported(tmp_path / "x").weights["lm_head.weight"].offset
+    raw[place : place + 4] = np.float32("nan").tobytes()
+    (tmp_path / "x" / "weights.safetensors").write_bytes(raw)
+    with pytest.raises(ModelError, match="the LM head's outputs are not finite numbers"):
+        run(exported_draft(tmp_path / "x"), [5, 6], [-1, 0])
+
+
+def test_two_exports_to_one_directory(tmp_path: Path) -> None:
+    """The second is refused, and the first comes to its end."""
+    path, refused = tiny_model(tmp_path / "m"), []
+
+    def again(report: Progress) -> None:
+        if report.stage == "export" and not refused:
+            with pytest.raises(StorageError, match="another process is exporting to") as raised:
+                export_model(str(path), tmp_path / "x", precision="fp16")
+            refused.append(raised)
+
+    export_model(str(path), tmp_path / "x", progress=again)
+    assert refused
+    run(exported_draft(tmp_path / "x"), [5, 6], [-1, 0])
+
+
+def test_each_graph_of_static_shapes_takes_memory(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "m")
+    for name, rows in (("any", None), ("two", 8)):
+        export_model(str(path), tmp_path / name, rows=rows, positions=64 if rows else None)
+    one, two = (open_exported(tmp_path / name) for name in ("any", "two"))
+    assert model_bytes(two, 50, 14) - model_bytes(one, 50, 14) >= one.nbytes
+
+
 def test_where_an_export_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_model(tmp_path / "m")
     with pytest.raises(OptionError, match="is in the directory of the model"):
@@ -345,7 +379,7 @@ def test_where_an_export_may_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         export_model(str(path), tmp_path / "x")
     (tmp_path / "x.partial" / "mine").rename(tmp_path / "x.partial" / "weights.safetensors")  # by a kill
     with monkeypatch.context() as patch:
-        patch.setattr(export.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 9))  # type: ignore[attr-defined]
+        patch.setattr(whole.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 9))  # type: ignore[attr-defined]
         with pytest.raises(StorageError, match="free"):
             export_model(str(path), tmp_path / "x")
 
@@ -377,6 +411,10 @@ def test_providers(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(providers, "PROVIDERS", {**providers.PROVIDERS, "qnn": mine})
         with pytest.raises(DeviceError, match="provider qnn takes none of the model's operations"):
             OnnxModel(open_exported(exported), "qnn")
+        with monkeypatch.context() as patch:
+            patch.setattr(sessions, "_placement", lambda session: sessions.Assignment())
+            with pytest.raises(DeviceError, match=r"does not say what qnn takes .* 1\.24 or later"):
+                OnnxModel(open_exported(exported), "qnn")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'onnxruntime>=1\.22'"):
         OnnxModel(open_exported(exported))

@@ -5,10 +5,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,13 +14,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.devices.files import sync_path
-from edgespec.errors import ModelError, OptionError, StorageError
+from edgespec.errors import ModelError
 from edgespec.offload.chunks import SCALE
-from edgespec.offload.plan.ledger import gigabytes
 from edgespec.offload.safetensors_header import HeaderEntry, build_header
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.exported import MANIFEST
+from edgespec.runtimes.formats.whole import new_directory
 from edgespec.runtimes.onnx.directory import (
     FORMAT,
     WEIGHTS,
@@ -59,8 +55,7 @@ def write_exported(
     rows, positions: of static shapes; () and 0 = any. beside: small files for the directory, by name.
     progress: gets bytes done, and in all.
 
-    Raises OptionError where `out` is not empty, ModelError for a weight that the precision cannot hold,
-    StorageError, and as `read`.
+    Raises ModelError for a weight that the precision cannot hold, and as `new_directory` and `read`.
     """
     config = replace(config, rope=replace(config.rope, interleaved=False))
     stored, header = _placed(stored_tensors(config, precision))
@@ -72,31 +67,12 @@ def write_exported(
         graphs = make_graphs(config, precision, stored, bucket, positions)
         files |= zip(graph_names(bucket), graphs, strict=True)
     files[MANIFEST] = (json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n").encode()
-    out = Path(os.path.abspath(out))
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise OptionError(f"{out} is there already and not empty; choose another directory, or remove it")
-    work = out.with_name(out.name + ".partial")
-    try:
-        _make_room(work, {WEIGHTS, *files}, nbytes + sum(map(len, files.values())))
-        try:
-            with open(work / WEIGHTS, "wb") as file:
-                file.write(header)
-                _write_weights(file, stored, read, lambda done: progress(done, nbytes - len(header)))
-            for name, content in files.items():
-                (work / name).write_bytes(content)
-            for name in (WEIGHTS, *files):
-                sync_path(work / name)
-            sync_path(work)
-            if out.is_dir():
-                out.rmdir()
-            os.rename(work, out)
-            sync_path(out.parent)
-        except BaseException:
-            with suppress(OSError):
-                shutil.rmtree(work)
-            raise
-    except OSError as error:
-        raise StorageError(f"exporting to {out} failed: {error.strerror or error}") from None
+    with new_directory(out, {WEIGHTS, *files}, nbytes + sum(map(len, files.values()))) as work:
+        with open(work / WEIGHTS, "wb") as file:
+            file.write(header)
+            _write_weights(file, stored, read, lambda done: progress(done, nbytes - len(header)))
+        for name, content in files.items():
+            (work / name).write_bytes(content)
 
 
 def _placed(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[dict[str, Stored], bytes]:
@@ -107,22 +83,6 @@ def _placed(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[dict[st
         place += found[name].nbytes
     header = build_header(HeaderEntry(n, s.encoding, s.shape, s.offset, s.nbytes) for n, s in found.items())
     return {n: replace(s, offset=s.offset + len(header)) for n, s in found.items()}, header
-
-
-def _make_room(work: Path, names: set[str], nbytes: int) -> None:
-    """An empty directory to write to, on a disk with room for it; what a killed export left is removed.
-    Raises OSError, StorageError."""
-    if work.exists():
-        if not work.is_dir() or {path.name for path in work.iterdir()} - names:
-            raise StorageError(f"{work} is in the way and was not left by an export; remove it")
-        shutil.rmtree(work)
-    work.parent.mkdir(parents=True, exist_ok=True)
-    if (free := shutil.disk_usage(work.parent).free) < nbytes:
-        raise StorageError(
-            f"exporting needs {gigabytes(nbytes)} on the disk of {work.parent}, which has {gigabytes(free)} "
-            f"free; free {gigabytes(nbytes - free)} or choose another directory"
-        )
-    work.mkdir()
 
 
 def _write_weights(

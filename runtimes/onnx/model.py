@@ -94,23 +94,27 @@ class OnnxModel:
             inputs[name] = part
             outputs[f"new_{name}"] = np.empty((part.shape[0], rows, part.shape[2]), dtype=self.dtype)
         bucket.layers.run(inputs, outputs)
-        if not np.isfinite(normed[:n]).all():
-            raise ModelError(
-                f"{self.path}: the layers' outputs are not finite numbers; export the model again, and at "
-                "fp32 if this is fp16"
-            )
+        self._check(normed[:n], "layers")
         for part, new in zip(cache, list(outputs.values())[1:], strict=True):
             part[:, place : place + n] = new[:, :n]
         return normed[:n]
 
     def head(self, normed: NDArray[Any], logits: NDArray[np.float32]) -> None:
-        """Fills logits [n, V]."""
+        """Fills logits [n, V]. Raises ModelError where they are not finite."""
         n, bucket = len(normed), self._bucket(len(normed))
         rows = bucket.rows or n
         out = logits if rows == n else np.empty((rows, logits.shape[1]), dtype=np.float32)
         bucket.head.run({"normed": _padded(normed, rows)}, {"logits": out})
         if out is not logits:
             logits[:] = out[:n]
+        self._check(logits, "LM head")
+
+    def _check(self, outputs: NDArray[Any], part: str) -> None:
+        if not np.isfinite(outputs).all():
+            raise ModelError(
+                f"{self.path}: the {part}'s outputs are not finite numbers; export the model again, and at "
+                "fp32 if this is fp16"
+            )
 
     def _states(self, tokens: Sequence[int], positions: IntArray, rows: int) -> dict[str, NDArray[Any]]:
         """Embeddings [rows, d] and angles [rows, head_dim] of n tokens, and zeros behind."""
@@ -134,11 +138,12 @@ class OnnxModel:
 def model_bytes(exported: Exported, context: int, slots: int) -> int:
     """Bytes of an open model with one conversation of `context` positions and so many slots.
 
-    ONNX Runtime arranges matrices anew in memory of its own, one after the other.
+    ONNX Runtime arranges matrices anew in memory of its own, one after the other, for each graph.
     """
     config, rows = exported.config, exported.manifest.rows[-1:] or [STEP_ROWS]
     largest = max(stored.nbytes for stored in exported.weights.values())
-    copies = 3 if exported.manifest.precision == "fp16" else 1  # a CPU computes with fp32
+    graphs = len(exported.buckets)
+    copies = 1 + 2 * graphs if exported.manifest.precision == "fp16" else graphs  # a CPU computes with fp32
     positions = exported.manifest.positions or min(context, config.max_context) + slots
     seen = positions * rows[0] * (config.heads + 2 * config.heads // config.kv_heads)
     states = rows[0] * (8 * config.hidden_size + 4 * config.intermediate_size + config.vocab_size)

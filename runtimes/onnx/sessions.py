@@ -65,6 +65,11 @@ class OpenGraph:
         self._check(provider, wanted)
 
     def _check(self, name: str, provider: Provider) -> None:
+        if name != "cpu" and not self.placement.operations:
+            raise DeviceError(
+                f"this ONNX Runtime ({runtime().__version__}) does not say what {name} takes of a model; "
+                "install one of 1.24 or later"
+            )
         ran = provider.official in (self.placement.operations or self._session.get_providers())
         if not ran:
             way = " (it takes static shapes only: export the model with rows= and positions=)"
