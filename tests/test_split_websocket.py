@@ -22,10 +22,14 @@ from edgespec.config import GenerationOptions
 from edgespec.engine import Engine
 from edgespec.errors import LinkError, OptionError, ProtocolError, RefusedError
 from edgespec.response import whole
+from edgespec.serving.client import ServerClient
+from edgespec.split.address import address_of
 from edgespec.split.protocol import FRAME_BYTES
 from tests.split_ends import Running, listening
 from tests.test_session import prompt_of, write_model
 
+BUSY = b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: %d\r\n\r\n%s"
+LOADING = b'{"error": {"message": "it is being loaded"}}'
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT = prompt_of(7) * 5
 REPLY = GenerationOptions(max_tokens=30, ignore_eos=True)
@@ -101,12 +105,26 @@ def test_rounds_over_a_socket_are_small(engine: Engine, url: str) -> None:
 
 def test_addresses_that_are_none() -> None:
     for url, fact in (
-        ("host:8000", "no server's address"),
-        ("ftp://host", "no server's address"),
-        ("ws://", "no server's address"),
+        ("ftp://host", "no URL"),
+        ("ws://", "no URL"),
+        ("http://[::1", "no URL: Invalid IPv6"),
+        ("http://h:99999", "no URL: Port out of range"),
+        ("http://h:abc", "no URL: Port could not"),
+        ("http://a..b", "no URL"),
+        ("http://" + "a" * 64 + ".org", "no URL"),
+        ("http://h:1?key=2", "no URL"),
+        ("http://h:1#x", "no URL"),
+        ("http://exa mple", "spaces"),
+        ("http://h\n:1", "spaces"),
+        ("http://user:hunter2@h:1", "password in its URL"),
+        ("user:hunter2@h:1", "password in its URL"),
     ):
-        with pytest.raises(OptionError, match=fact):
-            edgespec.connect(url)
+        for reach in (edgespec.connect, ServerClient):
+            with pytest.raises(OptionError, match=fact) as caught:
+                reach(url)
+            assert "hunter2" not in str(caught.value)
+    with pytest.raises(OptionError, match="control characters"):
+        edgespec.connect("localhost:1", key="a\r\nX: y")
     with pytest.raises(OptionError, match="unencrypted"):
         edgespec.connect("ws://example.org", key="secret")
     with pytest.raises(OptionError, match="not encrypted"):
@@ -119,6 +137,39 @@ def test_addresses_that_are_none() -> None:
         edgespec.connect("ws://localhost:1", memry=3)
 
 
+@pytest.mark.parametrize(
+    ("url", "shown", "near"),
+    [
+        ("127.0.0.1:8642", "http://127.0.0.1:8642", True),
+        ("http://localhost:8642/v1", "http://localhost:8642", True),
+        ("ws://127.8.8.8/v1/", "http://127.8.8.8", True),
+        ("wss://h.example/deep/v1/edgespec/verify", "https://h.example/deep", False),
+        ("HTTPS://[::1]:9", "https://[::1]:9", True),
+        ("https://[fe80::1]/", "https://[fe80::1]", False),
+        ("http://127.0.0.1.evil.example", "http://127.0.0.1.evil.example", False),
+    ],
+)
+def test_addresses(url: str, shown: str, near: bool) -> None:
+    address = address_of(url)
+    assert (address.url("http"), address.near) == (shown, near)
+    assert ServerClient(url).url == shown
+
+
+def test_the_address_that_a_server_prints_is_one(url: str) -> None:
+    with edgespec.connect(url.replace("ws", "http") + "/v1") as engine:
+        assert engine.config.max_context == 600
+
+
+def test_no_proxy_hears_what_is_for_this_machine(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for proxy in ("http://127.0.0.1:1", "http://127.0.0.1:x", "socks5://127.0.0.1:1"):
+        monkeypatch.setenv("http_proxy", proxy)
+        edgespec.connect(url, key="secret").close()
+    with pytest.raises(OptionError, match="no_proxy"):
+        edgespec.connect("http://h.invalid:1")
+
+
 def test_a_port_without_a_server() -> None:
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -127,16 +178,24 @@ def test_a_port_without_a_server() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "error"),
+    ("answer", "error", "fact"),
     [
-        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", RefusedError),
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", RefusedError),
-        (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", LinkError),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", LinkError),
-        (b"", LinkError),
+        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", RefusedError, "the key"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", RefusedError, "verifies nothing"),
+        (b"HTTP/1.1 502 Gone\r\nContent-Length: 0\r\n\r\n", LinkError, "it answers 502"),
+        (BUSY % (41, LOADING[:41]), RefusedError, "answers 503"),
+        (
+            BUSY % (44, LOADING),
+            RefusedError,
+            "loaded; try again in 7 s",
+        ),
+        (BUSY % (9, b'{"error":'), RefusedError, "answers 503"),
+        (BUSY % (40000, b"[" * 40000), RefusedError, "answers 503"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", LinkError, "write https://"),
+        (b"", LinkError, "write https://"),
     ],
 )
-def test_servers_that_speak_otherwise(answer: bytes, error: type[Exception]) -> None:
+def test_servers_that_speak_otherwise(answer: bytes, error: type[Exception], fact: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def reply() -> None:
@@ -147,7 +206,7 @@ def test_servers_that_speak_otherwise(answer: bytes, error: type[Exception]) -> 
 
         thread = threading.Thread(target=reply)
         thread.start()
-        with pytest.raises(error):
+        with pytest.raises(error, match=fact):
             edgespec.connect(f"ws://127.0.0.1:{server.getsockname()[1]}")
         thread.join()
 

@@ -180,7 +180,7 @@ def test_what_is_not_verified_is_no_answer(
         (("--server", "http://h", "--trace", "t.json"), "--trace is of a model's passes"),
         (("--server", "http://h", "--drafter", "moa"), "needs what was trained"),
         (("--server", "http://h:1", "--ca", "keys"), "not encrypted"),
-        (("--server", "nowhere"), "no server's address"),
+        (("--server", "ftp://h"), "is no URL of a server"),
     ],
 )
 def test_flags_that_do_not_go_together(run: Run, flags: tuple[str, ...], said: str) -> None:

@@ -29,7 +29,7 @@ from edgespec.apps.server.service import Service
 from edgespec.apps.server.stream import Replying, Waker
 from edgespec.apps.server.verify import Verifying
 from edgespec.errors import ContextError, EdgeSpecError, OptionError
-from edgespec.split.protocol import PATH
+from edgespec.split.address import PATH
 
 MOST_BODY = 4 * 2**20  # bytes of a request,
 MOST_BODIES = 16 * 2**20  # and of all together that are being read, or made prompts of,

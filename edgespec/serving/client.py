@@ -14,12 +14,12 @@ import ssl
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from edgespec.config import GenerationOptions
 from edgespec.errors import ContextError, LinkError, OptionError, ProtocolError, RefusedError
 from edgespec.response import Response, Stats
-from edgespec.split.tls import trusting
+from edgespec.split.address import address_of
+from edgespec.split.tls import UNTRUSTED, trusting
 from edgespec.text.conversation import Message
 
 CONNECT = 10.0  # seconds in which a server must be reached, and tell of itself
@@ -30,20 +30,12 @@ class ServerClient:
     """Requests to one server, one at a time; `cancel` may come from any thread, or from a signal."""
 
     def __init__(self, url: str, key: str | None = None, ca: str | None = None) -> None:
-        """url: http://HOST:PORT or https, with or without /v1. ca: see `split.tls.trusting`. Raises
-        OptionError."""
-        try:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
-            self.host, self.port = parts.hostname, parts.port
-        except ValueError as error:
-            raise OptionError(f"server {url!r} is no URL: {error}", "server") from None
-        if parts.scheme not in ("http", "https") or not self.host:
-            raise OptionError(f"server {url!r} is no URL; write http://HOST:PORT", "server")
-        if ca is not None and parts.scheme == "http":
+        """url: see `split.address`. ca: see `split.tls.trusting`. Raises OptionError."""
+        self.address = address_of(url)
+        if ca is not None and not self.address.encrypted:
             raise OptionError("ca changes nothing for http://, which is not encrypted; use https://", "ca")
-        self._tls = trusting(ca) if parts.scheme == "https" else None
-        self.base = parts.path.rstrip("/").removesuffix("/v1")
-        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self.base}"
+        self._tls = trusting(ca) if self.address.encrypted else None
+        self.url = self.address.url("http")
         self.key = key
         self._socket: socket.socket | None = None
         self._cancelled = False
@@ -84,10 +76,11 @@ class ServerClient:
     def _request(
         self, path: str, body: Mapping[str, Any] | None
     ) -> Generator[http.client.HTTPResponse, None, None]:
+        host, port = self.address.host, self.address.port
         connection = (
-            http.client.HTTPConnection(str(self.host), self.port, timeout=CONNECT)
+            http.client.HTTPConnection(host, port, timeout=CONNECT)
             if self._tls is None
-            else http.client.HTTPSConnection(str(self.host), self.port, timeout=CONNECT, context=self._tls)
+            else http.client.HTTPSConnection(host, port, timeout=CONNECT, context=self._tls)
         )
         headers = {"Accept": "application/json, text/event-stream", "Connection": "close"}
         if self.key is not None:
@@ -100,15 +93,16 @@ class ServerClient:
                 headers["Content-Type"] = "application/json"
                 self._socket.settimeout(None)  # it may be a while until a reply's turn
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            connection.request("GET" if data is None else "POST", self.base + path, data, headers)
+            connection.request("GET" if data is None else "POST", self.address.base + path, data, headers)
             response = connection.getresponse()
             if response.status != 200:
                 self._refuse(response)
             yield response
         except ssl.SSLCertVerificationError as error:
-            raise RefusedError(
-                f"the certificate of the server at {self.url} is not trusted: {error.verify_message}; name "
-                "one that is with ca=FILE"
+            raise RefusedError(UNTRUSTED.format(url=self.url, why=error.verify_message)) from None
+        except (ssl.SSLError, http.client.BadStatusLine) as error:
+            raise LinkError(
+                f"the server at {self.url} cannot be reached: {error}; {self.address.other_scheme}"
             ) from None
         except (OSError, http.client.HTTPException) as error:
             what = "does not answer" if isinstance(error, TimeoutError) else "cannot be reached, or has gone"

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from edgespec.errors import EdgeSpecError, LinkError, ProtocolError, RefusedError
+from edgespec.errors import LinkError, ProtocolError, RefusedError
 from edgespec.split.protocol import (
     ANSWERS,
     PASSING,
@@ -135,7 +135,7 @@ class Connector:
     def __init__(self, make: Callable[[], Link]) -> None:
         self._make = make
         self._found: Link | None = None
-        self.error: EdgeSpecError | None = None  # that ends it
+        self.error: Exception | None = None  # that ends it
         self._stopped = threading.Event()
         self._hurry = threading.Event()
         threading.Thread(target=self._run, name="edgespec reconnect", daemon=True).start()
@@ -152,7 +152,7 @@ class Connector:
                 pause = max(pause, min(error.seconds, MOST_WAIT))
             except LinkError:
                 pass
-            except EdgeSpecError as error:
+            except Exception as error:  # what nobody foresaw, too: who waits is to hear of it
                 self.error = error
                 return
             else:

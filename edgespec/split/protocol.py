@@ -27,7 +27,6 @@ from edgespec.runtimes.base import TREE_ROWS
 from edgespec.values import MOST
 
 VERSION = 3
-PATH = "/v1/edgespec/verify"  # of a WebSocket server
 FRAME_BYTES = 2**20  # of any frame
 SEAT_BYTES = 16  # of a session's id: a secret, and random
 HASH_BYTES = 8  # XXH3-64 of the conversation so far, `split.transcript`

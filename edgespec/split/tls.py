@@ -6,6 +6,8 @@ import ssl
 
 from edgespec.errors import OptionError
 
+UNTRUSTED = "the certificate of the server at {url} is not trusted: {why}; name one that is with ca=FILE"
+
 
 def trusting(ca: str | None) -> ssl.SSLContext:
     """Checks a server's certificate, and its name, against those in the file `ca`; None: the system's. Raises

@@ -2,54 +2,66 @@
 
 from __future__ import annotations
 
+import json
+import math
 import ssl
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
-from edgespec.errors import LinkError, MissingExtraError, OptionError, ProtocolError, RefusedError
+from edgespec.errors import (
+    EdgeSpecError,
+    LinkError,
+    MissingExtraError,
+    OptionError,
+    ProtocolError,
+    RefusedError,
+)
+from edgespec.split.address import PATH, Address, address_of
 from edgespec.split.link import OPEN_SECONDS, Dial
-from edgespec.split.protocol import FRAME_BYTES, PATH
-from edgespec.split.tls import trusting
+from edgespec.split.protocol import FRAME_BYTES
+from edgespec.split.tls import UNTRUSTED, trusting
 
-REFUSED = {401: "the server does not know this key", 403: "the server forbids it", 404: "no such path there"}
+REFUSED = {
+    401: "it does not know the key, or asks for one",
+    403: "it forbids this, or verifies nothing",
+    404: "it verifies nothing",
+}
 
 
 def websocket(url: str, key: str | None, ca: str | None) -> Dial:
-    """Connects to ws:// or wss:// (http:// and https:// mean the same); without a path, to PATH.
+    """Connects to PATH at this address (see `split.address`).
 
-    Raises OptionError for what is no such address, and for a key that would cross the net unencrypted;
+    Raises OptionError for what is no address, and for a key that would cross the net unencrypted;
     MissingExtraError.
     """
-    parts = urlsplit(url)
-    scheme = {"http": "ws", "https": "wss"}.get(parts.scheme, parts.scheme)
-    if scheme not in ("ws", "wss") or not parts.hostname:
-        raise OptionError(f"{url!r} is no server's address; write for example wss://host:8000")
-    near = parts.hostname in ("localhost", "127.0.0.1", "::1")
-    if key is not None and scheme == "ws" and not near:
-        raise OptionError(f"the key would go to {parts.hostname} unencrypted; use wss://, or no key", "key")
-    if ca is not None and scheme == "ws":
-        raise OptionError("ca changes nothing for ws://, which is not encrypted; use wss://", "ca")
+    address = address_of(url)
+    if key is not None and not address.encrypted and not address.near:
+        raise OptionError(f"the key would go to {address.host} unencrypted; use https://, or no key", "key")
+    if key is not None and not key.isprintable():
+        raise OptionError("the key has control characters, which no key has", "key")
+    if ca is not None and not address.encrypted:
+        raise OptionError("ca changes nothing for http://, which is not encrypted; use https://", "ca")
     try:
         from websockets.sync.client import connect
     except ImportError:
         raise MissingExtraError(
             "a server is reached with the package websockets; install it with pip install 'edgespec[client]'"
         ) from None
-    address = urlunsplit((scheme, parts.netloc, PATH if parts.path in ("", "/") else parts.path, "", ""))
-    context = trusting(ca) if scheme == "wss" else None
+    shown = address.url("http")
+    context = trusting(ca) if address.encrypted else None
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
     def dial() -> _Socket:
-        from websockets.exceptions import InvalidStatus, WebSocketException
+        from websockets.exceptions import InvalidMessage, InvalidStatus, WebSocketException
 
         opened = ExitStack()
         try:
             socket = opened.enter_context(
                 connect(
-                    address,
+                    address.url("ws") + PATH,
                     ssl=context,
+                    proxy=None if address.near else True,  # a key for this machine is for nobody between
                     additional_headers=headers,
                     compression=None,  # bodies are compressed where it pays
                     max_size=FRAME_BYTES,
@@ -59,18 +71,42 @@ def websocket(url: str, key: str | None, ca: str | None) -> Dial:
                 )
             )
         except InvalidStatus as error:
-            status = error.response.status_code
-            words = REFUSED.get(status, f"it answers {status}")
-            if status >= 500:
-                raise LinkError(f"{address} cannot be reached: {words}") from None
-            raise RefusedError(f"{address}: {words}", "key" if status == 401 else "status") from None
+            raise _denied(address, error.response) from None
         except ssl.SSLCertVerificationError as error:
-            raise RefusedError(f"{address}: its certificate is not trusted: {error.verify_message}") from None
+            raise RefusedError(UNTRUSTED.format(url=shown, why=error.verify_message)) from None
+        except (ssl.SSLError, InvalidMessage) as error:
+            raise LinkError(
+                f"the server at {shown} cannot be reached: {error}; {address.other_scheme}"
+            ) from None
         except (OSError, WebSocketException) as error:
-            raise LinkError(f"{address} cannot be reached: {error or type(error).__name__}") from None
+            raise LinkError(
+                f"the server at {shown} cannot be reached: {error or type(error).__name__}"
+            ) from None
+        except (ValueError, ImportError) as error:  # all else was looked at before
+            raise OptionError(
+                f"the proxy that the environment names cannot be used for {address.host}: {error}; name the "
+                "host in no_proxy, to go without"
+            ) from None
         return _Socket(socket, opened)
 
     return dial
+
+
+def _denied(address: Address, response: Any) -> EdgeSpecError:
+    """What an answer means that opens no WebSocket: in the server's own words, if it has some."""
+    status = response.status_code
+    said = REFUSED.get(status, f"it answers {status}")
+    with suppress(ValueError, TypeError, LookupError, RecursionError):
+        said = said if status == 401 else str(json.loads(response.body)["error"]["message"])[:1000]
+    words = f"the server at {address.url('http')} refuses: {said}"
+    if status in (429, 503):
+        after = response.headers.get("retry-after", "")
+        seconds = float(after) if after.isdigit() and len(after) < 6 else 0.0
+        when = f"; try again in {math.ceil(seconds)} s" if seconds else ""
+        return RefusedError(words + when, "full", seconds)
+    if status >= 500:
+        return LinkError(words)
+    return RefusedError(words, "key" if status == 401 else "status")
 
 
 class _Socket:
