@@ -18,8 +18,8 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch()
-        if len(self.connections) > MOST_CONNECTIONS:
-            known = (c for c in self.connections if isinstance(c, BoundedConnection))
+        known = [c for c in self.connections if isinstance(c, BoundedConnection)]  # not the WebSockets
+        if len(known) > MOST_CONNECTIONS:
             silent = [(c._silent.when(), c) for c in known if c._silent is not None]
             min(silent, key=lambda found: found[0])[1].give_up()  # this one, if all others are replied to
 

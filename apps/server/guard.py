@@ -13,7 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.apps.server.problems import Problem, again
 from edgespec.apps.server.service import Service
 
-MOST_REQUESTS = 448  # at once; those for replies beyond a queue's length are refused before
+# At once; those for replies beyond a queue's length are refused before. Connections of clients that draft are
+# bounded by themselves (`verify`), and /health is asked by who would end a server that does not answer.
+MOST_REQUESTS = 448
 
 
 class Guard:
@@ -34,17 +36,18 @@ class Guard:
         if origin is not None and foreign is None:
             send = _telling(origin, send)
         answer = foreign or self._preflight(request, origin) or self._refused(request)
-        if answer is None and self._requests >= MOST_REQUESTS:
+        counts = scope["type"] == "http" and request.url.path != "/health"
+        if answer is None and counts and self._requests >= MOST_REQUESTS:
             answer = Problem(503, f"{self._requests} requests are under way, which are the most",
                 code="overloaded", headers=again(1) | {"connection": "close"})  # fmt: skip
         if answer is not None:
             response = answer.response() if isinstance(answer, Problem) else answer
             return await response(scope, receive, send)
-        self._requests += 1
+        self._requests += counts
         try:
             await self.app(scope, receive, send)
         finally:
-            self._requests -= 1
+            self._requests -= counts
 
     def _foreign(self, request: HTTPConnection, origin: str | None) -> Problem | None:
         if self.service.keys:

@@ -61,7 +61,9 @@ class Server(uvicorn.Server):
     then; at a second signal, none."""
 
     def __init__(self, service: Service, patience: float, tls: ssl.SSLContext | None = None) -> None:
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients do wrong is told to them
+        log = logging.getLogger("uvicorn.error")
+        log.setLevel(logging.ERROR)  # what clients do wrong is told to them
+        log.addFilter(_is_a_fault)
         super().__init__(
             uvicorn.Config(
                 make_app(service),
@@ -97,3 +99,8 @@ class Server(uvicorn.Server):
 
     def run(self, sockets: Sequence[socket.socket] | None = None) -> None:
         super().run(list(sockets or ()))
+
+
+def _is_a_fault(record: logging.LogRecord) -> bool:
+    """uvicorn takes a WebSocket that is refused for one."""
+    return record.msg != "ASGI callable returned without completing handshake."

@@ -260,7 +260,9 @@ class Host:
         self.ground.visit(work)
 
     def greet(self, line: Line, hello: Hello) -> None:
-        """Raises RefusedError."""
+        """Raises RefusedError and ProtocolError."""
+        if line.greeted:
+            raise ProtocolError("hello was said already")
         if hello.version != VERSION:
             raise RefusedError(
                 f"this server speaks version {VERSION} of the protocol, and the client {hello.version}; "

@@ -92,6 +92,11 @@ class Line:
         if (number := self._round) is not None and not self.over:
             self._send(written(Still(number)))
 
+    @property
+    def owes(self) -> bool:
+        """Something was asked here, and has not been answered yet."""
+        return self._come != self._taken or self._round is not None
+
     def tell(self, message: Told) -> None:
         if not isinstance(message, (Seated, Welcome, TokenizerPart, Recalled)):
             self._round = None
