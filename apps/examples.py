@@ -63,6 +63,7 @@ TRAIN = _lines(
     "edgespec train moa MODEL --data texts/ --out adapters",
     "edgespec train eagle MODEL --data texts/ --out adapters",
     "edgespec train specformer MODEL --data texts/ --out adapters",
+    "edgespec train streaming MODEL --data texts/ --out adapters",
     "edgespec train cascade --help",
 )
 EAGLE = _lines(
@@ -72,6 +73,10 @@ EAGLE = _lines(
 SPECFORMER = _lines(
     "edgespec train specformer MODEL --data prompts/ --generate 5000 --out dir",
     "edgespec chat MODEL --adapters dir",
+)
+STREAMING = _lines(
+    "edgespec train streaming MODEL --data prompts/ --generate 5000 --out dir",
+    "edgespec chat MODEL --adapters dir --schedule mirror",
 )
 CASCADE = _lines(
     "edgespec train cascade MODEL --data text/ --out dir --memory 8GB",

@@ -198,6 +198,7 @@ TASKS = {
     "train_moa": "train moa",
     "train_eagle": "train eagle",
     "train_specformer": "train specformer",
+    "train_streaming": "train streaming",
 }
 
 

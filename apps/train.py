@@ -15,7 +15,7 @@ import typer
 
 import edgespec
 from edgespec.apps import common, options
-from edgespec.apps.examples import CASCADE, EAGLE, MOA, SPECFORMER, TRAIN
+from edgespec.apps.examples import CASCADE, EAGLE, MOA, SPECFORMER, STREAMING, TRAIN
 from edgespec.apps.help import Command, Group
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
@@ -25,6 +25,7 @@ from edgespec.training.options import (
     EagleOptions,
     MoaOptions,
     SpecFormerOptions,
+    StreamingOptions,
     TrainingOptions,
 )
 from edgespec.values import format_bytes, format_seconds
@@ -114,6 +115,26 @@ def specformer(
         return _size(specformer_shapes(files.config, SpecFormerRecipe(files, chosen).shape))
 
     _run("edgespec.training.specformer:train_specformer", shown, model, data, out, chosen, engine)
+
+
+@train.command(epilog=STREAMING, cls=Command)
+@options.takes(engine=ENGINE)
+def streaming(
+    model: options.Model, data: Data, out: Out, *, chosen: StreamingOptions, engine: EngineOptions
+) -> None:
+    """Train a speculative streaming drafter for MODEL. Interrupted, the same command goes on where it
+    stopped."""
+
+    def shown(files: ModelFiles) -> str:
+        from edgespec.runtimes.torch.streaming import streaming_shapes
+        from edgespec.training.streaming import StreamingRecipe
+
+        shape = StreamingRecipe(files, chosen).shape
+        layers, through = shape.layers, shape.stream_layers
+        streams = f"{shape.streams} streams through the last {through}" if shape.streams else "no streams"
+        return f"{_size(streaming_shapes(files.config, shape))}, layers: {layers}, {streams}"
+
+    _run("edgespec.training.streaming:train_streaming", shown, model, data, out, chosen, engine)
 
 
 def _size(shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -19,7 +19,12 @@ from edgespec.apps.serve import ServeFlags
 from edgespec.apps.tune import TuneFlags
 from edgespec.config import PANELS
 from edgespec.models.options import ExportOptions, PackOptions
-from edgespec.training.options import CascadeOptions, EagleOptions, MoaOptions, SpecFormerOptions
+from edgespec.training.options import (
+    CascadeOptions,
+    EagleOptions,
+    MoaOptions,
+    SpecFormerOptions,
+)
 from edgespec.values import Field, Options, options_of
 
 PAGE = Path(__file__).with_name("cli.md")

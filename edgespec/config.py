@@ -103,9 +103,9 @@ class EngineOptions(Options):
     drafter: Annotated[
         str,
         Option(
-            "Who drafts: none, auto, ngram, model, substitute, cascade, moa, eagle, specformer, ngram+model, "
-            "ngram+substitute, ngram+cascade, ngram+moa, ngram+eagle, ngram+specformer or "
-            "cascade+substitute.",
+            "Who drafts: none, auto, ngram, model, substitute, cascade, moa, eagle, specformer, streaming, "
+            "ngram+model, ngram+substitute, ngram+cascade, ngram+moa, ngram+eagle, ngram+specformer, "
+            "ngram+streaming or cascade+substitute.",
             metavar="NAME", panel=DRAFTING, default="auto, what makes replies faster",
         ),
     ] = "auto"  # fmt: skip

@@ -39,6 +39,7 @@ from edgespec.training.eagle import train_eagle
 from edgespec.training.moa import train_moa
 from edgespec.training.options import CascadeOptions
 from edgespec.training.specformer import train_specformer
+from edgespec.training.streaming import train_streaming
 from edgespec.values import Field, did_you_mean, format_bytes, options_of, parse_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -344,6 +345,7 @@ def test_every_hint_is_a_call_and_a_command() -> None:
         "train_moa": train_moa,
         "train_eagle": train_eagle,
         "train_specformer": train_specformer,
+        "train_streaming": train_streaming,
     }
     assert functions.keys() == options.TASKS.keys()
     hints = [

@@ -38,6 +38,7 @@ from tests.eagles import write_eagle
 from tests.moa import write_moa
 from tests.sessions import tokens_of
 from tests.specformers import write_specformer
+from tests.streamings import write_streaming
 from tests.test_cascade import train
 from tests.test_identity import loosely_other, write_pair
 from tests.test_lossless import next_difference
@@ -77,8 +78,8 @@ class Sometimes(Fixed):
 
 def test_every_legal_pair_is_among_them() -> None:
     by_schedule = Counter(schedule for _, schedule in PAIRS)
-    assert by_schedule == {"serial": 15, "ssd": 9, "mirror": 9}
-    alone = {"ngram", "model", "substitute", "moa", "eagle"}
+    assert by_schedule == {"serial": 17, "ssd": 11, "mirror": 11}
+    alone = {"ngram", "model", "substitute", "moa", "eagle", "streaming"}
     joined = {f"ngram+{name}" for name in alone - {"ngram"}}
     assert {d for d, schedule in PAIRS if schedule == "mirror"} == alone | joined
 
@@ -100,7 +101,7 @@ class Family:
             given["adapters"] = self.folder / "model" / "exits"
             if "substitute" in drafter:
                 given["draft_model"] = self.folder / "copy"
-        for trained in ("eagle", "specformer"):
+        for trained in ("eagle", "specformer", "streaming"):
             if trained in drafter:
                 given["adapters"] = self.folder / trained
         path = self.folder / ("packed" if "cascade" not in drafter else "model")
@@ -148,6 +149,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
         write_moa(model, folder / "moa")
         write_eagle(model, "exits", out=folder / "eagle")
         write_specformer(model, out=folder / "specformer")
+        write_streaming(model, out=folder / "streaming")
         found[kind] = Family(folder, kind)
     return found
 

@@ -23,13 +23,15 @@ from edgespec.errors import ModelError, OptionError
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.torch.eagle import EagleShape, eagle_shapes
 from edgespec.runtimes.torch.specformer import SpecFormerShape, specformer_shapes
+from edgespec.runtimes.torch.streaming import StreamingShape, streaming_shapes
 from edgespec.runtimes.torch.trained_files import describe_module
 from edgespec.training.corpus import Sample
 from edgespec.training.eagle import EaglePupil, EagleRecipe, train_eagle
 from edgespec.training.held_out import Agreement
 from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, name_tokens
-from edgespec.training.options import EagleOptions, SpecFormerOptions, TrainingOptions
+from edgespec.training.options import EagleOptions, SpecFormerOptions, StreamingOptions, TrainingOptions
 from edgespec.training.specformer import SpecFormerRecipe, by_draft, next_tokens, train_specformer
+from edgespec.training.streaming import StreamingPupil, StreamingRecipe, train_streaming
 from edgespec.training.target import FrozenTarget
 from edgespec.training.trainer import CHECKPOINT, LOG, Report, read_log
 from tests.allocated import Allocated
@@ -42,6 +44,13 @@ SHORT: dict[str, Any] = {"steps": 6, "length": 64, "batch_tokens": 256, "rate": 
 KINDS: dict[str, tuple[Callable[..., None], type[TrainingOptions]]] = {
     "eagle": (train_eagle, EagleOptions),
     "specformer": (train_specformer, SpecFormerOptions),
+    "streaming": (train_streaming, StreamingOptions),
+}
+
+SHAPES = {
+    "eagle": (EagleShape, eagle_shapes),
+    "specformer": (SpecFormerShape, specformer_shapes),
+    "streaming": (StreamingShape, streaming_shapes),
 }
 
 
@@ -62,8 +71,7 @@ def test_loss_falls_and_what_was_saved_drafts(kind: str, model: Path, text: Path
     assert tests[-1][kind]["loss"] < tests[0][kind]["loss"]
     assert tests[-1][kind]["agreement"] > tests[0][kind]["agreement"]
     files = describe_model(model)
-    shape = (EagleShape, eagle_shapes) if kind == "eagle" else (SpecFormerShape, specformer_shapes)
-    found = describe_module(tmp_path, kind, *shape, files)  # type: ignore[type-var]
+    found = describe_module(tmp_path, kind, *SHAPES[kind], files)  # type: ignore[type-var]
     assert found.training["held_out"] == tests[-1][kind]
     trained = load_file(tmp_path / "run" / CHECKPOINT)
     for name, tensor in load_file(tmp_path / f"{kind}.safetensors").items():
@@ -101,6 +109,9 @@ def test_a_run_begins_with_an_earlier_one_of_its_shape(model: Path, text: Path, 
         train("eagle", model, text, tmp_path / "y", from_=tmp_path / "specformer")
     with pytest.raises(OptionError, match="a run with causal = False, not True"):
         train("specformer", model, text, tmp_path / "specformer", causal=True, steps=8)
+    for changes in ({"layers": 5}, {"layers": 2, "stream_layers": 3}):
+        with pytest.raises(OptionError, match="layers is "):
+            train("streaming", model, text, tmp_path / "v", **changes)
     with pytest.raises(OptionError, match="causal is of the draft's attention"):
         SpecFormerOptions(causal=True, draft_attention=False)
     for hooks in ((0, 2, 3, 5), (0, 0, 1, 2), (0, 1, 2, 3, 4)):
@@ -114,6 +125,7 @@ def test_a_run_begins_with_an_earlier_one_of_its_shape(model: Path, text: Path, 
         ("eagle", {"mlp": 40}),
         ("eagle", {"mlp": 200}),  # than the target's, 172
         ("specformer", {"positional": False, "draft_attention": False, "hooks": (4,), "mlp": 40}),
+        ("streaming", {"layers": 2, "streams": 0, "mlp": 40}),
     ],
 )
 def test_other_shapes_train_and_draft(
@@ -121,8 +133,9 @@ def test_other_shapes_train_and_draft(
 ) -> None:
     train(kind, model, text, tmp_path, **changes, steps=2)
     tensors = load_file(tmp_path / f"{kind}.safetensors")
-    assert tensors["mlp.up_proj"].shape[0] == changes["mlp"]
-    assert not {"position_proj", "draft.q_proj"} & tensors.keys()
+    (width,) = {len(tensor) for name, tensor in tensors.items() if name.endswith("mlp.up_proj")}
+    assert width == changes["mlp"]
+    assert not {"position_proj", "draft.q_proj", "stream_proj"} & tensors.keys()
     with edgespec.load(model, memory="2GB", context=200, drafter=kind, adapters=tmp_path) as engine:
         assert edgespec.generate(engine, "the fox sees", GenerationOptions(max_tokens=4)).tokens
 
@@ -193,6 +206,37 @@ def heads_peak(length: int, rows: int = 3 * BLOCK_ROWS) -> tuple[int, Tensor, Te
     assert torch.allclose(drafts.grad, slopes, atol=1e-4)
     assert torch.allclose(total, whole, rtol=1e-5)
     return peak, total, drafts.grad
+
+
+def test_each_stream_learns_what_comes_behind_the_next_token(model: Path) -> None:
+    """Of the same reply: stream j at t, the target's own distribution at t + j."""
+    frozen = FrozenTarget(open_tiny(model), [0])
+    recipe = StreamingRecipe(describe_model(model), StreamingOptions(layers=2, streams=2))
+    pupil = recipe.begin(frozen, torch.Generator().manual_seed(0), torch.device("cpu"))
+    assert isinstance(pupil, StreamingPupil)
+    samples = [Sample([1, 9, 30, 40, 50, 60], ((1, 3), (4, 6))), Sample([1, 200, 7, 8, 9], ((2, 5),))]
+    drafted, wanted = pupil._drafted(pupil.module, samples)
+    features = frozen(samples)
+    assert torch.equal(wanted, features.final)
+    said = pupil.module(features.hidden[0])  # [b, 3, t, d]
+    places = [(0, 0), (0, 1), (0, 3), (0, 4), (1, 1), (1, 2), (1, 3)]  # supervised, by sequence
+    behind = {"main": range(7), "stream-1": (1, 3, 5, 6), "stream-2": (6,)}
+    assert drafted.keys() == behind.keys()
+    for stream, (name, rows) in enumerate(behind.items()):
+        assert drafted[name][0].tolist() == list(rows)
+        own = torch.stack([said[places[row][0], stream, places[row][1] - stream] for row in rows])
+        assert torch.equal(drafted[name][1], own)
+    losses = pupil.loss(pupil.module, samples).sums
+    torch.autograd.backward(list(losses.values()))
+    assert all(p.grad is not None and p.grad.any() for p in pupil.module.parameters())
+    short = [Sample([1, 9, 30], ((2, 3),))]
+    losses = pupil.loss(pupil.module, short).sums
+    assert losses["main"] > 0
+    assert losses["stream-1"] == losses["stream-2"] == 0
+    assert losses["stream-2"].requires_grad, "processes of one run all have it"
+    with torch.no_grad():
+        assert pupil.evaluate(pupil.module, [short])["streaming"]["streams"] == [0.0, 0.0]
+    frozen.close()
 
 
 def test_memory_at_the_head_does_not_grow_with_the_draft() -> None:

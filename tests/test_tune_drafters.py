@@ -28,6 +28,7 @@ from tests.machine import GB, MACHINE
 from tests.moa import write_moa
 from tests.models import make_checkpoint
 from tests.specformers import write_specformer
+from tests.streamings import write_streaming
 from tests.tuned import SEVEN, checkpoint, config_only, seven
 
 __all__ = ["checkpoint", "seven"]  # fixtures
@@ -139,13 +140,15 @@ def test_a_cascade_is_known_by_its_adapters() -> None:
         tune_model(str(demo), replace(options, adapters=str(demo)))
 
 
-@pytest.mark.parametrize("kind", ["eagle", "specformer"])
+@pytest.mark.parametrize("kind", ["eagle", "specformer", "streaming"])
 def test_a_trained_module_is_known_by_its_headers(tmp_path: Path, kind: str) -> None:
     demo = Path(edgespec.__file__).parent / "demo_model"
     if kind == "eagle":
         write_eagle(demo, "exits", out=tmp_path)
-    else:
+    elif kind == "specformer":
         write_specformer(demo, out=tmp_path)
+    else:
+        write_streaming(demo, out=tmp_path)
     options = EngineOptions(
         memory=GB, drafter=kind, adapters=str(tmp_path), resident_layers=8, context=128, schedule="serial"
     )
@@ -185,7 +188,7 @@ def test_a_cascade_with_a_copy_is_predicted_as_it_is_loaded(tmp_path: Path) -> N
         assert watched is not None
         assert (watched.drafter, watched.speed) == (found.drafter, found.speed)
     (row,) = tune_model(model, replace(options, drafter="auto")).rows
-    others = {"auto", "model", "moa", "eagle", "specformer"}  # whose files are not these
+    others = {"auto", "model", "moa", "eagle", "specformer", "streaming"}  # whose files are not these
     legal = {name for name in drafter_names() if not others & {*name.split("+")}}
     exact = {s.drafter.removeprefix("ngram+") for s in row.settings if s.exact}
     assert exact | {"ngram+cascade", "ngram+substitute"} == legal

@@ -75,6 +75,8 @@ class Forest:
         self.drawn: dict[
             int, tuple[Distribution, int]
         ] = {}  # by slot, in chains: what its child is drawn from
+        # By slot, where lookahead streams spoke: likeliest tokens behind the next one, behind that, ...
+        self.beyond: dict[int, list[tuple[IntArray, FloatArray]]] = {}
         self.work: Generator[None, None, None] | None = None  # of the latest round
         self.keeps = False  # that round was stopped: the next one, or what lies below its outcome, goes on
         self.kept = False  # the last commit did
@@ -117,6 +119,7 @@ class Forest:
             for slot in range(before, before + len(nodes)):
                 self.said.pop(slot, None)
                 self.drawn.pop(slot, None)
+                self.beyond.pop(slot, None)
             if not self._dropping:
                 self.runtime.commit([], range(before))
             raise
@@ -139,6 +142,7 @@ class Forest:
         }
         self.said = {number[slot]: said for slot, said in self.said.items() if slot in number}
         self.drawn = {number[slot]: drawn for slot, drawn in self.drawn.items() if slot in number}
+        self.beyond = {number[slot]: named for slot, named in self.beyond.items() if slot in number}
         self.keeps, self.kept = False, bool(keep)
         return len(path)
 
@@ -176,6 +180,6 @@ class Forest:
             self._end()
         finally:
             self._dropping = False
-        self.slots, self.said, self.drawn = {}, {}, {}
+        self.slots, self.said, self.drawn, self.beyond = {}, {}, {}, {}
         self.keeps = self.kept = False
         self.runtime.truncate(length)

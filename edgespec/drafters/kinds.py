@@ -78,6 +78,7 @@ KINDS = (
         ),
         shares=True,
     ),
+    _trained("streaming", "the streaming drafter", "edgespec.drafters.streaming.files:find", roots=True),
 )
 
 

@@ -124,6 +124,34 @@ class SpecFormerOptions(TrainingOptions):
 
 
 @dataclass(frozen=True)
+class StreamingOptions(TrainingOptions):
+    """How a speculative streaming drafter is trained. Heads and width are the target's."""
+
+    layers: Annotated[
+        int | None,
+        Option(
+            "Layers of the drafter.", metavar="N", panel=ADAPTERS, default="a fifth of the model's",
+            least=1, most=256,
+        ),
+    ] = None  # fmt: skip
+    streams: Annotated[
+        int,
+        Option(
+            "Tokens that it names in a step beyond the next one; 0 makes an ordinary draft.",
+            metavar="N", panel=ADAPTERS, least=0, most=8,
+        ),
+    ] = 3  # fmt: skip
+    stream_layers: Annotated[
+        int | None,
+        Option(
+            "Its last layers, that lookahead streams go through.",
+            metavar="N", panel=ADAPTERS, default="half of them", least=1, most=256,
+        ),
+    ] = None  # fmt: skip
+    mlp: Mlp = None
+
+
+@dataclass(frozen=True)
 class CascadeOptions(TrainingOptions):
     """How a cascade's adapters are trained. Depths that are not given follow from the target's layers."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from edgespec.drafters.eagle.files import find_eagle
 from edgespec.drafters.moa import find_moa
 from edgespec.drafters.specformer.files import find_specformer
+from edgespec.drafters.streaming.files import find_streaming
 from edgespec.drafters.trained import TrainedFiles
 from edgespec.offload.chunks import by_encoding
 from edgespec.offload.plan.plan import Plan
@@ -23,6 +24,7 @@ FIND: Mapping[str, Callable[[Path, ModelFiles, bool], TrainedFiles[Any]]] = {
     "moa": find_moa,
     "eagle": find_eagle,
     "specformer": find_specformer,
+    "streaming": find_streaming,
 }
 """By kind: what a directory holds, for a target's files, to be prepared with or not."""
 

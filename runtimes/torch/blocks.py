@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from edgespec.kernels import dispatch
 from edgespec.kernels.matmul import Block, linear
 from edgespec.kernels.reference import rms_norm, rotate
+from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.needs import cache_bytes
 from edgespec.runtimes.rows import Rows
@@ -69,12 +70,14 @@ class SequenceAttention(nn.Module):
         self.rope = RopeTable(config.rope, config.head_dim, device)
         add_parameters(self, attention_shapes(config), dtype, device)
 
-    def attend(self, hidden: Tensor, causal: bool, mask: Tensor | None = None) -> Tensor:
-        """Sequences from position 0 on, [b, t, d] -> [b, t, d]; each position sees all others, or itself and
-        those before it (`causal`), or what `mask` [t, t] has. Differentiable."""
+    def attend(
+        self, hidden: Tensor, causal: bool, mask: Tensor | None = None, positions: IntArray | None = None
+    ) -> Tensor:
+        """Sequences from position 0 on, or at `positions` [t], [b, t, d] -> [b, t, d]; each sees all others,
+        or itself and those before it (`causal`), or what `mask` [t, t] has. Differentiable."""
         b, t, _ = hidden.shape
         c, dtype = self.config, hidden.dtype
-        cos, sin = self.rope(np.arange(t))
+        cos, sin = self.rope(np.arange(t) if positions is None else positions)
         angles = cos[:, None].to(dtype), sin[:, None].to(dtype)  # [t, 1, head_dim / 2]
         x = rms_norm(hidden, self.input_norm.to(dtype), c.norm_eps)
         q = F.linear(x, self.q_proj.to(dtype)).view(b, t, c.heads, c.head_dim)
@@ -106,12 +109,15 @@ class CausalAttention(SequenceAttention):
         """A cache of one layer, for `context` committed positions and `slots` uncommitted rows."""
         return TorchKVCache(self.config, context, slots, self.input_norm.dtype, self.input_norm.device)
 
-    @torch.inference_mode()
     def run(self, hidden: Tensor, rows: Rows) -> Tensor:
         """[n, d] -> [n, d], of the parameters' type. `rows` are rows of caches that `new_cache` made; their
         slots get this layer's K and V."""
+        return self.run_layer(0, hidden, rows, AttentionPlan(rows, hidden.device))
+
+    @torch.inference_mode()
+    def run_layer(self, layer: int, hidden: Tensor, rows: Rows, attention: AttentionPlan) -> Tensor:
+        """`run` as one layer of caches that have several, which share the plan of these rows."""
         n, c = len(hidden), self.config
-        attention = AttentionPlan(rows, hidden.device)
         cos, sin = self._angles(rows, hidden)
         x = dispatch.rms_norm(hidden, self.input_norm, c.norm_eps)
         exact = not rows.prefill
@@ -119,7 +125,7 @@ class CausalAttention(SequenceAttention):
         k = project(self.k_proj, x, exact).view(n, c.kv_heads, c.head_dim)
         q, k = dispatch.rotate(q, k, cos, sin, c.rope.interleaved)
         v = project(self.v_proj, x, exact).view(n, c.kv_heads, c.head_dim)
-        return hidden + project(self.o_proj, attention(0, q, k, v, self.window), exact)
+        return hidden + project(self.o_proj, attention(layer, q, k, v, self.window), exact)
 
     @torch.inference_mode()
     def write(self, hidden: Tensor, rows: Rows) -> None:

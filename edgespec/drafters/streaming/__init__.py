@@ -1,0 +1,1 @@
+"""Speculative streaming: a small model that names several tokens a step, and verifies them in the next."""
