@@ -70,10 +70,16 @@ class Streamed(Growing):
 def foreseen(forest: Forest, nodes: Sequence[Node], most: int) -> list[Node]:
     """What streams have named beyond `nodes`, which are run next: the likeliest, parents first."""
     first, age = len(forest.slots), count()
-    scores: dict[int, float] = {-1: 0.0}
-    for slot, (parent, token) in enumerate([*forest.slots, *nodes]):  # in slot order
-        own = possible(*forest.said[parent]).get(token, 0.0) if parent in forest.said else 0.0
-        scores[slot] = scores[parent] + own
+    order, scores = [*forest.slots, *nodes], {-1: 0.0}  # by slot
+
+    def likely(slot: int) -> float:
+        """The log-probability of its path."""
+        if slot not in scores:
+            parent, token = order[slot]
+            own = possible(*forest.said[parent]).get(token, 0.0) if parent in forest.said else 0.0
+            scores[slot] = likely(parent) + own
+        return scores[slot]
+
     waiting: list[tuple[float, int, int, int, int, int]] = []
 
     def push(score: float, slot: int, base: int, depth: int) -> None:
@@ -84,7 +90,7 @@ def foreseen(forest: Forest, nodes: Sequence[Node], most: int) -> list[Node]:
 
     taken = dict.fromkeys(nodes)
     for slot, (parent, _) in enumerate(nodes, first):
-        push(scores[slot], slot, parent, 0)
+        push(likely(slot), slot, parent, 0)
     found: list[Node] = []
     while waiting and len(found) < most:
         score, _, parent, token, base, depth = heappop(waiting)
