@@ -51,6 +51,11 @@ class ServedChat(Chat):
         progress: ProgressCallback | None,
         whole_only: bool = False,
     ) -> Generator[Response, None, None]:
+        if asked.private:
+            raise OptionError(
+                "a message of this conversation is private, and this server's replies are made there, of all "
+                "messages; draft here, with --drafter ngram, or take the message back"
+            )
         self.last = reply = Response("")
         replies = self.client.reply(self.model, asked.messages, options)
         followed = self._follow(asked, (), reply, replies, whole_only)

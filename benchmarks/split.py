@@ -143,11 +143,11 @@ class Bench:
         return figures
 
     def cut(self, drafter: str, after: int, seconds: float, expected: str) -> dict[str, Any]:
-        """A reply whose link is cut for some seconds: after how long its text goes on, what was said then,
+        """A reply whose link is cut for some seconds: how long no text came meanwhile, what was said then,
         and whether it is the text of an uninterrupted one in the end."""
         with self.connect(drafter) as engine, engine.new_session() as session:
             tokens: list[int] = []
-            pause, alone, again, cut = 0.0, 0, 0, 0.0
+            pause, alone, again, cut, last = 0.0, 0, 0, 0.0, 0.0
             mending = threading.Timer(seconds, self.link.mend)
             try:
                 for step in session.generate(self.prompts[0], self.options):
@@ -158,8 +158,9 @@ class Bench:
                     if step.token is not None:
                         tokens.append(step.token)
                         alone += not step.verified
-                        if cut and not pause:
-                            pause = now - cut
+                        if cut and now < cut + seconds:  # what a round has brought before is shown at once
+                            pause = max(pause, now - last)
+                        last = now
                     if len(tokens) >= after and not cut:
                         self.link.cut()
                         mending.start()
@@ -168,7 +169,7 @@ class Bench:
                 if cut:
                     mending.join()
             return {
-                "cut after": after, "text goes on after, s": round(pause, 2), "tokens alone": alone,
+                "cut after": after, "longest silence, s": round(pause, 2), "tokens alone": alone,
                 "made again": again, "the same text": engine.tokenizer.decode(tokens) == expected,
             }  # fmt: skip
 

@@ -198,7 +198,7 @@ def test_who_is_not_there(run: Run, server: Script, tmp_path: Path) -> None:
     assert "the server at http://127.0.0.1:1 cannot be reached, or has gone" in err
     for wrong in ("ftp://x", "http://", "http://x:y", "http://[::1"):
         assert run("--server", wrong, "-p", "Hi")[0] == 2
-    for flags in (["m", "--server", "x"], ["--server", "x", "--yield"], ["--api-key-file", "x"]):
+    for flags in (["m", "--server", "x", "--yield"], ["--server", "x", "--yield"], ["--api-key-file", "x"]):
         assert run(*flags, "-p", "Hi")[0] == 2
     for models in ({}, {"data": []}, {"data": [{"id": 5}]}, {"data": 7}):
         server["models"] = models
@@ -238,3 +238,10 @@ def test_figures_are_numbers() -> None:
         found = stats_of(wrong)
         assert (found.reply_tokens, found.cycles) == (0, 0)
     assert issubclass(ProtocolError, LinkError.__mro__[1])
+
+
+def test_what_is_private_is_not_sent(server: Script) -> None:
+    chat = ServedChat(ServerClient(server["url"]), GenerationOptions())
+    with pytest.raises(OptionError, match="is private"):
+        chat.send("The password is hunter2", private=True)
+    assert not server["asked"]

@@ -12,7 +12,7 @@ import pytest
 from edgespec.errors import EdgeSpecError, LinkError, ModelError, RefusedError
 from edgespec.split import alone, connections, link
 from edgespec.split.alone import Alone
-from edgespec.split.connections import Connections
+from edgespec.split.connections import MOST_WORK, Connections
 from edgespec.split.link import LEAST_PATIENCE, MOST_LEARNT, Patience
 from edgespec.split.protocol import Answer, Seated, Still
 
@@ -71,7 +71,8 @@ class FakeConnector:
 
     made: list[FakeConnector]
 
-    def __init__(self, make: Callable[[], Any]) -> None:
+    def __init__(self, make: Callable[[], Any], pause: float = 0.0) -> None:
+        self.pause = pause
         self.make, self.found, self.hurried, self.stopped = make, None, 0, False
         self.error: EdgeSpecError | None = None
         FakeConnector.made.append(self)
@@ -159,8 +160,43 @@ def test_the_next_one_is_used_as_soon_as_it_has_its_seat(links: Connections, clo
     clock.sleep(1)
     new = FakeConnector.made[0].find()
     assert links.get(link) is new
-    assert links.reached == clock.now
     assert links.answered < clock.now, "it has not said anything yet"
+
+
+def test_who_drops_each_connection_is_not_asked_at_once_again(links: Connections, clock: Clock) -> None:
+    pauses = []
+    for number in range(7):
+        link = asked(links)
+        link.coming.append(LinkError("it was cut"))
+        links.listen(0)
+        assert links.get(link) is None
+        pauses.append(FakeConnector.made[number].pause)
+        FakeConnector.made[number].find()
+        assert links.get(None) is not None
+    assert pauses == [0, 0.25, 0.5, 1, 2, 4, 4]
+    link = asked(links)
+    link.coming += [Still(1), LinkError("it was cut")]
+    links.listen(0)
+    links.listen(0)
+    links.get(link)
+    assert FakeConnector.made[7].pause == 0, "this one was of use"
+
+
+def test_a_server_that_only_says_it_is_at_work_is_not_believed_for_ever(
+    links: Connections, clock: Clock
+) -> None:
+    link = asked(links)
+    links.hurry()  # a round begins
+    began = clock.now
+    while links.answered == clock.now or clock.now == began:
+        clock.sleep(20)
+        link.coming.append(Still(1))
+        links.listen(0)
+        assert clock.now < began + 2 * MOST_WORK
+    assert clock.now - began >= MOST_WORK
+    link.coming.append(Seated(SEAT))
+    links.listen(0)
+    assert links.answered == clock.now, "another word than that counts"
 
 
 def test_a_seat_that_went_to_the_next_one_is_no_refusal(links: Connections, clock: Clock) -> None:

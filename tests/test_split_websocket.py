@@ -23,7 +23,9 @@ from edgespec.engine import Engine
 from edgespec.errors import LinkError, OptionError, ProtocolError, RefusedError
 from edgespec.response import whole
 from edgespec.serving.client import ServerClient
+from edgespec.split import line
 from edgespec.split.address import address_of
+from edgespec.split.host import Host
 from edgespec.split.protocol import FRAME_BYTES
 from tests.split_ends import Running, listening
 from tests.test_session import prompt_of, write_model
@@ -168,6 +170,28 @@ def test_no_proxy_hears_what_is_for_this_machine(url: str, monkeypatch: pytest.M
         edgespec.connect(url, key="secret").close()
     with pytest.raises(OptionError, match="no_proxy"):
         edgespec.connect("http://h.invalid:1")
+
+
+def test_a_frame_that_is_too_long_ends_the_reply(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no lost connection, to be made again for ever."""
+    with Running(engine) as running, listening(running.host) as url, edgespec.connect(url) as far:
+        monkeypatch.setattr(line, "written", lambda message: bytes(FRAME_BYTES + 1))
+        with pytest.raises(ProtocolError, match="a frame that is none"):
+            edgespec.generate(far, PROMPT, REPLY)
+
+
+def test_a_seat_and_nothing_else_does_not_hold_a_reply_up(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        Running(engine) as running,
+        listening(running.host) as url,
+        edgespec.connect(url, drafter="none", wait=0.5) as far,
+        far.new_session() as session,
+    ):
+        monkeypatch.setattr(Host, "ask", lambda self, line, request, digest: line._close())
+        with pytest.raises(LinkError, match="has not come back"):
+            whole(session.generate(PROMPT, REPLY))
 
 
 def test_a_port_without_a_server() -> None:

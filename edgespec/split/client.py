@@ -3,6 +3,7 @@ takes."""
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from edgespec.values import options_of
 if TYPE_CHECKING:
     from edgespec.engine import Engine
 
+SLOWEST = 2**14  # bytes a second, at which a tokenizer must come
 OF_DRAFTING = (
     "drafter", "adapters", "draft_model", "draft_engine", "schedule", "tree_nodes", "fan_out",
     "fan_out_budget", "fallback",
@@ -278,11 +280,12 @@ def _found_model(options: EngineOptions, members: tuple[str, ...]) -> ClientMode
 def _tokenizer(link: Link) -> bytes:
     """Raises LinkError and ProtocolError."""
     link.send(written(AskTokenizer()))
-    parts, left = list[bytes](), PACKED_BYTES
+    parts, left, began = list[bytes](), PACKED_BYTES, time.monotonic()
     while left:
         part = link.receive(OPEN_SECONDS)
-        if part is None:
-            raise LinkError(f"the server has not sent its tokenizer for {OPEN_SECONDS:g} s")
+        patience = 2 * OPEN_SECONDS + sum(map(len, parts)) / SLOWEST
+        if part is None or time.monotonic() - began > patience:
+            raise LinkError(f"the server has not sent its tokenizer within {patience:.0f} s")
         if not isinstance(part, TokenizerPart) or not part.data or len(part.data) + part.left > left:
             raise ProtocolError("the server does not send its tokenizer as it was asked to")
         parts.append(part.data)

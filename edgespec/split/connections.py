@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Callable
 
 from edgespec.errors import EdgeSpecError, LinkError, RefusedError
-from edgespec.split.link import Connector, Link, Patience
-from edgespec.split.protocol import PASSING, Answer, Seated, TakeSeat, written
+from edgespec.split.link import FIRST_WAIT, Connector, Link, Patience
+from edgespec.split.protocol import PASSING, Answer, Seated, Still, TakeSeat, written
 
+MOST_WORK = 600.0  # seconds that a server may be at work on a round: one that hangs may say so for ever
 DOUBLINGS = 5  # of the patience, at most, before a connection is replaced that has replaced a silent one
 
 
@@ -43,7 +44,7 @@ class Connections:
         link = self._sit()
         self.present: Link | None = link
         self.seat, self.patience.mean = link.seat, link.round_trip
-        self.answered = self.reached = time.monotonic()  # when a server did last; reached: or gave a seat
+        self.answered = self._told = time.monotonic()  # when a server did last; told: more than that it works
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -55,7 +56,8 @@ class Connections:
         """The connection to use now; None = there is none, another is being made. asked: the one that owes an
         answer. Raises what ends the search."""
         if self._connector is None and self._silent(asked):
-            self._connector, self._since = Connector(self._sit), time.monotonic()
+            pause = FIRST_WAIT * (1 << self._in_vain) / 2 if self._in_vain else 0.0
+            self._connector, self._since = Connector(self._sit, pause), time.monotonic()
         if self._connector is not None:
             try:
                 link = self._connector.take()
@@ -67,7 +69,6 @@ class Connections:
             if link is not None:
                 self._retire()
                 self._connector, self.present, self.seat = None, link, link.seat
-                self.reached = time.monotonic()
                 self._in_vain = min(self._in_vain + 1, DOUBLINGS)
         return self.present
 
@@ -107,8 +108,10 @@ class Connections:
         else:
             if answer is not None:
                 self.inbox.append(answer)
-                self.answered = self.reached = time.monotonic()
-                self._in_vain = 0
+                now = time.monotonic()
+                self._told = self._told if isinstance(answer, Still) else now
+                if now - self._told < MOST_WORK:
+                    self.answered, self._in_vain = now, 0
 
     def tell(self, frame: bytes) -> None:
         """If it can be told."""
@@ -120,6 +123,7 @@ class Connections:
 
     def hurry(self) -> None:
         """A new round: do not wait until the next attempt is due."""
+        self._told = time.monotonic()
         if self._connector is not None:
             self._connector.hurry()
 

@@ -132,8 +132,9 @@ class Connector:
     of many clients, whose server has come back, do not end at once, they are drawn at random (by up to
     half)."""
 
-    def __init__(self, make: Callable[[], Link]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[], Link], pause: float = 0.0) -> None:
+        """pause: seconds before the first time, as after connections that were of no use."""
+        self._make, self._pause = make, pause
         self._found: Link | None = None
         self.error: Exception | None = None  # that ends it
         self._stopped = threading.Event()
@@ -141,7 +142,10 @@ class Connector:
         threading.Thread(target=self._run, name="edgespec reconnect", daemon=True).start()
 
     def _run(self) -> None:
-        pause = FIRST_WAIT
+        if self._pause:
+            self._hurry.wait(self._pause * random.uniform(0.5, 1.0))
+            self._hurry.clear()
+        pause = max(FIRST_WAIT, self._pause)
         while not self._stopped.is_set():
             try:
                 link = self._make()

@@ -30,6 +30,7 @@ VERSION = 3
 FRAME_BYTES = 2**20  # of any frame
 SEAT_BYTES = 16  # of a session's id: a secret, and random
 HASH_BYTES = 8  # XXH3-64 of the conversation so far, `split.transcript`
+POSITIONS = 2**24  # of a conversation, at most: a client has memory for what it believes
 MOST_TOKENS = 2**17  # in one frame: the rest of a longer prompt is a frame of its own
 STILL_SECONDS = 0.2  # a server that has not answered says that it is there
 
@@ -131,7 +132,7 @@ class Welcome(Told, tag=32):
     model: Name
     vocabulary: Annotated[int, Meta(ge=1, lt=2**24)]
     eos: Annotated[list[Natural], Meta(max_length=1000)]
-    context: Count
+    context: Annotated[int, Meta(ge=1, le=POSITIONS)]
     layers: Count
     nodes: Annotated[int, Meta(ge=1, le=TREE_ROWS)]
     tokenizer: Annotated[bytes, Meta(min_length=16, max_length=16)]

@@ -95,7 +95,7 @@ class Recollection:
 
     def take(self, answer: Recalled, committed: int) -> None:
         """What has come; committed: tokens that both ends have. Raises ProtocolError."""
-        if answer.round < self._since or answer.start != self.length:
+        if answer.round < self._since or answer.start != self.length or committed <= self.length:
             return  # it is of another text, or here already
         body = unsqueeze(
             answer.packed, answer.vectors, (committed - self.length) * vector_bytes(1, self.width)

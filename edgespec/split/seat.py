@@ -181,7 +181,7 @@ class RemoteSeat:
     def _heard(self, answer: Answer) -> bool:
         """Whether it was no answer to a round. Raises ProtocolError."""
         if isinstance(answer, Recalled) and self.recollection is not None:
-            self.recollection.take(answer, self.capacity)
+            self.recollection.take(answer, self._agreed)
             return True
         return isinstance(answer, Still)
 

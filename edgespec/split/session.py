@@ -179,7 +179,7 @@ class RemoteSession(Session):
             alone.held = steps.pop()
             reply.writer.hold(alone.held)
         if not tokens:
-            if min(alone.waited, time.monotonic() - self.cache.links.reached) > self._wait:
+            if min(alone.waited, time.monotonic() - self.cache.links.answered) > self._wait:
                 return self._give_up(reply, alone)
             alone.wait(lambda: self.cache.wait(TICK))
         return iter(steps)

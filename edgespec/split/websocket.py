@@ -22,6 +22,7 @@ from edgespec.split.link import OPEN_SECONDS, Dial
 from edgespec.split.protocol import FRAME_BYTES
 from edgespec.split.tls import UNTRUSTED, trusting
 
+UNSOUND = (1002, 1007, 1009)  # what we say on closing, of frames that are broken, no text, too long
 REFUSED = {
     401: "it does not know the key, or asks for one",
     403: "it forbids this, or verifies nothing",
@@ -136,6 +137,8 @@ class _Socket:
         except TimeoutError:
             raise
         except (self._closed, OSError) as error:
+            if (said := getattr(error, "sent", None)) is not None and said.code in UNSOUND:
+                raise ProtocolError(f"the server sent a frame that is none: {said.reason}") from None
             raise LinkError(f"the connection to the server is lost: {error}") from None
 
     def close(self) -> None:
