@@ -76,7 +76,7 @@ SPECFORMER = _lines(
 )
 STREAMING = _lines(
     "edgespec train streaming MODEL --data prompts/ --generate 5000 --out dir",
-    "edgespec chat MODEL --adapters dir --schedule mirror",
+    "edgespec chat MODEL --drafter streaming --adapters dir --schedule mirror",
 )
 CASCADE = _lines(
     "edgespec train cascade MODEL --data text/ --out dir --memory 8GB",

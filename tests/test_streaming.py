@@ -123,7 +123,6 @@ def test_streams_leave_the_main_one_alone(tmp_path: Path) -> None:
     assert np.array_equal(*said)
     assert torch.equal(*kept)
     wide = StreamingDraft(module, target, 100, 40, 2)
-    wide.begin([1, 2, 3], [-1, -1, -1])
     assert run(wide, [1, 2, 3], [-1, -1, -1]).shape[1] == 1, "as many streams there is no memory for"
 
 
