@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,3 +139,22 @@ def test_who_rests_makes_room_and_comes_again(
         stack.enter_context(far.new_session(200))
         reply = whole(session.generate(PROMPT, REPLY))
         assert (reply.tokens, reply.verified) == (expected, True)
+
+
+def test_small_frames_are_sent_at_once() -> None:
+    """What a drafter attends to follows an answer: it must not wait until that has been acknowledged, 40 ms."""
+    heard = Queue[int]()
+
+    async def serve(listener: socket.socket) -> None:
+        async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted = writer.get_extra_info("socket")
+            heard.put(accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        async with await asyncio.start_server(attend, sock=listener):
+            with socket.create_connection(listener.getsockname()) as client:
+                await asyncio.to_thread(client.recv, 1)
+
+    with listen.listening("127.0.0.1", 0, locked=False) as (listener, _):
+        asyncio.run(serve(listener))
+    assert heard.get(timeout=WAIT)

@@ -35,13 +35,15 @@ def listening(
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise OptionError(f"--host {host!r} is no address of this machine: {error}") from None
-    family, _, _, _, address = found[0]
+    family, kind, protocol, _, address = found[0]
     if not locked and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         raise OptionError(
             f"--host {host} can be reached from other machines, and nobody is asked for a key; give "
             "--api-key-file FILE, or leave --host out"
         )
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
+    # asyncio sends small frames at once (TCP_NODELAY) only where a socket says that it is TCP's. Else the second
+    # of two waits until the client has acknowledged the first, which its system puts off by 40 ms.
+    with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD)
