@@ -142,7 +142,7 @@ def test_who_rests_makes_room_and_comes_again(
 
 
 def test_small_frames_are_sent_at_once() -> None:
-    """What a drafter attends to follows an answer: it must not wait until that has been acknowledged, 40 ms."""
+    """What a drafter attends to follows an answer: it must not wait 40 ms until that is acknowledged."""
     heard = Queue[int]()
 
     async def serve(listener: socket.socket) -> None:

@@ -41,8 +41,8 @@ def listening(
             f"--host {host} can be reached from other machines, and nobody is asked for a key; give "
             "--api-key-file FILE, or leave --host out"
         )
-    # asyncio sends small frames at once (TCP_NODELAY) only where a socket says that it is TCP's. Else the second
-    # of two waits until the client has acknowledged the first, which its system puts off by 40 ms.
+    # asyncio sends small frames at once (TCP_NODELAY) only where a socket says that it is TCP's. Else the
+    # second of two waits until the client has acknowledged the first, which its system puts off by 40 ms.
     with socket.socket(family, kind, protocol) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
