@@ -18,6 +18,7 @@ from edgespec.control.knowledge import APART, FILES, LIMIT, Knowledge
 from edgespec.core.schedule import TreeBudget
 from edgespec.devices.rates import cache_folder
 from edgespec.engine import Engine
+from edgespec.offload.plan.costs import CostModel
 from edgespec.schedules.serial import Plain
 from tests.models import make_checkpoint
 from tests.test_controller import LIMIT as ROOM
@@ -54,9 +55,9 @@ def test_the_first_reply_of_the_next_process_is_as_quick_as_later_ones(name: str
 
 
 def test_careful_cycles_are_spared() -> None:
-    world, prior = WORLDS["right 0.95"]
-    cold = converse([(REPLY, world)], Adaptive(prior))
-    warm = converse([(REPLY, world)], passed_on(learned("right 0.95"), prior))
+    world, unknown = WORLDS["right 0.95"][0], CostModel()
+    cold = converse([(REPLY, world)], Adaptive(unknown))
+    warm = converse([(REPLY, world)], passed_on(learned("right 0.95"), unknown))
     assert cold.steps[0] is None  # it measures a plain cycle, and then drafts by and by
     assert (warm.steps[0] or 0) >= 8
     assert warm.rate() > 1.05 * cold.rate()

@@ -18,7 +18,8 @@ share of the time and what drafting gained go in, what it lost against plain dec
 hoped for, a cycle that would overdraw the credit by giving a single token is not made. So drafts that cost
 what is believed lose no more than `GRACE` plain cycles in a first conversation, and `SAVED` where they had
 paid, beside that share. And drafts get longer by and by, so that a drafter much dearer than expected is found
-out by one pass.
+out by one pass: the first is so long that the credit bears two if a pass takes `DOUBT` times what the plan
+says.
 
 No clock and no chance here: the same recorded cycles lead to the same decisions. Needs no torch.
 """
@@ -44,6 +45,7 @@ from edgespec.offload.plan.costs import CostModel
 
 ALLOWANCE = 0.015  # of the time may be lost by drafting
 GRACE = 4.0  # plain cycles' worth of credit to begin with,
+DOUBT = 15.0  # times what the plan says may a pass of drafting take before one was timed
 GROWTH = 3  # times as long as those of late may a draft be, and one step more
 SAVED = 10.0  # and at most: old gains do not pay for new losses
 APART = 15  # cycles lie between two conversations, as far as acceptance is concerned
@@ -236,11 +238,17 @@ class Adaptive:
     def _rests(self, limit: TreeBudget) -> bool:
         """There is no room for drafts, or a plain cycle is to show what one costs."""
         self.speedup = 1.0
-        return limit.depth < 1 or limit.nodes < 2 or self.costs.verify.weight(1) < STALE
+        if limit.depth < 1 or limit.nodes < 2:
+            return True
+        return self.costs.verify.weight(1) < STALE and not self.costs.foretold(limit.nodes)
 
     def _most(self, limit: TreeBudget, passes: range) -> float:
         """Passes beyond the depth that the reply has left are wasted; many whose cost is a guess may be."""
-        return min(passes.stop - 1, max(min(limit.depth, 1 + GROWTH * self.costs.longest), passes.start))
+        longest = 1 + GROWTH * self.costs.longest
+        if not self.costs.draft.known and (step := self.costs.prior.step) > 0:
+            dearest = DOUBT * step * self.plain_rate  # and one timing alone may be a pause of the machine
+            longest = max(longest, self.credit / (2 * dearest))
+        return min(passes.stop - 1, max(min(limit.depth, longest), passes.start))
 
     def _refusal(self, rate: float) -> str | None:
         """Why nothing is drafted, where the best draft would give `rate` tokens a second."""

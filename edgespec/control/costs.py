@@ -27,6 +27,7 @@ SURE = 2.0  # cycles' worth of evidence
 AGAIN = 0.02  # of the time may go into trying again whether overlapped passes are still slow
 SPELL = 3  # timings of known points in a row, all of them slower or quicker than usual by so many times
 STEADY = 1.25  # or more, are the machine's pace
+FORETOLD = 8  # passes at first, in which the plan's word for one of one row will do
 LATEST = 9  # timings kept of a point: their median shrugs off pauses of the machine
 
 
@@ -157,6 +158,7 @@ class Costs:
         self.overlapped = Curve(prior.passes)  # passes with drafting in their waits
         self.draft = Curve(prior.steps, start=0.0)
         self.longest = 0.0  # draft of late, in steps; fading
+        self._timed = 0  # passes
         self._rest = 0.0  # seconds of other passes, until overlapped ones are as if they had never been timed
 
     def cycle(self, nodes: FloatArray | int, steps: IntArray | int) -> FloatArray:
@@ -168,6 +170,11 @@ class Costs:
         gets quicker by it."""
         alone = self.verify.at(nodes)
         return np.maximum(alone, self.overlapped.at(nodes)) if overlapped and self._rest > 0 else alone
+
+    def foretold(self, rows: int) -> bool:
+        """No plain pass need be timed yet: by the plan flash bounds one of so many rows, too, so that any
+        pass tells what a plain one costs."""
+        return self._timed < FORETOLD and self.prior.io > float(self.prior.computing(np.array(rows)))
 
     def sure(self, nodes: int, steps: int | None, overlapped: bool) -> bool:
         """Such passes and drafts were timed often enough of late to tell a pause of the machine by."""
@@ -189,6 +196,7 @@ class Costs:
 
     def add_pass(self, nodes: int, verify_seconds: float, overlapped: bool = False) -> None:
         """A pass; what was known fades."""
+        self._timed += 1
         self.verify.fade()
         self.overlapped.fade()
         self.draft.fade()

@@ -1,10 +1,10 @@
 """What a controller has learned, kept for the next process. Needs no torch.
 
-A controller that knows nothing begins with a plain cycle and with short drafts: a tenth of a reply of a
-hundred tokens. So what one process has measured, the next one begins with: costs as if each had been measured
-in one cycle, acceptance as another conversation of the same process would have it. One file for each model
-and way to run it, in the cache folder. It decides about speed alone, and is no more trusted than any other
-file: what is not sound is as if it were not there.
+A controller that knows nothing begins with short drafts, and where the plan says little with a plain cycle:
+up to a tenth of a reply of a hundred tokens. So what one process has measured, the next one begins with:
+costs as if each had been measured in one cycle, acceptance as another conversation of the same process would
+have it. One file for each model and way to run it, in the cache folder. It decides about speed alone, and is
+no more trusted than any other file: what is not sound is as if it were not there.
 """
 
 from __future__ import annotations
