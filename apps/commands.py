@@ -103,7 +103,7 @@ def _show(talk: Talk, argument: str) -> None:
         talk.terminal.note(in_flags(talk.plan.describe(speed)))
     elif argument == "chat":
         lines = [
-            f"{m.role}{' (stopped)' if m.stopped else ''}: {m.content}"
+            f"{m.role}{' (private)' * m.private}{' (stopped)' * m.stopped}: {m.content}"
             for m in talk.chat.conversation.messages
         ]
         talk.terminal.note("\n".join(lines) or "nothing has been said yet")
@@ -161,6 +161,12 @@ def _load(talk: Talk, argument: str) -> None:
     talk.terminal.note(f"loaded {count_of(len(talk.chat.messages), 'message')} from {path}")
 
 
+def _private(talk: Talk, argument: str) -> None:
+    if not argument:
+        raise OptionError("/private needs a message")
+    talk.ask(argument, private=True)
+
+
 def _undo(talk: Talk, argument: str) -> None:
     _takes_nothing("undo", argument)
     message = talk.chat.undo()
@@ -208,6 +214,9 @@ COMMANDS = {
         _regen,
         "/regen",
         "answer the last message again, with the next seed",
+    ),
+    "private": ChatCommand(
+        _private, "/private TEXT", "a message that, with all that follows it, is not sent to a server"
     ),
     "undo": ChatCommand(_undo, "/undo", "take the last message and its reply back"),
     "clear": ChatCommand(_clear, "/clear", "forget the conversation, but not the system prompt"),

@@ -65,6 +65,9 @@ class GenerateFlags(Options):
         ),
     ] = None  # fmt: skip
     api_key_file: Annotated[Path | None, Option("The server's key, in a file.", metavar="FILE")] = None
+    private: Annotated[
+        bool, Option("With --server: send nothing of the prompts, which the drafter continues alone.")
+    ] = False
 
 
 @options.takes()
@@ -143,6 +146,11 @@ def _check(wanted: GenerateFlags, batch: int) -> None:
         raise OptionError(
             "replies of a batch end in any order; say where they go: --output FILE, one JSON object a line"
         )
+    if wanted.private and (wanted.server is None or wanted.output is not None):
+        raise OptionError(
+            "--private is for --server URL without --output: nothing is sent where there is no server, and "
+            "--output is of replies that were verified"
+        )
     for name in ("json", "keep_going", "trace"):
         if wanted.output is not None and getattr(wanted, name):
             raise OptionError(
@@ -215,7 +223,8 @@ class PromptRun:
             conversation.ask(text)
             tokens = conversation.prompt() if prompt.is_chat else self.engine.tokenizer.encode(text)
             options = conversation.options(self.options) if prompt.is_chat else self.options
-            steps = self.session.generate(tokens, options, self.terminal.progress)
+            safe = 0 if self.wanted.private else None
+            steps = self.session.generate(tokens, options, self.terminal.progress, safe=safe)
             self.terminal.busy(f"prompt {count_of(len(tokens), 'token')}")
             reply = follow(steps, self.session.cancel, self.terminal, show=not self.wanted.json)
             warnings = self.learn(reply.stats)

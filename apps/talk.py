@@ -116,9 +116,9 @@ class Talk:
         self.watch.reply(stats)
         return self.watch.warnings()
 
-    def ask(self, message: str) -> None:
-        """Reply to one message; see `Chat` for what is kept of it."""
-        self._reply(lambda: self.chat.stream(message, progress=self.terminal.progress))
+    def ask(self, message: str, private: bool = False) -> None:
+        """Reply to one message; see `Chat` for what is kept of it, and what `private` means."""
+        self._reply(lambda: self.chat.stream(message, private=private, progress=self.terminal.progress))
 
     def regenerate(self) -> None:
         """Reply to the last message again; the earlier reply stays unless the new one is a whole one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 import edgespec
+from edgespec.apps import main
 from edgespec.config import GenerationOptions
 from edgespec.engine import Engine
 from edgespec.errors import LinkError, OptionError, ProtocolError, RefusedError
@@ -26,7 +28,9 @@ from edgespec.serving.client import ServerClient
 from edgespec.split import line
 from edgespec.split.address import address_of
 from edgespec.split.host import Host
-from edgespec.split.protocol import FRAME_BYTES
+from edgespec.split.line import Line
+from edgespec.split.payload import pack_tokens, unsqueeze
+from edgespec.split.protocol import FRAME_BYTES, REQUESTS, Judge, Upload, read
 from tests.split_ends import Running, listening
 from tests.test_session import prompt_of, write_model
 
@@ -93,6 +97,40 @@ def test_the_pages_examples_run(url: str) -> None:
         code = example.replace("https://host:8642", url).replace("context=1000", "context=100")
         assert code != example
         exec(compile(code, "split.md", "exec"), {})
+
+
+SECRET = "hunter2 is the password"
+
+
+def test_what_users_mark_private_is_not_sent(
+    engine: Engine, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard = bytearray()
+    hear = Line.hear
+
+    def listen(line: Line, frame: bytes) -> None:
+        if isinstance(request := read(frame, REQUESTS), Upload):
+            heard.extend(unsqueeze(request.packed, request.tokens, 10**4))
+        elif isinstance(request, Judge):
+            heard.extend(request.nodes)
+        hear(line, frame)
+
+    monkeypatch.setattr(Line, "hear", listen)
+    secret = pack_tokens(engine.tokenizer.encode(SECRET, add_bos=False)[2:6])
+    flags = "--server", url, "--drafter", "ngram", "--max-tokens", "4", "--ignore-eos"
+    talk = f"Hello\n/private {SECRET}\nSay it\n/show chat\n/private\n"
+    for arguments, said, code in ((["chat"], talk, 1), (["generate", "--private"], f"{SECRET}\n", 0)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
+        assert main.run([*arguments, *flags]) == code
+        shown = capsys.readouterr().err
+        if code:
+            assert f"user (private): {SECRET}" in shown
+            assert "/private needs a message" in shown
+            assert pack_tokens(engine.tokenizer.encode("Hello", add_bos=False)[1:4]) in bytes(heard)
+        assert secret not in bytes(heard)
+    for wrong in (["m"], ["-o", "f", *flags]):
+        assert main.run(["generate", "--private", *wrong, "-p", "x"]) == 2
+        assert "--private is for" in capsys.readouterr().err
 
 
 def test_rounds_over_a_socket_are_small(engine: Engine, url: str) -> None:

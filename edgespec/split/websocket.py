@@ -139,6 +139,10 @@ class _Socket:
         except (self._closed, OSError) as error:
             if (said := getattr(error, "sent", None)) is not None and said.code in UNSOUND:
                 raise ProtocolError(f"the server sent a frame that is none: {said.reason}") from None
+            if (said := getattr(error, "rcvd", None)) is not None and said.code in UNSOUND:
+                raise ProtocolError(
+                    f"the server, or a proxy before it, takes no such frame: {said.reason or said.code}"
+                ) from None
             raise LinkError(f"the connection to the server is lost: {error}") from None
 
     def close(self) -> None:
