@@ -29,7 +29,7 @@ from edgespec.errors import (
     RefusedError,
 )
 from edgespec.response import Response, whole
-from edgespec.split import line
+from edgespec.split import line, seat
 from edgespec.split.client import RemoteEngine
 from edgespec.split.options import ConnectOptions
 from edgespec.split.payload import pack_tokens, unpack_tokens, unsqueeze
@@ -39,6 +39,7 @@ from edgespec.split.protocol import (
     Judge,
     Judged,
     Refusal,
+    Still,
     Told,
     Upload,
     Uploaded,
@@ -49,7 +50,7 @@ from edgespec.split.protocol import (
 from edgespec.split.transcript import Transcript
 from edgespec.text.conversation import Message
 from tests.sessions import WAIT, in_threads
-from tests.split_ends import Running, Wires
+from tests.split_ends import Running, Wire, Wires
 from tests.test_session import prompt_of, write_model
 
 REPLY = GenerationOptions(max_tokens=40, ignore_eos=True)
@@ -230,6 +231,28 @@ def test_a_server_at_work_is_waited_for(
         assert reply.tokens == expected["greedy"].tokens
         assert reply.stats.lost == 0
         assert session.cache.links.patience.seconds < 1.5
+
+
+def test_a_pass_that_hangs_does_not_stop_the_text(
+    wires: Wires, running: Running, expected: dict[str, Response], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the server says that it is at work."""
+    monkeypatch.setattr(seat, "LATE_WORK", 0.6)
+    with remote(wires, made=Parrot, alone=5) as engine, engine.new_session(CONTEXT) as session:
+        replies = session.generate(PROMPT, REPLY)
+        steps = [next(replies) for _ in range(3)]
+        running.held.clear()
+        steps += [next(replies) for _ in range(5)]
+        assert [step.verified for step in steps] == [True] * 3 + [False] * 5
+        running.held.set()
+        assert whole([*steps, *replies]).tokens == expected["greedy"].tokens
+
+
+def test_words_without_end_hold_nobody(wires: Wires, monkeypatch: pytest.MonkeyPatch) -> None:
+    with remote(wires, "none") as engine, engine.new_session(CONTEXT) as session:
+        monkeypatch.setattr(Wire, "receive", lambda wire, timeout: written(Still(1)))
+        threading.Timer(0.2, session.cancel).start()
+        assert [step.finish_reason for step in session.generate(PROMPT, REPLY)] == ["cancelled"]
 
 
 def test_a_server_that_stays_away_ends_the_wait(wires: Wires) -> None:

@@ -50,7 +50,7 @@ IDLE_SECONDS = 600.0  # after which a conversation's memory goes to others who w
 SPARE_SECONDS = 20.0  # a connected client may rest so long, whoever waits
 STEP = 256  # positions by which a conversation grows
 GUESTS = 1024  # conversations that are known, with memory or without
-PART_BYTES = 2**18  # of a tokenizer's frames
+PART_BYTES = 2**16  # of a tokenizer's frames: each takes a slow link some seconds
 
 
 class Ground(Protocol):

@@ -82,6 +82,7 @@ def squeeze(body: bytes) -> tuple[bool, bytes]:
 
 def unsqueeze(packed: bool, body: bytes, most: int) -> bytes:
     """The inverse, of `most` bytes: no more is ever made. Raises ProtocolError."""
+    assert most >= 0  # to zlib, no bound at all
     if packed:
         work = zlib.decompressobj()
         try:

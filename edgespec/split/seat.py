@@ -42,6 +42,7 @@ from edgespec.split.transcript import Transcript
 TICK = 0.02  # seconds between two looks at whether a round was cancelled
 PIECE = 4096  # tokens of a prompt in one frame
 BEHIND = 8  # times that a server may have lost the text within one round
+LATE_WORK = 10.0  # seconds, and four times the slowest answer, that a server may be at work on a tree
 RECALL = 0.05  # seconds, and half a round trip, that drafts wait for what they attend to
 
 Round = Generator[None, None, Uploaded | Judged | Behind]
@@ -65,7 +66,8 @@ class RemoteSeat:
         self._manner: Manner | None = None
         self._agreed = 0  # tokens of the transcript that the server has said it has
         self.rounds = 0  # asked for; the latest one's number
-        self._took = 0.0  # seconds, the latest answer
+        self._took = self._slowest = 0.0  # seconds, the latest answer and the slowest
+        self._late = float("inf")  # when the text goes on, although the server says that it is at work
         self._under_way: tuple[Part, Generator[None, None, None]] | None = None
         self.links = Connections(connect, context)
         self._told: Link | None = None  # that knows how tokens are chosen
@@ -106,7 +108,10 @@ class RemoteSeat:
     def compute(self, part: Part) -> None:
         """See `core.verify.Verifier`. Raises LinkError when the answer takes too long: it may still come, and
         `advance` says so."""
-        self._under_way = part, self._exchange(part)
+        if self._under_way is not None and self.recollection is not None:
+            # Nobody has heard that round's answer: what comes of it yet is of another text.
+            self.recollection.truncate(self.recollection.length, self.rounds)
+        self._under_way, self._late = (part, self._exchange(part)), float("inf")
         self.links.hurry()
         began = time.monotonic()
         while not self.advance():
@@ -116,6 +121,8 @@ class RemoteSeat:
             if silent > self.links.patience.seconds:
                 state = "is lost, and was not made again" if self.links.present is None else "is silent"
                 raise LinkError(f"the connection to the server {state} for {silent:.1f} s")
+            if time.monotonic() > self._late:
+                raise LinkError("the server is at work for longer than a pass can take")
             if part.observer is None or not part.observer.on_wait():
                 self.wait(TICK)
 
@@ -152,7 +159,9 @@ class RemoteSeat:
             answer: Uploaded | Judged | Behind | None = None
             for _ in range(BEHIND):
                 yield from self._bring(self.transcript, draws=False)
+                self._late = time.monotonic() + LATE_WORK + 4 * self._slowest
                 answer = yield from self._ask(partial(self._judge, part.tree))
+                self._late = float("inf")
                 if isinstance(answer, Judged):
                     break
                 self._fall_back(answer)
@@ -173,10 +182,9 @@ class RemoteSeat:
             self.links.listen(0)
             if self.links.inbox:
                 self._heard(self.links.inbox.popleft())
-            elif time.monotonic() < until:
-                yield
-            else:
+            elif time.monotonic() >= until:
                 return
+            yield
 
     def _heard(self, answer: Answer) -> bool:
         """Whether it was no answer to a round. Raises ProtocolError."""
@@ -230,11 +238,13 @@ class RemoteSeat:
             answer, now = links.inbox.popleft(), time.monotonic()
             slowest, began = max(slowest, now - began), now
             if self._heard(answer) or getattr(answer, "round", number) < number:
+                yield  # however much comes, who waits looks at the time
                 continue
             if not isinstance(answer, (Uploaded, Judged, Behind)) or answer.round > number:
                 raise ProtocolError(f"the server says {type(answer).__name__}, which was not asked for")
             links.patience.learn(slowest)
             self._took = now - sent
+            self._slowest = max(self._slowest, self._took)
             return answer
 
     def _tell_manner(self, link: Link) -> None:
