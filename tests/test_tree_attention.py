@@ -76,7 +76,7 @@ class Case:
         k, v = (kv[0].double().repeat_interleave(group, 0) for kv in (self.cache.k, self.cache.v))
         seen = torch.zeros(self.n, k.shape[1], dtype=torch.bool)
         for row, path in enumerate(ancestor_paths(self.parents, np.arange(self.n))):
-            places = [*range(self.length), *(self.length + path).tolist()]
+            places = [*range(self.length), *(self.length + slot for slot in path)]
             seen[row, places[-self.window :] if self.window else places] = True
         scores = torch.einsum("nhe,hpe->nhp", self.q.double(), k) * self.e**-0.5
         weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
