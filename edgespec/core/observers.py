@@ -23,14 +23,22 @@ class FanOut:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = {id(part.cache): part for part in parts}
+        self._heard = [(part, part.observer) for part in parts if part.observer is not None]
+        self._told = parts[0]  # last
         self._turns = deque(parts)
         self._rows: Rows | None = None  # of the layers under way, and whose they are:
         self._own: list[tuple[Part, Rows]] = []
 
     def on_chunk(self) -> None:
-        for part in self.parts.values():
-            if part.error is None and part.observer is not None:
-                part.error = attempt(part.observer.on_chunk)
+        left = iter(self._heard)
+
+        def tell() -> None:
+            for self._told, observer in left:
+                if self._told.error is None:
+                    observer.on_chunk()
+
+        while (error := attempt(tell)) is not None:  # of one; the others are told, too
+            self._told.error = error
         self._go_on()
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:

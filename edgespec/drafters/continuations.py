@@ -42,14 +42,28 @@ def likeliest(logits: NDArray[np.float32], count: int) -> tuple[IntArray, FloatA
     all its log-probabilities are -inf.
     """
     count = min(count, logits.shape[1])
+    top = logits.max(axis=1)
+    sound = np.isfinite(top)
     tokens = np.tile(np.arange(count), (len(logits), 1))
     logprobs = np.full(tokens.shape, -np.inf)
-    for i, row in enumerate(logits):
-        top = row.max()
-        if np.isfinite(top):
-            tokens[i] = largest(row, count)
-            logprobs[i] = row[tokens[i]] - (float(top) + np.log(np.exp(row - top).sum(dtype=np.float64)))
+    if len(logits) and count and sound.any():
+        if not sound.all():
+            tokens[sound], logprobs[sound] = likeliest(logits[sound], count)
+            return tokens, logprobs
+        tokens = _largest(logits, count)
+        sums = np.exp(logits - top[:, None]).sum(axis=1, dtype=np.float64)
+        logprobs = np.take_along_axis(logits, tokens, 1) - (top.astype(np.float64) + np.log(sums))[:, None]
     return tokens, logprobs
+
+
+def _largest(values: NDArray[np.float32], count: int) -> IntArray:
+    """`sampling.largest` of each row, [n, m] -> [n, count], of all rows at once."""
+    least = np.partition(values, -count, axis=1)[:, -count]
+    rows, found = np.nonzero(values >= least[:, None])
+    order = np.lexsort((found, -values[rows, found], rows))
+    first = np.searchsorted(rows, np.arange(len(values)))  # of each row's, which are `count` or more
+    best: IntArray = found[order[first[:, None] + np.arange(count)]]
+    return best
 
 
 def foreseen(

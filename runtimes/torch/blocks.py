@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgespec.kernels import dispatch
-from edgespec.kernels.matmul import Block, linear
+from edgespec.kernels.matmul import Block, Together, linear
 from edgespec.kernels.reference import rms_norm, rotate
 from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.config import ModelConfig
@@ -36,10 +36,32 @@ Shapes = dict[str, tuple[int, ...]]
 Width = Annotated[int, msgspec.Meta(ge=1, le=2**20)]  # of an MLP, as a manifest may have it
 
 
-def project(weight: Tensor, x: Tensor, exact: bool) -> Tensor:
-    """x [n, in] times a parameter [out, in] of the same type -> [n, out], by the target's kernels."""
+class Multiplying(nn.Module):
+    """Rows are multiplied with its parameters by the target's kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._products: dict[tuple[str, ...], tuple[list[int], list[Block], Together]] = {}
+
+    def times(self, x: Tensor, exact: bool, *names: str) -> list[Tensor]:
+        """x [n, in] times the parameters called `names` [out, in], of x's type -> [n, out] each; in one call
+        where the kernels do that."""
+        weights = [getattr(self, name) for name in names]
+        places = [weight.data_ptr() for weight in weights]
+        known = self._products.get(names)
+        if known is None or known[0] != places:  # parameters were moved since
+            blocks = [_block(weight) for weight in weights]
+            together = Together({name: [block] for name, block in zip(names, blocks, strict=True)})
+            known = self._products[names] = places, blocks, together
+        _, blocks, together = known
+        if (matrices := together.call(names, x, exact)) is not None:
+            return matrices.times(x, x.dtype)
+        return [linear(x, block, exact) for block in blocks]
+
+
+def _block(weight: Tensor) -> Block:
     out, inner = weight.shape
-    return linear(x, Block(_ENCODINGS[weight.dtype], weight, scale=None, rows=out, inner=inner), exact)
+    return Block(_ENCODINGS[weight.dtype], weight, scale=None, rows=out, inner=inner)
 
 
 def add_parameters(module: nn.Module, shapes: Shapes, dtype: torch.dtype, device: torch.device) -> None:
@@ -54,7 +76,7 @@ def fill_randomly(matrix: Tensor, generator: torch.Generator) -> None:
     matrix.copy_(torch.randn(matrix.shape, generator=generator) * matrix.shape[-1] ** -0.5)
 
 
-class SequenceAttention(nn.Module):
+class SequenceAttention(Multiplying):
     """y = x + Attention(RMSNorm(x)), of whole sequences."""
 
     input_norm: nn.Parameter  # [d]
@@ -121,18 +143,19 @@ class CausalAttention(SequenceAttention):
         cos, sin = self._angles(rows, hidden)
         x = dispatch.rms_norm(hidden, self.input_norm, c.norm_eps)
         exact = not rows.prefill
-        q = project(self.q_proj, x, exact).view(n, c.heads, c.head_dim)
-        k = project(self.k_proj, x, exact).view(n, c.kv_heads, c.head_dim)
+        q, k, v = (
+            part.view(n, -1, c.head_dim) for part in self.times(x, exact, "q_proj", "k_proj", "v_proj")
+        )
         q, k = dispatch.rotate(q, k, cos, sin, c.rope.interleaved)
-        v = project(self.v_proj, x, exact).view(n, c.kv_heads, c.head_dim)
-        return hidden + project(self.o_proj, attention(layer, q, k, v, self.window), exact)
+        [attended] = self.times(attention(layer, q, k, v, self.window), exact, "o_proj")
+        return hidden + attended
 
     @torch.inference_mode()
     def write(self, hidden: Tensor, rows: Rows) -> None:
         """As `run`, for the K and V alone. `rows` are of one cache."""
         n, c = len(hidden), self.config
         x = dispatch.rms_norm(hidden, self.input_norm, c.norm_eps)
-        k, v = (project(w, x, False).view(n, c.kv_heads, c.head_dim) for w in (self.k_proj, self.v_proj))
+        k, v = (part.view(n, c.kv_heads, c.head_dim) for part in self.times(x, False, "k_proj", "v_proj"))
         (cache,) = rows.caches
         assert isinstance(cache, TorchKVCache)
         cache.write(0, cache.places(rows.slots), rotate(k, *self._angles(rows, k), c.rope.interleaved), v)
@@ -152,7 +175,7 @@ class CausalAttention(SequenceAttention):
         return self.attend(hidden, True, mask)
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Multiplying):
     """y = x + down(silu(gate(RMSNorm(x))) * up(RMSNorm(x)))."""
 
     input_norm: nn.Parameter  # [d]
@@ -170,8 +193,9 @@ class GatedMLP(nn.Module):
     def run(self, hidden: Tensor) -> Tensor:
         """[n, d] -> [n, d], of the parameters' type."""
         x = dispatch.rms_norm(hidden, self.input_norm, self.eps)
-        gated = dispatch.swiglu(project(self.gate_proj, x, True), project(self.up_proj, x, True))
-        return hidden + project(self.down_proj, gated, True)
+        gated = dispatch.swiglu(*self.times(x, True, "gate_proj", "up_proj"))
+        [down] = self.times(gated, True, "down_proj")
+        return hidden + down
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., d] -> [..., d]."""

@@ -26,12 +26,12 @@ from edgespec.runtimes.torch.blocks import (
     CPU,
     CausalAttention,
     GatedMLP,
+    Multiplying,
     Shapes,
     Width,
     add_parameters,
     attention_shapes,
     mlp_shapes,
-    project,
     widened,
     within,
 )
@@ -45,7 +45,7 @@ class EagleShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mlp: Width | None = None
 
 
-class Eagle(nn.Module):
+class Eagle(Multiplying):
     """See the module. `final_norm` [d] is the target's own, no parameter of this one."""
 
     fuse: nn.Parameter  # [d, 2 d]
@@ -82,7 +82,8 @@ class Eagle(nn.Module):
         self.attention.write(self._fused(features, embedded, False), rows)
 
     def _fused(self, features: Tensor, embedded: Tensor, exact: bool) -> Tensor:
-        return project(self.fuse, torch.cat([features, embedded], -1), exact)
+        [fused] = self.times(torch.cat([features, embedded], -1), exact, "fuse")
+        return fused
 
     def forward(self, features: Tensor, embedded: Tensor) -> Tensor:
         """f_t and e_{t+1} of sequences [b, t, d] each -> f'_{t+1} [b, t, d]. Differentiable; computes in the

@@ -31,13 +31,13 @@ from edgespec.runtimes.torch.blocks import (
     CPU,
     CausalAttention,
     GatedMLP,
+    Multiplying,
     SequenceAttention,
     Shapes,
     Width,
     add_parameters,
     attention_shapes,
     mlp_shapes,
-    project,
     widened,
     within,
 )
@@ -83,7 +83,7 @@ class DraftAttention(SequenceAttention):
         return torch.cat([self.attend(chunk, self.causal) for chunk in torch.split(drafts, CHUNK)])
 
 
-class SpecFormer(nn.Module):
+class SpecFormer(Multiplying):
     """See the module. `final_norm` [d] is the target's own, no parameter of this one."""
 
     hook_norm: nn.Parameter  # [hooks, d]
@@ -113,7 +113,8 @@ class SpecFormer(nn.Module):
     def fuse(self, states: Tensor, exact: bool) -> Tensor:
         """Hidden states of n positions [n, hooks, d], of the parameters' type -> x [n, d]."""
         normed = dispatch.grouped_rms_norm(states, self.hook_norm, self.config.norm_eps)
-        return project(self.down, normed.flatten(1), exact)
+        [fused] = self.times(normed.flatten(1), exact, "down")
+        return fused
 
     @torch.inference_mode()
     def run(self, fused: Tensor, rows: Rows) -> Tensor:
@@ -129,7 +130,8 @@ class SpecFormer(nn.Module):
         if self.position_proj is None:
             drafts = x.repeat(1, self.shape.length) + self.position_bias
         else:
-            drafts = project(self.position_proj, x, True) + self.position_bias
+            [projected] = self.times(x, True, "position_proj")
+            drafts = projected + self.position_bias
         attended = self._attended(drafts.view(n, self.shape.length, d)).view(-1, d)
         said = dispatch.rms_norm(self.mlp.run(attended), self.final_norm, self.config.norm_eps)
         return said.view(n, self.shape.length, d)

@@ -53,8 +53,7 @@ class Weights(StoredChunks):
         matrices = self.together.call(names, x, exact or bool(apart)) if one_call else None
         if matrices is not None:
             if observer is not None:
-                for _ in matrices.described:
-                    observer.on_chunk()
+                observer.on_chunk()  # once: nothing is heard within the call
             outs = matrices.times(x, x.dtype)
         else:
             outs = [self._in_turn(name, x, exact, observer, apart) for name in names]

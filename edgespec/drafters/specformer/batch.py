@@ -75,7 +75,8 @@ class SpecFormerBatch:
         entering = [context for context in contexts if context.state is None]
         if entering:
             rows = [Rows.append(c.cache, np.arange(-1, len(c.waiting) - 1)) for c in entering]
-            entered = self.module.run(torch.cat([c.waiting for c in entering]), Rows.concat(rows))
+            fused = self.module.fuse(torch.cat([c.waiting for c in entering]), exact=True)
+            entered = self.module.run(fused, Rows.concat(rows))
             ends = np.cumsum([own.n for own in rows]).tolist()
             for context, own, end in zip(entering, rows, ends, strict=True):
                 context.cache.commit(np.arange(own.n))

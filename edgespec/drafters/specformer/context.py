@@ -39,9 +39,9 @@ class SpecFormerContext:
         self.target, self.module, self._lock = target, module, lock
         self.cache = module.context.new_cache(context, TREE_ROWS)
         self.origin = 0  # the position whose K and V are the cache's first
-        # [k, d] fused states of the positions that come next.
-        d, device = target.config.hidden_size, target.device
-        self.waiting = torch.zeros(0, d, dtype=target.dtype, device=device)
+        # [k, hooks, d] the target's states of the positions that come next.
+        shape = 0, len(module.shape.hooks), target.config.hidden_size
+        self.waiting = torch.zeros(shape, dtype=target.dtype, device=target.device)
         self.state: Tensor | None = None  # [1, d] of the last position, once all are entered
         self.fresh = False  # there is a last position, and no forward was for it
         self.saying: Saying | None = None  # of what follows it
@@ -54,17 +54,17 @@ class SpecFormerContext:
 
     @torch.inference_mode()
     def take(self, start: int, states: Tensor, prompt: bool) -> None:
-        """See `StateReader`; states [n, 4, d], of the hooks."""
+        """See `StateReader`; states [n, hooks, d]."""
         with self._lock:
             self.forget(start)
             self.origin += start - self.end  # what lies between was missed
-            use_threads(self.target.threads)
-            self.waiting = torch.cat([self.waiting, self.module.fuse(states, exact=not prompt)])
+            self.waiting = torch.cat([self.waiting, states])
             self.fresh, self.state, self.saying = True, None, None
             if len(self.waiting) > TREE_ROWS or (prompt and len(self.waiting) > 1):
                 n = len(self.waiting) - 1
                 rows = Rows.append(self.cache, np.arange(-1, n - 1), prefill=True)
-                self.module.context.write(self.waiting[:n], rows)
+                use_threads(self.target.threads)
+                self.module.context.write(self.module.fuse(self.waiting[:n], exact=False), rows)
                 self.cache.commit(np.arange(n))
                 self.waiting = self.waiting[n:].clone()
 

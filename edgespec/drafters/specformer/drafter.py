@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.core.acceptance import Outcome
-from edgespec.core.sampling import DRAFT_DRAW, Distribution
+from edgespec.core.sampling import DRAFT_DRAW, Distribution, FloatArray, IntArray
 from edgespec.core.schedule import Context, TreeBudget
-from edgespec.core.tree import TokenTree, TreeBuilder
+from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, Root, committed
 from edgespec.drafters.continuations import following, rows_at_once
 from edgespec.drafters.growth import BRANCH
 from edgespec.drafters.specformer.batch import SpecFormerBatch
+from edgespec.drafters.specformer.paths import likeliest_paths
 from edgespec.drafters.watch import StateWatch
 from edgespec.runtimes.base import KVCache
 from edgespec.runtimes.rows import Rows
@@ -71,7 +72,8 @@ class SpecFormerDrafting:
         self.depth = min(budget.depth, drafter.seen.module.shape.length, budget.nodes - 1)
         if not budget.passes or drafter.seen.end != drafter.length:  # it has not seen the last position
             self.depth = 0
-        self._builder = TreeBuilder(root, budget.nodes, max(0, self.depth))
+        self.nodes = budget.nodes
+        self._said = list[tuple[IntArray, FloatArray]]()  # of each position: what may stand there
         self._tokens, self._drawn = [root], list[Distribution]()
         self._work = self._grow()
 
@@ -81,7 +83,7 @@ class SpecFormerDrafting:
 
     def tree(self, root: int = 0) -> TokenTree:
         if not self.drafter.context.drawn:
-            return self._builder.tree()
+            return likeliest_paths(self.root, self._said, self.nodes)
         drawn = [float(np.log(q.of(t))) for q, t in zip(self._drawn, self._tokens[1:], strict=True)]
         return TokenTree.chain(self._tokens, [0.0, *drawn], self._drawn)
 
@@ -117,10 +119,4 @@ class SpecFormerDrafting:
                 self._tokens.append(q.pick(context.noise.uniform(position, DRAFT_DRAW + j)))
             return
         tokens, logprobs = following(logits, BRANCH, context, positions)
-        builder = self._builder
-        for j, (names, said) in enumerate(zip(tokens, logprobs, strict=True), start):
-            level = builder.frontier(builder.nodes)
-            nodes = level[builder.depths[level] == j]
-            if len(nodes):
-                shape = len(nodes), len(names)
-                builder.expand(nodes, np.broadcast_to(names, shape), np.broadcast_to(said, shape))
+        self._said += zip(tokens, logprobs, strict=True)

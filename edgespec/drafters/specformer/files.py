@@ -42,14 +42,14 @@ class SpecFormerFiles(TrainedFiles[SpecFormerShape]):
         config, e, shape = self.files.config, self.files.element, self.module.shape
         parameters = parameter_bytes(specformer_shapes(config, shape), e)
         hooks = len(shape.hooks)
-        fused = PREFILL_ROWS * config.hidden_size * (hooks * (4 + e) + 2 * e)  # of a prompt's block
+        fused = PREFILL_ROWS * config.hidden_size * (hooks * (4 + 2 * e) + 2 * e)  # of a prompt's block
         return parameters + self.conversation_bytes(context) + fused + watch_bytes(config, hooks, e)
 
     def conversation_bytes(self, context: int) -> int:
         """Bytes of one conversation of `context` positions: K and V, a tree's states, and its draft, which is
         made together with all others' and stays until it is asked for."""
         config, e, shape = self.files.config, self.files.element, self.module.shape
-        states = (2 + len(shape.hooks)) * TREE_ROWS * config.hidden_size * e
+        states = 2 * (1 + len(shape.hooks)) * TREE_ROWS * config.hidden_size * e
         width = widened(config, shape.mlp).intermediate_size
         draft = shape.length * (8 * config.hidden_size * e + width * (3 * e + 8))
         logits = shape.length * config.vocab_size * (e + 4)
