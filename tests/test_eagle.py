@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.controller import Fixed
 from edgespec.core.schedule import TreeBudget
+from edgespec.core.tree import TokenTree
+from edgespec.drafters.base import Root
 from edgespec.drafters.eagle.drafter import EagleDrafter
 from edgespec.drafters.eagle.files import EAGLE_ROWS, EagleResident
 from edgespec.engine import Engine
-from edgespec.errors import ModelError, OptionError
+from edgespec.errors import Cancelled, ModelError, OptionError
 from edgespec.models.asked import check_options
 from edgespec.runtimes.base import PREFILL_ROWS
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
@@ -254,6 +258,92 @@ def test_nan_ends_its_drafting_and_is_told(model: Path, plain: dict[float, list[
         tokens, stats = say(session, prompt_of(50), REPLY)
         assert tokens == plain[0][:MOST]
         assert stats.drafter_damaged
+
+
+# --- beside others ----------------------------------------------------------------------------------------
+
+
+class Three:
+    """Conversations that have each drafted, and been answered."""
+
+    def __init__(self, drafters: list[EagleDrafter]) -> None:
+        self.drafters = drafters
+        self.roots = [drafter.next for drafter in drafters]
+        self.again()
+
+    def again(self, *, asked: bool = True) -> None:
+        """As if the same had been committed anew."""
+        for drafter, root in zip(self.drafters, self.roots, strict=True):
+            drafter.next, drafter.round, drafter.asked = root, None, BUDGET if asked else None
+
+    def drafted(self, place: int, budget: TreeBudget = BUDGET) -> TokenTree:
+        root = self.roots[place]
+        assert root is not None
+        drafting = self.drafters[place].start([Root((root,))], budget)
+        while drafting.step():
+            pass
+        return drafting.tree()
+
+
+@pytest.fixture
+def three(model: Path) -> Iterator[Three]:
+    with load(model, batch=3, context=200) as engine, ExitStack() as stack:
+        sessions = [stack.enter_context(engine.new_session(200, Fixed(BUDGET))) for _ in range(3)]
+        for n, session in zip((20, 33, 7), sessions, strict=True):
+            say(session, prompt_of(n, n), GenerationOptions(max_tokens=8, ignore_eos=True))
+        yield Three([drafter_of(session) for session in sessions])
+
+
+def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Caches of each forward from now on."""
+    found, usual = list[int](), Eagle.run
+
+    def run(self: Eagle, features: torch.Tensor, embedded: torch.Tensor, rows: Rows) -> torch.Tensor:
+        found.append(len(rows.caches))
+        return usual(self, features, embedded, rows)
+
+    monkeypatch.setattr(Eagle, "run", run)
+    return found
+
+
+def test_levels_of_all_who_draft_are_one_forward(three: Three, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each says what it says alone. Who asks for something else begins anew, by itself where the others have
+    been asked; and who was not asked is not taken along again."""
+    found = forwards(monkeypatch)
+    together = [three.drafted(place) for place in range(3)]
+    assert found[0] == 3
+    assert len(found) <= BUDGET.passes + 1
+    del found[:]
+    assert len(three.drafted(1, TreeBudget(5, 2, 2))) == 5
+    assert set(found) == {1}
+    three.again(asked=False)
+    for place, tree in enumerate(together):
+        alone = three.drafted(place)
+        assert np.array_equal(np.sort(alone.tokens), np.sort(tree.tokens))
+        assert np.allclose(np.sort(alone.scores), np.sort(tree.scores), atol=0.05)
+    assert set(found) == {1}
+    three.again()
+    three.drafted(0)
+    three.drafters[0].next = three.roots[0]
+    assert found[-1] > 1
+    three.drafted(0)
+    assert found[-1] == 1
+
+
+def test_what_goes_wrong_with_one_is_raised_when_it_asks(three: Three) -> None:
+    _, damaged, left = three.drafters
+    damaged.runtime.seen[:] = torch.nan
+
+    def cancelled() -> None:
+        raise Cancelled("stop")
+
+    left.context = replace(left.context, check=cancelled)
+    assert len(three.drafted(0)) > 1
+    with pytest.raises(ModelError, match="finite"):
+        three.drafted(1)
+    with pytest.raises(Cancelled):
+        three.drafted(2)
+    assert len(three.drafted(0)) > 1
 
 
 # --- chosen, planned, refused -----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, DraftingAhead, Root, committed
+from edgespec.drafters.eagle.rounds import EagleRounds, SharedRound, Wanted
 from edgespec.drafters.eagle.runtime import EagleRuntime
 from edgespec.drafters.forest import Forest, Room
 from edgespec.drafters.growth import MAX_PASSES
@@ -39,29 +40,63 @@ class EagleDrafter:
     ahead_width = 16
 
     def __init__(
-        self, runtime: EagleRuntime, cache: KVCache, vocabulary: int, room: Room | None = None
+        self,
+        runtime: EagleRuntime,
+        rounds: EagleRounds,
+        cache: KVCache,
+        vocabulary: int,
+        room: Room | None = None,
     ) -> None:
-        self.runtime, self.cache = runtime, cache
+        self.runtime, self.cache, self.rounds = runtime, cache, rounds
         self.forest = Forest(runtime, vocabulary, room)
         self.watch = StateWatch(cache, (0, runtime.target.config.layers), runtime)
         self.context = Context([])
         self.tokens: list[int] = []  # that the target has committed
+        self.next: int | None = None  # the root behind them, until it is asked for
+        self.round: SharedRound | None = None  # behind it, made with others' and perhaps not asked for
+        self.asked: TreeBudget | None = None  # for the latest round, if that was
+        rounds.join(self)
 
     def prefill(self, context: Context) -> None:
-        self.context = context
-        self.tokens = [int(t) for t in context.tokens]
-        self.forest.forget()
-        self.runtime.forget(len(self.tokens))
-        self.runtime.follow()
+        with self.runtime.batch.lock:
+            self.context = context
+            self.tokens = [int(t) for t in context.tokens]
+            self.next = self.round = self.asked = None
+            self.forest.forget()
+            self.runtime.forget(len(self.tokens))
+            self.runtime.follow()
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
+        with self.runtime.batch.lock:
+            able, made = self._able(budget), self.round
+            self.asked, self.round, self.next = budget, None, None
+            goes_on = self.forest.kept or self.forest.keeps
+            if goes_on or len(roots) != 1 or len(roots[0].path) != 1:
+                self.forest.renew()
+                return grow(self, roots, able)
+            what = Wanted.of(roots[0].token, able)
+            if made is not None and made.what == what:
+                return made
+            self.forest.renew()
+            return self.rounds.begin(self, what)
+
+    def take(self, made: SharedRound) -> None:
+        """See `eagle.rounds.Companion`."""
+        self.round = made
+
+    def expected(self) -> Wanted | None:
+        """See `eagle.rounds.Companion`."""
+        if self.next is None or self.asked is None or self.round is not None or self.forest.kept:
+            return None
+        what, self.asked = Wanted.of(self.next, self._able(self.asked)), None
         self.forest.renew()
-        return grow(self, roots, self._able(budget))
+        return what
 
     def prepared(self) -> bool:
         return self.forest.kept
 
     def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
+        self.asked = None
         self.forest.renew()
         if self.runtime.stale:
             self.forest.forget()
@@ -72,15 +107,17 @@ class EagleDrafter:
         return budget if self.runtime.end == len(self.tokens) else replace(budget, depth=0)
 
     def commit(self, root: int, outcome: Outcome) -> None:
-        if self.runtime.end != len(self.tokens):
-            self.forest.forget()
-        fresh = committed(root, outcome)
-        path = [*self.tokens[self.runtime.length :], *fresh]
-        self.watch.commit(outcome.path.tolist())
-        self.forest.commit(path, outcome.tokens[-1])
-        self.tokens += fresh
-        if len(self.runtime.seen) > LONG_TAIL and not self.forest.kept:
-            self.runtime.follow()
+        with self.runtime.batch.lock:
+            if self.runtime.end != len(self.tokens):
+                self.forest.forget()
+            fresh = committed(root, outcome)
+            path = [*self.tokens[self.runtime.length :], *fresh]
+            self.watch.commit(outcome.path.tolist())
+            self.forest.commit(path, outcome.tokens[-1])
+            self.tokens += fresh
+            self.next, self.round = outcome.tokens[-1], None
+            if len(self.runtime.seen) > LONG_TAIL and not self.forest.kept:
+                self.runtime.follow()
 
     @property
     def position(self) -> int:

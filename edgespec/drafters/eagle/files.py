@@ -8,7 +8,9 @@ from math import ceil
 from pathlib import Path
 
 from edgespec.drafters.drawn import kept_bytes
+from edgespec.drafters.eagle.batch import EagleBatch
 from edgespec.drafters.eagle.drafter import EagleDrafter
+from edgespec.drafters.eagle.rounds import EagleRounds
 from edgespec.drafters.eagle.runtime import EagleRuntime
 from edgespec.drafters.forest import Room
 from edgespec.drafters.resident import Found, Search
@@ -48,16 +50,17 @@ class EagleFiles(TrainedFiles[EagleShape]):
         """Bytes of the open module with one conversation of `context` positions, and of a pass."""
         config, e = self.files.config, self.files.element
         parameters = parameter_bytes(eagle_shapes(config, self.module.shape), e)
+        return parameters + self.conversation_bytes(context) + watch_bytes(config, 2, e)
+
+    def conversation_bytes(self, context: int) -> int:
+        """Bytes of one conversation of `context` positions: entries, features of drafts and of a tree, and a
+        pass, which is one with others'."""
+        config, e = self.files.config, self.files.element
         width = widened(config, self.module.shape.mlp).intermediate_size
         mlp = PASS_ROWS * width * (3 * e + 8)
         logits = PASS_ROWS * config.vocab_size * (e + 4)
-        return parameters + self.conversation_bytes(context) + watch_bytes(config, 2, e) + mlp + logits
-
-    def conversation_bytes(self, context: int) -> int:
-        """Bytes of one conversation of `context` positions: entries, and features of drafts and of a tree."""
-        config, e = self.files.config, self.files.element
         states = (EAGLE_ROWS + 4 * TREE_ROWS) * config.hidden_size * e
-        return attention_cache_bytes(config, context, EAGLE_ROWS, e) + states
+        return attention_cache_bytes(config, context, EAGLE_ROWS, e) + states + mlp + logits
 
     @property
     def further_rows(self) -> int:
@@ -97,9 +100,10 @@ class EagleResident(TrainedResident[Eagle]):
         config, final_norm = found.files.config, target.weights.small["model.norm.weight"]
         module = Eagle(config, found.module.shape, final_norm, target.dtype, target.device)
         super().__init__(KIND, module, found, plan, target, progress)
+        self.rounds = EagleRounds(EagleBatch(target, module))
         self.rows = found.further_rows
         self.room = Room(kept_bytes(EAGLE_ROWS, config.vocab_size))
 
     def drafter(self, cache: KVCache, vocabulary: int) -> EagleDrafter:
-        runtime = EagleRuntime(self.target, self.module, cache.capacity, EAGLE_ROWS)
-        return EagleDrafter(runtime, cache, vocabulary, self.room)
+        runtime = EagleRuntime(self.rounds.batch, cache.capacity, EAGLE_ROWS)
+        return EagleDrafter(runtime, self.rounds, cache, vocabulary, self.room)

@@ -25,22 +25,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgespec.drafters.eagle.batch import EagleBatch, EagleHead
 from edgespec.errors import ModelError
 from edgespec.kernels.threads import use_threads
 from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.rows import Rows, slot_depths
-from edgespec.runtimes.torch.eagle import Eagle
-from edgespec.runtimes.torch.exit import HeadPass
-from edgespec.runtimes.torch.target import TorchTarget
-from edgespec.runtimes.torch.weights import Weights
 
 
 class EagleRuntime:
     """See `drafters.forest.SlotRuntime` and `drafters.watch.StateReader`."""
 
-    def __init__(self, target: TorchTarget[Weights], module: Eagle, context: int, rows: int) -> None:
+    def __init__(self, batch: EagleBatch, context: int, rows: int) -> None:
         """rows: slots beside `context` positions."""
-        self.target, self.module, self.rows = target, module, rows
+        target, module = batch.target, batch.module
+        self.batch, self.target, self.module, self.rows = batch, target, module, rows
         self.cache = module.attention.new_cache(context, rows)
         self.origin = 1  # the token whose entry is the cache's first; 0 has none
         self.exact = 0  # entries
@@ -145,7 +143,8 @@ class EagleRuntime:
 
 class EaglePass:
     """See `runtimes.base.DraftPass`: a part is a level of a tree, or a block of the head. What hangs below
-    each other's drafted features takes a level each; behind what is known, all are one."""
+    each other's drafted features takes a level each; behind what is known, all are one. Parts of several run
+    together (`eagle.batch.Leveled`)."""
 
     def __init__(
         self, runtime: EagleRuntime, tokens: Sequence[int], slots: IntArray, places: IntArray
@@ -159,32 +158,36 @@ class EaglePass:
             fresh = parent >= first and not runtime.true[slot]
             levels.append(levels[parent - first] + 1 if fresh else 0)
         self.levels = [np.flatnonzero(np.array(levels) == level) for level in range(max(levels) + 1)]
-        self._head: HeadPass | None = None
+        self.head: EagleHead | None = None
+        self.over = self.damaged = False
 
     def advance(self) -> bool:
-        runtime = self.runtime
-        use_threads(runtime.target.threads)
-        if self._head is None:
-            if self.levels:
-                self._run(self.levels.pop(0))
-                return False
-            features = runtime.drafted[self.slots[0] : self.slots[-1] + 1]
-            if not bool(torch.isfinite(features).all()):  # nothing of NaN may stay where a later pass looks
-                runtime.cache.wipe()
-                raise ModelError("the EAGLE drafter's features are not finite numbers; train it again")
-            self._head = runtime.target.head_pass(features.clone())
-        return self._head.advance()
+        if not self.over and not self.damaged:
+            self.runtime.batch.run(self)
+        if self.damaged:  # nothing of NaN may stay where a later pass looks
+            self.runtime.cache.wipe()
+            raise ModelError("the EAGLE drafter's features are not finite numbers; train it again")
+        return self.over
 
-    def _run(self, rows: IntArray) -> None:
-        runtime, slots = self.runtime, self.slots[rows]
+    def level(self) -> tuple[Tensor, Tensor, Rows]:
+        runtime, rows = self.runtime, self.levels[0]
+        slots = self.slots[rows]
         known = runtime.true[slots]
-        parents = runtime.cache.parents[slots]
-        features = runtime.drafted[np.where(known, 0, parents)]
+        features = runtime.drafted[np.where(known, 0, runtime.cache.parents[slots])]
         features[known] = runtime.seen[self.places[rows][known], 1]
-        own = Rows.of(runtime.cache, slots)
-        runtime.drafted[slots] = runtime.module.run(features, self.embedded[rows], own)
+        return features, self.embedded[rows], Rows.of(runtime.cache, slots)
+
+    def put(self, features: Tensor) -> None:
+        self.runtime.drafted[self.slots[self.levels.pop(0)]] = features
+
+    def features(self) -> Tensor:
+        return self.runtime.drafted[self.slots[0] : self.slots[-1] + 1]
+
+    def sound(self) -> bool:
+        self.damaged = not bool(torch.isfinite(self.features()).all())
+        return not self.damaged
 
     @property
     def logits(self) -> NDArray[np.float32]:
-        assert self._head is not None
-        return self._head.logits
+        assert self.head is not None
+        return self.head.work.logits[self.head.rows.start : self.head.rows.stop]
