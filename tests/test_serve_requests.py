@@ -453,7 +453,7 @@ def sent(events: bool, *steps: Response | BaseException) -> tuple[int, dict[str,
             found.append(message)
 
         scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
-        await Replying(ticket, Waker(), Shape("m", chat=True), events, True)(scope, receive, send)
+        await Replying(ticket, Waker(), Shape("m", chat=True, usage=True), events)(scope, receive, send)
 
     asyncio.run(work())
     headers = {name.decode(): value.decode() for name, value in found[0]["headers"]}
@@ -519,7 +519,7 @@ def test_a_stream_that_waits_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
                 ticket.put(Response("Hi", 5, finish_reason="stop"))
                 waker()
 
-        await Replying(ticket, waker, Shape("m", chat=True), True, False)({"type": "http"}, receive, send)
+        await Replying(ticket, waker, Shape("m", chat=True), True)({"type": "http"}, receive, send)
 
     asyncio.run(work())
     assert found[0]["status"] == 200
@@ -545,7 +545,7 @@ def test_who_is_cut_off_by_the_servers_end_is_told(events: bool, said: bool) -> 
         async def send(message: Any) -> None:
             found.append(message)
 
-        reply = Replying(ticket, Waker(), Shape("m", chat=True), events, False)
+        reply = Replying(ticket, Waker(), Shape("m", chat=True), events)
         task = asyncio.ensure_future(reply({"type": "http"}, receive, send))
         await asyncio.sleep(0.05)
         for each in asyncio.all_tasks() - {asyncio.current_task()}:

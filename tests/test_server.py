@@ -81,6 +81,89 @@ def test_openais_client_gets_what_single_decoding_says(client: Any, alone: Engin
             assert streamed[-1].usage == reply.usage
 
 
+def respond(client: Any, asked: Any, /, **options: Any) -> Any:
+    return client.responses.create(model="demo_model", input=asked, **options)
+
+
+def test_openais_responses_are_the_chats_replies(client: Any, alone: Engine) -> None:
+    """Whole and as events, which the client takes for what they say they are."""
+    for options in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 5}):
+        expected = said_alone(alone, ASKED[0], max_tokens=12, **options)
+        asked = {"max_output_tokens": 12, "extra_body": options}
+        reply = respond(client, ASKED[0], **asked)
+        assert reply.output_text == expected
+        assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+        assert reply.usage.total_tokens == reply.usage.input_tokens + reply.usage.output_tokens
+        assert reply.usage.output_tokens == reply.max_output_tokens == 12
+        assert (reply.temperature, reply.top_p) == (options.get("temperature", 0), options.get("top_p", 1))
+        events = [*respond(client, ASKED[0], stream=True, **asked)]
+        assert [event.sequence_number for event in events] == [*range(len(events))]
+        kinds = [event.type.removeprefix("response.") for event in events]
+        assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+        assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+        assert set(kinds[4:-4]) == {"output_text.delta"}
+        assert "".join(event.delta for event in events[4:-4]) == expected == events[-4].text
+        assert {event.item_id for event in events[3:-2]} == {events[-2].item.id}
+        last = events[-1].response
+        assert last.output_text == expected
+        assert (last.id, last.usage.output_tokens) == (events[0].response.id, 12)
+    whole = respond(client, ASKED[1])
+    assert (whole.status, whole.incomplete_details) == ("completed", None)
+    with client.responses.stream(model="demo_model", input=ASKED[1]) as stream:
+        assert stream.get_final_response().output_text == whole.output_text
+
+
+def test_a_response_goes_on_from_all_of_its_input(client: Any) -> None:
+    """Also from replies as the client has them, in parts, behind instructions: as a chat of the same does."""
+    first = respond(client, ASKED[1])
+    parts = [{"type": "input_text", "text": "Who are"}, {"type": "input_text", "text": " you?"}]
+    turns = [{"role": "user", "content": ASKED[1]}, *first.output, {"role": "user", "content": parts}]
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": ASKED[1]},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "Who are you?"},
+    ]
+    chatted = client.chat.completions.create(model="demo_model", messages=messages, max_tokens=20)
+    said = respond(client, turns, instructions="Be brief.", max_output_tokens=20, store=False)
+    assert said.output_text == chatted.choices[0].message.content
+    assert said.usage.input_tokens == chatted.usage.prompt_tokens
+    assert said.instructions == "Be brief."
+
+
+@pytest.mark.parametrize(
+    ("field", "fact", "options"),
+    [
+        ("previous_response_id", "not kept", {"previous_response_id": "resp_1"}),
+        ("store", "not kept", {"store": True}),
+        ("tools", "not supported", {"tools": [{"type": "function", "name": "f", "parameters": {}}]}),
+        ("max_output_tokens", ">= 1", {"max_output_tokens": 0}),
+        ("max_tokens", "max_output_tokens", {"extra_body": {"max_tokens": 3}}),
+        ("text", "not supported", {"text": {"format": {"type": "json_object"}}}),
+        ("background", "not supported", {"background": True}),
+        ("reasoning", "not supported", {"reasoning": {"effort": "high"}}),
+        ("prompt", "unknown field", {"prompt": {"id": "p"}}),
+        ("temperature", "temperature", {"temperature": -1}),
+        ("input", "context is 400", {"input": "word " * 900}),
+        ("input[0].type", "function_call_output", {"input": [{"type": "function_call_output"}]}),
+        ("input[1].role", "no role", {"input": [{"role": "user", "content": "x"}, {"content": "x"}]}),
+        ("input[0].content", "no content", {"input": [{"role": "user"}]}),
+        (
+            "input[0].content",
+            "input_image",
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        ),
+        ("input", "length", {"input": []}),
+    ],
+)
+def test_what_a_response_cannot_be_is_refused_by_name(
+    client: Any, field: str, fact: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=fact) as caught:
+        respond(client, options.pop("input", "x"), **options)
+    assert caught.value.param == field
+
+
 def test_texts_are_continued(client: Any, alone: Engine) -> None:
     text = "Once upon a time"
     expected = edgespec.generate(alone, text, max_tokens=20)

@@ -19,14 +19,15 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp
 
 from edgespec.apps.server import fields
-from edgespec.apps.server.fields import ChatRequest, CompletionRequest, decoded
+from edgespec.apps.server.fields import ChatRequest, CompletionRequest, ReplyRequest, decoded
 from edgespec.apps.server.guard import Guard
 from edgespec.apps.server.metrics import TYPE, metrics
 from edgespec.apps.server.objects import Shape
 from edgespec.apps.server.prepare import PreparedPrompt, message_of, prepare_chat, prepare_text
 from edgespec.apps.server.problems import Problem, again, answer, problem_of
+from edgespec.apps.server.responses import ResponseShape, ResponsesRequest, chat_of
 from edgespec.apps.server.service import Service
-from edgespec.apps.server.stream import Replying, Waker
+from edgespec.apps.server.stream import Replying, ReplyShape, Waker
 from edgespec.apps.server.verify import Verifying
 from edgespec.errors import ContextError, EdgeSpecError, OptionError
 from edgespec.split.address import PATH
@@ -67,11 +68,19 @@ class Paths:
 
     async def chat(self, request: Request) -> Response:
         async with self._body(request) as body:
-            return await self._reply(decoded(body, ChatRequest), prepare_chat, chat=True)
+            asked = decoded(body, ChatRequest)
+            return await self._reply(asked, prepare_chat, self._shape(asked, chat=True), "messages")
 
     async def completions(self, request: Request) -> Response:
         async with self._body(request) as body:
-            return await self._reply(decoded(body, CompletionRequest), prepare_text, chat=False)
+            asked = decoded(body, CompletionRequest)
+            return await self._reply(asked, prepare_text, self._shape(asked, chat=False), "prompt")
+
+    async def responses(self, request: Request) -> Response:
+        async with self._body(request) as body:
+            asked = decoded(body, ResponsesRequest)
+            shape = functools.partial(ResponseShape, self.service.model, asked)
+            return await self._reply(chat_of(asked), prepare_chat, shape, "input")
 
     async def tokenize(self, request: Request) -> Response:
         tokenizer = self.service.ready().engine.tokenizer
@@ -97,9 +106,18 @@ class Paths:
             await self._beside(functools.partial(engine.set_memory, asked.memory))
         return JSONResponse({"memory": engine.dial, "peak_memory": engine.peak_memory()})
 
+    def _shape(self, asked: ReplyRequest, chat: bool) -> Callable[[PreparedPrompt], Shape]:
+        usage = asked.stream_options is not None and asked.stream_options.include_usage
+        return lambda prepared: Shape(self.service.model, chat, usage)
+
     async def _reply(
-        self, asked: Any, prepare: Callable[[Any, Any, Any], PreparedPrompt], chat: bool
+        self,
+        asked: ReplyRequest,
+        prepare: Callable[[Any, Any, Any], PreparedPrompt],
+        shape: Callable[[PreparedPrompt], ReplyShape],
+        prompt: str,
     ) -> Response:
+        """prompt: the field that it comes of."""
         self._known(asked.model)
         scheduler = self.service.ready()
         tokenizer, default = scheduler.engine.tokenizer, self.service.default
@@ -110,10 +128,9 @@ class Paths:
             ticket = scheduler.submit(prepared.prompt, prepared.options, reuse, waker)
         except (ContextError, OptionError) as error:
             problem = problem_of(error)
-            problem.param = problem.param or ("messages" if chat else "prompt")
+            problem.param = problem.param or prompt
             raise problem from None
-        usage = asked.stream_options is not None and asked.stream_options.include_usage
-        return Replying(ticket, waker, Shape(self.service.model, chat), bool(asked.stream), usage)
+        return Replying(ticket, waker, shape(prepared), bool(asked.stream))
 
     @asynccontextmanager
     async def _body(self, request: Request) -> AsyncIterator[bytes]:
@@ -185,6 +202,7 @@ def make_app(service: Service) -> ASGIApp:
         ("/v1/models/{name:path}", "GET", paths.model),
         ("/v1/chat/completions", "POST", paths.chat),
         ("/v1/completions", "POST", paths.completions),
+        ("/v1/responses", "POST", paths.responses),
         ("/tokenize", "POST", paths.tokenize),
         ("/v1/edgespec/memory", "GET,POST", paths.memory),
     ]

@@ -79,6 +79,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prediction": (),
     "reasoning_effort": (),
     "web_search_options": (),
+    "background": (False,),
+    "conversation": (),
+    "include": ([],),
+    "max_tool_calls": (),
+    "reasoning": ({},),
+    "text": ({}, {"format": {"type": "text"}}),
+    "truncation": ("disabled",),
 }
 
 

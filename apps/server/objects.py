@@ -1,24 +1,29 @@
-"""Replies as OpenAI's objects."""
+"""Replies to chats and texts as OpenAI's objects."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import time
-from typing import Any
+from typing import Any, ClassVar
 
 from edgespec import __version__
+from edgespec.apps.server.problems import Problem
 from edgespec.response import Response, Stats
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What one reply's objects have in common. chat: a message's, else a text's."""
+    """See `stream.ReplyShape`. What one reply's objects have in common. chat: a message's, else a text's.
+    usage: told at the end of a stream, too."""
 
     model: str
     chat: bool
+    usage: bool = False
     created: int = field(default_factory=lambda: int(time()))
     id: str = ""
+    done: ClassVar[bytes | None] = b"data: [DONE]"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", f"{'chatcmpl' if self.chat else 'cmpl'}-{secrets.token_hex(12)}")
@@ -30,19 +35,21 @@ class Shape:
         kind = "chat.completion" if self.chat else "text_completion"
         return self._object(kind, [choice]) | {"usage": usage(reply.stats), "timings": timings(reply.stats)}
 
-    def first(self) -> dict[str, Any]:
-        """The piece of a chat's stream that comes before any text."""
-        return self._piece({"role": "assistant", "content": ""}, None)
+    def begin(self) -> Iterator[dict[str, Any]]:
+        if self.chat:
+            yield self._piece({"role": "assistant", "content": ""}, None)
 
-    def piece(self, said: Response) -> dict[str, Any]:
-        """A piece of a stream; the last has the timings."""
-        content = {"content": said.text} if said.text else {}
-        found = self._piece(content if self.chat else said.text, said.finish_reason)
-        return found if said.finish_reason is None else found | {"timings": timings(said.stats)}
+    def said(self, said: Response) -> Iterator[dict[str, Any]]:
+        reason = None if said.finish_reason == "cancelled" else said.finish_reason
+        if said.text or said.finish_reason:
+            content = {"content": said.text} if said.text else {}
+            found = self._piece(content if self.chat else said.text, reason)
+            yield found if reason is None else found | {"timings": timings(said.stats)}
+        if reason and self.usage:
+            yield self._object(self._kind, []) | {"usage": usage(said.stats)}
 
-    def last(self, stats: Stats) -> dict[str, Any]:
-        """What comes behind them, if usage was asked for."""
-        return self._object(self._kind, []) | {"usage": usage(stats)}
+    def broken(self, problem: Problem) -> dict[str, Any]:
+        return problem.body
 
     @property
     def _kind(self) -> str:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 from starlette.responses import Response as HTTPResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from edgespec.apps.server.objects import Shape
 from edgespec.apps.server.problems import Problem, problem_of
 from edgespec.response import Response
 from edgespec.serving.ticket import Ticket
@@ -56,11 +55,29 @@ async def follow(ticket: Ticket, waker: Waker) -> AsyncIterator[Response | None]
             yield None
 
 
+class ReplyShape(Protocol):
+    """A reply as objects of one of OpenAI's paths. Those of a stream that have a `type` are named by it."""
+
+    done: ClassVar[bytes | None]  # what ends a stream, if anything does
+
+    def whole(self, reply: Response) -> dict[str, Any]:
+        """All of it."""
+
+    def begin(self) -> Iterator[dict[str, Any]]:
+        """What comes before any text."""
+
+    def said(self, said: Response) -> Iterator[dict[str, Any]]:
+        """A piece of a stream, and what comes at its end behind the last; a cancelled one has no end."""
+
+    def broken(self, problem: Problem) -> dict[str, Any]:
+        """What has ended a stream."""
+
+
 class Replying(HTTPResponse):
     """The reply to one request: one object, or with `events` a stream of them."""
 
-    def __init__(self, ticket: Ticket, waker: Waker, shape: Shape, events: bool, usage: bool) -> None:
-        self.ticket, self.waker, self.shape, self.events, self.usage = ticket, waker, shape, events, usage
+    def __init__(self, ticket: Ticket, waker: Waker, shape: ReplyShape, events: bool) -> None:
+        self.ticket, self.waker, self.shape, self.events = ticket, waker, shape, events
         self.background = None
         self._begun = self._over = False  # of what is sent: its headers, all of it
 
@@ -106,40 +123,43 @@ class Replying(HTTPResponse):
         await _send(response, send)
 
     async def _stream(self, send: Send) -> None:
-        first_told = False
+        begun = False
         try:
             async for said in follow(self.ticket, self.waker):
                 if said is None:  # so that nobody on the way takes the connection for dead
                     await self._say(b": waiting", send)
                     continue
-                if self.shape.chat and not first_told:
-                    first_told = True
-                    await self._event(self.shape.first(), send)
+                for event in () if begun else self.shape.begin():
+                    await self._event(event, send)
+                begun = True
+                for event in self.shape.said(said):
+                    await self._event(event, send)
                 if said.finish_reason == "cancelled":
-                    said.finish_reason = None
-                    await self._event(self.shape.piece(said), send)
                     raise _cut_off()
-                if said.text or said.finish_reason:
-                    await self._event(self.shape.piece(said), send)
-                if said.finish_reason and self.usage:
-                    await self._event(self.shape.last(said.stats), send)
         except (asyncio.TimeoutError, OSError):
             raise
         except Exception as error:
             await self._break_off(problem_of(error), send)
         else:
-            await self._say(b"data: [DONE]", send, more=False)
+            await self._end(send)
 
     async def _break_off(self, problem: Problem, send: Send) -> None:
         """What has ended it is said as well as it still can be."""
         if not self._begun:
             await _send(problem.response(), send)
         elif self.events:
-            await self._event(problem.body, send)
-            await self._say(b"data: [DONE]", send, more=False)
+            await self._event(self.shape.broken(problem), send)
+            await self._end(send)
 
     async def _event(self, found: dict[str, Any], send: Send) -> None:
-        await self._say(b"data: " + msgspec.json.encode(found), send)
+        name = f"event: {found['type']}\n".encode() if "type" in found else b""
+        await self._say(name + b"data: " + msgspec.json.encode(found), send)
+
+    async def _end(self, send: Send) -> None:
+        if self.shape.done is not None:
+            await self._say(self.shape.done, send, more=False)
+        else:
+            await send({"type": "http.response.body", "body": b""})
 
     async def _say(self, data: bytes, send: Send, more: bool = True) -> None:
         if not self._begun:
