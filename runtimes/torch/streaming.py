@@ -35,12 +35,12 @@ from edgespec.runtimes.torch.blocks import (
     CPU,
     CausalAttention,
     GatedMLP,
+    Multiplying,
     Shapes,
     Width,
     add_parameters,
     attention_shapes,
     mlp_shapes,
-    project,
     widened,
     within,
 )
@@ -68,7 +68,7 @@ class DraftLayer(nn.Module):
         self.mlp = GatedMLP(config, dtype, device)
 
 
-class Streaming(nn.Module):
+class Streaming(Multiplying):
     """See the module."""
 
     norm: nn.Parameter  # [d]
@@ -105,7 +105,8 @@ class Streaming(nn.Module):
     @torch.inference_mode()
     def streams(self, main: Tensor) -> Tensor:
         """Of main states [n, d], as the streams begin: [n, gamma, d]."""
-        return project(self.stream_proj, main, True)[:, None] + self.stream_bias
+        [projected] = self.times(main, True, "stream_proj")
+        return projected[:, None] + self.stream_bias
 
     @torch.inference_mode()
     def normed(self, hidden: Tensor) -> Tensor:
