@@ -31,7 +31,9 @@ def export(
 
         began = time.monotonic()
         export_model(model, out, progress=terminal.progress, **vars(wanted))
-        nbytes = sum(path.stat().st_size for path in out.iterdir())
-        how = f"{wanted.engine}, {wanted.precision}" + (f", {wanted.rows} rows a pass" if wanted.rows else "")
+        nbytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+        how = f"{wanted.engine}, {wanted.precision or ('fp16' if wanted.engine == 'coreml' else 'fp32')}" + (
+            f", {wanted.rows} rows a pass" if wanted.rows else ""
+        )
         took = format_seconds(time.monotonic() - began)
         terminal.result(f"{out}: exported {format_bytes(nbytes)} for {how} in {took}")

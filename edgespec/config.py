@@ -121,7 +121,7 @@ class EngineOptions(Options):
         str | None,
         Option(
             "Who runs the draft model: torch; or, in a process of its own, onnx, what `export` made of one "
-            "(onnx:PROVIDER on an accelerator), or llama_cpp, a GGUF file.",
+            "(onnx:PROVIDER on an accelerator), coreml, likewise, on a Mac, or llama_cpp, a GGUF file.",
             metavar="NAME", panel=DRAFTING, default="what its files are made for",
         ),
     ] = None  # fmt: skip

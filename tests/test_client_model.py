@@ -257,7 +257,9 @@ def test_what_was_not_exported_is_refused(wires: Wires, models: Path, tmp_path: 
     (tmp_path / "exported.json").write_text('{"format": 1, "engine": "onnx"}')
     refused(wires, CorruptFileError, "not a sound manifest", tmp_path)
     (tmp_path / "exported.json").write_text('{"format": 1, "engine": "coreml"}')
-    refused(wires, OptionError, "draft_engine 'coreml' is unknown", tmp_path)
+    refused(wires, OptionError, "was exported for coreml, and a client drafts with onnx", tmp_path)
+    (tmp_path / "exported.json").write_text('{"format": 1, "engine": "tensorrt"}')
+    refused(wires, OptionError, "draft_engine 'tensorrt' is unknown", tmp_path)
 
 
 @pytest.mark.parametrize(

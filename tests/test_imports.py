@@ -83,7 +83,7 @@ TORCH_FREE = [
     "edgespec.runtimes.base",
     "edgespec.runtimes.config",
     "edgespec.runtimes.formats.describe",
-    "edgespec.runtimes.onnx.draft",
+    "edgespec.runtimes.exported.draft",
     "edgespec.runtimes.onnx.export",
     "edgespec.schedules.fan_out",
     "edgespec.schedules.kinds",

@@ -33,11 +33,11 @@ from edgespec.models.exporting import export_model
 from edgespec.models.packing import pack_model
 from edgespec.progress import Progress
 from edgespec.runtimes.base import DraftRuntime
+from edgespec.runtimes.exported.draft import ExportedDraft
 from edgespec.runtimes.formats import whole
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.onnx import graph, providers, sessions
 from edgespec.runtimes.onnx.directory import FORMAT, graph_names, open_exported
-from edgespec.runtimes.onnx.draft import OnnxDraft
 from edgespec.runtimes.onnx.layout import ZERO, quantise
 from edgespec.runtimes.onnx.model import STEP_ROWS, OnnxModel, model_bytes
 from edgespec.runtimes.torch.draft import TorchDraft, open_draft
@@ -83,8 +83,8 @@ def tiny_model(path: Path, kind: str = "llama", **changes: Any) -> Path:
     return path
 
 
-def exported_draft(path: Path, capacity: int = 300, rows: int = 90) -> OnnxDraft:
-    return OnnxDraft(OnnxModel(open_exported(path)), capacity, rows)
+def exported_draft(path: Path, capacity: int = 300, rows: int = 90) -> ExportedDraft:
+    return ExportedDraft(OnnxModel(open_exported(path)), capacity, rows)
 
 
 def run(runtime: DraftRuntime, tokens: Sequence[int], parents: Sequence[int]) -> NDArray[np.float32]:
@@ -449,7 +449,7 @@ def test_devices_lists_engines_and_what_installs_the_others(monkeypatch: pytest.
     assert there["torch"].version
     assert there["onnx"].version
     others = {f"onnx:{name}" for name in providers.PROVIDERS if name != "cpu"}
-    assert set(there) == {"torch", "onnx", "llama_cpp"} | others
+    assert set(there) == {"torch", "onnx", "coreml", "llama_cpp"} | others
     assert "onnx  " in "\n".join(_engine_lines())
     missing = next(fact for fact in there.values() if fact.version is None)
     assert f"missing: {missing.install}" in " ".join(" ".join(_engine_lines()).split())

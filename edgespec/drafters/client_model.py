@@ -10,12 +10,12 @@ from pathlib import Path
 from edgespec.config import EngineOptions
 from edgespec.devices.probe import cpu_count
 from edgespec.drafters.engines import with_engine
+from edgespec.drafters.exported_model import check_tokens, slots_of
 from edgespec.drafters.model import ModelDrafter
-from edgespec.drafters.onnx_model import check_tokens, slots_of
 from edgespec.errors import Call, OptionError
+from edgespec.runtimes.exported.draft import ExportedDraft
 from edgespec.runtimes.formats.exported import is_exported
 from edgespec.runtimes.onnx.directory import open_exported
-from edgespec.runtimes.onnx.draft import OnnxDraft
 from edgespec.runtimes.onnx.model import OnnxModel
 from edgespec.runtimes.onnx.providers import find_provider
 from edgespec.text.tokenizer import Tokenizer
@@ -35,7 +35,12 @@ class ClientModel:
                 hint=Call("export_model", {"model": named, "out": "DIR"}),
             )
         engine = with_engine(options, {"draft_model": path}).draft_engine or ""
-        self.provider = engine.partition(":")[2] or "cpu"
+        name, _, provider = engine.partition(":")
+        if name != "onnx":
+            raise OptionError(
+                f"{path} was exported for {name}, and a client drafts with onnx; export it for that"
+            )
+        self.provider = provider or "cpu"
         find_provider(self.provider)
         self.exported, self.threads = open_exported(path), options.threads or cpu_count()
 
@@ -48,5 +53,5 @@ class ClientModel:
     def drafter(self, context: int, vocabulary: int) -> ModelDrafter:
         """For one conversation of so many positions, with a target of so many tokens; where static shapes
         have room for fewer positions, it drafts no further."""
-        runtime = OnnxDraft(self._model, context, slots_of(self.exported))
+        runtime = ExportedDraft(self._model, context, slots_of(self.exported))
         return ModelDrafter(runtime, vocabulary)

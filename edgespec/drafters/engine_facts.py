@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from edgespec.errors import MissingExtraError
+from edgespec.errors import DeviceError, MissingExtraError
+from edgespec.runtimes.coreml import package as coreml
 from edgespec.runtimes.llama_cpp import package as llama_cpp
 from edgespec.runtimes.onnx.providers import INSTALL, PROVIDERS, available
 
@@ -41,7 +42,14 @@ def engine_facts() -> list[EngineFact]:
         engine = "onnx" if name == "cpu" else f"onnx:{name}"
         found.append(EngineFact(engine, provider.use, own if name in there else None, install))
     try:
-        there_is: str | None = llama_cpp.package_version()
+        coreml.check_here()
+        there_is: str | None = coreml.package_version()
+    except (DeviceError, MissingExtraError):
+        there_is = None
+    use = "drafts on Apple's Neural Engine, which macOS has; written anywhere"
+    found.append(EngineFact("coreml", use, there_is, f"{coreml.INSTALL} on macOS"))
+    try:
+        there_is = llama_cpp.package_version()
     except MissingExtraError:
         there_is = None
     use = "drafts with a GGUF file, on cores that the target leaves free"

@@ -33,6 +33,7 @@ class DraftEngine:
 ENGINES = (
     DraftEngine("torch", "edgespec.drafters.draft_model:find"),
     DraftEngine("onnx", "edgespec.drafters.onnx_model:find", exports=True, beside=True),
+    DraftEngine("coreml", "edgespec.drafters.coreml_model:find", exports=True, beside=True),
     DraftEngine("llama_cpp", "edgespec.drafters.llama_cpp_model:find", beside=True),
 )
 

@@ -9,7 +9,7 @@ from edgespec.config import PRECISIONS
 from edgespec.errors import OptionError
 from edgespec.values import Option, Options
 
-EXPORT_ENGINES = ("onnx",)
+EXPORT_ENGINES = ("onnx", "coreml")
 EXPORT_PRECISIONS = ("fp32", "fp16", "int8")
 
 
@@ -38,19 +38,21 @@ class PackOptions(Options):
 class ExportOptions(Options):
     """What `export_model` writes; its keywords."""
 
-    engine: Annotated[str, Option("Who is to run it: onnx.", metavar="NAME", choices=EXPORT_ENGINES)] = "onnx"
+    engine: Annotated[
+        str, Option("Who is to run it: onnx or coreml.", metavar="NAME", choices=EXPORT_ENGINES)
+    ] = "onnx"
     precision: Annotated[
-        str,
+        str | None,
         Option(
             f"Numbers of weights, and of states where that is fp16: {', '.join(EXPORT_PRECISIONS)}.",
-            metavar="NAME", choices=EXPORT_PRECISIONS,
+            metavar="NAME", choices=EXPORT_PRECISIONS, default="fp32; of coreml fp16, which is all it has",
         ),
-    ] = "fp32"  # fmt: skip
+    ] = None  # fmt: skip
     rows: Annotated[
         int | None,
         Option(
             "Static shapes, which neural processors ask for: so many rows a pass of drafting.",
-            metavar="N", default="none, passes of any number of rows", least=1, most=64,
+            metavar="N", default="none, passes of any number of rows; of coreml 32", least=1, most=64,
         ),
     ] = None  # fmt: skip
     positions: Annotated[
@@ -63,7 +65,11 @@ class ExportOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.positions is not None and self.rows is None:
+        if self.engine == "coreml" and self.precision not in (None, "fp16"):
+            raise OptionError(
+                f"precision is {self.precision}, and the Neural Engine computes in fp16; leave precision= out"
+            )
+        if self.positions is not None and self.rows is None and self.engine != "coreml":
             raise OptionError(
                 f"positions is {self.positions}, but without rows= the cache has as many as it needs; name "
                 "rows=, or leave positions= out"

@@ -19,11 +19,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from edgespec.devices.files import read_bounded
-from edgespec.errors import Call, CorruptFileError, ModelError, UnsupportedModelError
+from edgespec.errors import Call, CorruptFileError, UnsupportedModelError
 from edgespec.offload.safetensors_header import read_header
 from edgespec.offload.strict_json import parse_manifest
 from edgespec.runtimes.config import ModelConfig
-from edgespec.runtimes.formats.describe import describe_model
+from edgespec.runtimes.exported.source import Digest, SourceRecord
 from edgespec.runtimes.formats.exported import MANIFEST, MANIFEST_BYTES, ExportHead
 from edgespec.runtimes.formats.packed import check_config
 from edgespec.runtimes.onnx.graph import OPSET, GraphBuilder, head_graph, layers_graph
@@ -35,15 +35,6 @@ MOST_ROWS = 512  # of a pass
 _GRAPH_LIMIT = 2**26  # of a graph; 200 layers take 2 MB
 
 Precision = Literal["fp32", "fp16", "int8"]
-Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,64}$")]
-Name = Annotated[str, msgspec.Meta(max_length=4096)]
-
-
-class SourceRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """The model that was exported, and its digest then; see `formats.describe.ModelFiles`."""
-
-    path: Name
-    digest: Digest
 
 
 class ExportManifest(msgspec.Struct, forbid_unknown_fields=True):
@@ -101,21 +92,7 @@ class Exported:
     @property
     def again(self) -> Call:
         """What exports the model anew."""
-        return Call("export_model", {"model": self.manifest.source.path[:300], "out": str(self.path)})
-
-    def check_source(self) -> None:
-        """Raises ModelError where the model that was exported is here, and has changed since."""
-        source, path = self.manifest.source, Path(self.manifest.source.path)
-        try:
-            now = describe_model(path).digest if path.exists() else source.digest
-        except (ModelError, OSError):
-            return  # no model any more
-        if now != source.digest:
-            raise ModelError(
-                f"{self.path} was exported from {source.path[:300]}, which has changed since (digest {now}, "
-                f"then {source.digest}); export it again, to another directory",
-                hint=self.again,
-            )
+        return self.manifest.source.again(self.path)
 
 
 def open_exported(path: Path) -> Exported:
@@ -145,7 +122,7 @@ def open_exported(path: Path) -> Exported:
             "again"
         )
     exported = Exported(path, config, manifest, _stored(path / WEIGHTS, config, manifest.precision))
-    exported.check_source()
+    manifest.source.check(path)
     return exported
 
 

@@ -18,6 +18,7 @@ from edgespec.errors import ModelError
 from edgespec.offload.chunks import SCALE
 from edgespec.offload.safetensors_header import HeaderEntry, build_header
 from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.exported.source import SourceRecord
 from edgespec.runtimes.formats.exported import MANIFEST
 from edgespec.runtimes.formats.whole import new_directory
 from edgespec.runtimes.onnx.directory import (
@@ -25,7 +26,6 @@ from edgespec.runtimes.onnx.directory import (
     WEIGHTS,
     ExportManifest,
     Precision,
-    SourceRecord,
     graph_names,
     make_graphs,
 )

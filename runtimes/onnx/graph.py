@@ -18,12 +18,12 @@ import numpy as np
 
 from edgespec.offload.chunks import SCALE
 from edgespec.runtimes.config import FINAL_NORM, ModelConfig
+from edgespec.runtimes.exported.host import mask_name, mask_windows
 from edgespec.runtimes.onnx import proto
 from edgespec.runtimes.onnx.layout import BLOCK, Stored, head_name
 
 OPSET, IR_VERSION = 17, 8
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operations
-MASKED = -4e4  # added to a score that does not count: fp16 holds it
 
 
 class GraphBuilder:
@@ -169,15 +169,6 @@ def head_graph(config: ModelConfig, build: GraphBuilder, rows: int | None = None
         logits = build.op("Cast", logits, to=proto.FLOAT)
     build.output(logits, "logits", [t, config.vocab_size], "F32")
     return build.model("head")
-
-
-def mask_windows(config: ModelConfig) -> list[int | None]:
-    """How far back layers attend: a mask for each; None = to all positions."""
-    return sorted({config.window(layer) for layer in range(config.layers)}, key=lambda w: w or 0)
-
-
-def mask_name(window: int | None) -> str:
-    return "mask" if window is None else f"mask_{window}"
 
 
 def _rotated(build: GraphBuilder, x: str, cos: str, sin: str, head_dim: int) -> str:

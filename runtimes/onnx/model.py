@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.config import EMBEDDING
+from edgespec.runtimes.exported.host import mask_name, mask_of, mask_windows, states_of
 from edgespec.runtimes.onnx.directory import WEIGHTS, Exported
-from edgespec.runtimes.onnx.graph import MASKED, mask_name, mask_windows
 from edgespec.runtimes.onnx.layout import ROPE
 from edgespec.runtimes.onnx.sessions import Assignment, OpenGraph
 
@@ -55,11 +55,11 @@ class OnnxModel:
 
     @property
     def most_rows(self) -> int:
-        """Of one call."""
+        """See `exported.draft.OpenModel`."""
         return self._buckets[-1].rows or STEP_ROWS
 
     def new_cache(self, positions: int) -> NDArray[Any]:
-        """Keys, or values, of one layer: [kv_heads, positions, head_dim]."""
+        """See `exported.draft.OpenModel`."""
         return np.zeros((self.config.kv_heads, positions, self.config.head_dim), dtype=self.dtype)
 
     def run(
@@ -71,21 +71,12 @@ class OnnxModel:
         cache: Sequence[NDArray[Any]],
         place: int,
     ) -> NDArray[Any]:
-        """States [n, d] behind the last norm; keys and values go into the cache, to `place` and behind.
-
-        positions: [n] absolute. seen: what rows see of the cache up to `place`, [n, place], and the positions
-        [place] of what lies there. among: [n, n] what they see of one another. Raises ModelError where states
-        are not finite.
-        """
+        """See `exported.draft.OpenModel`."""
         n, bucket = len(tokens), self._bucket(len(tokens))
         rows, held = bucket.rows or n, cache[0].shape[1]
         inputs = self._states(tokens, positions, rows)
         for window in self._windows:
-            mask = np.full((rows, held + rows), MASKED, dtype=self.dtype)
-            for column, visible, keys in ((0, *seen), (held, among, positions)):
-                if window is not None:
-                    visible = visible & (keys[None] > positions[:, None] - window)
-                mask[:n, column : column + len(keys)][visible] = 0
+            mask = mask_of(window, positions, seen, among, held, rows).astype(self.dtype)
             inputs[mask_name(window)] = np.tile(mask, (self.config.heads // self.config.kv_heads, 1))
         normed = np.empty((rows, self.config.hidden_size), dtype=self.dtype)
         outputs = {"normed": normed}
@@ -100,7 +91,7 @@ class OnnxModel:
         return normed[:n]
 
     def head(self, normed: NDArray[Any], logits: NDArray[np.float32]) -> None:
-        """Fills logits [n, V]. Raises ModelError where they are not finite."""
+        """See `exported.draft.OpenModel`."""
         n, bucket = len(normed), self._bucket(len(normed))
         rows = bucket.rows or n
         out = logits if rows == n else np.empty((rows, logits.shape[1]), dtype=np.float32)
@@ -118,16 +109,7 @@ class OnnxModel:
 
     def _states(self, tokens: Sequence[int], positions: IntArray, rows: int) -> dict[str, NDArray[Any]]:
         """Embeddings [rows, d] and angles [rows, head_dim] of n tokens, and zeros behind."""
-        known = np.minimum(
-            np.array(tokens, dtype=np.int64), len(self._embedding) - 1
-        )  # of padding: any will do
-        angles = (positions.astype(np.float32)[:, None] * self._angles).astype(np.float64)
-        cos, sin = np.cos(angles), np.sin(angles)
-        found = {
-            "hidden": self._embedding[known],
-            "cos": np.concatenate([cos, cos], axis=1),
-            "sin": np.concatenate([-sin, sin], axis=1),
-        }
+        found = states_of(self._embedding, self._angles, tokens, positions)
         return {name: _padded(array.astype(self.dtype), rows) for name, array in found.items()}
 
     def _bucket(self, n: int) -> _Bucket:

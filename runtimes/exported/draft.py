@@ -1,4 +1,4 @@
-"""The ONNX draft runtime: a model that ONNX Runtime has open, with one conversation's cache. No torch.
+"""The draft runtime of an exported model that an engine has open, with one conversation's cache. No torch.
 
     keys, values    a layer: [kv_heads, C, head_dim]: what is committed, the slots, and room
 
@@ -10,24 +10,57 @@ the mask each sees its own ancestors.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ContextError
 from edgespec.runtimes.base import IntArray
-from edgespec.runtimes.onnx.model import OnnxModel
+from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.rows import kept_parents, slot_depths
 
 GROWTH = 256  # positions that a cache begins with, where it may grow; then a half more each time
 BLOCK = 64  # it has a multiple of
 
 
-class OnnxDraft:
+class OpenModel(Protocol):
+    """An exported model that an engine has open, shared by conversations."""
+
+    config: ModelConfig
+    positions: int  # of a cache; 0 = any
+
+    @property
+    def most_rows(self) -> int:
+        """Of one call."""
+
+    def new_cache(self, positions: int) -> NDArray[Any]:
+        """Keys, or values, of one layer: [kv_heads, positions, head_dim]."""
+
+    def run(
+        self,
+        tokens: Sequence[int],
+        positions: IntArray,
+        seen: tuple[NDArray[np.bool_], IntArray],
+        among: NDArray[np.bool_],
+        cache: Sequence[NDArray[Any]],
+        place: int,
+    ) -> NDArray[Any]:
+        """States [n, d] behind the last norm, of n rows at absolute `positions`; their keys and values go
+        into the cache, to `place` and behind.
+
+        seen: what rows see of the cache up to `place`, [n, place], and the positions [place] of what lies
+        there. among: [n, n] what they see of one another. Raises ModelError where states are not finite.
+        """
+
+    def head(self, normed: NDArray[Any], logits: NDArray[np.float32]) -> None:
+        """Fills logits [n, V]. Raises ModelError where they are not finite."""
+
+
+class ExportedDraft:
     """See `runtimes.base.DraftRuntime`."""
 
-    def __init__(self, model: OnnxModel, capacity: int, rows: int) -> None:
+    def __init__(self, model: OpenModel, capacity: int, rows: int) -> None:
         """For a conversation of `capacity` positions, or what the model has room for beside `rows` slots."""
         self.model, self.rows = model, rows
         self.capacity = min(capacity, model.config.max_context)
@@ -57,7 +90,7 @@ class OnnxDraft:
             self.length += len(block)
             yield start + len(block)
 
-    def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> OnnxDraftPass:
+    def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> ExportedDraftPass:
         first, last = len(self._parents), len(self._parents) + len(tokens)
         added = np.array(parents, dtype=np.int64)
         if last > self.rows:
@@ -66,7 +99,7 @@ class OnnxDraft:
             raise ValueError("a slot's parent must be an earlier slot or -1")
         self._hold(self.length + last)
         self._adopt(np.concatenate([self._parents, added]), first)
-        return OnnxDraftPass(self, tokens, first)
+        return ExportedDraftPass(self, tokens, first)
 
     def commit(self, path: Sequence[int], keep: Sequence[int]) -> None:
         parents = kept_parents(self._parents, path, keep)
@@ -126,10 +159,10 @@ class OnnxDraft:
             self._cache[index][:, :before] = part
 
 
-class OnnxDraftPass:
+class ExportedDraftPass:
     """See `runtimes.base.DraftPass`: a part is a call of the largest size."""
 
-    def __init__(self, draft: OnnxDraft, tokens: Sequence[int], first: int) -> None:
+    def __init__(self, draft: ExportedDraft, tokens: Sequence[int], first: int) -> None:
         self.draft, self.tokens, self.first = draft, tokens, first
         self.done = 0
         self._logits = np.empty((len(tokens), draft.model.config.vocab_size), dtype=np.float32)

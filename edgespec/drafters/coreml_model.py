@@ -1,0 +1,45 @@
+"""A draft model that was exported for Core ML, in a process of its own. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from edgespec.drafters.channel import Load
+from edgespec.drafters.exported_model import ExportedFiles, slots_of
+from edgespec.drafters.process import command
+from edgespec.drafters.resident import Found, Search
+from edgespec.drafters.worker import Opened, run
+from edgespec.runtimes.coreml.directory import open_coreml
+from edgespec.runtimes.coreml.model import CoreMLModel, model_bytes
+from edgespec.runtimes.coreml.package import check_here
+from edgespec.runtimes.exported.draft import ExportedDraft
+
+
+def find(search: Search, found: dict[str, Found]) -> ExportedFiles:
+    """The exported model that is named.
+
+    Raises DeviceError where there is no Core ML, MissingExtraError, ModelError as `open_coreml`,
+    TokenizerError when its tokens are not the target's.
+    """
+    check_here()
+    assert search.worker is not None
+    exported = open_coreml(search.given["draft_model"])
+    load = Load(str(exported.path.resolve()), search.worker)
+    program = command("edgespec.drafters.coreml_model:main")
+    return ExportedFiles(exported, search.tokenizer, load, program, partial(model_bytes, exported))
+
+
+def coreml_model(load: Load, progress: Callable[[int], None]) -> Opened:
+    """An exported model, run by Core ML; see `drafters.worker.OpenModel`. Raises as `open_coreml` and
+    `CoreMLModel`."""
+    exported = open_coreml(Path(load.model))
+    model = CoreMLModel(exported)
+    progress(exported.nbytes)
+    return Opened(lambda capacity: ExportedDraft(model, capacity, slots_of(exported)))
+
+
+def main() -> None:
+    """What the worker process runs."""
+    run(coreml_model)

@@ -1,0 +1,1 @@
+"""Models that Core ML executes on a Mac: how they are written, checked and run. Needs no torch."""

@@ -1,0 +1,160 @@
+"""A directory with a model that was exported for Core ML. Needs no torch.
+
+    DIR/exported.json       engine, shapes, whose model and vocabulary it is
+    DIR/host.safetensors    what the host reads: angles, and the embedding (F16)
+    DIR/model.mlpackage     a function for each number of rows, of the layers and of the LM head; see `graph`
+    DIR/tokenizer.json      and the rest of the tokenizer
+
+All of it is hostile until checked: a package is run only if it has the functions and operations that `graph`
+writes, and no weights but its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from edgespec.devices.files import read_bounded
+from edgespec.errors import Call, CorruptFileError, UnsupportedModelError
+from edgespec.offload.safetensors_header import read_header
+from edgespec.offload.strict_json import parse_object
+from edgespec.runtimes.config import EMBEDDING, ModelConfig
+from edgespec.runtimes.coreml.graph import OPERATIONS
+from edgespec.runtimes.coreml.package import runtime
+from edgespec.runtimes.exported.source import Digest, SourceRecord
+from edgespec.runtimes.formats.exported import MANIFEST, MANIFEST_BYTES, ExportHead
+from edgespec.runtimes.formats.packed import check_config
+
+HOST = "host.safetensors"
+PACKAGE = "model.mlpackage"
+FORMAT = 1  # another, when `graph` would write something else
+ROPE = "rope"
+_PROGRAM = "Data/com.apple.CoreML/model.mlmodel"
+_WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
+_BLOB = "@model_path/weights/weight.bin"
+_PROGRAM_LIMIT = 2**26
+
+
+class CoreMLManifest(msgspec.Struct, forbid_unknown_fields=True):
+    """rows: of a pass, ascending; positions: of the cache. vocabulary: see
+    `onnx.directory.ExportManifest`."""
+
+    format: int
+    engine: Literal["coreml"]
+    rows: Annotated[
+        list[Annotated[int, msgspec.Meta(ge=1, le=512)]], msgspec.Meta(min_length=1, max_length=8)
+    ]
+    positions: Annotated[int, msgspec.Meta(ge=64, le=2**20)]
+    vocabulary: Digest
+    source: SourceRecord
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CoreMLExported:
+    """A model exported for Core ML, checked. host: by tensor, encoding and place in its file."""
+
+    path: Path
+    config: ModelConfig
+    manifest: CoreMLManifest
+    host: dict[str, tuple[str, int]]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the weights that a pass reads."""
+        return (self.path / PACKAGE / _WEIGHTS).stat().st_size
+
+    @property
+    def element(self) -> int:
+        """Bytes of a number of the cache."""
+        return 2
+
+    @property
+    def again(self) -> Call:
+        """What exports the model anew."""
+        return self.manifest.source.again(self.path)
+
+
+def function_names(rows: int) -> tuple[str, str]:
+    """Of the layers and of the LM head."""
+    return f"layers_{rows}", f"head_{rows}"
+
+
+def open_coreml(path: Path) -> CoreMLExported:
+    """The exported model in a directory; reads no weights.
+
+    Raises ModelError where it is none or its source has changed, UnsupportedModelError for another format,
+    CorruptFileError for anything unsound, StorageError, MissingExtraError.
+    """
+    raw = read_bounded(path / MANIFEST, MANIFEST_BYTES)
+    parse_object(raw, str(path / MANIFEST))  # names no key twice
+    try:
+        found = msgspec.json.decode(raw, type=ExportHead).format
+        if found != FORMAT:
+            raise UnsupportedModelError(
+                f"{path / MANIFEST} has format {found}, this EdgeSpec reads format {FORMAT}; export again"
+            )
+        manifest = msgspec.json.decode(raw, type=CoreMLManifest)
+        config = ModelConfig.from_dict(manifest.config)
+        check_config(config)
+        if manifest.rows != sorted(set(manifest.rows)):
+            raise ValueError(f"rows {manifest.rows}")
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise CorruptFileError(f"{path / MANIFEST} is not a sound manifest: {error}") from None
+    tensors, _ = read_header(path / HOST)
+    wanted = {
+        ROPE: ("F32", (config.head_dim // 2,)),
+        EMBEDDING: ("F16", (config.vocab_size, config.hidden_size)),
+    }
+    if {name: (t.encoding, t.shape) for name, t in tensors.items()} != wanted:
+        raise CorruptFileError(f"{path / HOST} does not hold what its manifest names; export again")
+    _check_package(path / PACKAGE, {name for rows in manifest.rows for name in function_names(rows)})
+    manifest.source.check(path)
+    host = {name: (t.encoding, t.offset) for name, t in tensors.items()}
+    return CoreMLExported(path, config, manifest, host)
+
+
+def _check_package(package: Path, functions: set[str]) -> None:
+    """Raises CorruptFileError for a package that is not one of ours."""
+    runtime()  # quietly
+    from coremltools.proto import Model_pb2
+
+    def refuse(why: str) -> CorruptFileError:
+        return CorruptFileError(
+            f"{package} is not what EdgeSpec writes ({why}), so it is not run; export again"
+        )
+
+    files = {
+        p.relative_to(package).as_posix() for p in package.rglob("*") if not p.is_dir() or p.is_symlink()
+    }
+    if files != {"Manifest.json", _PROGRAM, _WEIGHTS} or any(p.is_symlink() for p in package.rglob("*")):
+        raise refuse(f"its files are {sorted(files)[:5]}")
+    listed = parse_object(read_bounded(package / "Manifest.json", MANIFEST_BYTES), str(package))
+    entries = listed.get("itemInfoEntries")
+    paths = (
+        {e.get("path") for e in entries.values() if isinstance(e, dict)}
+        if isinstance(entries, dict)
+        else set()
+    )
+    if paths != {"com.apple.CoreML/model.mlmodel", "com.apple.CoreML/weights"}:
+        raise refuse("its manifest names other files")
+    spec = Model_pb2.Model()
+    try:
+        spec.ParseFromString(read_bounded(package / _PROGRAM, _PROGRAM_LIMIT))
+    except Exception as error:  # of protobuf's
+        raise refuse(str(error)) from None
+    if spec.WhichOneof("Type") != "mlProgram" or set(spec.mlProgram.functions) != functions:
+        raise refuse("it has other functions")
+    for function in spec.mlProgram.functions.values():
+        for block in function.block_specializations.values():
+            for op in block.operations:
+                values = [
+                    *op.attributes.values(),
+                    *(b.value for a in op.inputs.values() for b in a.arguments),
+                ]
+                blobs = {v.blobFileValue.fileName for v in values if v.HasField("blobFileValue")}
+                if op.type not in OPERATIONS or op.blocks or blobs - {_BLOB}:
+                    raise refuse(f"an operation {op.type[:40]!r} in it")

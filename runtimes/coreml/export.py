@@ -1,0 +1,112 @@
+"""Writing a model for Core ML: on any system that coremltools is for. Needs no torch; who has the weights
+gives them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ModelError
+from edgespec.offload.safetensors_header import HeaderEntry, build_header
+from edgespec.runtimes.config import EMBEDDING, ModelConfig
+from edgespec.runtimes.coreml.directory import FORMAT, HOST, PACKAGE, ROPE, CoreMLManifest, function_names
+from edgespec.runtimes.coreml.graph import head_program, layers_program
+from edgespec.runtimes.coreml.package import runtime
+from edgespec.runtimes.exported.source import SourceRecord
+from edgespec.runtimes.formats.exported import MANIFEST
+from edgespec.runtimes.formats.whole import new_directory
+
+PARTS = "parts"  # packages of one function each, until they are put together
+
+
+def write_coreml(
+    out: Path,
+    config: ModelConfig,
+    read: Callable[[str], NDArray[np.float32]],
+    *,
+    rows: Sequence[int],
+    positions: int,
+    source: SourceRecord,
+    vocabulary: str,
+    beside: Mapping[str, bytes],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Write a model to the new directory `out`; arguments as `onnx.export.write_exported`. progress: gets
+    functions done, and in all.
+
+    A function's weights are in memory several times while it is converted. Raises MissingExtraError,
+    ModelError for a weight beyond fp16, and as `new_directory` and `read`.
+    """
+    ct = runtime()
+    config = replace(config, rope=replace(config.rope, interleaved=False))
+    manifest = CoreMLManifest(FORMAT, "coreml", list(rows), positions, vocabulary, source, config.to_dict())
+    files = {**beside, MANIFEST: (json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n").encode()}
+
+    def checked(name: str) -> NDArray[np.float32]:
+        found = read(name)
+        if not (np.abs(found) <= np.finfo(np.float16).max).all():
+            raise ModelError(f"{name} has a weight beyond fp16, which Core ML computes in; use engine=onnx")
+        return found
+
+    weights = sum(a * b for layer in range(config.layers) for a, b in config.matrix_shapes(layer).values())
+    embedding = config.vocab_size * config.hidden_size
+    nbytes = 2 * (weights + 2 * embedding) * (len(rows) + 1)  # each function by itself first
+    with new_directory(out, {HOST, PACKAGE, PARTS, *files}, nbytes) as work:
+        for name, content in files.items():
+            (work / name).write_bytes(content)
+        host = {ROPE: read(ROPE).astype("<f4"), EMBEDDING: checked(EMBEDDING).astype("<f2")}
+        _write_host(work / HOST, host)
+        descriptor, done = ct.utils.MultiFunctionDescriptor(), 0
+        parts = work / PARTS
+        parts.mkdir()
+        for bucket in rows:
+            programs = (
+                layers_program(config, checked, bucket, positions),
+                head_program(config, checked, bucket),
+            )
+            for name, program in zip(function_names(bucket), programs, strict=True):
+                path = str(parts / f"{name}.mlpackage")
+                _converted(ct, program).save(path)
+                descriptor.add_function(path, src_function_name="main", target_function_name=name)
+                descriptor.default_function_name = name
+                done += 1
+                progress(done, 2 * len(rows))
+        with redirect_stderr(StringIO()):
+            ct.utils.save_multifunction(descriptor, str(work / PACKAGE))
+        shutil.rmtree(parts)
+
+
+def _converted(ct: Any, program: Any) -> Any:
+    """A program as a package with one function. It is as it is to be: no pass rewrites it."""
+    with redirect_stderr(StringIO()):  # bars
+        return ct.convert(
+            program,
+            convert_to="mlprogram",
+            minimum_deployment_target=ct.target.iOS18,
+            compute_units=ct.ComputeUnit.CPU_AND_NE,
+            pass_pipeline=ct.PassPipeline.EMPTY,
+            skip_model_load=True,
+        )
+
+
+def _write_host(path: Path, tensors: Mapping[str, NDArray[Any]]) -> None:
+    entries, place = [], 0
+    for name, array in tensors.items():
+        entries.append(
+            HeaderEntry(name, "F16" if array.dtype == "<f2" else "F32", array.shape, place, array.nbytes)
+        )
+        place += array.nbytes
+    with open(path, "wb") as file:
+        file.write(build_header(iter(entries)))
+        for array in tensors.values():
+            file.write(np.ascontiguousarray(array).data)
