@@ -41,6 +41,13 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than processors (`-n auto`): servers, workers and timeouts are often waited for."""
+    from edgespec.devices.probe import cpu_count
+
+    return cpu_count() + 1
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--order", help="run the tests of each file reversed, or shuffled by this number")
 
