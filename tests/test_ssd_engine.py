@@ -29,6 +29,7 @@ from edgespec.schedules.ssd import Ssd
 from tests.eagles import write_eagle
 from tests.moa import write_moa
 from tests.sessions import in_threads, tokens_of
+from tests.streamings import write_streaming
 from tests.test_session import packed_with_copy, prompt_of
 
 PROMPT = prompt_of(70)  # the first slots share a block of keys with the prefix
@@ -37,6 +38,8 @@ GREEDY = GenerationOptions(max_tokens=COUNT, ignore_eos=True)
 SAMPLED = GenerationOptions(max_tokens=COUNT, ignore_eos=True, temperature=0.9, top_p=0.95, seed=7)
 BUDGET = TreeBudget(12, 4, 3)
 DRAFTERS = ["ngram", "model", "substitute", "ngram+model", "ngram+substitute", "moa", "ngram+moa", "eagle"]
+DRAFTERS += ["streaming"]
+TRAINED = {"moa", "eagle", "streaming"}
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +48,14 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packed = packed_with_copy(folder, max_position_embeddings=2048)
     write_moa(packed, folder / "moa")
     write_eagle(folder / "m", "exits", out=folder / "eagle")
+    write_streaming(folder / "m", "exits", out=folder / "streaming")
     return packed
 
 
 def load(packed: Path, drafter: str, **options: Any) -> Engine:
     if "model" in drafter:
         options["draft_model"] = packed.parent / "m"  # it knows what the target says
-    for trained in ("moa", "eagle"):
+    for trained in TRAINED:
         if trained in drafter:
             options["adapters"] = packed.parent / trained
     settings = {"memory": "4GB", "context": 600, "resident_layers": 1, "schedule": "ssd", **options}
@@ -101,7 +105,7 @@ def test_waits_are_drafted_in(
             else:
                 assert stats.drafted_while_verifying > 20
                 # int4 makes others of random weights, and what was never trained knows little of them
-                knows = not {"substitute", "moa", "eagle"} & {*drafter.split("+")}
+                knows = not ({"substitute"} | TRAINED) & {*drafter.split("+")}
                 assert stats.cache_hits > 0 or not knows
 
 
@@ -203,7 +207,7 @@ def test_every_drafter_that_can_is_tested() -> None:
         options = EngineOptions(
             drafter=drafter,
             draft_model="m" if "model" in drafter else None,
-            adapters="a" if {"moa", "eagle"} & {*drafter.split("+")} else None,
+            adapters="a" if TRAINED & {*drafter.split("+")} else None,
         )
         assert choose_drafters(options) == tuple(drafter.split("+"))
 
