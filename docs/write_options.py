@@ -24,6 +24,7 @@ from edgespec.training.options import (
     EagleOptions,
     MoaOptions,
     SpecFormerOptions,
+    StreamingOptions,
 )
 from edgespec.values import Field, Options, options_of
 
@@ -43,6 +44,7 @@ OF_COMMANDS: dict[str, type[Options]] = {  # beside what is common
     "train moa": MoaOptions,
     "train eagle": EagleOptions,
     "train specformer": SpecFormerOptions,
+    "train streaming": StreamingOptions,
 }
 
 
@@ -81,6 +83,8 @@ def updated(page: str) -> str:
         )
         if count != 1:
             raise SystemExit(f"{PAGE} has {count} tables of {name}; it must have one, between its two marks")
+    if unknown := set(re.findall("<!-- (.*): written by write_options.py -->", page)) - tables.keys():
+        raise SystemExit(f"{PAGE} has marks of {', '.join(sorted(unknown))}, which nobody writes")
     return page
 
 
