@@ -87,6 +87,7 @@ class FakeSession:
         prompt: Sequence[int],
         options: GenerationOptions,
         progress: Callable[[Progress], None] | None = None,
+        safe: int | None = None,
     ) -> Generator[Response, None, None]:
         wanted = options.max_tokens or 1
         if len(prompt) + wanted > self.context:
