@@ -25,9 +25,6 @@ from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.kv_cache import Inside, Overlay, TorchKVCache
 
 KV = tuple[Tensor, Tensor]  # of one layer, [kv_heads, places, head_dim] each
-# A prompt's block of so few rows is attended to as a chain of drafts is, where that is compiled, in one call
-# with trees: 32 blocks of 18 rows took torch 42 ms a layer of the 1b shape, a seventh of the pass.
-SHORT = 32
 GATHER_ROWS = 16  # rows whose own blocks are gathered at a time: bounds the copy's memory
 # Numbers of rows and keys of a prompt's attention are multiples of this and of BLOCK: in bf16 torch keeps
 # compiled code, some 20 KB, for each pair of remainders that it meets, in each thread and for ever.
@@ -44,13 +41,13 @@ class AttentionPlan:
             assert isinstance(cache, TorchKVCache)
             span = slice(segment.start, segment.stop)
             slots, positions = rows.slots[span], rows.positions[span]
-            kind = _Prefill if prompt and not (len(segment) <= SHORT and suits(cache.k)) else _Tree
+            # Short blocks, too: the rest of a prompt of which a part is kept was of a longer one before.
+            kind = _Prefill if prompt else _Tree
             part = kind(cache, slots, positions, device)
             self.parts.append((cache, span, slots, part))
             if isinstance(part, _Tree):
                 trees.append(part)
-        self.trees = len(trees)  # the first parts, in one call: short blocks come before long ones
-        assert all(isinstance(part, _Tree) for *_, part in self.parts[: self.trees])
+        self.trees = len(trees)  # the first parts, in one call
         self.guarded = [tree.cache for tree in trees if isinstance(tree.cache, Inside)]
         compiled = bool(trees) and all(suits(tree.cache.k) for tree in trees)
         self.compiled = TreeAttention([tree.past for tree in trees]) if compiled else None
