@@ -8,6 +8,7 @@ behind a pass's own until that has ended:
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ class StreamingDraft:
         slots = rows + width * module.shape.streams
         config = all_layers(module.config, module.shape)
         self.cache = TorchKVCache(config, context, slots, target.dtype, target.device)
-        self.beyond: NDArray[np.float32] = np.empty((0, 0, 0), np.float32)
+        self._latest: weakref.ref[StreamingPass] | None = None
 
     @property
     def length(self) -> int:
@@ -51,6 +52,13 @@ class StreamingDraft:
     @property
     def capacity(self) -> int:
         return self.cache.capacity
+
+    @property
+    def beyond(self) -> NDArray[np.float32]:
+        """[n, streams, V] what the latest pass says of the tokens behind the next one, as long as
+        somebody has that pass."""
+        under_way = self._latest and self._latest()
+        return under_way.beyond if under_way else np.empty((0, 0, 0), np.float32)
 
     def prefill(self, tokens: Sequence[int]) -> Iterator[int]:
         """Runs blocks of a prompt's size, a layer at a time."""
@@ -72,7 +80,9 @@ class StreamingDraft:
             yield start + len(block)
 
     def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> StreamingPass:
-        return StreamingPass(self, tokens, parents)
+        under_way = StreamingPass(self, tokens, parents)
+        self._latest = weakref.ref(under_way)
+        return under_way
 
     def commit(self, path: Sequence[int], keep: Sequence[int]) -> None:
         self.cache.commit(path, keep)
@@ -98,12 +108,7 @@ class StreamingPass:
         draft, module = self.draft, self.draft.module
         use_threads(draft.target.threads)
         if self._head is not None:
-            done = self._head.advance()
-            if done and self.streams:
-                draft.beyond = self._head.logits[self.n :].reshape(self.n, self.streams, -1)
-            elif done:
-                draft.beyond = np.empty((self.n, 0, self._head.logits.shape[1]), np.float32)
-            return done
+            return self._head.advance()
         if self.layer == module.before and self.streams:
             self._branch()
         self.hidden = module.run_layer(self.layer, self.hidden, self.rows, self.attention)
@@ -138,6 +143,13 @@ class StreamingPass:
     def logits(self) -> NDArray[np.float32]:
         assert self._head is not None
         return self._head.logits[: self.n]
+
+    @property
+    def beyond(self) -> NDArray[np.float32]:
+        """[n, streams, V]"""
+        assert self._head is not None
+        said = self._head.logits
+        return said[self.n :].reshape(self.n, self.streams, said.shape[1])
 
 
 def conversation_bytes(
