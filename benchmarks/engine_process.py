@@ -154,7 +154,7 @@ class Conversations:
         if self.paced is None:
             model = Path(mode["model"]).resolve()
             load, nbytes = Load(str(model), 1), describe_model(model).table.nbytes
-            self.paced = Beside(load, nbytes, 0, program=paced_worker.command(mode["ms"]))
+            self.paced = Beside(load, nbytes, 0, program=paced_worker.program(mode["ms"]))
             controller = make_controller(engine.plan, [self.paced])
         drafters = [self.paced.drafter(cache, engine.config.vocab_size)]
         decides: Controller = fixed(mode["steps"]) if mode["steps"] else controller

@@ -21,10 +21,10 @@ from edgespec.runtimes.base import DraftPass, DraftRuntime
 PACE = "PACE_MS"  # in the environment of the worker
 
 
-def command(milliseconds: float) -> list[str]:
+def program(milliseconds: float) -> process.Program:
     """What runs it in a process of its own, which inherits the environment of this one."""
     os.environ[PACE] = str(milliseconds)
-    return process.command(f"{__name__}:main")
+    return process.Program(process.command(f"{__name__}:main"))
 
 
 @dataclass

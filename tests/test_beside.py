@@ -52,7 +52,7 @@ from edgespec.drafters.combined import Combined
 from edgespec.drafters.inbox import Inbox
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
-from edgespec.drafters.process import Question, command
+from edgespec.drafters.process import Program, Question, command
 from edgespec.drafters.worker import Desk
 from edgespec.errors import Cancelled, CorruptFileError, DeviceError
 from edgespec.schedules.serial import Serial
@@ -66,7 +66,7 @@ COUNT = 70  # tokens of a reply
 
 
 def start(program: str = "table", **options: Any) -> Beside:
-    where = command(f"{worker_programs.__name__}:{program}")
+    where = Program(command(f"{worker_programs.__name__}:{program}"))
     return Beside(Load("none", 1), 1000, 192, program=where, **options)
 
 
@@ -565,8 +565,8 @@ def test_a_worker_that_cannot_start(program: str, error: type[Exception], words:
     with pytest.raises(error, match=words):
         start(program, progress=seen.append)
     assert seen == ([7] if program in ("corrupt", "out_of_memory") else [])
-    with pytest.raises(DeviceError, match=r"the draft worker did not start: .*No such file"):
-        Beside(Load("none", 1), 1, 192, program=["/nowhere/python"])
+    with pytest.raises(DeviceError, match=r"the draft worker did not start: .*No such file.*; walk$"):
+        Beside(Load("none", 1), 1, 192, program=Program(["/nowhere/python"], "walk"))
 
 
 def test_a_start_ends_when_it_takes_too_long_or_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ from edgespec.drafters.channel import (
 )
 from edgespec.drafters.growth import MAX_PASSES
 from edgespec.drafters.model import ModelDrafter
-from edgespec.drafters.process import TICK, Question, Worker, command
+from edgespec.drafters.process import TICK, Program, Question, Worker, command
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 
 SILENCE = 0.5  # seconds; the machine may be busy
@@ -64,12 +64,12 @@ class Beside:
         nbytes: int,
         rows: int,
         progress: Callable[[int], None] | None = None,
-        program: Sequence[str] | None = None,
+        program: Program | None = None,
     ) -> None:
         """nbytes, rows: see `drafters.resident.Resident`. program: see `process.Worker`, and what it
         raises."""
         self.nbytes, self.rows = nbytes, rows
-        self.worker = Worker(program or command())
+        self.worker = Worker(program or Program(command()))
         self._close = weakref.finalize(self, self.worker.close)
         self.worker.load(load, progress or (lambda nbytes: None))
 

@@ -3,13 +3,14 @@ process. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.channel import Load
 from edgespec.drafters.model import DRAFT_ROWS, further_rows
+from edgespec.drafters.process import Program
 from edgespec.drafters.resident import Resident
 from edgespec.drafters.vocabulary import check_vocabulary, vocabulary_digest
 from edgespec.errors import Call, OptionError, TokenizerError
@@ -22,6 +23,7 @@ from edgespec.text.tokenizer import Tokenizer
 # A process without torch before it has a model: interpreter, numpy, tokenizer's and ONNX Runtime's libraries
 # (measured, Linux, ONNX Runtime 1.32: 45 MB, and 55 more with a first graph).
 WORKER_BYTES = 110 * 10**6
+INSTEAD = "name what it was exported from to draft with torch"  # where the process does not start
 
 
 class StaticShapes(Protocol):
@@ -69,7 +71,7 @@ class ExportedFiles:
         exported: ExportedModel,
         tokenizer: Tokenizer,
         load: Load,
-        program: Sequence[str],
+        program: Program,
         model_bytes: Callable[[int, int], int],
     ) -> None:
         """tokenizer: the target's. load, program: of its process. model_bytes: of the open model with one

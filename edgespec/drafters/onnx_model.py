@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from edgespec.drafters.channel import Load
-from edgespec.drafters.exported_model import ExportedFiles, slots_of
-from edgespec.drafters.process import command
+from edgespec.drafters.exported_model import INSTEAD, ExportedFiles, slots_of
+from edgespec.drafters.process import Program, command
 from edgespec.drafters.resident import Found, Search
 from edgespec.drafters.worker import Opened, run
 from edgespec.runtimes.exported.draft import ExportedDraft
@@ -30,7 +30,7 @@ def find(search: Search, found: dict[str, Found]) -> ExportedFiles:
     assert search.worker is not None
     exported = open_exported(search.given["draft_model"])
     load = Load(str(exported.path.resolve()), search.worker, provider)
-    program = command("edgespec.drafters.onnx_model:main")
+    program = Program(command("edgespec.drafters.onnx_model:main"), INSTEAD)
     return ExportedFiles(exported, search.tokenizer, load, program, partial(model_bytes, exported))
 
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
 from time import monotonic, perf_counter
@@ -42,6 +43,7 @@ from edgespec.errors import DeviceError, EdgeSpecError, ModelError, StorageError
 
 TICK = 0.05  # seconds, after which whoever waits looks whether he is cancelled
 START = 120.0  # seconds without a word, after which a start has failed: torch from a slow disk takes tens
+ABORTED = 6  # the signal that a process sends to itself: of a failed assertion (SIGABRT)
 END = 5.0  # seconds that a killed process may take to be gone
 MOST_WAITING = 64  # messages not taken yet, beyond which it is lost
 # With the paths of this process, so that it runs the same code, and never what lies in the current directory.
@@ -63,9 +65,20 @@ def command(program: str = "edgespec.drafters.worker:main") -> list[str]:
     ]
 
 
-def _not_started(why: object) -> DeviceError:
-    way = "leave draft_worker= out to draft in this process"
-    return DeviceError(f"the draft worker did not start: {why}; {way}")
+@dataclass(frozen=True)
+class Program:
+    """What runs in the process.
+
+    instead: what to do where it does not start, in words. asserts: its library ends the process (SIGABRT)
+    where a model's file is not what it expects.
+    """
+
+    command: Sequence[str]
+    instead: str = "leave draft_worker= out to draft in this process"
+    asserts: bool = False
+
+    def not_started(self, why: object) -> DeviceError:
+        return DeviceError(f"the draft worker did not start: {why}; {self.instead}")
 
 
 class Question:
@@ -89,8 +102,9 @@ class Question:
 class Worker:
     """See the module. Its methods may be called in any thread."""
 
-    def __init__(self, program: Sequence[str]) -> None:
-        """Raises DeviceError when this command cannot be run."""
+    def __init__(self, program: Program) -> None:
+        """Raises DeviceError when its command cannot be run."""
+        self.program = program
         self.lost: str | None = None  # why it does not answer any more
         self.peak = 0  # bytes, the most that it has taken
         self.placement = ""  # see `channel.Ready`
@@ -108,10 +122,10 @@ class Worker:
         try:
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # a pipe would be full some day
         except OSError as error:
-            raise _not_started(error) from None
+            raise program.not_started(error) from None
         try:
             self._process = subprocess.Popen(
-                list(program),
+                list(program.command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
@@ -119,7 +133,7 @@ class Worker:
             )
         except OSError as error:
             self._errors.close()
-            raise _not_started(error) from None
+            raise program.not_started(error) from None
         threads = (Thread(target=work, daemon=True) for work in (self._speak, self._hear))
         self._threads = list(threads)
         for thread in self._threads:
@@ -144,17 +158,21 @@ class Worker:
                 if self.lost is None and monotonic() - self.heard > START:
                     self.lose(f"it said nothing for {START:.0f} s")
                 if self.lost is not None:
-                    raise self._refusal()
+                    raise self._refusal(message.model)
         except BaseException:
             self.close()
             raise
 
-    def _refusal(self) -> EdgeSpecError:
+    def _refusal(self, model: str) -> EdgeSpecError:
         failed = self._failed
         kind = getattr(errors, failed.kind, None) if failed is not None else None
         if failed is not None and isinstance(kind, type) and issubclass(kind, (ModelError, StorageError)):
             return kind(failed.words)
-        return _not_started(self.lost)
+        if self.program.asserts and self._process.poll() == -ABORTED:
+            return ModelError(
+                f"{model}: the engine gave up reading it, so fetch the model again: {self.lost}"
+            )
+        return self.program.not_started(self.lost)
 
     def new_seat(self) -> int:
         seat = next(self._seats)
@@ -241,7 +259,8 @@ class Worker:
             words = f": {lines[-1]}" if lines else ""
         if code is None:
             return f"it ended its side of the pipe{words}"
-        return f"it was killed by signal {-code}" if code < 0 else f"it ended with code {code}{words}"
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        return f"it {how}{words}"
 
     def _take(self, message: Answer) -> None:
         """Raises Nonsense for what nobody has asked."""
