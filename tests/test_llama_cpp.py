@@ -23,6 +23,7 @@ from edgespec.drafters.beside import Beside
 from edgespec.drafters.engine_facts import engine_facts
 from edgespec.drafters.engines import with_engine
 from edgespec.drafters.llama_cpp_model import GGUFFiles
+from edgespec.drafters.model import PASS_ROWS
 from edgespec.engine import Engine
 from edgespec.errors import (
     ContextError,
@@ -228,6 +229,15 @@ def test_what_llama_cpp_refuses_is_said_in_its_words(models: Path, tmp_path: Pat
         opened(tmp_path / "less.gguf")
 
 
+@needs_llama_cpp
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+def test_what_llama_cpp_gives_up_on_is_said_with_its_assertion(models: Path, tmp_path: Path) -> None:
+    path = edit(models, tmp_path / "experts.gguf", llama__expert_count=10**6)
+    words = r"experts\.gguf: the engine gave up reading it, .*signal 6: .*GGML_ASSERT\(hparams\.n_expert"
+    with pytest.raises(ModelError, match=words):
+        load(models, draft_model=path)
+
+
 WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None  # whoever imports it fails
@@ -253,6 +263,57 @@ def test_it_runs_without_torch(models: Path) -> None:
     assert said.stdout.split() == ["37", str(weights), *map(str, run(draft, [7, 8], [-1, 0]).argmax(axis=1))]
 
 
+MEASURED = """
+import sys
+from pathlib import Path
+from edgespec.runtimes.llama_cpp.draft import LlamaCppDraft
+from edgespec.runtimes.llama_cpp.files import read_gguf_draft
+from edgespec.runtimes.llama_cpp.model import LlamaCppModel
+
+def taken():
+    return 1024 * int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
+
+model, kept = LlamaCppModel(read_gguf_draft(Path(sys.argv[1]))), []
+for _ in range(3):
+    before = taken()
+    draft = LlamaCppDraft(model, 300)
+    list(draft.prefill(range(3, 40)))
+    under_way = draft.begin([7] * 80, [-1] * 80)
+    while not under_way.advance():
+        pass
+    assert under_way.logits.shape == (80, model.vocabulary)
+    print(taken() - before)
+    kept += draft, under_way
+"""
+
+
+@needs_llama_cpp
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_memory_of_every_conversation_is_counted(tmp_path: Path) -> None:
+    """With many tokens most of it is room for logits, and a further conversation has as much as the first."""
+    source, many = gguf_source(tmp_path / "m", vocab_size=30_000, intermediate_size=192), 30_000
+    about = tokenizer_metadata(source)
+    names = [*about["tokenizer.ggml.tokens"], *(f"[PAD{i}]" for i in range(320, many))]
+    types = [*about["tokenizer.ggml.token_type"], *[UNUSED] * (many - 320)]
+    more = {"tokenizer.ggml.tokens": names, "tokenizer.ggml.token_type": types}
+    path = write_gguf(source, tmp_path / "m.gguf", "Q8_0", metadata=more)
+    said = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(path)], capture_output=True, text=True, cwd=ROOT
+    )
+    taken, files = [int(word) for word in said.stdout.split()], read_gguf_draft(path)
+    assert len(taken) == 3, said.stderr
+    assert 256 * 4 * many < min(taken) <= max(taken) <= files.context_bytes(300, PASS_ROWS)
+    asked: dict[str, Any] = {"drafter": "model", "draft_engine": "llama_cpp", "draft_model": path}
+    with edgespec.load(source, memory="2GB", context=400, **asked) as engine:
+        (worker,) = engine.resident
+        target = engine.config.kv_bytes(1, 2)
+        assert worker.rows * (files.cell_bytes + target) >= max(taken) - 300 * files.cell_bytes
+        session = engine.new_session(100)
+        assert not engine.room_for(100), "beside it there is no room for another one's logits"
+        session.close()
+        assert engine.room_for(400)
+
+
 def edit(models: Path, path: Path, **keys: Any) -> Path:
     return write_gguf(models / "target", path, metadata={k.replace("__", "."): v for k, v in keys.items()})
 
@@ -264,6 +325,11 @@ HOSTILE: list[tuple[dict[str, Any], type[EdgeSpecError], str]] = [
     ({"llama__attention__head_count_kv": [2, 2]}, CorruptFileError, "head_count_kv .* expected 3 whole"),
     ({"llama__attention__key_length": 2**30}, CorruptFileError, "key_length is 1073741824"),
     ({"llama__context_length": 2**32 - 1}, CorruptFileError, "context_length"),
+    ({"llama__block_count": 513}, CorruptFileError, "expected a whole number from 1 to 512"),
+    ({"llama__attention__layer_norm_rms_epsilon": float("nan")}, CorruptFileError, "is nan; .* from 0 to 1"),
+    ({"llama__attention__layer_norm_rms_epsilon": -1.0}, CorruptFileError, "is -1.0; .* from 0 to 1"),
+    ({"llama__attention__causal": False}, UnsupportedModelError, "attends to what comes later, so it cannot"),
+    ({"llama__attention__causal": 0.5}, CorruptFileError, "causal is 0.5; expected true or false"),
     ({"split__count": 3}, ModelError, "is one of 3 parts; give the first"),
 ]
 
@@ -274,6 +340,15 @@ def test_headers_from_strangers(
 ) -> None:
     with pytest.raises(kind, match=words):
         read_gguf_draft(edit(models, tmp_path / "m.gguf", **keys))
+
+
+def test_sizes_of_heads_are_the_first_layers(models: Path, tmp_path: Path) -> None:
+    """Where a file does not say them, llama.cpp takes them from there."""
+    path = edit(models, tmp_path / "m.gguf", llama__attention__head_count=[1, 64, 1])
+    for part in (b"key", b"value"):
+        path.write_bytes(path.read_bytes().replace(part + b"_length", part + b"_lengtx"))
+    layers_kv = read_gguf_draft(models / "draft.gguf").position_bytes // (2 * 2 * 16)
+    assert read_gguf_draft(path).position_bytes == 2 * layers_kv * 2 * 64
 
 
 def test_files_that_are_none(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,19 +4,21 @@ what does it need? No torch."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.channel import Load
-from edgespec.drafters.model import further_rows
-from edgespec.drafters.process import command
+from edgespec.drafters.model import PASS_ROWS
+from edgespec.drafters.process import Program, command
 from edgespec.drafters.resident import Found, Resident, Search
 from edgespec.drafters.vocabulary import check_vocabulary
 from edgespec.drafters.worker import Opened, run
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
+from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.llama_cpp.draft import LlamaCppDraft
-from edgespec.runtimes.llama_cpp.files import SLOTS, read_gguf_draft
+from edgespec.runtimes.llama_cpp.files import read_gguf_draft
 from edgespec.runtimes.llama_cpp.model import LlamaCppModel
 from edgespec.runtimes.llama_cpp.package import package_version
 from edgespec.runtimes.target import Target
@@ -25,6 +27,7 @@ from edgespec.text.tokenizer import Tokenizer
 # A process without torch before it has a model, and what llama.cpp takes to read one (measured, Linux,
 # 0.3.36: 55 and 65 MB).
 WORKER_BYTES = 130 * 10**6
+INSTEAD = "leave draft_engine= out to draft with torch, if that runs the file"
 
 
 def find(search: Search, found: dict[str, Found]) -> GGUFFiles:
@@ -55,7 +58,7 @@ class GGUFFiles:
 
     def nbytes(self, context: int) -> int:
         """Bytes of the open model with one conversation of `context` positions."""
-        return self.files.weights + self.files.context_bytes(context)
+        return self.files.weights + self.files.context_bytes(context, PASS_ROWS)
 
     def unused(self, plan: Plan) -> str | None:
         return None
@@ -63,11 +66,17 @@ class GGUFFiles:
     def reads(self, plan: Plan) -> int:
         return self.files.weights
 
+    def further_rows(self, target: ModelConfig) -> int:
+        """See `drafters.resident.Resident.rows`: every conversation has a llama.cpp context of its own, with
+        buffers that may take more than its cache."""
+        position = self.files.cell_bytes + target.kv_bytes(1, 2)
+        return ceil(self.files.further_bytes(PASS_ROWS) / position)
+
     def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Resident:
         """Raises as `process.Worker`."""
-        rows = further_rows(SLOTS, self.files.position_bytes, target.config)
+        rows = self.further_rows(target.config)
+        program = Program(command("edgespec.drafters.llama_cpp_model:main"), INSTEAD, asserts=True)
         load = Load(str(self.files.path.resolve()), self.threads)
-        program = command("edgespec.drafters.llama_cpp_model:main")
         return Beside(load, self.files.weights, rows, progress, program)
 
 

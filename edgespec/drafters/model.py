@@ -24,6 +24,7 @@ from edgespec.runtimes.base import TREE_ROWS, DraftRuntime
 from edgespec.runtimes.config import ModelConfig
 
 LONG_TAIL = 16  # a tail beyond this is followed by prefill passes, not beside the root
+PASS_ROWS = TREE_ROWS + LONG_TAIL  # of the largest pass: a tail, and a tree or roots
 # Slots beside the context: a tail, the roots, and what is drafted ahead of a pass. In the waits of a streamed
 # 7B fit 1600 more: in 512 slots 69 of 100 outcomes were prepared for, in 1024 79, in 2560 83, and the speed
 # over plain decoding's would be 5.33, 5.49 and 5.48; but every further session has to hold as many.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -102,11 +103,19 @@ class Metadata:
             return np.maximum(value.astype(np.int64), 0)
         return np.full(layers, self.whole(key, least=0))
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(
+        self, key: str, default: float | None = None, least: float = -inf, limit: float = inf
+    ) -> float:
         value = self.file.metadata.get(self.prefix + key, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or value != value:
-            raise self._bad(key, "a number")
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not least <= value <= limit:
+            raise self._bad(key, "a number" if limit == inf else f"a number from {least:g} to {limit:g}")
         return float(value)
+
+    def true(self, key: str, default: bool) -> bool:
+        value = self.file.metadata.get(self.prefix + key, default)
+        if not isinstance(value, bool):
+            raise self._bad(key, "true or false")
+        return value
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self.file.metadata.get(self.prefix + key, default)

@@ -82,8 +82,8 @@ class LlamaCppDraft:
         self._sequences, self.length = [], length
         self._adopt(self._parents[:0])
 
-    def step(self, tokens: Sequence[int], first: int) -> NDArray[np.float32]:
-        """Logits [n, V] of slots from `first` on; earlier ones have been run. Raises ModelError."""
+    def step(self, tokens: Sequence[int], first: int, logits: NDArray[np.float32]) -> None:
+        """Fills `logits` [n, V], of slots from `first` on; earlier ones have been run. Raises ModelError."""
         count, marks = len(tokens), [[sequence] for sequence in self._sequences[first : first + len(tokens)]]
         for row in range(count):
             above = int(self._parents[first + row])
@@ -95,12 +95,11 @@ class LlamaCppDraft:
             self._held[sequence] = self.length
         positions = (self.length + self._depths[first : first + count]).tolist()
         found = self.context.run(self._known(tokens), positions, marks, logits=True)
-        logits = np.array(np.ctypeslib.as_array(found, (count, self.model.vocabulary)))
+        logits[:] = np.ctypeslib.as_array(found, logits.shape)
         if not np.isfinite(logits).all():
             raise ModelError(
                 f"{self.model.files.path}: the logits are not finite numbers; fetch the model again"
             )
-        return logits
 
     def _release(self, sequence: int) -> None:
         """It is of no slot any more."""
@@ -120,16 +119,16 @@ class LlamaCppPass:
 
     def __init__(self, draft: LlamaCppDraft, tokens: Sequence[int], first: int) -> None:
         self.draft, self.tokens, self.first = draft, tokens, first
-        self._parts: list[NDArray[np.float32]] = []
+        self._logits = np.empty((len(tokens), draft.model.vocabulary), np.float32)
         self.done = 0
 
     def advance(self) -> bool:
-        part = self.tokens[self.done : self.done + STEP_ROWS]
-        self._parts.append(self.draft.step(part, self.first + self.done))
-        self.done += len(part)
+        part = slice(self.done, self.done + STEP_ROWS)
+        self.draft.step(self.tokens[part], self.first + self.done, self._logits[part])
+        self.done = min(part.stop, len(self.tokens))
         return self.done == len(self.tokens)
 
     @property
     def logits(self) -> NDArray[np.float32]:
         assert self.done == len(self.tokens)
-        return self._parts[0] if len(self._parts) == 1 else np.concatenate(self._parts)
+        return self._logits

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.errors import CorruptFileError, ModelError, TokenizerError
+from edgespec.errors import CorruptFileError, ModelError, TokenizerError, UnsupportedModelError
 from edgespec.runtimes.formats.gguf_metadata import Metadata, read_gguf_parts
 from edgespec.runtimes.formats.gguf_tokenizer import UNUSED, read_tokens
 
@@ -19,7 +19,8 @@ STEP_ROWS = 64  # of one call: milliseconds
 SEQUENCES = 256  # that llama.cpp can tell apart: one for each slot, and one for what is committed
 SLOTS = SEQUENCES - 1
 CELLS = 256  # llama.cpp's cache has a multiple of
-LAYERS = 10_000  # at most
+LAYERS = 512  # of any model, for llama.cpp: more end its process, and so does an eps below 0
+CONTEXT_BYTES = 6 * 10**6  # of a conversation, whatever the model: graphs and lists (measured, 0.3.36: 5 MB)
 
 
 @dataclass(frozen=True)
@@ -44,19 +45,33 @@ class GGUFDraft:
         """Positions of a conversation's cache, for `context` of them and all slots."""
         return -(-(min(context, self.max_context) + SLOTS) // CELLS) * CELLS
 
-    def context_bytes(self, context: int) -> int:
-        """Bytes of a conversation of `context` positions."""
-        cells = self.cells(context)
-        logits = (SEQUENCES + STEP_ROWS) * self.vocabulary  # llama.cpp has room for one of each sequence
-        mask = STEP_ROWS * cells
-        return cells * self.position_bytes + 4 * (logits + mask + 8 * STEP_ROWS * self.width)
+    @property
+    def cell_bytes(self) -> int:
+        """Bytes of a position of the cache: keys, values, and its column of the mask."""
+        return self.position_bytes + 4 * STEP_ROWS
+
+    def beside_bytes(self, rows: int) -> int:
+        """Bytes of a conversation beside its cache, whose largest pass is of so many rows."""
+        # llama.cpp's output has room for one of each sequence; its graph, for a call's; a pass, for its own;
+        # to look for what is not finite takes a byte for each of a call's.
+        logits = SEQUENCES + STEP_ROWS + rows + STEP_ROWS // 4
+        return 4 * (logits * self.vocabulary + 8 * STEP_ROWS * self.width) + CONTEXT_BYTES
+
+    def context_bytes(self, context: int, rows: int) -> int:
+        """Bytes of a conversation of `context` positions, whose largest pass is of so many rows."""
+        return self.cells(context) * self.cell_bytes + self.beside_bytes(rows)
+
+    def further_bytes(self, rows: int) -> int:
+        """Bytes that a further conversation takes beside those of its positions, at most."""
+        return (SLOTS + CELLS) * self.cell_bytes + self.beside_bytes(rows)
 
 
 def read_gguf_draft(path: Path) -> GGUFDraft:
     """Reads the headers of a GGUF file, or of all parts of a split one.
 
     Raises ModelError where it is none, CorruptFileError for anything unsound, UnsupportedModelError for a
-    version, or a tensor type that is not known, TokenizerError, StorageError.
+    version, or a tensor type that is not known, or a model that attends to what comes later, TokenizerError,
+    StorageError.
     """
     if path.is_dir():
         raise ModelError(f"{path} is a directory, and llama_cpp runs GGUF files; name a .gguf file")
@@ -69,7 +84,13 @@ def read_gguf_draft(path: Path) -> GGUFDraft:
     layers, hidden = meta.whole("block_count", limit=LAYERS), meta.whole("embedding_length")
     heads = meta.each("attention.head_count", layers)
     kv_heads = meta.each("attention.head_count_kv", layers, heads)
-    usual = max(1, hidden // max(int(heads.max()), 1))
+    usual = max(1, hidden // max(int(heads[0]), 1))  # llama.cpp goes by the first layer's
+    for key in ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon"):
+        meta.number(f"attention.{key}", default=0.0, least=0.0, limit=1.0)
+    if not meta.true("attention.causal", default=True):
+        raise UnsupportedModelError(
+            f"{path} attends to what comes later, so it cannot draft; use another draft model"
+        )
     size = sum(
         meta.whole(f"attention.{part}_length", default=usual, limit=2**16) for part in ("key", "value")
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgespec.drafters.drawn import kept_bytes
 from edgespec.drafters.forest import Room
-from edgespec.drafters.model import DRAFT_ROWS, LONG_TAIL
+from edgespec.drafters.model import DRAFT_ROWS, PASS_ROWS
 from edgespec.drafters.resident import Found, Search
 from edgespec.drafters.streaming.drafter import NAMED_ROWS, StreamingDrafter
 from edgespec.drafters.substitute import torch_target
@@ -30,7 +30,6 @@ from edgespec.runtimes.torch.trained_files import describe_module, parameter_byt
 from edgespec.runtimes.torch.weights import Weights
 
 STREAM_ROWS = StreamingDrafter.ahead_width + NAMED_ROWS  # of one pass with streams
-PASS_ROWS = max(STREAM_ROWS, TREE_ROWS + LONG_TAIL)  # of one without: a tail, and the roots
 
 
 def find(search: Search, found: dict[str, Found]) -> StreamingFiles:
