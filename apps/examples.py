@@ -64,6 +64,7 @@ TRAIN = _lines(
     "edgespec train eagle MODEL --data texts/ --out adapters",
     "edgespec train specformer MODEL --data texts/ --out adapters",
     "edgespec train streaming MODEL --data texts/ --out adapters",
+    "edgespec train spd MODEL --data texts/ --out adapters",
     "edgespec train cascade --help",
 )
 EAGLE = _lines(
@@ -77,6 +78,10 @@ SPECFORMER = _lines(
 STREAMING = _lines(
     "edgespec train streaming MODEL --data prompts/ --generate 5000 --out dir",
     "edgespec chat MODEL --drafter streaming --adapters dir --schedule mirror",
+)
+SPD = _lines(
+    "edgespec train spd MODEL --data prompts/ --generate 5000 --tracks 8 --out dir",
+    "edgespec chat MODEL --drafter spd --adapters dir --schedule mirror",
 )
 CASCADE = _lines(
     "edgespec train cascade MODEL --data text/ --out dir --memory 8GB",

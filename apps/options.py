@@ -199,6 +199,7 @@ TASKS = {
     "train_eagle": "train eagle",
     "train_specformer": "train specformer",
     "train_streaming": "train streaming",
+    "train_spd": "train spd",
 }
 
 

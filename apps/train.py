@@ -15,7 +15,7 @@ import typer
 
 import edgespec
 from edgespec.apps import common, options
-from edgespec.apps.examples import CASCADE, EAGLE, MOA, SPECFORMER, STREAMING, TRAIN
+from edgespec.apps.examples import CASCADE, EAGLE, MOA, SPD, SPECFORMER, STREAMING, TRAIN
 from edgespec.apps.help import Command, Group
 from edgespec.apps.terminal import Terminal
 from edgespec.config import EngineOptions
@@ -24,6 +24,7 @@ from edgespec.training.options import (
     CascadeOptions,
     EagleOptions,
     MoaOptions,
+    SpdOptions,
     SpecFormerOptions,
     StreamingOptions,
     TrainingOptions,
@@ -135,6 +136,23 @@ def streaming(
         return f"{_size(streaming_shapes(files.config, shape))}, layers: {layers}, {streams}"
 
     _run("edgespec.training.streaming:train_streaming", shown, model, data, out, chosen, engine)
+
+
+@train.command(epilog=SPD, cls=Command)
+@options.takes(engine=ENGINE)
+def spd(model: options.Model, data: Data, out: Out, *, chosen: SpdOptions, engine: EngineOptions) -> None:
+    """Train an SPD drafter for MODEL: a streaming drafter in tracks that meet twice a step. Interrupted, the
+    same command goes on where it stopped."""
+
+    def shown(files: ModelFiles) -> str:
+        from edgespec.training.spd import SpdRecipe
+
+        shape = SpdRecipe(files, chosen).shape
+        segments = f"{shape.layers - shape.stream_layers} and {shape.stream_layers}"
+        size = _size(shape.parameters(files.config))
+        return f"{size}, tracks: {shape.tracks}, layers: {segments}, streams: {shape.streams}"
+
+    _run("edgespec.training.spd:train_spd", shown, model, data, out, chosen, engine)
 
 
 def _size(shapes: Mapping[str, tuple[int, ...]]) -> str:

@@ -23,6 +23,7 @@ from edgespec.training.options import (
     CascadeOptions,
     EagleOptions,
     MoaOptions,
+    SpdOptions,
     SpecFormerOptions,
     StreamingOptions,
 )
@@ -45,6 +46,7 @@ OF_COMMANDS: dict[str, type[Options]] = {  # beside what is common
     "train eagle": EagleOptions,
     "train specformer": SpecFormerOptions,
     "train streaming": StreamingOptions,
+    "train spd": SpdOptions,
 }
 
 

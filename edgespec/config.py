@@ -104,8 +104,8 @@ class EngineOptions(Options):
         str,
         Option(
             "Who drafts: none, auto, ngram, model, substitute, cascade, moa, eagle, specformer, streaming, "
-            "ngram+model, ngram+substitute, ngram+cascade, ngram+moa, ngram+eagle, ngram+specformer, "
-            "ngram+streaming or cascade+substitute.",
+            "spd, ngram+model, ngram+substitute, ngram+cascade, ngram+moa, ngram+eagle, ngram+specformer, "
+            "ngram+streaming, ngram+spd or cascade+substitute.",
             metavar="NAME", panel=DRAFTING, default="auto, what makes replies faster",
         ),
     ] = "auto"  # fmt: skip

@@ -38,6 +38,7 @@ from edgespec.training.cascade import train_cascade
 from edgespec.training.eagle import train_eagle
 from edgespec.training.moa import train_moa
 from edgespec.training.options import CascadeOptions
+from edgespec.training.spd import train_spd
 from edgespec.training.specformer import train_specformer
 from edgespec.training.streaming import train_streaming
 from edgespec.values import Field, did_you_mean, format_bytes, options_of, parse_bytes
@@ -346,6 +347,7 @@ def test_every_hint_is_a_call_and_a_command() -> None:
         "train_eagle": train_eagle,
         "train_specformer": train_specformer,
         "train_streaming": train_streaming,
+        "train_spd": train_spd,
     }
     assert functions.keys() == options.TASKS.keys()
     hints = [

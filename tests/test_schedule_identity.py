@@ -38,7 +38,7 @@ from tests.eagles import write_eagle
 from tests.moa import write_moa
 from tests.sessions import tokens_of
 from tests.specformers import write_specformer
-from tests.streamings import write_streaming
+from tests.streamings import write_spd, write_streaming
 from tests.test_cascade import train
 from tests.test_identity import loosely_other, write_pair
 from tests.test_lossless import next_difference
@@ -78,8 +78,8 @@ class Sometimes(Fixed):
 
 def test_every_legal_pair_is_among_them() -> None:
     by_schedule = Counter(schedule for _, schedule in PAIRS)
-    assert by_schedule == {"serial": 17, "ssd": 11, "mirror": 11}
-    alone = {"ngram", "model", "substitute", "moa", "eagle", "streaming"}
+    assert by_schedule == {"serial": 19, "ssd": 13, "mirror": 13}
+    alone = {"ngram", "model", "substitute", "moa", "eagle", "streaming", "spd"}
     joined = {f"ngram+{name}" for name in alone - {"ngram"}}
     assert {d for d, schedule in PAIRS if schedule == "mirror"} == alone | joined
 
@@ -101,7 +101,7 @@ class Family:
             given["adapters"] = self.folder / "model" / "exits"
             if "substitute" in drafter:
                 given["draft_model"] = self.folder / "copy"
-        for trained in ("eagle", "specformer", "streaming"):
+        for trained in ("eagle", "specformer", "streaming", "spd"):
             if trained in drafter:
                 given["adapters"] = self.folder / trained
         path = self.folder / ("packed" if "cascade" not in drafter else "model")
@@ -150,6 +150,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Family]:
         write_eagle(model, "exits", out=folder / "eagle")
         write_specformer(model, out=folder / "specformer")
         write_streaming(model, out=folder / "streaming")
+        write_spd(model, out=folder / "spd")
         found[kind] = Family(folder, kind)
     return found
 

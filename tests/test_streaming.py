@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
@@ -43,7 +42,7 @@ from tests.drafted import (
     undrafted,
 )
 from tests.machine import GIVEN
-from tests.streamings import SHAPE, random_streaming, write_streaming
+from tests.streamings import SHAPE, random_streaming, run, write_streaming
 from tests.table_runtime import VOCABULARY, TableRuntime
 from tests.test_cascade import quiet_model
 from tests.test_session import prompt_of
@@ -68,17 +67,6 @@ def test_what_each_stream_sees_by_hand() -> None:
         [1, 0, 1, 0, 1, 0],
         [1, 1, 0, 1, 0, 1],
     ]
-
-
-def run(draft: StreamingDraft, tokens: list[int], parents: list[int]) -> NDArray[np.float32]:
-    """[n, 1 + gamma, V]"""
-    under_way = draft.begin(tokens, parents)
-    while not under_way.advance():
-        pass
-    said = np.concatenate([under_way.logits[:, None], draft.beyond], 1)
-    del under_way
-    assert draft.beyond.size == 0, "logits are nobody's behind their pass"
-    return said
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.06)])

@@ -1,4 +1,4 @@
-"""Training of drafters that are one module, EAGLE and SpecFormer, end to end on a tiny random target."""
+"""Training of drafters that are one module, end to end on a tiny random target."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import ModelError, OptionError
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.torch.eagle import EagleShape, eagle_shapes
+from edgespec.runtimes.torch.spd import SpdShape
 from edgespec.runtimes.torch.specformer import SpecFormerShape, specformer_shapes
 from edgespec.runtimes.torch.streaming import StreamingShape, streaming_shapes
 from edgespec.runtimes.torch.trained_files import describe_module
@@ -29,7 +30,14 @@ from edgespec.training.corpus import Sample
 from edgespec.training.eagle import EaglePupil, EagleRecipe, train_eagle
 from edgespec.training.held_out import Agreement
 from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, name_tokens
-from edgespec.training.options import EagleOptions, SpecFormerOptions, StreamingOptions, TrainingOptions
+from edgespec.training.options import (
+    EagleOptions,
+    SpdOptions,
+    SpecFormerOptions,
+    StreamingOptions,
+    TrainingOptions,
+)
+from edgespec.training.spd import train_spd
 from edgespec.training.specformer import SpecFormerRecipe, by_draft, next_tokens, train_specformer
 from edgespec.training.streaming import StreamingPupil, StreamingRecipe, train_streaming
 from edgespec.training.target import FrozenTarget
@@ -45,12 +53,14 @@ KINDS: dict[str, tuple[Callable[..., None], type[TrainingOptions]]] = {
     "eagle": (train_eagle, EagleOptions),
     "specformer": (train_specformer, SpecFormerOptions),
     "streaming": (train_streaming, StreamingOptions),
+    "spd": (train_spd, SpdOptions),
 }
 
 SHAPES = {
     "eagle": (EagleShape, eagle_shapes),
     "specformer": (SpecFormerShape, specformer_shapes),
     "streaming": (StreamingShape, streaming_shapes),
+    "spd": (SpdShape, streaming_shapes),
 }
 
 
@@ -112,6 +122,11 @@ def test_a_run_begins_with_an_earlier_one_of_its_shape(model: Path, text: Path, 
     for changes in ({"layers": 5}, {"layers": 2, "stream_layers": 3}):
         with pytest.raises(OptionError, match="layers is "):
             train("streaming", model, text, tmp_path / "v", **changes)
+    for changes in ({"tracks": 3}, {"layers": 1}, {"stream_layers": 2}):
+        with pytest.raises(OptionError, match=r"tracks is 3|stream_layers is "):
+            train("spd", model, text, tmp_path / "w", **changes)
+    with pytest.raises(OptionError, match=r"has SpdShape\(.*tracks=8\), not .*train anew"):
+        train("spd", model, text, tmp_path / "u", tracks=2, from_=tmp_path / "spd")
     with pytest.raises(OptionError, match="causal is of the draft's attention"):
         SpecFormerOptions(causal=True, draft_attention=False)
     for hooks in ((0, 2, 3, 5), (0, 0, 1, 2), (0, 1, 2, 3, 4)):
@@ -126,6 +141,7 @@ def test_a_run_begins_with_an_earlier_one_of_its_shape(model: Path, text: Path, 
         ("eagle", {"mlp": 200}),  # than the target's, 172
         ("specformer", {"positional": False, "draft_attention": False, "hooks": (4,), "mlp": 40}),
         ("streaming", {"layers": 2, "streams": 0, "mlp": 40}),
+        ("spd", {"layers": 3, "streams": 0, "mlp": 40, "tracks": 4, "stream_layers": 1}),
     ],
 )
 def test_other_shapes_train_and_draft(
@@ -163,6 +179,18 @@ def test_eagle_learns_each_reply_token_but_the_first(model: Path) -> None:
     with torch.no_grad():
         found = pupil.evaluate(pupil.module, [samples])["eagle"]
     assert 0 <= found["agreement"] <= 1
+    frozen.close()
+
+
+def test_sequences_of_a_pass_come_in_any_order(model: Path) -> None:
+    """Those that are as short as a tree's rows among the others."""
+    frozen = FrozenTarget(open_tiny(model), [4])
+    lengths = [60, 5, 40, 32, 33, 3]
+    samples = [Sample([1, *range(3, 2 + n)], ((1, n),)) for n in lengths]
+    together = frozen(samples)
+    for index, sample in enumerate(samples):
+        alone = frozen([sample]).hidden[4][0]
+        assert torch.allclose(together.hidden[4][index, : len(alone)], alone, atol=1e-4)
     frozen.close()
 
 

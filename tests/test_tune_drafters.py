@@ -28,7 +28,7 @@ from tests.machine import GB, MACHINE
 from tests.moa import write_moa
 from tests.models import make_checkpoint
 from tests.specformers import write_specformer
-from tests.streamings import write_streaming
+from tests.streamings import write_spd, write_streaming
 from tests.tuned import SEVEN, checkpoint, config_only, seven
 
 __all__ = ["checkpoint", "seven"]  # fixtures
@@ -140,7 +140,7 @@ def test_a_cascade_is_known_by_its_adapters() -> None:
         tune_model(str(demo), replace(options, adapters=str(demo)))
 
 
-@pytest.mark.parametrize("kind", ["eagle", "specformer", "streaming"])
+@pytest.mark.parametrize("kind", ["eagle", "specformer", "streaming", "spd"])
 def test_a_trained_module_is_known_by_its_headers(tmp_path: Path, kind: str) -> None:
     demo = Path(edgespec.__file__).parent / "demo_model"
     if kind == "eagle":
@@ -148,7 +148,7 @@ def test_a_trained_module_is_known_by_its_headers(tmp_path: Path, kind: str) -> 
     elif kind == "specformer":
         write_specformer(demo, out=tmp_path)
     else:
-        write_streaming(demo, out=tmp_path)
+        (write_spd if kind == "spd" else write_streaming)(demo, out=tmp_path)
     options = EngineOptions(
         memory=GB, drafter=kind, adapters=str(tmp_path), resident_layers=8, context=128, schedule="serial"
     )
@@ -188,7 +188,7 @@ def test_a_cascade_with_a_copy_is_predicted_as_it_is_loaded(tmp_path: Path) -> N
         assert watched is not None
         assert (watched.drafter, watched.speed) == (found.drafter, found.speed)
     (row,) = tune_model(model, replace(options, drafter="auto")).rows
-    others = {"auto", "model", "moa", "eagle", "specformer", "streaming"}  # whose files are not these
+    others = {"auto", "model", "moa", "eagle", "specformer", "streaming", "spd"}  # whose files are not these
     legal = {name for name in drafter_names() if not others & {*name.split("+")}}
     exact = {s.drafter.removeprefix("ngram+") for s in row.settings if s.exact}
     assert exact | {"ngram+cascade", "ngram+substitute"} == legal

@@ -79,6 +79,7 @@ KINDS = (
         shares=True,
     ),
     _trained("streaming", "the streaming drafter", "edgespec.drafters.streaming.files:find", roots=True),
+    _trained("spd", "the SPD drafter", "edgespec.drafters.streaming.spd:find", roots=True),
 )
 
 

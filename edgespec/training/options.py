@@ -152,6 +152,33 @@ class StreamingOptions(TrainingOptions):
 
 
 @dataclass(frozen=True)
+class SpdOptions(StreamingOptions):
+    """How an SPD drafter is trained. Its width is the target's, in as many shards as tracks."""
+
+    tracks: Annotated[
+        int,
+        Option(
+            "Tracks of each layer, which may be on as many workers.",
+            metavar="G", panel=ADAPTERS, least=1, most=64,
+        ),
+    ] = 8  # fmt: skip
+    stream_layers: Annotated[
+        int | None,
+        Option(
+            "Layers of its second segment, that lookahead streams go through.",
+            metavar="N", panel=ADAPTERS, default="half of them", least=1, most=255,
+        ),
+    ] = None  # fmt: skip
+    mlp: Annotated[
+        int | None,
+        Option(
+            "Width of each track's MLP.",
+            metavar="N", panel=ADAPTERS, default="its part of the model's", least=1, most=2**20,
+        ),
+    ] = None  # fmt: skip
+
+
+@dataclass(frozen=True)
 class CascadeOptions(TrainingOptions):
     """How a cascade's adapters are trained. Depths that are not given follow from the target's layers."""
 

@@ -20,7 +20,7 @@ from edgespec.config import EngineOptions
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.runtimes.formats.describe import ModelFiles
-from edgespec.runtimes.torch.blocks import fill_randomly, widened
+from edgespec.runtimes.torch.blocks import fill_randomly
 from edgespec.runtimes.torch.streaming import (
     KIND,
     DraftLayer,
@@ -59,12 +59,14 @@ class StreamingRecipe(ModuleRecipe[StreamingShape]):
 
     def nbytes(self, rows: int) -> int:
         c, e, s = self.files.config, self.files.dtype.itemsize, self.shape
+        own = s.layer(c)
         layer = (
-            (12 + 12 * e) * c.hidden_size
-            + 6 * e * widened(c, s.mlp).intermediate_size
-            + 2 * e * (c.q_size + 2 * c.kv_size)
+            (12 + 12 * e) * own.hidden_size
+            + 6 * e * own.intermediate_size
+            + 2 * e * (own.q_size + 2 * own.kv_size)
         )
         through = s.layers + s.streams * s.stream_layers  # layers that a position goes through, times streams
+        through *= s.cached(c).layers // s.layers
         logits = BLOCK_ROWS * c.vocab_size * BLOCK_BYTES
         seen = (rows * (1 + s.streams)) ** 2 * 5 if s.streams else 0  # the mask, when a pass is one sequence
         widest = max(pass_bytes(self.files, rows, 1), rows * layer * through + seen)
@@ -83,6 +85,12 @@ def initialise(module: Streaming, target: FrozenTarget, generator: torch.Generat
     for layer, origin in zip(module.layers, chosen.tolist(), strict=True):
         assert isinstance(layer, DraftLayer)
         copy_layer(layer.attention, layer.mlp, target, origin, generator)
+    initialise_rest(module, target, generator)
+
+
+@torch.no_grad()
+def initialise_rest(module: Streaming, target: FrozenTarget, generator: torch.Generator) -> None:
+    """What is of no layer."""
     module.norm.copy_(target.final_norm)
     if module.shape.streams:
         fill_randomly(module.stream_proj, generator)
@@ -122,7 +130,7 @@ class StreamingPupil(ModulePupil[Streaming, StreamingShape]):
                 parts: list[Any] = np.split(hits, counts)
                 found.add(parts, float(sums[name]))
         share = right[0] / np.maximum(right[1], 1)
-        return {KIND: found.result() | {"streams": [round(float(x), 4) for x in share]}}
+        return {self.recipe.kind: found.result() | {"streams": [round(float(x), 4) for x in share]}}
 
     def _drafted(
         self, module: nn.Module, samples: Sequence[Sample]

@@ -49,6 +49,7 @@ PRIORS = {
     "eagle": Prior(0.5, 0.7, 0.82, "EAGLE on Vicuna-7B"),
     "specformer": Prior(0.35, 0.55, 0.7, "SpecFormer on Qwen3: 2.2 tokens a cycle by 4 to 8 drafts"),
     "streaming": Prior(0.5, HOPE, 0.9, "what the controller hopes", width=8),
+    "spd": Prior(0.5, HOPE, 0.9, "what the controller hopes", width=8),
 }
 
 

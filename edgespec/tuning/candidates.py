@@ -61,7 +61,7 @@ def find_candidates(
             found.append(cascade_with_copy(subject, options.adapters, options.draft_model, wanted))
         if copy is not None and not joined and "substitute" not in members and options.drafter == "auto":
             found.append(substitute(subject, copy.precision, prepares, {}))  # what the adapters compete with
-    for kind in ("moa", "eagle", "specformer", "streaming"):
+    for kind in ("moa", "eagle", "specformer", "streaming", "spd"):
         if kind in members and options.adapters is not None:
             from edgespec.tuning.trained import find_trained  # torch: seconds
 

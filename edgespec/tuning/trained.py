@@ -10,6 +10,7 @@ from edgespec.drafters.eagle.files import find_eagle
 from edgespec.drafters.moa import find_moa
 from edgespec.drafters.specformer.files import find_specformer
 from edgespec.drafters.streaming.files import find_streaming
+from edgespec.drafters.streaming.spd import find_spd
 from edgespec.drafters.trained import TrainedFiles
 from edgespec.offload.chunks import by_encoding
 from edgespec.offload.plan.plan import Plan
@@ -25,6 +26,7 @@ FIND: Mapping[str, Callable[[Path, ModelFiles, bool], TrainedFiles[Any]]] = {
     "eagle": find_eagle,
     "specformer": find_specformer,
     "streaming": find_streaming,
+    "spd": find_spd,
 }
 """By kind: what a directory holds, for a target's files, to be prepared with or not."""
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 import numpy as np
@@ -49,6 +49,7 @@ KIND = "streaming"
 MOST_STREAMS = 8
 
 Layers = Annotated[int, msgspec.Meta(ge=1, le=256)]
+Seen = tuple[Tensor, np.ndarray]  # what `seen` says
 
 
 class StreamingShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,12 +61,36 @@ class StreamingShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_layers: Layers
     mlp: Width | None = None
 
+    def layer(self, config: ModelConfig) -> ModelConfig:
+        """The target's config with the sizes of one of its layers."""
+        return widened(config, self.mlp)
+
+    def cached(self, config: ModelConfig) -> ModelConfig:
+        """The target's config as the cache of this drafter sees it."""
+        return replace(config, layers=self.layers, windows=())
+
+    def parameters(self, config: ModelConfig) -> Shapes:
+        """See `trained_files.Shapes`."""
+        if self.stream_layers > self.layers:
+            raise ValueError(f"streams go through {self.stream_layers} layers, but there are {self.layers}")
+        return own_shapes(config, self) | layer_shapes(self.layer(config), self.layers)
+
 
 class DraftLayer(nn.Module):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.attention = CausalAttention(config, None, dtype, device)
         self.mlp = GatedMLP(config, dtype, device)
+
+    @torch.inference_mode()
+    def run(self, index: int, hidden: Tensor, rows: Rows, attention: AttentionPlan) -> Tensor:
+        """[n, d] -> [n, d], as layer `index` of the rows' caches."""
+        return self.mlp.run(self.attention.run_layer(index, hidden, rows, attention))
+
+    def forward(self, hidden: Tensor, seen: Seen | None) -> Tensor:
+        """[b, t, d] -> [b, t, d]; by whom each is seen, None = by those behind it. Differentiable."""
+        attended = self.attention(hidden) if seen is None else self.attention.attend(hidden, False, *seen)
+        return cast(Tensor, self.mlp(attended))
 
 
 class Streaming(Multiplying):
@@ -85,10 +110,17 @@ class Streaming(Multiplying):
         """config: the target's."""
         super().__init__()
         self.config, self.shape = config, shape
-        self.layers = nn.ModuleList(
-            DraftLayer(widened(config, shape.mlp), dtype, device) for _ in range(shape.layers)
-        )
-        add_parameters(self, _own_shapes(config, shape), dtype, device)
+        self.add_layers(dtype, device)
+        add_parameters(self, own_shapes(config, shape), dtype, device)
+
+    def add_layers(self, dtype: torch.dtype, device: torch.device) -> None:
+        layer = self.shape.layer(self.config)
+        self.layers = nn.ModuleList(DraftLayer(layer, dtype, device) for _ in range(self.shape.layers))
+
+    @property
+    def cached(self) -> ModelConfig:
+        """The target's config as a cache of this module sees it."""
+        return self.shape.cached(self.config)
 
     @property
     def before(self) -> int:
@@ -100,7 +132,11 @@ class Streaming(Multiplying):
         """[n, d] -> [n, d], of the parameters' type; `rows` are of caches of all layers."""
         layer = self.layers[index]
         assert isinstance(layer, DraftLayer)
-        return layer.mlp.run(layer.attention.run_layer(index, hidden, rows, attention))
+        return layer.run(index, hidden, rows, attention)
+
+    def train_layer(self, index: int, hidden: Tensor, seen: Seen | None) -> Tensor:
+        """Sequences [b, t, d] -> [b, t, d]. Differentiable."""
+        return cast(Tensor, self.layers[index](hidden, seen))
 
     @torch.inference_mode()
     def streams(self, main: Tensor) -> Tensor:
@@ -118,19 +154,15 @@ class Streaming(Multiplying):
         each lookahead stream's. Differentiable; computes in the type of `embedded`."""
         b, t, d = embedded.shape
         dtype, gamma, hidden = embedded.dtype, self.shape.streams, embedded
-        mask, positions = seen(t, gamma)
-        there = torch.from_numpy(mask).to(embedded.device)
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, DraftLayer)
+        among: Seen | None = None
+        for index in range(self.shape.layers):
             if index == self.before and gamma:
                 begun = F.linear(hidden, self.stream_proj.to(dtype))[:, None]  # [b, 1, t, d]
                 begun = begun + self.stream_bias.to(dtype)[:, None]
                 hidden = torch.cat([hidden[:, None], begun], 1).flatten(1, 2)
-            if hidden.shape[1] == t:
-                attended = layer.attention(hidden)
-            else:
-                attended = layer.attention.attend(hidden, False, there, positions)
-            hidden = layer.mlp(attended)
+                mask, positions = seen(t, gamma)
+                among = torch.from_numpy(mask).to(embedded.device), positions
+            hidden = self.train_layer(index, hidden, among)
         return rms_norm(hidden, self.norm.to(dtype), self.config.norm_eps).view(b, 1 + gamma, t, d)
 
 
@@ -143,25 +175,19 @@ def seen(t: int, streams: int) -> tuple[np.ndarray, np.ndarray]:
     return main | own, place + stream
 
 
-def all_layers(config: ModelConfig, shape: StreamingShape) -> ModelConfig:
-    """The target's config as the cache of this drafter sees it."""
-    return replace(config, layers=shape.layers, windows=())
-
-
 def streaming_shapes(config: ModelConfig, shape: StreamingShape) -> Mapping[str, tuple[int, ...]]:
     """See `trained_files.Shapes`."""
-    if shape.stream_layers > shape.layers:
-        raise ValueError(f"streams go through {shape.stream_layers} layers, but there are {shape.layers}")
-    layer = within("attention", attention_shapes(config)) | within(
-        "mlp", mlp_shapes(widened(config, shape.mlp))
-    )
-    shapes = _own_shapes(config, shape)
-    for index in range(shape.layers):
-        shapes |= within(f"layers.{index}", layer)
-    return shapes
+    return shape.parameters(config)
 
 
-def _own_shapes(config: ModelConfig, shape: StreamingShape) -> Shapes:
+def layer_shapes(layer: ModelConfig, count: int) -> Shapes:
+    """Of the parameters of so many `DraftLayer`s of this config."""
+    one = within("attention", attention_shapes(layer)) | within("mlp", mlp_shapes(layer))
+    return {name: shape for index in range(count) for name, shape in within(f"layers.{index}", one).items()}
+
+
+def own_shapes(config: ModelConfig, shape: StreamingShape) -> Shapes:
+    """Of the parameters that are of no layer."""
     d = config.hidden_size
     streams: Shapes = {"stream_proj": (d, d), "stream_bias": (shape.streams, d)}
     return {"norm": (d,)} | (streams if shape.streams else {})

@@ -23,10 +23,9 @@ from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.needs import cache_bytes
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.attention import AttentionPlan
-from edgespec.runtimes.torch.blocks import widened
 from edgespec.runtimes.torch.exit import HeadPass
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.streaming import Streaming, StreamingShape, all_layers
+from edgespec.runtimes.torch.streaming import Streaming, StreamingShape
 from edgespec.runtimes.torch.target import TorchTarget
 
 
@@ -41,8 +40,7 @@ class StreamingDraft:
         self.module, self.target, self.rows, self.width = module, target, rows, width
         self.streams = module.shape.streams  # that speak; the rest are not run
         slots = rows + width * module.shape.streams
-        config = all_layers(module.config, module.shape)
-        self.cache = TorchKVCache(config, context, slots, target.dtype, target.device)
+        self.cache = TorchKVCache(module.cached, context, slots, target.dtype, target.device)
         self._latest: weakref.ref[StreamingPass] | None = None
 
     @property
@@ -156,13 +154,14 @@ def conversation_bytes(
     config: ModelConfig, shape: StreamingShape, context: int, rows: int, width: int, element: int
 ) -> int:
     """Of one conversation's cache, as `StreamingDraft` makes it, of `element`-byte numbers."""
-    return cache_bytes(all_layers(config, shape), context, rows + width * shape.streams, element)
+    return cache_bytes(shape.cached(config), context, rows + width * shape.streams, element)
 
 
 def pass_bytes(config: ModelConfig, shape: StreamingShape, rows: int, width: int, element: int) -> int:
     """Temporaries of a pass of `rows`, or of `width` with streams, at their peak: in an MLP, or the head,
     whose logits are kept until the next."""
     rows = max(rows, width * (1 + shape.streams))
-    mlp = max(rows, PREFILL_ROWS) * widened(config, shape.mlp).intermediate_size * (3 * element + 8)
-    states = max(rows, PREFILL_ROWS) * (6 * config.hidden_size + 2 * config.q_size) * element
+    layer = shape.layer(config)
+    mlp = max(rows, PREFILL_ROWS) * layer.intermediate_size * (3 * element + 8)
+    states = max(rows, PREFILL_ROWS) * (6 * config.hidden_size + 2 * layer.q_size) * element
     return mlp + states + rows * config.vocab_size * (element + 8)

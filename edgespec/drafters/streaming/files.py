@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import ClassVar
 
 from edgespec.drafters.drawn import kept_bytes
 from edgespec.drafters.forest import Room
@@ -48,11 +49,13 @@ class StreamingFiles(TrainedFiles[StreamingShape]):
     """See `drafters.resident.Found`. Head and embedding are the target's."""
 
     label = "the streaming drafter"
+    kind: ClassVar[str] = KIND
+    made: ClassVar[Callable[..., Streaming]] = Streaming  # (config, shape, dtype, device), uninitialised
     slots = DRAFT_ROWS
 
     @property
     def layers(self) -> int:  # type: ignore[override]
-        return self.module.shape.layers
+        return self.module.shape.cached(self.files.config).layers
 
     def nbytes(self, context: int) -> int:
         """Bytes of the open module with one conversation of `context` positions, and of a pass."""
@@ -66,8 +69,7 @@ class StreamingFiles(TrainedFiles[StreamingShape]):
         """See `drafters.resident.Resident.rows`. A position takes keys and values of all layers of the target
         and of its own, a slot more its own alone."""
         config, shape, e = self.files.config, self.module.shape, self.files.element
-        target = config.kv_bytes(1, e)
-        own = target // config.layers * shape.layers
+        target, own = config.kv_bytes(1, e), shape.cached(config).kv_bytes(1, e)
         return ceil((DRAFT_ROWS + STREAM_ROWS * shape.streams - TREE_ROWS) * own / (own + target))
 
     def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> StreamingResident:
@@ -86,8 +88,8 @@ class StreamingResident(TrainedResident[Streaming]):
     ) -> None:
         """Reads the module. Raises StorageError."""
         config = found.files.config
-        module = Streaming(config, found.module.shape, target.dtype, target.device).eval()
-        super().__init__(KIND, module, found, plan, target, progress)
+        module = found.made(config, found.module.shape, target.dtype, target.device).eval()
+        super().__init__(found.kind, module, found, plan, target, progress)
         self.rows = found.further_rows
         self.room = Room(kept_bytes(DRAFT_ROWS, config.vocab_size))
 
