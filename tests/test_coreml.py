@@ -6,7 +6,6 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +13,14 @@ import pytest
 import edgespec
 from edgespec.errors import CorruptFileError, DeviceError, EdgeSpecError, MissingExtraError, OptionError
 from edgespec.models.exporting import export_model
-from edgespec.runtimes.base import DraftRuntime
 from edgespec.runtimes.coreml import graph, package
 from edgespec.runtimes.coreml.model import CoreMLModel
 from edgespec.runtimes.exported.draft import ExportedDraft
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.torch.draft import TorchDraft, open_draft
 from tests.mil import functions_of, interpreter
-from tests.test_onnx import edited, run, tiny_model
+from tests.test_onnx import edited, tiny_model
+from tests.twins import Twins, run
 
 pytest.importorskip("coremltools")
 from edgespec.runtimes.coreml.directory import open_coreml
@@ -41,35 +40,15 @@ def test_the_package_says_what_torch_says(exported: Path, monkeypatch: pytest.Mo
     """By an interpreter: a prompt, branches and roots in one call, what is kept, and going back."""
     model = open_draft(describe_model(exported.parent / "m"), 64)
     opened = CoreMLModel(open_coreml(exported), interpreter)
-    ours: list[DraftRuntime] = [TorchDraft.alone(model, 192), ExportedDraft(opened, 192, 64)]
-    rng, seen = np.random.default_rng(1), []
-
-    def both(act: Callable[[DraftRuntime], Any]) -> None:
-        expected, found = (act(runtime) for runtime in ours)
-        if isinstance(expected, np.ndarray):
-            seen.append(np.abs(expected).max())
-            assert np.abs(expected - found).max() < 0.1
-        assert ours[0].length == ours[1].length
-
-    def tree(n: int, first: int = 0) -> None:
-        tokens = rng.integers(3, 320, n).tolist()
-        parents = [int(rng.integers(-1, first + i)) for i in range(n)]
-        both(lambda runtime: run(runtime, tokens, parents))
-
+    twins = Twins(TorchDraft.alone(model, 192), ExportedDraft(opened, 192, 64), 0.1)
     try:
-        prompt = rng.integers(3, 320, 100).tolist()
-        both(lambda runtime: [*runtime.prefill(prompt)][-1])
-        both(lambda runtime: run(runtime, [7, 8, 9, 10, 11], [-1, 0, 0, -1, 3]))
-        tree(20, first=5)
-        both(lambda runtime: runtime.commit([3, 4], []))
-        both(lambda runtime: run(runtime, [5, 6, 7, 8], [-1, 0, 1, 1]))
-        both(lambda runtime: runtime.commit([0], [1, 2, 3]))
-        tree(6, first=3)
-        both(lambda runtime: runtime.truncate(60))
-        tree(6)
+        twins.begin(100, nodes=20)
+        twins.tree(6, first=3)
+        twins.ask(lambda runtime: runtime.truncate(60))
+        twins.tree(6)
     finally:
         model.weights.close()
-    assert max(seen) > 5, "logits that differ"
+    assert twins.most > 5, "logits that differ"
 
 
 def test_windows_biases_and_a_head_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ from edgespec.errors import (
     TokenizerError,
     UnsupportedModelError,
 )
-from edgespec.runtimes.base import DraftRuntime
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.formats.gguf_file import _FOREIGN, read_gguf_file
 from edgespec.runtimes.formats.gguf_tokenizer import NORMAL, UNUSED
@@ -47,8 +45,9 @@ from edgespec.runtimes.torch.draft import TorchDraft, open_draft
 from edgespec.text.tokenizer import Tokenizer
 from tests.models import make_tokenizer, tokenizer_metadata, write_gguf
 from tests.sessions import tokens_of
-from tests.test_onnx import KINDS, run
+from tests.test_onnx import KINDS
 from tests.tiny import write_checkpoint
+from tests.twins import Twins, run
 
 ROOT = Path(__file__).resolve().parent.parent
 there = importlib.util.find_spec("llama_cpp") is not None
@@ -90,45 +89,24 @@ def test_it_says_what_torch_says(kind: str, tmp_path: Path) -> None:
     gguf_source(tmp_path / "m", kind)
     path = write_gguf(tmp_path / "m", tmp_path / "m.gguf")
     model = open_draft(describe_model(path), SLOTS)
-    ours: list[DraftRuntime] = [TorchDraft.alone(model, 300), opened(path)]
-    rng = np.random.default_rng(1)
-    seen = []
-
-    def both(act: Callable[[DraftRuntime], Any]) -> None:
-        expected, found = (act(runtime) for runtime in ours)
-        if isinstance(expected, np.ndarray):
-            seen.append(np.abs(expected).max())
-            assert np.abs(expected - found).max() < 0.3, "its cache is of fp16"
-        assert ours[0].length == ours[1].length
-
-    def tree(n: int, first: int = 0) -> None:
-        tokens = rng.integers(3, 320, n).tolist()
-        parents = [int(rng.integers(-1, first + i)) for i in range(n)]
-        both(lambda runtime: run(runtime, tokens, parents))
-
+    twins = Twins(TorchDraft.alone(model, 300), opened(path), 0.3)  # its cache is of fp16
     try:
-        prompt = rng.integers(3, 320, 150).tolist()
-        both(lambda runtime: [*runtime.prefill(prompt)][-1])
-        both(lambda runtime: run(runtime, [7, 8, 9, 10, 11], [-1, 0, 0, -1, 3]))
-        tree(150, first=5)  # more than two calls'
-        both(lambda runtime: runtime.commit([3, 4], []))
-        both(lambda runtime: run(runtime, [5, 6, 7, 8], [-1, 0, 1, 1]))
-        both(lambda runtime: runtime.commit([0], [1, 2, 3]))
-        both(lambda runtime: run(runtime, [4, 5], [1, 3]))
-        tree(6, first=5)
-        both(lambda runtime: runtime.commit([0, 1], [3, 4]))
-        tree(6, first=2)
-        both(lambda runtime: runtime.truncate(90))
-        tree(6)
-        both(lambda runtime: runtime.commit([], [0]))
-        tree(6, first=1)
-        both(lambda runtime: runtime.commit([], []))
+        twins.begin(150, nodes=150)  # more than two calls'
+        twins.ask(lambda runtime: run(runtime, [4, 5], [1, 3]))
+        twins.tree(6, first=5)
+        twins.ask(lambda runtime: runtime.commit([0, 1], [3, 4]))
+        twins.tree(6, first=2)
+        twins.ask(lambda runtime: runtime.truncate(90))
+        twins.tree(6)
+        twins.ask(lambda runtime: runtime.commit([], [0]))
+        twins.tree(6, first=1)
+        twins.ask(lambda runtime: runtime.commit([], []))
         for _ in range(6):  # sequences come back with what they kept
-            tree(60)
-            both(lambda runtime: runtime.commit([0], []))
+            twins.tree(60)
+            twins.ask(lambda runtime: runtime.commit([0], []))
     finally:
         model.weights.close()
-    assert max(seen) > 5, "logits that differ"
+    assert twins.most > 5, "logits that differ"
 
 
 @needs_llama_cpp

@@ -6,13 +6,12 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 import edgespec
@@ -44,6 +43,7 @@ from edgespec.runtimes.torch.draft import TorchDraft, open_draft
 from edgespec.text.tokenizer import load_tokenizer
 from tests.models import make_tokenizer, write_gguf
 from tests.tiny import write_checkpoint
+from tests.twins import Twins, run
 
 pytest.importorskip("onnxruntime")
 
@@ -87,13 +87,6 @@ def exported_draft(path: Path, capacity: int = 300, rows: int = 90) -> ExportedD
     return ExportedDraft(OnnxModel(open_exported(path)), capacity, rows)
 
 
-def run(runtime: DraftRuntime, tokens: Sequence[int], parents: Sequence[int]) -> NDArray[np.float32]:
-    under_way = runtime.begin(tokens, parents)
-    while not under_way.advance():
-        pass
-    return under_way.logits
-
-
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a small llama."""
@@ -110,34 +103,15 @@ def test_it_says_what_torch_says(kind: str, how: dict[str, Any], tmp_path: Path)
     path = tiny_model(tmp_path / "m", kind)
     export_model(str(path), tmp_path / "x", **how)
     model = open_draft(describe_model(path), 90)
-    ours: list[DraftRuntime] = [TorchDraft.alone(model, 300), exported_draft(tmp_path / "x")]
     bound = {"fp32": 1e-4, "fp16": 0.1, "int8": 1.0}[how.get("precision", "fp32")]
-    rng = np.random.default_rng(1)
-
-    def both(act: Callable[[DraftRuntime], Any]) -> None:
-        expected, found = (act(runtime) for runtime in ours)
-        if isinstance(expected, np.ndarray):
-            assert np.abs(expected - found).max() < bound
-        assert ours[0].length == ours[1].length
-
-    def tree(n: int, first: int = 0) -> None:
-        tokens = rng.integers(3, 320, n).tolist()
-        parents = [int(rng.integers(-1, first + i)) for i in range(n)]
-        both(lambda runtime: run(runtime, tokens, parents))
-
+    twins = Twins(TorchDraft.alone(model, 300), exported_draft(tmp_path / "x"), bound)
     try:
-        prompt = rng.integers(3, 320, 150).tolist()
-        both(lambda runtime: [*runtime.prefill(prompt)][-1])
-        both(lambda runtime: run(runtime, [7, 8, 9, 10, 11], [-1, 0, 0, -1, 3]))
-        tree(70, first=5)  # more than one call's
-        both(lambda runtime: runtime.commit([3, 4], []))
-        both(lambda runtime: run(runtime, [5, 6, 7, 8], [-1, 0, 1, 1]))
-        both(lambda runtime: runtime.commit([0], [1, 2, 3]))
-        tree(6, first=3)
-        both(lambda runtime: runtime.truncate(90))
-        tree(6)
-        both(lambda runtime: runtime.commit([], []))
-        tree(6)
+        twins.begin(150, nodes=70)  # more than one call's
+        twins.tree(6, first=3)
+        twins.ask(lambda runtime: runtime.truncate(90))
+        twins.tree(6)
+        twins.ask(lambda runtime: runtime.commit([], []))
+        twins.tree(6)
     finally:
         model.weights.close()
 
