@@ -29,7 +29,7 @@ from edgespec.schedules.ssd import Ssd
 from tests.eagles import write_eagle
 from tests.moa import write_moa
 from tests.sessions import in_threads, tokens_of
-from tests.streamings import write_streaming
+from tests.streamings import write_spd, write_streaming
 from tests.test_session import packed_with_copy, prompt_of
 
 PROMPT = prompt_of(70)  # the first slots share a block of keys with the prefix
@@ -38,8 +38,8 @@ GREEDY = GenerationOptions(max_tokens=COUNT, ignore_eos=True)
 SAMPLED = GenerationOptions(max_tokens=COUNT, ignore_eos=True, temperature=0.9, top_p=0.95, seed=7)
 BUDGET = TreeBudget(12, 4, 3)
 DRAFTERS = ["ngram", "model", "substitute", "ngram+model", "ngram+substitute", "moa", "ngram+moa", "eagle"]
-DRAFTERS += ["streaming"]
-TRAINED = {"moa", "eagle", "streaming"}
+DRAFTERS += ["streaming", "spd"]
+TRAINED = {"moa", "eagle", "streaming", "spd"}
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_moa(packed, folder / "moa")
     write_eagle(folder / "m", "exits", out=folder / "eagle")
     write_streaming(folder / "m", "exits", out=folder / "streaming")
+    write_spd(folder / "m", "exits", out=folder / "spd")
     return packed
 
 
