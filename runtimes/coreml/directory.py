@@ -13,20 +13,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from edgespec.devices.files import read_bounded
-from edgespec.errors import Call, CorruptFileError, UnsupportedModelError
+from edgespec.errors import Call, CorruptFileError
 from edgespec.offload.safetensors_header import read_header
-from edgespec.offload.strict_json import parse_object
+from edgespec.offload.strict_json import read_object
 from edgespec.runtimes.config import EMBEDDING, ModelConfig
 from edgespec.runtimes.coreml.graph import OPERATIONS
 from edgespec.runtimes.coreml.package import runtime
-from edgespec.runtimes.exported.source import Digest, SourceRecord
-from edgespec.runtimes.formats.exported import MANIFEST, MANIFEST_BYTES, ExportHead
-from edgespec.runtimes.formats.packed import check_config
+from edgespec.runtimes.exported.manifest import ExportRecord, Rows, read_export
+from edgespec.runtimes.formats.exported import MANIFEST_BYTES
 
 HOST = "host.safetensors"
 PACKAGE = "model.mlpackage"
@@ -38,19 +37,12 @@ _BLOB = "@model_path/weights/weight.bin"
 _PROGRAM_LIMIT = 2**26
 
 
-class CoreMLManifest(msgspec.Struct, forbid_unknown_fields=True):
-    """rows: of a pass, ascending; positions: of the cache. vocabulary: see
-    `onnx.directory.ExportManifest`."""
+class CoreMLManifest(ExportRecord, forbid_unknown_fields=True):
+    """See `exported.manifest.ExportRecord`; all shapes are static."""
 
-    format: int
     engine: Literal["coreml"]
-    rows: Annotated[
-        list[Annotated[int, msgspec.Meta(ge=1, le=512)]], msgspec.Meta(min_length=1, max_length=8)
-    ]
+    rows: Annotated[list[Rows], msgspec.Meta(min_length=1, max_length=8)]
     positions: Annotated[int, msgspec.Meta(ge=64, le=2**20)]
-    vocabulary: Digest
-    source: SourceRecord
-    config: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -89,21 +81,7 @@ def open_coreml(path: Path) -> CoreMLExported:
     Raises ModelError where it is none or its source has changed, UnsupportedModelError for another format,
     CorruptFileError for anything unsound, StorageError, MissingExtraError.
     """
-    raw = read_bounded(path / MANIFEST, MANIFEST_BYTES)
-    parse_object(raw, str(path / MANIFEST))  # names no key twice
-    try:
-        found = msgspec.json.decode(raw, type=ExportHead).format
-        if found != FORMAT:
-            raise UnsupportedModelError(
-                f"{path / MANIFEST} has format {found}, this EdgeSpec reads format {FORMAT}; export again"
-            )
-        manifest = msgspec.json.decode(raw, type=CoreMLManifest)
-        config = ModelConfig.from_dict(manifest.config)
-        check_config(config)
-        if manifest.rows != sorted(set(manifest.rows)):
-            raise ValueError(f"rows {manifest.rows}")
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise CorruptFileError(f"{path / MANIFEST} is not a sound manifest: {error}") from None
+    manifest, config = read_export(path, FORMAT, CoreMLManifest)
     tensors, _ = read_header(path / HOST)
     wanted = {
         ROPE: ("F32", (config.head_dim // 2,)),
@@ -132,7 +110,7 @@ def _check_package(package: Path, functions: set[str]) -> None:
     }
     if files != {"Manifest.json", _PROGRAM, _WEIGHTS} or any(p.is_symlink() for p in package.rglob("*")):
         raise refuse(f"its files are {sorted(files)[:5]}")
-    listed = parse_object(read_bounded(package / "Manifest.json", MANIFEST_BYTES), str(package))
+    listed = read_object(package / "Manifest.json", MANIFEST_BYTES)
     entries = listed.get("itemInfoEntries")
     paths = (
         {e.get("path") for e in entries.values() if isinstance(e, dict)}

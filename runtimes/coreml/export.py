@@ -49,7 +49,10 @@ def write_coreml(
     """
     ct = runtime()
     config = replace(config, rope=replace(config.rope, interleaved=False))
-    manifest = CoreMLManifest(FORMAT, "coreml", list(rows), positions, vocabulary, source, config.to_dict())
+    manifest = CoreMLManifest(
+        format=FORMAT, engine="coreml", rows=list(rows), positions=positions, vocabulary=vocabulary,
+        source=source, config=config.to_dict(),
+    )  # fmt: skip
     files = {**beside, MANIFEST: (json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n").encode()}
 
     def checked(name: str) -> NDArray[np.float32]:

@@ -14,42 +14,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-import msgspec
+from typing import Literal
 
 from edgespec.devices.files import read_bounded
 from edgespec.errors import Call, CorruptFileError, UnsupportedModelError
 from edgespec.offload.safetensors_header import read_header
-from edgespec.offload.strict_json import parse_manifest
 from edgespec.runtimes.config import ModelConfig
-from edgespec.runtimes.exported.source import Digest, SourceRecord
-from edgespec.runtimes.formats.exported import MANIFEST, MANIFEST_BYTES, ExportHead
-from edgespec.runtimes.formats.packed import check_config
+from edgespec.runtimes.exported.manifest import ExportRecord, read_export
 from edgespec.runtimes.onnx.graph import OPSET, GraphBuilder, head_graph, layers_graph
 from edgespec.runtimes.onnx.layout import Stored, stored_tensors
 
 WEIGHTS = "weights.safetensors"
 FORMAT = 1  # another, when `graph` or `layout` would write something else
-MOST_ROWS = 512  # of a pass
 _GRAPH_LIMIT = 2**26  # of a graph; 200 layers take 2 MB
 
 Precision = Literal["fp32", "fp16", "int8"]
 
 
-class ExportManifest(msgspec.Struct, forbid_unknown_fields=True):
-    """rows, positions: of static shapes, the rows of a pass (ascending) and the cache's positions; none =
-    any. vocabulary: XXH3-128 of the tokens and their ids."""
+class ExportManifest(ExportRecord, forbid_unknown_fields=True):
+    """See `exported.manifest.ExportRecord`."""
 
-    format: int
     engine: Literal["onnx"]
     precision: Precision
     opset: int
-    rows: Annotated[list[Annotated[int, msgspec.Meta(ge=1, le=MOST_ROWS)]], msgspec.Meta(max_length=8)]
-    positions: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
-    vocabulary: Digest
-    source: SourceRecord
-    config: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -101,21 +88,7 @@ def open_exported(path: Path) -> Exported:
     Raises ModelError where it is none or its source has changed, UnsupportedModelError for another format or
     opset, CorruptFileError for anything unsound, StorageError.
     """
-    raw = read_bounded(path / MANIFEST, MANIFEST_BYTES)
-    found = parse_manifest(raw, path / MANIFEST, ExportHead).format
-    if found != FORMAT:
-        raise UnsupportedModelError(
-            f"{path / MANIFEST} has format {found}, this EdgeSpec reads format {FORMAT}; export the model "
-            "again"
-        )
-    manifest = parse_manifest(raw, path / MANIFEST, ExportManifest)
-    try:
-        config = ModelConfig.from_dict(manifest.config)
-        check_config(config)
-        if manifest.rows != sorted(set(manifest.rows)) or bool(manifest.rows) != bool(manifest.positions):
-            raise ValueError(f"rows {manifest.rows} with {manifest.positions} positions")
-    except ValueError as error:
-        raise CorruptFileError(f"{path / MANIFEST} is not a sound manifest: {error}") from None
+    manifest, config = read_export(path, FORMAT, ExportManifest)
     if manifest.opset != OPSET:
         raise UnsupportedModelError(
             f"{path} was exported with opset {manifest.opset}, this EdgeSpec runs {OPSET}; export the model "

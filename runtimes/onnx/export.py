@@ -60,8 +60,10 @@ def write_exported(
     config = replace(config, rope=replace(config.rope, interleaved=False))
     stored, header = _placed(stored_tensors(config, precision))
     nbytes = len(header) + sum(tensor.nbytes for tensor in stored.values())
-    shapes = list(rows), positions
-    manifest = ExportManifest(FORMAT, "onnx", precision, OPSET, *shapes, vocabulary, source, config.to_dict())
+    manifest = ExportManifest(
+        format=FORMAT, engine="onnx", precision=precision, opset=OPSET, rows=list(rows), positions=positions,
+        vocabulary=vocabulary, source=source, config=config.to_dict(),
+    )  # fmt: skip
     files = dict(beside)
     for bucket in rows or (None,):
         graphs = make_graphs(config, precision, stored, bucket, positions)
