@@ -2,7 +2,7 @@
 
     python -m benchmarks.tau --trained eagle-0,eagle-1,moa-0,... --nodes 8
 
-Directories as of `budgets.py`; those that differ by what follows the last "-", a seed, are one arm. All
+Directories as of `budgets.py`; those that differ by a number behind the last "-", a seed, are one arm. All
 answer the same held-out prompts, greedily, in trees of so many nodes beside the root; their texts must be the
 plain ones. An arm's figure is of all its trainings together; the interval is by the choice of prompts (95 %).
 """
@@ -49,6 +49,12 @@ def tau(counts: Counts) -> str:
     return f"{counts[:, 0].sum() / counts[:, 1].sum():.3f} ({low:.3f}–{high:.3f})"
 
 
+def arm(name: str) -> str:
+    """A directory's name without its seed."""
+    stem, _, seed = name.rpartition("-")
+    return stem if stem and seed.isdecimal() else name
+
+
 def main() -> None:
     parser = arguments(__doc__, rounds=1)
     parser.add_argument("--model", type=Path, default=demo_model())
@@ -68,7 +74,7 @@ def main() -> None:
         counts, said = count(args, directory, asked)
         if said != plain:
             raise SystemExit(f"{directory} says something else than without drafts")
-        arms.setdefault(directory.name.rpartition("-")[0] or directory.name, []).append(counts)
+        arms.setdefault(arm(directory.name), []).append(counts)
         report.raw[directory.name] = counts.tolist()
     for name, each in arms.items():
         seeds = ", ".join(f"{c[:, 0].sum() / c[:, 1].sum():.3f}" for c in each)

@@ -8,6 +8,7 @@ import importlib
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -34,6 +35,7 @@ from benchmarks import (
     regret,
     schedules,
     tables,
+    tau,
 )
 from benchmarks.drafters import SetAcceptance, Wrong
 from benchmarks.held_out import repetition
@@ -724,3 +726,18 @@ def test_trees_of_as_many_nodes_as_asked_for() -> None:
     assert found[0]["cycles"] > found[4]["cycles"] > 0
     assert 1 < found[4]["tokens a cycle"] <= 5
     assert 0 < found[4]["kappa"] <= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "arm"),
+    [("moa-0", "moa"), ("moa-12", "moa"), ("spec-nopos", "spec-nopos"), ("7", "7"), ("-3", "-3")],
+)
+def test_trainings_of_other_seeds_are_one_arm(name: str, arm: str) -> None:
+    assert tau.arm(name) == arm
+
+
+def test_tokens_a_cycle_of_all_prompts_together() -> None:
+    assert tau.tau(np.array([[30, 10], [30, 10]])) == "3.000 (3.000–3.000)"
+    found = tau.tau(np.array([[10, 10], [50, 10]] * 8))
+    middle, low, high = map(float, re.findall(r"[\d.]+", found))
+    assert 1.0 <= low < middle == 3.0 < high <= 5.0
