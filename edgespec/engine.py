@@ -193,8 +193,8 @@ class Engine:
     def _full(self, asked: str) -> BudgetError:
         return BudgetError(
             f"{asked} does not fit: the plan has KV memory for {self.pool.positions} positions and open "
-            f"sessions hold {self.pool.held}; close one, give each fewer (new_session takes all "
-            "that is free unless it is given context=), or load with a larger context=",
+            f"sessions hold {self.pool.held}{self.pool.beside}; close one, give each fewer (new_session "
+            "takes all that is free unless it is given context=), or load with a larger context=",
             self.plan.owners,
             self.plan.dial,
             self.plan.dial,
@@ -203,7 +203,7 @@ class Engine:
     def _new_session(
         self, context: int | None, controller: Controller, trace: Trace | None, held: int | None
     ) -> Session:
-        free = min(self.pool.free, self.plan.context)
+        free = min(self.pool.free - self.pool.of(0), self.plan.context)  # beside rows of its own
         wanted = held or context or free
         if wanted > free or free <= 0:
             raise self._full(f"a session of {wanted} positions" if held or context else "another session")

@@ -121,6 +121,7 @@ def test_auto_drafts_with_whatever_there_is(
 
 def test_conversations_share_the_model(wires: Wires, models: Path, engine: Engine) -> None:
     prompts = [[*PROMPT, last] for last in (11, 12, 13)]
+    alone = [edgespec.generate(engine, prompt, GREEDY).tokens for prompt in prompts]
 
     def reply_in(far: RemoteEngine, prompt: list[int]) -> Response:
         with far.new_session(100, Fixed(BUDGET)) as session:
@@ -128,8 +129,8 @@ def test_conversations_share_the_model(wires: Wires, models: Path, engine: Engin
 
     with remote(wires, models / "x") as far:
         replies = in_threads([partial(reply_in, far, prompt) for prompt in prompts])
-    for prompt, reply in zip(prompts, replies, strict=True):
-        assert reply.tokens == edgespec.generate(engine, prompt, GREEDY).tokens
+    for reply, tokens in zip(replies, alone, strict=True):
+        assert reply.tokens == tokens
         assert reply.stats.accepted >= 10
 
 
@@ -254,7 +255,7 @@ def test_what_was_not_exported_is_refused(wires: Wires, models: Path, tmp_path: 
         assert error.hint.arguments == {"model": name, "out": "DIR"}
     refused(wires, ModelError, "check the spelling", Path(tmp_path / "nowhere"))
     refused(wires, ModelError, "cannot be looked up", tmp_path / ("x" * 300))
-    (tmp_path / "exported.json").write_text('{"format": 1, "engine": "onnx"}')
+    (tmp_path / "exported.json").write_text('{"format": 2, "engine": "onnx"}')
     refused(wires, CorruptFileError, "not a sound manifest", tmp_path)
     (tmp_path / "exported.json").write_text('{"format": 1, "engine": "coreml"}')
     refused(wires, OptionError, "was exported for coreml, and a client drafts with onnx", tmp_path)

@@ -51,7 +51,7 @@ def expected(packed: Path) -> list[int]:
 def engine(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """Under a dial with room for the low-bit copy and some layers, and sure to gain from the others."""
     monkeypatch.setattr(pinning, "RING_CHUNKS", pinning.MIN_RING_CHUNKS)
-    options: dict[str, Any] = {"context": 300, "drafter": "auto"}
+    options: dict[str, Any] = {"context": 512, "drafter": "auto"}
     with edgespec.load(packed, memory="2GB", resident_layers=0, **options) as bare:
         owners, weights = bare.plan.owners, bare.plan.table.nbytes
     dial = sum(owners.values()) - owners["headroom"] + fill.MIN_HEADROOM + weights // 3

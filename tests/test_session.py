@@ -25,6 +25,7 @@ from edgespec.errors import BudgetError, Cancelled, ContextError, DeviceError, M
 from edgespec.kernels.matmul import Block, linear
 from edgespec.models.packing import pack_model
 from edgespec.progress import Progress
+from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch import weights
 from edgespec.schedules.serial import Serial
@@ -151,10 +152,14 @@ def test_sessions_share_the_context_budget(engine: Engine) -> None:
     with pytest.raises(BudgetError, match="401 positions"):
         engine.new_session(401)
     first = engine.new_session(200)
-    with pytest.raises(BudgetError, match="hold 200"):
-        engine.new_session(201)
-    second = engine.new_session(100)
+    with pytest.raises(BudgetError, match=f"hold 200, and a further one takes {TREE_ROWS} for its trees"):
+        engine.new_session(201 - TREE_ROWS)
+    second = engine.new_session(200 - TREE_ROWS)
+    assert engine.pool.free == 0  # with the rows of both
+    with pytest.raises(BudgetError, match="another session does not fit"):
+        engine.new_session()
     first.close()
+    assert engine.new_session().context == 200 - TREE_ROWS
     second.close()
     third = engine.new_session()
     assert third.context == 400

@@ -35,6 +35,11 @@ class Pool:
         # Every session needs room for a pass's uncommitted rows, and its drafts'; the plan has those of one.
         return context + (self.rows() if self._shares else 0)
 
+    @property
+    def beside(self) -> str:
+        """What another session takes beside its own positions, in words."""
+        return f", and a further one takes {rows} for its trees" if (rows := self.of(0)) else ""
+
     def share(self, number: int) -> int:
         """What a session holds."""
         return self._shares.get(number, 0)
