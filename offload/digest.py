@@ -1,11 +1,16 @@
-"""Checksums of chunks, where a store has them."""
+"""Checksums of chunks, where a store has them, and of whole files."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import xxhash
 
 from edgespec.errors import CorruptFileError
 from edgespec.offload.chunks import Chunk
+from edgespec.offload.reader import DirectFile
+
+_PART = 2**22  # bytes read at a time
 
 
 def mismatch(chunk: Chunk, data: memoryview) -> CorruptFileError | None:
@@ -19,3 +24,16 @@ def mismatch(chunk: Chunk, data: memoryview) -> CorruptFileError | None:
         f"chunk {chunk.index} of layer {chunk.layer} in {chunk.file} at byte {chunk.offset} has checksum "
         f"{digest:016x}, not {chunk.digest:016x}; the file is damaged: fetch or pack the model again"
     )
+
+
+def file_digest(path: Path) -> str:
+    """XXH3-128 of a file, read past the page cache. Raises CorruptFileError where there is none, and
+    StorageError."""
+    digest, file = xxhash.xxh3_128(), DirectFile(path)
+    try:
+        size = path.stat().st_size
+        for start in range(0, size, _PART):
+            digest.update(file.read(start, min(_PART, size - start)))
+    finally:
+        file.close()
+    return digest.hexdigest()

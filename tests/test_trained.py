@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import edgespec
 from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Greedy
 from edgespec.core.batch import PrefillBlock, Verification, run_pass
@@ -31,6 +32,7 @@ from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.trained import MANIFEST, trained_kind
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.torch.adapter_files import describe_adapters
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.trained_files import ModuleFile, describe_module, parameter_bytes, save_module
@@ -109,6 +111,7 @@ def test_a_module_comes_back_as_it_was(saved: Path, files: ModelFiles) -> None:
         (("shape", "depth"), 9, CorruptFileError, "not a sound manifest"),
         (("file",), "../toy/toy.safetensors", CorruptFileError, "not a file beside it"),
         (("file",), "none.safetensors", ModelError, "none.safetensors"),
+        (("digest",), "0" * 31, CorruptFileError, "not a sound manifest"),
         (("more",), 1, CorruptFileError, "not a sound manifest"),
     ],
 )
@@ -136,6 +139,30 @@ def test_other_tensors_are_refused(saved: Path, files: ModelFiles) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptFileError):
         described(saved, files)
+
+
+def test_a_damaged_file_is_not_read(saved: Path, files: ModelFiles) -> None:
+    path, raw = saved / "toy.safetensors", (saved / "toy.safetensors").read_bytes()
+    path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))
+    found, module = described(saved, files), Toy(files.config, ToyShape(8))  # its header is sound
+    with pytest.raises(CorruptFileError, match=r"toy\.safetensors has checksum .* the file is damaged"):
+        found.read(module)
+    manifest = json.loads((saved / MANIFEST).read_text())
+    del manifest["digest"]  # as it was before there were any
+    (saved / MANIFEST).write_text(json.dumps(manifest))
+    described(saved, files).read(module)
+    path.write_bytes(raw)
+    (saved / MANIFEST).write_text(json.dumps(manifest | {"digest": found.digest}))
+    described(saved, files).read(module)
+
+
+def test_the_bundled_adapters_have_checksums() -> None:
+    demo = Path(edgespec.__file__).parent / "demo_model"
+    found = describe_adapters(demo / "cascade", describe_model(demo))
+    assert len(found) == 5
+    for adapter in found:
+        assert adapter.digest is not None
+        adapter.check()
 
 
 def test_a_directory_says_whose_it_is(

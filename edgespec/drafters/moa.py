@@ -118,7 +118,7 @@ class MoaResident(TrainedResident[Moa]):
         target: TorchTarget[Weights],
         progress: Callable[[int], None] = lambda nbytes: None,
     ) -> None:
-        """Reads the network. Raises StorageError."""
+        """Reads the network. Raises CorruptFileError and StorageError."""
         config, sizes, dtype = found.files.config, found.module.shape, found.files.dtype
         module = Moa(config, sizes, dtype, target.device).eval()
         super().__init__(KIND, module, found, plan, target, progress)

@@ -127,7 +127,7 @@ class ExitFound(Protocol):
         """Bytes that `open` reads."""
 
     def open(self, target: Target, progress: Callable[[int], None]) -> Exits:
-        """Read its weights; `progress` gets bytes. Raises StorageError."""
+        """Read its weights; `progress` gets bytes. Raises CorruptFileError and StorageError."""
 
 
 class Exits(Protocol):
@@ -152,7 +152,7 @@ class MemoryFound(Protocol):
         """Bytes that `open` reads."""
 
     def open(self, device: torch.device, progress: Callable[[int], None]) -> Remembering:
-        """Read its weights; `progress` gets bytes. Raises StorageError."""
+        """Read its weights; `progress` gets bytes. Raises CorruptFileError and StorageError."""
 
 
 class Remembering(Protocol):

@@ -92,7 +92,7 @@ class TrainedResident(Generic[M]):
         target: TorchTarget[Weights],
         progress: Callable[[int], None],
     ) -> None:
-        """Reads the module. Raises StorageError."""
+        """Reads the module. Raises CorruptFileError for a damaged file, StorageError."""
         self.name, self.module, self.target = name, module, target
         found.module.read(module)
         progress(found.module.nbytes)

@@ -14,6 +14,7 @@ from torch import Tensor
 from edgespec.devices.files import replacing
 from edgespec.errors import OptionError, StorageError
 from edgespec.models.hub import resolve_model
+from edgespec.offload.digest import file_digest
 from edgespec.runtimes.config import EMBEDDING, HEAD
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.formats.moa_client import (
@@ -24,7 +25,6 @@ from edgespec.runtimes.formats.moa_client import (
 )
 from edgespec.runtimes.formats.moa_sizes import KIND, MoaSizes, parameter_shapes
 from edgespec.runtimes.torch.dense import DenseTensors
-from edgespec.runtimes.torch.moa_memory import module_digest
 from edgespec.runtimes.torch.rope import inverse_frequencies
 from edgespec.runtimes.torch.trained_files import describe_module
 
@@ -48,6 +48,7 @@ def export_client(model: str | Path, adapters: str | Path, out: str | Path) -> i
         )
     shape = c.vocab_size, c.hidden_size, c.heads, c.kv_heads, c.head_dim, c.norm_eps
     config = ClientConfig(*shape, c.rope.interleaved, files.table.tied)
+    module.check()
     trained = load_file(module.path)
     tensors = {name: trained[name] for name in client_shapes(config, sizes) if name in trained}
     tensors["inverse"] = inverse_frequencies(c.rope, c.head_dim)
@@ -56,7 +57,7 @@ def export_client(model: str | Path, adapters: str | Path, out: str | Path) -> i
         for name, source in shared.items():
             tensors[name] = torch.from_numpy(dense.tensor(source)).to(files.dtype)
     stored = {name: _stored(name, tensor) for name, tensor in tensors.items()}
-    network = module_digest(module.path).hex()
+    network = file_digest(module.path)
     manifest = ClientManifest(1, "moa", files.path.name[:200], network, config, sizes, FILE)
     directory = Path(out)
     try:

@@ -27,6 +27,7 @@ FORMAT = 1
 _LIMIT = 2**20  # bytes of a manifest
 
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+FileDigest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]  # XXH3-128; see `offload.digest`
 KindName = Annotated[str, msgspec.Meta(pattern="^[a-z]{1,32}$")]
 
 
@@ -160,7 +161,11 @@ def checked_tensors(
     path = directory / name
     tensors, _ = read_header(path)
     if tensors.keys() != shapes.keys():
-        raise CorruptFileError(f"{path} holds {sorted(tensors)[:8]}, not an adapter's {sorted(shapes)}")
+        missing, beyond = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
+        raise CorruptFileError(
+            f"{path} does not hold what {MANIFEST} and the target ask for: it lacks {missing[:3]}, and has "
+            f"{beyond[:3]} beyond that"
+        )
     for tensor_name, shape in shapes.items():
         tensor = tensors[tensor_name]
         if tensor.shape != shape or tensor.encoding not in ("F32", "F16", "BF16"):

@@ -1,7 +1,8 @@
 """A cascade's adapters on disk: its manifest, and one small safetensors file for each adapter.
 
 {"format": 1, "kind": "cascade", "target": {...}, (see `formats.trained`)
- "adapters": [{"role": "draft", "depth": 3, "file": "draft-3.safetensors", "training": {...}}, ...]}
+ "adapters": [{"role": "draft", "depth": 3, "file": "draft-3.safetensors", "training": {...},
+               "digest": of the file}, ...]}
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from edgespec.runtimes.formats.trained import (
     FORMAT,
     MANIFEST,
     Count,
+    FileDigest,
     TrainedManifest,
     checked_tensors,
     read_manifest,
@@ -43,6 +45,7 @@ class AdapterRecord(msgspec.Struct, forbid_unknown_fields=True):
     depth: Count
     file: str
     training: dict[str, Any]  # steps, tokens, loss, held-out agreement; for people
+    digest: FileDigest | None = None  # see `trained_files.ModuleManifest`
 
 
 class CascadeManifest(TrainedManifest, forbid_unknown_fields=True):
@@ -57,7 +60,7 @@ class AdapterFile(TrainedFile):
     depth: int
 
     def open(self, config: ModelConfig, dtype: torch.dtype, device: torch.device = CPU) -> Adapter:
-        """Read the parameters, as `dtype` (the target's activations'). Raises StorageError."""
+        """Read the parameters, as `dtype` (the target's activations'). Raises as `read`."""
         adapter = Adapter(config, self.depth, dtype, device)
         self.read(adapter)
         return adapter
@@ -79,7 +82,7 @@ def describe_adapters(directory: Path, files: ModelFiles, fitting: bool = True) 
                 f"{files.config.layers}, and the last needs none"
             )
         file, tensors = checked_tensors(Path(directory), record.file, parameter_shapes(files.config))
-        adapters.append(AdapterFile(file, tensors, record.training, record.role, record.depth))
+        adapters.append(AdapterFile(file, tensors, record.training, record.digest, record.role, record.depth))
     if len({(a.role, a.depth) for a in adapters}) != len(adapters):
         raise CorruptFileError(f"{path} has two adapters of one role and depth")
     return sorted(adapters, key=lambda a: (a.depth, a.role))
@@ -92,14 +95,15 @@ def save_adapters(
     dtype: torch.dtype,
 ) -> None:
     """Write (role, adapter, training facts) of one target to `directory`, as `dtype`; a kill leaves the files
-    as they were before, or complete. Raises StorageError."""
+    as they were before, or complete, or, just between the two, such that they are refused. Raises
+    StorageError."""
     records = []
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for role, adapter, training in adapters:
             name = f"{role}-{adapter.depth}.safetensors"
-            write_parameters(directory / name, adapter, dtype)
-            records.append(AdapterRecord(role, adapter.depth, name, dict(training)))
+            digest = write_parameters(directory / name, adapter, dtype)
+            records.append(AdapterRecord(role, adapter.depth, name, dict(training), digest))
         write_manifest(directory, CascadeManifest(FORMAT, KIND, target_record(files), records))
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror}") from None

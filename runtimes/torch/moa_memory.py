@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import xxhash
 from numpy.typing import NDArray
 
+from edgespec.offload.digest import file_digest
 from edgespec.offload.plan.needs import Extras
 from edgespec.runtimes.base import KVCache
 from edgespec.runtimes.formats.describe import ModelFiles
@@ -49,11 +49,11 @@ class MoaMemoryFiles:
         return self.file.nbytes
 
     def open(self, device: torch.device, progress: Callable[[int], None]) -> MoaMemory:
-        """Raises StorageError."""
+        """Raises CorruptFileError and StorageError."""
         moa = Moa(self.files.config, self.file.shape, self.files.dtype, device).eval()
         self.file.read(moa)
         progress(self.file.nbytes)
-        return MoaMemory(moa, module_digest(self.file.path))
+        return MoaMemory(moa, bytes.fromhex(file_digest(self.file.path)))
 
 
 class MoaMemory:
@@ -67,12 +67,3 @@ class MoaMemory:
     def vectors(self, cache: KVCache, start: int, stop: int) -> NDArray[np.float32]:
         found: NDArray[np.float32] = LocalMemory(self._moa, cache).vectors(start, stop).float().cpu().numpy()
         return found
-
-
-def module_digest(path: Path) -> bytes:
-    """XXH3-128 of a trained network's file, by which its two halves know each other."""
-    digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while part := file.read(2**20):
-            digest.update(part)
-    return digest.digest()

@@ -1,7 +1,7 @@
 """A trained drafter that is one module, on disk: its manifest, and one safetensors file of its parameters.
 
     {"format": 1, "kind": "eagle", "target": {...}, (see `formats.trained`)
-     "file": "eagle.safetensors", "shape": {...}, "training": {...}}
+     "file": "eagle.safetensors", "shape": {...}, "training": {...}, "digest": of the file}
 
 `shape` is the kind's own, a frozen msgspec.Struct of bounded numbers that forbids unknown fields: what else,
 beside the target, the parameters' shapes follow from. (A cascade has several modules: `adapter_files`.)
@@ -23,12 +23,14 @@ from edgespec.devices.files import replacing
 from edgespec.errors import CorruptFileError, StorageError
 from edgespec.kernels.matmul import typed
 from edgespec.offload.chunks import TensorSource
+from edgespec.offload.digest import file_digest
 from edgespec.offload.reader import DirectFile
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.trained import (
     FORMAT,
     MANIFEST,
+    FileDigest,
     TrainedManifest,
     agreement,
     checked_tensors,
@@ -48,15 +50,20 @@ class ModuleManifest(TrainedManifest, forbid_unknown_fields=True):
     file: str
     shape: dict[str, Any]
     training: dict[str, Any]  # steps, tokens, options, held-out agreement; for people
+    digest: FileDigest | None = None  # of what was trained before there were any, and is not checked
 
 
 @dataclass(frozen=True)
 class TrainedFile:
-    """One module's parameters on disk, known by their headers and fit for their target."""
+    """One module's parameters on disk, known by their headers and fit for their target.
+
+    digest: of the file, as the manifest has it; None = it has none.
+    """
 
     path: Path
     tensors: Mapping[str, TensorSource]
     training: Mapping[str, Any]
+    digest: str | None
 
     @property
     def nbytes(self) -> int:
@@ -68,9 +75,18 @@ class TrainedFile:
         """How often it agreed with the target on held-out text, if its training says."""
         return agreement(self.training)
 
+    def check(self) -> None:
+        """Raises CorruptFileError where the file is not the one that the manifest is of, StorageError."""
+        if self.digest is not None and (found := file_digest(self.path)) != self.digest:
+            raise CorruptFileError(
+                f"{self.path} has checksum {found}, not {self.digest}; the file is damaged: fetch it again, "
+                "or train anew"
+            )
+
     def read(self, module: nn.Module) -> None:
         """Read all parameters into a module that has them uninitialised, as its own types, and let them be
-        trained no more. Raises StorageError."""
+        trained no more. Raises as `check`."""
+        self.check()
         module.requires_grad_(False)
         file = DirectFile(self.path)
         try:
@@ -111,7 +127,7 @@ def describe_module(
     except (msgspec.ValidationError, ValueError) as error:
         raise CorruptFileError(f"{Path(directory) / MANIFEST} is not a sound manifest: {error}") from None
     path, tensors = checked_tensors(Path(directory), manifest.file, wanted)
-    return ModuleFile(path, tensors, manifest.training, own)
+    return ModuleFile(path, tensors, manifest.training, manifest.digest, own)
 
 
 def save_module(
@@ -124,24 +140,25 @@ def save_module(
     dtype: torch.dtype,
 ) -> None:
     """Write a module, its parameters as `dtype`, and its manifest; a kill leaves the files as they were
-    before, or complete. Raises StorageError."""
+    before, or complete, or, just between the two, such that they are refused. Raises StorageError."""
     name = f"{kind}.safetensors"
     own = msgspec.to_builtins(shape)
-    manifest = ModuleManifest(FORMAT, kind, target_record(files), name, own, dict(training))
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        write_parameters(directory / name, module, dtype)
-        write_manifest(directory, manifest)
+        digest = write_parameters(directory / name, module, dtype)
+        about = kind, target_record(files), name, own, dict(training), digest
+        write_manifest(directory, ModuleManifest(FORMAT, *about))
     except OSError as error:
         raise StorageError(f"{directory} cannot be written: {error.strerror}") from None
 
 
-def write_parameters(path: Path, module: nn.Module, dtype: torch.dtype) -> None:
+def write_parameters(path: Path, module: nn.Module, dtype: torch.dtype) -> str:
     """Write all parameters of a module, as `dtype`; a kill leaves the file as it was before, or complete.
-    Raises OSError."""
+    Returns its digest. Raises OSError and StorageError."""
     stored = {name: p.detach().to("cpu", dtype).contiguous() for name, p in module.named_parameters()}
     with replacing(path) as temporary:
         save_file(stored, temporary, metadata={"format": "pt"})
+        return file_digest(temporary)
 
 
 def free_parameters(module: nn.Module) -> None:

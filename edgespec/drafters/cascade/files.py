@@ -142,7 +142,7 @@ class Cascade:
         target: TorchTarget[Weights],
         progress: Callable[[int], None] = lambda nbytes: None,
     ) -> None:
-        """Reads the adapters. Raises StorageError, and CorruptFileError for a damaged low-bit copy."""
+        """Reads the adapters. Raises StorageError, and CorruptFileError for what is damaged."""
         config, dtype, device = found.files.config, found.files.dtype, target.device
         self.target = target
         self.draft = found.draft.open(config, dtype, device)

@@ -96,7 +96,7 @@ class EagleResident(TrainedResident[Eagle]):
         target: TorchTarget[Weights],
         progress: Callable[[int], None] = lambda nbytes: None,
     ) -> None:
-        """Reads the module. Raises StorageError."""
+        """Reads the module. Raises CorruptFileError and StorageError."""
         config, final_norm = found.files.config, target.weights.small["model.norm.weight"]
         module = Eagle(config, found.module.shape, final_norm, target.dtype, target.device)
         super().__init__(KIND, module, found, plan, target, progress)

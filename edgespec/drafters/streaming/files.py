@@ -86,7 +86,7 @@ class StreamingResident(TrainedResident[Streaming]):
         target: TorchTarget[Weights],
         progress: Callable[[int], None] = lambda nbytes: None,
     ) -> None:
-        """Reads the module. Raises StorageError."""
+        """Reads the module. Raises CorruptFileError and StorageError."""
         config = found.files.config
         module = found.made(config, found.module.shape, target.dtype, target.device).eval()
         super().__init__(found.kind, module, found, plan, target, progress)
