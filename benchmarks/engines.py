@@ -17,7 +17,8 @@ from pathlib import Path
 from edgespec.drafters.channel import Load
 from edgespec.drafters.llama_cpp_model import llama_cpp_model
 from edgespec.drafters.onnx_model import onnx_model
-from edgespec.drafters.worker import OpenModel, torch_model
+from edgespec.drafters.opened import OpenModel
+from edgespec.drafters.worker import torch_model
 from edgespec.runtimes.base import DraftRuntime
 
 OPENERS: dict[str, OpenModel] = {"torch": torch_model, "onnx": onnx_model, "llama_cpp": llama_cpp_model}

@@ -79,7 +79,7 @@ class PacedRuntime:
 
 
 def paced_model(load: Load, progress: Callable[[int], None]) -> worker.Opened:
-    """See `drafters.worker.OpenModel`."""
+    """See `drafters.opened.OpenModel`."""
     seconds = float(os.environ[PACE]) / 1e3
     opened = worker.torch_model(load, progress)
     return worker.Opened(lambda capacity: PacedRuntime(opened.runtime(capacity), seconds))

@@ -52,6 +52,7 @@ from edgespec.drafters.combined import Combined
 from edgespec.drafters.inbox import Inbox
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
+from edgespec.drafters.opened import Opened
 from edgespec.drafters.process import Program, Question, command
 from edgespec.drafters.worker import Desk
 from edgespec.errors import Cancelled, CorruptFileError, DeviceError
@@ -301,7 +302,7 @@ def test_a_round_that_nobody_waits_for_ends_at_once(end: type[Cancel | Stop | Cl
     """What was asked is answered with what there is, and of a conversation that waits for nothing, nothing is
     done; others go on."""
     said = list[Sent]()
-    desk = Desk(said.append, lambda capacity: TableRuntime(worker_programs.ROWS, capacity))
+    desk = Desk(said.append, Opened(partial(TableRuntime, worker_programs.ROWS)).drafter)
     for seat in (1, 2):
         desk.take(Open(seat, 400, VOCABULARY))
         desk.take(Prefill(seat, list(PROMPT), False, 0, 0.0, 1.0, 0, 0.0))
@@ -509,7 +510,7 @@ def test_a_prompt_that_was_broken_off_is_read_on() -> None:
             left[0] -= 1  # noqa: B023
             return seat == 1 and left[0] < 0  # noqa: B023
 
-        desk = Desk(said.append, lambda capacity: TableRuntime(worker_programs.ROWS, capacity), recalls)
+        desk = Desk(said.append, Opened(partial(TableRuntime, worker_programs.ROWS)).drafter, recalls)
         for seat in (1, 2):
             desk.take(Open(seat, 400, VOCABULARY))
             desk.take(Prefill(seat, text, False, 0, 0.0, 1.0, 0, 0.0))

@@ -20,6 +20,7 @@ from edgespec.drafters.channel import Beat, Expect, GoAhead, Hear, Nonsense, Ope
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
+from edgespec.drafters.opened import Opened
 from edgespec.drafters.worker import Desk
 from edgespec.models.asked import check_options
 from edgespec.schedules.mirror import Mirror
@@ -36,7 +37,9 @@ class Worker:
     damaged = False
 
     def __init__(self, noise: float) -> None:
-        self.desk = Desk(self._hear, lambda capacity: TableRuntime(capacity=capacity, noise=noise))
+        self.desk = Desk(
+            self._hear, Opened(lambda capacity: TableRuntime(capacity=capacity, noise=noise)).drafter
+        )
         self.nodes, self.seconds = dict[int, int](), dict[int, float]()
         self.heard, self.questions, self.told = 0.0, dict[int, Any](), list[Sent]()
 

@@ -33,6 +33,7 @@ from edgespec.models.packing import pack_model
 from edgespec.progress import Progress
 from edgespec.runtimes.base import DraftRuntime
 from edgespec.runtimes.exported.draft import ExportedDraft
+from edgespec.runtimes.exported.source import SourceRecord
 from edgespec.runtimes.formats import whole
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.onnx import graph, providers, sessions
@@ -230,7 +231,7 @@ def cut(path: Path, nbytes: int) -> None:
 
 
 HOSTILE: list[tuple[Callable[[Path], object], type[EdgeSpecError], str]] = [
-    (lambda d: edited(d, format=FORMAT + 1), UnsupportedModelError, "reads format 1; export the model again"),
+    (lambda d: edited(d, format=FORMAT + 1), UnsupportedModelError, "reads format 2; export the model again"),
     (lambda d: edited(d, opset=9), UnsupportedModelError, "exported with opset 9, this EdgeSpec runs 17"),
     (lambda d: edited(d, engine="coreml"), CorruptFileError, "sound manifest"),
     (lambda d: edited(d, precision="int3"), CorruptFileError, "sound manifest"),
@@ -239,6 +240,9 @@ HOSTILE: list[tuple[Callable[[Path], object], type[EdgeSpecError], str]] = [
     (lambda d: edited(d, rows=[10**9], positions=64), CorruptFileError, "sound manifest"),
     (lambda d: edited(d, positions=2**40), CorruptFileError, "sound manifest"),
     (lambda d: edited(d, library="evil.so"), CorruptFileError, "sound manifest"),
+    (lambda d: edited(d, source={"path": "/etc", "digest": "0"}), CorruptFileError, "sound manifest"),
+    (lambda d: edited(d, source={"path": "\\\\host", "digest": "0"}), CorruptFileError, "sound manifest"),
+    (lambda d: edited(d, source={"path": "C:m", "digest": "0"}), CorruptFileError, "sound manifest"),
     (lambda d: edited(d, config={}), CorruptFileError, "config is not sound"),
     (lambda d: (d / "exported.json").write_text("{" * 100), CorruptFileError, "not valid JSON"),
     (lambda d: (d / "exported.json").write_text(" " * 2**21), CorruptFileError, "larger than"),
@@ -279,6 +283,19 @@ def test_an_export_older_than_its_source(tmp_path: Path) -> None:
     open_exported(tmp_path / "x")  # it may have gone elsewhere
     with pytest.raises(OptionError, match=r"was exported to draft with; use it as draft_model="):
         describe_model(tmp_path / "x")
+
+
+def test_an_export_does_not_say_where_its_maker_keeps_models(tmp_path: Path) -> None:
+    path = tiny_model(tmp_path / "models" / "m")
+    export_model(str(path), tmp_path / "x")
+    assert str(tmp_path) not in (tmp_path / "x" / "exported.json").read_text()
+    record = open_exported(tmp_path / "x").manifest.source
+    assert record.path == "../models/m"
+    assert record.where(tmp_path / "x") == path
+    away = SourceRecord.of(Path("/home/anna/m"), Path("/tmp/x"), "0")
+    assert away == SourceRecord("", "0")
+    assert away.where(tmp_path / "x") is None  # and not the export itself
+    away.check(tmp_path / "x")
 
 
 def test_weights_that_cannot_be(tmp_path: Path) -> None:

@@ -19,10 +19,16 @@ from edgespec.core.schedule import TreeBudget
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.engines import ENGINES, with_engine
 from edgespec.drafters.kinds import KINDS
+from edgespec.drafters.model import DRAFT_ROWS, PASS_ROWS
+from edgespec.drafters.onnx_model import find
+from edgespec.drafters.resident import Search
 from edgespec.engine import Engine
 from edgespec.errors import Call, DeviceError, EdgeSpecError, ModelError, OptionError, TokenizerError
 from edgespec.models.asked import check_options
 from edgespec.models.exporting import export_model
+from edgespec.runtimes.base import TREE_ROWS
+from edgespec.runtimes.formats.describe import describe_model
+from edgespec.text.tokenizer import load_tokenizer
 from edgespec.values import options_of
 from tests.models import make_tokenizer
 from tests.sessions import tokens_of
@@ -120,6 +126,22 @@ def test_static_shapes(models: Path, expected: list[list[int]], tmp_path: Path) 
     words = "exported for 400 positions, of which 100 are for drafts; the context is 301: use context=300, or"
     with pytest.raises(OptionError, match=words):
         load(models, draft_model=tmp_path / "x", context=301)
+
+
+def test_a_further_conversation_has_room_in_the_plan(models: Path, tmp_path: Path) -> None:
+    """A cache of static shapes whatever its context, and its logits while it drafts."""
+    files = describe_model(models / "target")
+    tokenizer = load_tokenizer(files, files.path)
+    made = {"any": {}, "static": {"rows": 8, "positions": 2000}}
+    rows = {}
+    for name, shapes in made.items():
+        export_model(str(models / "target"), tmp_path / name, **shapes)
+        search = Search("model", ("model",), files, tokenizer, {"draft_model": tmp_path / name}, worker=1)
+        rows[name] = find(search, {}).further_rows(files.config)
+    position, logits = files.config.kv_bytes(1, 4), 4 * PASS_ROWS * 320
+    shared = position + files.config.kv_bytes(1, 2)
+    assert rows["any"] * shared >= (DRAFT_ROWS - TREE_ROWS) * position + logits
+    assert rows["static"] * shared >= 2000 * position + logits
 
 
 def test_another_vocabulary(models: Path, tmp_path: Path) -> None:

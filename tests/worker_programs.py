@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgespec.drafters import channel, worker
 from edgespec.drafters.channel import Load, Sent, Tree
-from edgespec.drafters.worker import Opened
+from edgespec.drafters.opened import Opened
 from edgespec.errors import CorruptFileError, ModelError
 from tests.table_runtime import TablePass, TableRuntime
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from edgespec.drafters.channel import Load
 from edgespec.drafters.exported_model import INSTEAD, ExportedFiles, slots_of
+from edgespec.drafters.opened import Opened
 from edgespec.drafters.process import Program, command
 from edgespec.drafters.resident import Found, Search
-from edgespec.drafters.worker import Opened, run
+from edgespec.drafters.worker import run
 from edgespec.runtimes.coreml.directory import open_coreml
 from edgespec.runtimes.coreml.model import CoreMLModel, model_bytes
 from edgespec.runtimes.coreml.package import check_here
@@ -32,7 +33,7 @@ def find(search: Search, found: dict[str, Found]) -> ExportedFiles:
 
 
 def coreml_model(load: Load, progress: Callable[[int], None]) -> Opened:
-    """An exported model, run by Core ML; see `drafters.worker.OpenModel`. Raises as `open_coreml` and
+    """An exported model, run by Core ML; see `drafters.opened.OpenModel`. Raises as `open_coreml` and
     `CoreMLModel`."""
     exported = open_coreml(Path(load.model))
     model = CoreMLModel(exported)

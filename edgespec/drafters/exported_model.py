@@ -4,18 +4,20 @@ process. No torch."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import ceil
 from pathlib import Path
 from typing import Protocol
 
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.channel import Load
-from edgespec.drafters.model import DRAFT_ROWS, further_rows
+from edgespec.drafters.model import DRAFT_ROWS, PASS_ROWS
 from edgespec.drafters.process import Program
 from edgespec.drafters.resident import Resident
 from edgespec.drafters.vocabulary import check_vocabulary, vocabulary_digest
 from edgespec.errors import Call, OptionError, TokenizerError
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
+from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.target import Target
 from edgespec.text.tokenizer import Tokenizer
@@ -85,7 +87,18 @@ class ExportedFiles:
 
     def nbytes(self, context: int) -> int:
         """Bytes of the open model with one conversation of `context` positions."""
-        return self.model_bytes(context, slots_of(self.exported))
+        return self.model_bytes(context, slots_of(self.exported)) + self.logits_bytes
+
+    @property
+    def logits_bytes(self) -> int:
+        """Of a conversation's pass, which are there until it has ended."""
+        return 4 * PASS_ROWS * self.exported.config.vocab_size
+
+    def further_rows(self, target: ModelConfig) -> int:
+        """See `drafters.resident.Resident.rows`. A cache of static shapes is as large for any context."""
+        own = self.exported.config.kv_bytes(1, self.exported.element)
+        positions = self.exported.manifest.positions or max(slots_of(self.exported) - TREE_ROWS, 0)
+        return ceil((positions * own + self.logits_bytes) / (own + target.kv_bytes(1, 2)))
 
     def unused(self, plan: Plan) -> str | None:
         """Raises OptionError where the plan's context is more than static shapes have room for."""
@@ -104,8 +117,7 @@ class ExportedFiles:
 
     def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Resident:
         """Raises as `process.Worker`."""
-        own = self.exported.config.kv_bytes(1, self.exported.element)
-        rows = further_rows(slots_of(self.exported), own, target.config)
+        rows = self.further_rows(target.config)
         return Beside(self.load, self.exported.nbytes, rows, progress, self.program)
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.channel import Load
 from edgespec.drafters.model import PASS_ROWS
+from edgespec.drafters.opened import Opened
 from edgespec.drafters.process import Program, command
 from edgespec.drafters.resident import Found, Resident, Search
 from edgespec.drafters.vocabulary import check_vocabulary
-from edgespec.drafters.worker import Opened, run
+from edgespec.drafters.worker import run
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.config import ModelConfig
@@ -81,7 +82,7 @@ class GGUFFiles:
 
 
 def llama_cpp_model(load: Load, progress: Callable[[int], None]) -> Opened:
-    """A GGUF file, run by llama.cpp; see `drafters.worker.OpenModel`. Raises as `read_gguf_draft` and
+    """A GGUF file, run by llama.cpp; see `drafters.opened.OpenModel`. Raises as `read_gguf_draft` and
     `LlamaCppModel`."""
     model = LlamaCppModel(read_gguf_draft(Path(load.model)), load.threads, progress)
     return Opened(lambda capacity: LlamaCppDraft(model, capacity))

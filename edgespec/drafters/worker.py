@@ -58,24 +58,11 @@ from edgespec.drafters.channel import (
 )
 from edgespec.drafters.inbox import Inbox
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
+from edgespec.drafters.opened import Opened, OpenModel
 from edgespec.errors import Cancelled
-from edgespec.runtimes.base import DraftRuntime
 
 BEAT = 0.05  # seconds of work, after which it says that it is at work
 LOOK = 1.0  # seconds between two looks whether the parent is still there
-
-
-@dataclass(frozen=True)
-class Opened:
-    """An open model. runtime: opens a conversation of so many positions with it. placement: see
-    `channel.Ready`."""
-
-    runtime: Callable[[int], DraftRuntime]
-    placement: str = ""
-
-
-OpenModel = Callable[[Load, Callable[[int], None]], Opened]
-"""Read a model's weights, telling bytes."""
 
 
 @dataclass
@@ -102,11 +89,11 @@ class Desk:
     def __init__(
         self,
         say: Callable[[Sent], None],
-        open_runtime: Callable[[int], DraftRuntime],
+        open_drafter: Callable[[int, int], ModelDrafter],
         recalls: Callable[[int], bool] = lambda seat: False,
     ) -> None:
-        """`recalls`: see `inbox.Inbox`."""
-        self.say, self.open_runtime, self.recalls = say, open_runtime, recalls
+        """open_drafter: see `Opened.drafter`. recalls: see `inbox.Inbox`."""
+        self.say, self.open_drafter, self.recalls = say, open_drafter, recalls
         self.seats: dict[int, _Seat] = {}
         self._said = 0.0  # when it was last said that it is at work
 
@@ -139,7 +126,7 @@ class Desk:
         if isinstance(message, Load):
             raise Nonsense("a model is open already")
         if isinstance(message, Open):
-            drafter = ModelDrafter(self.open_runtime(message.capacity), message.vocabulary)
+            drafter = self.open_drafter(message.capacity, message.vocabulary)
             self.seats[message.seat] = _Seat(drafter, message.vocabulary)
             return
         seat = self.seats.get(message.seat)
@@ -284,7 +271,7 @@ def _serve(inbox: Inbox, say: Callable[[Sent], None], open_model: OpenModel) -> 
     if not isinstance(load, Load):
         raise Nonsense(f"{load}, and no model is open")
     opened = open_model(load, lambda nbytes: say(Loading(nbytes)))
-    desk = Desk(say, opened.runtime, inbox.recalls)
+    desk = Desk(say, opened.drafter, inbox.recalls)
     say(Ready(peak_memory(), opened.placement))
     while True:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -74,7 +73,7 @@ def export_model(
     about: dict[str, Any] = {
         "rows": sorted({rows, max(rows, PROMPT_ROWS)}) if rows else (),
         "positions": positions if rows else 0,
-        "source": SourceRecord(os.path.abspath(path), files.digest),
+        "source": SourceRecord.of(path, Path(out), files.digest),
         "vocabulary": vocabulary_digest(tokenizer.backend.get_vocab(with_added_tokens=True)),
         "beside": {name: content for name, content in companions.items() if name not in _OF_MODEL},
     }

@@ -29,7 +29,7 @@ from edgespec.runtimes.formats.exported import MANIFEST_BYTES
 
 HOST = "host.safetensors"
 PACKAGE = "model.mlpackage"
-FORMAT = 1  # another, when `graph` would write something else
+FORMAT = 2  # another, when `graph` would write something else
 ROPE = "rope"
 _PROGRAM = "Data/com.apple.CoreML/model.mlmodel"
 _WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -11,29 +13,51 @@ from edgespec.errors import Call, ModelError
 from edgespec.runtimes.formats.describe import describe_model
 
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,64}$")]
-Name = Annotated[str, msgspec.Meta(max_length=4096)]
+_RELATIVE = r"^([^/\\:\0][^\\:\0]*)?$"  # no share, drive or root: what a stranger names is looked at
+Relative = Annotated[str, msgspec.Meta(max_length=4096, pattern=_RELATIVE)]
 
 
 class SourceRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """The model that was exported, and its digest then; see `formats.describe.ModelFiles`."""
+    """The model that was exported, and its digest then; see `formats.describe.ModelFiles`.
 
-    path: Name
+    path: from the export's directory; "" where they have no folder in common but the root: an export that is
+    given away tells nobody where its maker keeps models.
+    """
+
+    path: Relative
     digest: Digest
+
+    @staticmethod
+    def of(path: Path, out: Path, digest: str) -> SourceRecord:
+        """Of the model at `path`, exported to `out`."""
+        source, there, found = os.path.abspath(path), os.path.abspath(out), ""
+        try:
+            common = os.path.commonpath([source, there])
+        except ValueError:  # two drives
+            common = os.path.sep
+        if os.path.dirname(common) != common:
+            found = Path(os.path.relpath(source, there)).as_posix()
+        return SourceRecord(found if re.fullmatch(_RELATIVE, found) else "", digest)
+
+    def where(self, out: Path) -> Path | None:
+        """The model that was exported to `out`, if it is still there."""
+        path = Path(os.path.normpath(out / self.path))
+        return path if self.path and path.exists() else None
 
     def again(self, out: Path) -> Call:
         """What exports the model anew."""
-        return Call("export_model", {"model": self.path[:300], "out": str(out)})
+        return Call("export_model", {"model": str(self.where(out) or "MODEL"), "out": str(out)})
 
     def check(self, out: Path) -> None:
         """Raises ModelError where the model that was exported to `out` is here, and has changed since."""
-        path = Path(self.path)
         try:
-            now = describe_model(path).digest if path.exists() else self.digest
-        except (ModelError, OSError):
+            path = self.where(out)
+            now = describe_model(path).digest if path else self.digest
+        except (ModelError, OSError, ValueError):
             return  # no model any more
         if now != self.digest:
             raise ModelError(
-                f"{out} was exported from {self.path[:300]}, which has changed since (digest {now}, then "
+                f"{out} was exported from {path}, which has changed since (digest {now}, then "
                 f"{self.digest}); export it again, to another directory",
                 hint=self.again(out),
             )

@@ -25,7 +25,7 @@ from edgespec.runtimes.onnx.graph import OPSET, GraphBuilder, head_graph, layers
 from edgespec.runtimes.onnx.layout import Stored, stored_tensors
 
 WEIGHTS = "weights.safetensors"
-FORMAT = 1  # another, when `graph` or `layout` would write something else
+FORMAT = 2  # another, when `graph` or `layout` would write something else
 _GRAPH_LIMIT = 2**26  # of a graph; 200 layers take 2 MB
 
 Precision = Literal["fp32", "fp16", "int8"]

@@ -1,0 +1,28 @@
+"""A draft model that a worker process has open, and how conversations draft with it. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgespec.drafters.channel import Load
+from edgespec.drafters.model import ModelDrafter
+from edgespec.runtimes.base import DraftRuntime
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An open model. runtime: opens a conversation of so many positions with it. placement: see
+    `channel.Ready`. drafts: what drafts with a conversation's runtime, for a vocabulary of so many tokens."""
+
+    runtime: Callable[[int], DraftRuntime]
+    placement: str = ""
+    drafts: Callable[[DraftRuntime, int], ModelDrafter] = ModelDrafter
+
+    def drafter(self, capacity: int, vocabulary: int) -> ModelDrafter:
+        """For a conversation of so many positions."""
+        return self.drafts(self.runtime(capacity), vocabulary)
+
+
+OpenModel = Callable[[Load, Callable[[int], None]], Opened]
+"""Read a model's weights, telling bytes."""
