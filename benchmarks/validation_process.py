@@ -24,6 +24,8 @@ from edgespec.devices.allocator import return_freed_memory
 from edgespec.devices.probe import forget_peak, peak_memory, process_memory
 from edgespec.devices.rates import measure_reads
 from edgespec.engine import Engine
+from edgespec.runtimes.base import TREE_ROWS
+from edgespec.runtimes.rows import Rows
 from edgespec.text.prompt import Prompt
 from edgespec.tuning.fit import fit_runs
 from edgespec.tuning.measure import run_setting
@@ -92,7 +94,8 @@ def raw(file: Path) -> float:
 
 def memory(engine: Engine) -> Row:
     """Bytes by owner, as they are: of weights, what their buffers take; of a conversation, by how much the
-    process has grown with the whole context in use. `peak`: of the process, from its start on."""
+    process has grown with the whole context in use, and the largest tree judged there. `peak`: of the
+    process, from its start on."""
     return_freed_memory()
     peak = peak_memory()
     weights, loaded = engine.target.weights, process_memory().current
@@ -103,10 +106,13 @@ def memory(engine: Engine) -> Row:
     }
     forget_peak()
     with engine.new_session() as session:
-        length = session.context - 16
+        length = session.context - 8
         prompt = np.random.default_rng(0).integers(300, 3000, length).tolist()
         for _ in session.generate(prompt, GenerationOptions(max_tokens=8, ignore_eos=True)):
             pass
+        rows = Rows.append(session.cache, np.arange(TREE_ROWS) - 1)
+        target = engine.target
+        target.logits(target.run(target.embed(prompt[:TREE_ROWS]), rows, range(target.config.layers)))
         owners[TALK] = peak_memory() - loaded
     return {
         "owners": {BASE: engine.plan.owners[BASE], **owners},

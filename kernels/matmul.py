@@ -27,7 +27,7 @@ STORED = {  # every other encoding is raw bytes to torch
 }
 FEW = FEWS[1]  # 256: above so many rows one bf16 matmul with unpacked weights is faster than those of digits
 PROMPT_ROWS = 512  # multiplied in one call: it takes 1 KiB of sums for each, and their numbers once more
-TILE_BYTES = 2 * 2**20  # unpacked at a time: stays in cache until it is used, and below what malloc maps
+TILE_BYTES = 2 * 2**20  # unpacked at a time: stays in cache until it is used
 # Unpacked at a time for a prompt's block by torch, whose every matmul arranges all of x anew: Q4_K, 512 rows,
 # 11008 x 4096 took 60 ms in tiles of 2 MiB, 38 of 8 and 37 of 16, beside bf16's 25.
 PROMPT_TILE_BYTES = 4 * TILE_BYTES
@@ -163,12 +163,11 @@ def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     prompt = cpu and not as_exact
     if prompt and compiled.own_prompt(block.encoding, x.dtype):
         rows = FEW if block.encoding == "F16" else PROMPT_ROWS  # x is made fp32 beside fp16
-        return torch.cat(
-            [
-                compiled.linear(part, block.encoding, block.data, block.scale, x.dtype, prompt)
-                for part in torch.split(x, rows)
-            ]
-        )
+        parts = [
+            compiled.linear(part, block.encoding, block.data, block.scale, x.dtype, prompt)
+            for part in torch.split(x, rows)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
     if cpu and as_exact and compiled.available(block.encoding):
         return compiled.linear(x, block.encoding, block.data, block.scale, x.dtype)
     if cpu and as_exact and _digits_do(block.encoding, block.inner):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+AT_ONCE = 64  # rows of SwiGLU: a tree's
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight over the last axis, in fp32 inside; [..., d] -> [..., d]."""
@@ -29,11 +31,15 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, elementwise.
 
     Spelt out because torch's fused silu computes the elements left over by its vector loop with another
-    exponential, and which elements those are depends on how many rows share the call.
+    exponential, and which elements those are depends on how many rows share the call. A few rows at a time:
+    all fp32 numbers of a prompt's block are tens of megabytes.
     """
-    x = gate.float()
-    denominator = torch.neg(x).exp_().add_(1)  # in place: a prompt's block has tens of megabytes here
-    return torch.div(x, denominator, out=denominator).to(gate.dtype).mul_(up)
+    out = torch.empty_like(gate)
+    for part, some, other in zip(*(torch.split(x, AT_ONCE) for x in (out, gate, up)), strict=True):
+        x = some.float()
+        denominator = torch.neg(x).exp_().add_(1)
+        part.copy_(torch.div(x, denominator, out=denominator)).mul_(other)
+    return out
 
 
 class Mask:

@@ -11,9 +11,9 @@ from edgespec.kernels import compiled, scratch
 from edgespec.kernels.gguf_blocks import row_bytes
 from edgespec.kernels.matmul import PROMPT_TILE_BYTES, Block, linear
 from edgespec.models.packing import pack_model
-from edgespec.runtimes.base import PREFILL_ROWS
+from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
 from edgespec.runtimes.formats.describe import describe_model
-from edgespec.runtimes.formats.needs import UNPACKED_TILE, activation_bytes
+from edgespec.runtimes.formats.needs import UNPACKED_TILE, activation_bytes, context_bytes, pool_positions
 from tests.models import make_checkpoint, write_gguf
 
 
@@ -37,3 +37,22 @@ def test_a_prompt_unpacks_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> 
     linear(x, block, exact=False)
     taken = sum(len(buffer) for buffer in scratch._BUFFERS.by_use.values())
     assert UNPACKED_TILE / 2 < taken <= UNPACKED_TILE
+
+
+def test_a_tree_s_outputs_lie_where_a_prompt_s_numbers_do_as_far_as_there_is_room(tmp_path: Path) -> None:
+    """One is never there with the other, so that the larger of both is planned; of many sequences both."""
+    wide = describe_model(make_checkpoint(tmp_path / "m", dtype="bfloat16", intermediate_size=2048))
+    config, element = wide.config, wide.element
+    room = activation_bytes(wide, converts=False) * TREE_ROWS // PREFILL_ROWS
+
+    def held(positions: int, sequences: int = 1) -> int:
+        """Beside keys and values."""
+        pool = pool_positions(positions, sequences)
+        return context_bytes(config, positions, element, sequences) - config.kv_bytes(pool, element)
+
+    for positions in (512, 2**14, 2**18):
+        outputs = TREE_ROWS * positions // 64 * (config.q_size * element + config.heads * 8)
+        assert held(positions) >= PREFILL_ROWS * positions * (1 + element)
+        assert held(positions) + activation_bytes(wide, converts=False) >= outputs + room
+        assert held(positions, 2) >= held(positions) + outputs - room
+    assert held(2**18) - held(2**17) > TREE_ROWS * 2**17 // 64 * config.q_size * element  # no room is left

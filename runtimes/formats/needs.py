@@ -20,9 +20,14 @@ BLOCK = 64  # positions per attention block; see torch/attention.py
 SHARED_POSITIONS = 512  # that most prompts take with their replies
 SHARED_ROWS = 4  # of each of many trees in a pass, on average: a root and three drafts; some have more
 # Weights of another type than activations, as a prompt's block is multiplied by them: kernels/matmul.py's
-# PROMPT_TILE_BYTES, which stay with the thread; where kernels unpack them, as much is taken by what they
-# arrange (1b shape, Q4_K and Q8_0: a conversation of 512 to 2048 positions took 75 to 139 MB, of 79 to 122).
+# PROMPT_TILE_BYTES, or where kernels unpack them the block in their order and sums, so many bytes a row. Both
+# stay with the thread.
 UNPACKED_TILE = 8 * 2**20
+SUMS = 2 * 2**10
+# What the first pass leaves in the process: code of libraries that nothing before it ran, 7.5 MB, and holes
+# in the heap; where torch multiplies weights of activations' own type, what it compiles for their shapes.
+FIRST_PASS = 13 * 10**6
+COMPILED = 4 * 10**6
 DEVICE_SLOTS = 3  # device buffers: one computed on, one being copied to, one between
 
 # Page cache of programs and libraries that a cold start reads but does not map, and the kernel's own tables:
@@ -40,10 +45,11 @@ def plan_model(files: ModelFiles, machine: Machine, request: Request, extras: Ex
     Raises BudgetError or OptionError before any weight is read.
     """
     config, element, sequences, trees = files.config, files.element, request.sequences, request.trees
+    converts = files.activations in machine.converts
     needs = Needs(
         baseline=machine.baseline,
         small=sum(t.nbytes for t in files.table.small),
-        activations=activation_bytes(files, files.activations in machine.converts, sequences, trees),
+        activations=activation_bytes(files, converts, sequences, trees) + first_pass_bytes(files),
         kv=lambda positions: context_bytes(config, positions, element, sequences, trees),
         max_context=config.max_context,
         extras=(extras or Extras()).for_many(sequences - 1, SHARED_POSITIONS),
@@ -108,12 +114,16 @@ def context_bytes(
 ) -> int:
     """What grows with the context: KV caches, and attention's temporaries over that many keys: each block's
     outputs and mask for a tree's rows, and the mask of a prompt's block. One cache attends after the other;
-    of many, the masks of all are kept."""
+    of many, the masks of all are kept. Of one, a tree's outputs lie where a prompt's block has its numbers of
+    an MLP (`activation_bytes`), as far as there is room."""
     blocks, e = -(-positions // BLOCK) + 2, element
     outputs = TREE_ROWS * blocks * (config.q_size * e + config.heads * 8)
     tree_mask = judged_rows(sequences, trees) * (config.heads // config.kv_heads) * positions * (1 + e)
     prompt_mask = PREFILL_ROWS * positions * (1 + e)
-    attention = outputs + tree_mask + prompt_mask if sequences > 1 else max(outputs + tree_mask, prompt_mask)
+    attention = outputs + tree_mask + prompt_mask
+    if sequences == 1:
+        room = (PREFILL_ROWS - TREE_ROWS) * 3 * config.intermediate_size * e
+        attention = max(prompt_mask, tree_mask + max(0, outputs - room))
     return config.kv_bytes(pool_positions(positions, sequences), e) + attention
 
 
@@ -122,15 +132,25 @@ def activation_bytes(files: ModelFiles, converts: bool, sequences: int = 1, tree
     converted to fp32 or not."""
     config, n, e = files.config, pass_rows(sequences, trees), files.element
     d, f = config.hidden_size, config.intermediate_size
-    stream = n * d * e * 3
-    mlp = n * f * (3 * e + 8)  # gate, up, product; two in fp32 inside swiglu
-    attention = n * (config.q_size * (3 * e + 4) + config.kv_size * 4 * e)
-    tile = max(config.matrix_shapes(0).values(), key=lambda s: s[0] * s[1])
-    unpacks = any(PLAIN.get(encoding) != files.activations for encoding in files.table.stored)
-    unpacked = tile[1] * 4 * 4096 if converts else UNPACKED_TILE if unpacks else 0
+    # Of a layer: what came in, what goes out, what of it is normed, queries, keys and values.
+    layer = n * (3 * d + config.q_size + 2 * config.kv_size) * e
+    mlp = n * 3 * f * e  # gate, up, product
+    attention = n * (3 * config.q_size * e + config.heads * 4)  # queries and outputs, each arranged anew
     head = judged_rows(sequences, trees) * config.vocab_size * (e + 4)
-    # A third more: kernels' scratch, and holes in the heap (measured, 7B shape: 80 MB beside 92).
-    return (stream + max(mlp, attention, head)) * 4 // 3 + unpacked
+    tile = max(config.matrix_shapes(0).values(), key=lambda s: s[0] * s[1])
+    arranged = PREFILL_ROWS * (max(d, f) * e + SUMS)
+    unpacked = tile[1] * 4 * 4096 if converts else max(UNPACKED_TILE, arranged) if _unpacks(files) else 0
+    return layer + max(mlp, attention, head) + unpacked
+
+
+def first_pass_bytes(files: ModelFiles) -> int:
+    """What the first pass leaves behind, whatever model runs."""
+    return FIRST_PASS if _unpacks(files) else FIRST_PASS + COMPILED
+
+
+def _unpacks(files: ModelFiles) -> bool:
+    """There are weights of another type than activations."""
+    return any(PLAIN.get(encoding) != files.activations for encoding in files.table.stored)
 
 
 def resident_bytes(files: ModelFiles, context: int, rows: int, converts: bool) -> int:
