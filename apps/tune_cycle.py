@@ -5,8 +5,6 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from edgespec.apps.tune_charts import WIDTH, svg, ticks_to
 from edgespec.values import format_seconds
 
@@ -26,7 +24,7 @@ def lanes_of(setting: Setting) -> dict[str, list[Bar]]:
     pass, the ring is read full for it; behind its own, flash reads on for the next."""
     costs = setting.costs
     drafting = costs.step * setting.steps if setting.drafter != "none" else 0.0
-    computing = float(costs.computing(np.array(setting.tree_nodes))) + costs.overhead
+    computing = costs.working(setting.tree_nodes)
     ahead = min(costs.ahead, drafting, costs.io)
     ends = drafting + max(costs.io - ahead, computing)
     lanes: dict[str, list[Bar]] = {}

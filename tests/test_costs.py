@@ -15,7 +15,7 @@ from edgespec.devices import machine as machines
 from edgespec.devices.machine import BASELINE, Machine, remember_process
 from edgespec.devices.matmuls import ROWS, Matmuls
 from edgespec.devices.rates import STALE, cache_folder
-from edgespec.offload.plan.costs import FREE_ROWS, CostModel, Rates
+from edgespec.offload.plan.costs import BESIDE_ROWS, FREE_ROWS, CostModel, Rates
 from edgespec.offload.plan.fill import make_plan
 from edgespec.offload.plan.needs import Request
 from tests.machine import GIVEN
@@ -68,7 +68,7 @@ def test_the_ring_fills_while_somebody_works_between_passes() -> None:
     assert costs.cycle(10) == pytest.approx(3.0 - 0.5 + 2.0)  # no more than there is room for
     assert replace(costs, ahead=0.0).cycle(10) == pytest.approx(5.0)
     assert replace(costs, io=0.3).cycle(10) == pytest.approx(0.6 + 2.0)  # computing is not hidden
-    assert costs.cycle(nodes=1 + 32 * 9) == pytest.approx(5.0 + 0.1)
+    assert costs.cycle(nodes=1 + 32 * 9) == pytest.approx(5.0 + 0.1 * (1 + 32 * 9 / BESIDE_ROWS))
 
 
 def test_a_plan_knows_measured_matmuls() -> None:

@@ -280,7 +280,7 @@ class World:
         costs = costs_of(setting.plan, candidate)
 
         def computing(rows: int) -> float:
-            return compute * (float(costs.computing(np.array(rows))) + costs.overhead)
+            return compute * costs.working(rows)
 
         return costs.io * flash, computing, costs.step * step
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from edgespec.control.overlap import Drafted, Mirrored, speedup
 from edgespec.offload.plan.costs import LAYER_SECONDS, CostModel
 from edgespec.tuning.acceptance import SPREAD, expected_hits
@@ -51,8 +49,8 @@ def rate_of(
 
 def _waits(costs: CostModel, nodes: int) -> tuple[float, float]:
     """Seconds of a pass, and those of it in which it waits for flash."""
-    computing = float(costs.computing(np.array(nodes))) + costs.overhead
-    return max(costs.io, computing), max(0.0, costs.io - computing)
+    working = costs.working(nodes)
+    return max(costs.io, working), max(0.0, costs.io - working)
 
 
 def _ahead(costs: CostModel, wait: float) -> int:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from edgespec.tuning.predict import Setting
 from edgespec.tuning.result import Row
 from edgespec.values import format_bytes, format_seconds
@@ -32,7 +30,7 @@ def _bound(setting: Setting) -> list[str]:
     costs = setting.costs
     if not setting.streams:
         return ["the whole model fits: nothing is read from flash, and memory's rate is the limit"]
-    computing = float(costs.computing(np.array(1.0))) + costs.overhead
+    computing = costs.working(1)
     said = (
         f"a pass reads {format_bytes(plan.bytes_per_pass)} in {format_seconds(costs.io)} and computes "
         f"{format_seconds(computing)}"

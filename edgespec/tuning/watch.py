@@ -10,8 +10,6 @@ from statistics import median
 from time import time
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Overlap, Phase, Trace
 from edgespec.errors import EdgeSpecError
@@ -220,8 +218,7 @@ def _passes(run: Trial, cycles: Sequence[_Seen], candidate: Candidate) -> Trial:
         if costs.io and one.waited > WAITED * one.verifying:
             reading.append((one.verifying + min(one.drafting, costs.ahead)) / costs.io)
         if not one.overlap.steps and not one.overlap.nodes:
-            expected = float(costs.computing(np.array(one.rows))) + costs.overhead
-            computing.append((one.verifying - one.waited) / expected)
+            computing.append((one.verifying - one.waited) / costs.working(one.rows))
         if one.passes and costs.step:
             steps.append(one.drafting / one.passes / costs.step)
     return replace(run, flash=_median(reading), compute=_median(computing), step=_median(steps))

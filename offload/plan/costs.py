@@ -20,6 +20,8 @@ FloatArray = NDArray[np.float64]
 # Of a pass of one row, beside the weights: attention, norms, Python. Measured with the demo model, whose
 # weights hardly count (2 cores, compiled kernels).
 LAYER_SECONDS = 0.25e-3
+# So many rows more take as long again: 64 rows of 0.5b and 1b shapes took 1.3 to 2.6 ms a layer.
+BESIDE_ROWS = 10
 FREE_ROWS = 32  # so many cost one more: between what was measured with AMX (64) and plain AVX2 (16)
 
 
@@ -56,9 +58,9 @@ class CostModel:
     """Seconds.
 
     io: to read what one pass streams. compute: a pass of one row, its weights alone. step: one step of
-    whoever works between two passes, likewise. overhead: of a pass, beside its weights. ahead: of reading
-    that the ring has room for, and which goes on between two passes. by_rows: what a pass's weights take
-    for each number of ROWS, where that was measured.
+    whoever works between two passes, likewise. overhead: of a pass of one row, beside its weights. ahead: of
+    reading that the ring has room for, and which goes on between two passes. by_rows: what a pass's weights
+    take for each number of ROWS, where that was measured.
     """
 
     io: float = 0.0
@@ -74,6 +76,11 @@ class CostModel:
             return self.compute * (1 + (rows - 1) / FREE_ROWS)
         slope = (self.by_rows[-1] - self.by_rows[-2]) / (ROWS[-1] - ROWS[-2])
         return np.interp(rows, ROWS, self.by_rows) + slope * np.maximum(rows - ROWS[-1], 0)
+
+    def working(self, rows: float) -> float:
+        """A pass of so many rows that waits for nothing: its weights, and what is beside them."""
+        beside = self.overhead * (1 + (rows - 1) / BESIDE_ROWS)
+        return float(self.computing(np.array(rows))) + beside
 
     def passes(self, rows: FloatArray) -> FloatArray:
         """[...] -> [...]: the shape of what passes of so many rows cost. What is beside the weights is left
@@ -97,4 +104,4 @@ class CostModel:
         the steps."""
         between = self.step * steps
         reading = self.io - min(self.ahead, between)
-        return max(reading, float(self.computing(np.array(nodes))) + self.overhead) + between
+        return max(reading, self.working(nodes)) + between
