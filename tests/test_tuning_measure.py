@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -23,14 +23,18 @@ from edgespec.progress import Progress
 from edgespec.session import Session
 from edgespec.tuning import measure as measuring
 from edgespec.tuning.measure import (
+    MOST_AGAIN,
     PROMPT_TOKENS,
     PROMPTS,
     REPLY_CYCLES,
     SAMPLES,
     measure_model,
     settings_to_run,
+    settings_to_run_again,
 )
+from edgespec.tuning.predict import Interval, Setting
 from edgespec.tuning.profile import settings_of
+from edgespec.tuning.result import Tuning
 from edgespec.tuning.runs import Trial
 from edgespec.tuning.tune import tune_model
 from edgespec.tuning.watch import LEAST_CYCLES
@@ -80,16 +84,50 @@ def test_every_way_of_drafting_that_is_there_is_run_and_tune_goes_by_it(packed: 
     after = tune_model(packed, options)
     ways = {setting.drafter: setting.schedule for setting in settings_to_run(before)}
     assert {"none", "ngram", "ngram+substitute"} == set(ways)
-    assert {one.drafter: one.schedule for one in after.compared} == ways
-    assert all(one.replies == len(SAMPLES) and one.dial == GB for one in after.compared)
+    assert ways.items() <= {(one.drafter, one.schedule) for one in after.compared}
+    assert all(one.replies % len(SAMPLES) == 0 and one.dial == GB for one in after.compared)
     assert all(one.cycles <= REPLY_CYCLES * one.replies for one in after.compared)
     assert before.compared == ()
     assert after.fit.compute.runs or after.fit.flash.runs
     told = [(s.done, s.total) for s in stages if s.stage == "measure"]
-    assert told == [(0, 3), (1, 3), (2, 3)]
+    assert told[:3] == [(0, 3), (1, 3), (2, 3)]
+    again = len(told) - 3
+    assert told[3:] == [(number, again) for number in range(again)]
     for one in after.compared:
         assert one.now is not None
         assert one.now.low <= one.now.middle <= one.now.high
+
+
+def test_what_could_be_the_best_runs_again_and_what_could_not_does_not(
+    packed: str, rates: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last texts first; and where time is over after the first round nothing does."""
+    found = tune_model(packed, OPTIONS)
+    plain, other = found.rows[0].settings[:2]
+
+    def tuned(settings: list[Setting]) -> Tuning:
+        return replace(found, rows=(replace(found.rows[0], settings=tuple(settings)),))
+
+    def times(setting: Setting, factor: float, ran: bool = True) -> Setting:
+        speed = Interval(*(factor * end for end in (0.5, 1.0, 2.0)))
+        return replace(setting, speed=speed, exact=True, before=(), ran=ran)
+
+    near = [times(other, 10), times(plain, 8.6), times(other, 8.4)]
+    assert settings_to_run_again(tuned(near)) == near[:2]
+    assert settings_to_run_again(tuned([near[0], near[2]])) == []
+    guessed = times(other, 10, ran=False)
+    assert settings_to_run_again(tuned([guessed, near[2]])) == [guessed]
+    assert settings_to_run_again(tuned([replace(near[0], exact=False), near[2]])) == []
+    assert len(settings_to_run_again(tuned([guessed] * 5))) == MOST_AGAIN
+
+    asked = list[Sequence[Any]]()
+    monkeypatch.setattr(measuring, "run_setting", lambda w, s, prompts, *more: asked.append(prompts))
+    monkeypatch.setattr(measuring, "settings_to_run", lambda found: near[1:2])
+    monkeypatch.setattr(measuring, "settings_to_run_again", lambda found: near[1:2])
+    measure_model(packed, OPTIONS, prompts=["a", "b"])
+    assert asked == [["a", "b"], ["b", "a"]]
+    measure_model(packed, OPTIONS, prompts=["a", "b"], seconds=0.0)
+    assert asked[2:] == [["a", "b"]]
 
 
 def test_time_bounds_it(packed: str, rates: None) -> None:
@@ -239,10 +277,10 @@ def test_predicted_stands_beside_measured_everywhere(
     assert code == 0
     table = out[out.index("Predicted beside measured") :].splitlines()
     assert [word in table[1] for word in ("expected", "measured", "off by", "expected now")] == [True] * 4
-    assert len(table) == 5
+    assert len(table) >= 5
     page = unescape(Path("page.html").read_text())
     assert "Predicted beside measured" in page
-    assert "the machine's rates and what 6 runs showed" in page
+    assert "the machine's rates and what " in page
     for line in table[2:]:
         for cell in line.split("  "):
             assert cell.strip() in page
@@ -251,7 +289,7 @@ def test_predicted_stands_beside_measured_everywhere(
     assert {one["drafter"] for one in found["measured"]} == {"none", "ngram", "ngram+substitute"}
     for one in found["measured"]:
         assert one["error"] == pytest.approx(one["expected"] / one["measured"] - 1)
-        assert one["replies"] == 2
+        assert one["replies"] in (2, 4)
     assert found["fit"]["prompt"]["value"] > 0
     assert {one["drafter"] for one in found["fit"]["drafters"]} == {"none", "ngram", "ngram+substitute"}
 

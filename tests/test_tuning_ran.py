@@ -18,8 +18,9 @@ from edgespec.response import Stats
 from edgespec.tuning.acceptance import tree_tokens
 from edgespec.tuning.candidate import Candidate
 from edgespec.tuning.fit import FEW, UNFITTED, fit_runs
-from edgespec.tuning.predict import MEASURED, Setting, costs_of, predict
+from edgespec.tuning.predict import MEASURED, Interval, Setting, costs_of, predict
 from edgespec.tuning.runs import Trial, keep_run
+from edgespec.tuning.search import fastest_of
 from edgespec.tuning.subject import open_subject
 from edgespec.tuning.tune import tune_model
 from tests.machine import GB
@@ -236,6 +237,18 @@ def cycle(setting: Setting, tokens: int, passes: int, found: int, levels: int) -
     tree = TokenTree.chain([1] * (levels + 1))
     outcome = Outcome(np.arange(tokens), (1,) * tokens, levels, 2.0)
     return Cycle(passes, tree, outcome, 0.5, 2.0, overlap=Overlap(hit=found > 0, found=found))
+
+
+def test_what_ran_is_preferred_to_what_only_should_be_as_fast(pair: Pair) -> None:
+    (setting,) = tune_model(pair[0], pair[1]).rows[0].settings[:1]
+
+    def times(factor: float, ran: bool) -> Setting:
+        return replace(setting, speed=Interval(0.5 * factor, factor, 2 * factor), ran=ran)
+
+    slow, shown, guessed = times(5.0, True), times(9.6, True), times(10.0, False)
+    assert fastest_of([slow, guessed, shown]) is shown
+    assert fastest_of([slow, guessed]) is guessed
+    assert fastest_of([times(9.95, False), guessed]).speed.middle == 9.95  # as fast: the simpler
 
 
 def test_a_watch_tells_what_ran(pair: Pair) -> None:

@@ -1,14 +1,16 @@
 """Short runs of a model here, from which its predictions are set right.
 
 The machine's rates are taken anew; then plain decoding and the fastest schedule of each way of drafting
-reply to a few prompts, to as many as the time allows. After each reply its `Trial` is kept (`tuning.watch`):
-whatever comes in between, what was measured stays.
+reply to a few prompts, to as many as the time allows. By what that has shown, those that could be the best
+run once more: of a few short runs the best is often one that was lucky. After each reply its `Trial` is kept
+(`tuning.watch`): whatever comes in between, what was measured stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from contextlib import closing
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -32,7 +34,7 @@ from edgespec.values import format_bytes
 if TYPE_CHECKING:
     from edgespec.engine import Engine
 
-SECONDS = 200.0  # of all runs; what is under way when they are over ends LEAST_CYCLES later at most
+SECONDS = 180.0  # of all runs; what is under way when they are over ends LEAST_CYCLES later at most
 REPLY_CYCLES = 12  # of a reply: more of one text say little about others
 # Of a reply before another prompt has its turn: the first four cycles of stories gave 5.1 tokens each, eight
 # 6.1 and all of them 6.0.
@@ -40,6 +42,8 @@ ENOUGH_CYCLES = 8
 PROMPTS = 8  # that are replied to, of more every n-th
 PROMPT_TOKENS = 512  # of a longer prompt the last: one block of a pass
 DRAFTED = 4  # times as long as plain decoding does each way of drafting run, as its cycles differ more
+FIRST = 0.5  # of the time, in which every way runs; the rest is for those that could be the best
+CLOSE, MOST_AGAIN = 0.85, 3  # of the best speed: who could be the best; and so many of them, at most
 
 SAMPLES = (
     "Explain to a curious child why the sky is blue by day and red in the evening.",
@@ -84,6 +88,27 @@ def measure_model(
     _take_rates(model, options, progress)
     settings = settings_to_run(found)
     ends, shares = perf_counter() + seconds, [1] + [DRAFTED] * (len(settings) - 1)
+    texts = partial(_texts, prompts)
+    run = partial(_run_in_turn, model, options, progress=progress, trials=trials)
+    notes = run(settings, shares, texts, ends - seconds * (1 - FIRST))
+    if perf_counter() < ends:
+        settings = settings_to_run_again(tune_model(model, options, [settings[0].dial]))
+        # The last texts first: there may have been no time for them.
+        notes += run(settings, [1] * len(settings), lambda engine: texts(engine)[::-1], ends)
+    return notes
+
+
+def _run_in_turn(
+    model: str,
+    options: EngineOptions,
+    settings: Sequence[Setting],
+    shares: Sequence[int],
+    texts: Callable[[Engine], Sequence[Prompt]],
+    ends: float,
+    progress: ProgressCallback | None,
+    trials: list[Trial] | None,
+) -> list[str]:
+    """Run each setting for its share of the time that is left; what could not be run, and why."""
     notes = list[str]()
     for number, setting in enumerate(settings):
         if progress is not None:
@@ -92,7 +117,8 @@ def measure_model(
         share = left * shares[number] / sum(shares[number:])
         try:
             with _load(model, options, setting, progress) as engine:
-                run_setting(Watch(engine), setting, prompts, perf_counter() + share, progress, trials)
+                stops = perf_counter() + share
+                run_setting(Watch(engine), setting, texts(engine), stops, progress, trials)
         except BudgetError as error:  # this process has grown
             if setting.drafter == "none":
                 raise
@@ -120,6 +146,15 @@ def settings_to_run(found: Tuning) -> list[Setting]:
         if setting.exact and not setting.before:
             chosen.setdefault(setting.drafter, setting)
     return [*chosen.values()]
+
+
+def settings_to_run_again(found: Tuning) -> list[Setting]:
+    """Those that could be the best under the one dial, the fastest first; none where the best has run and
+    nothing else comes near."""
+    (row,) = found.rows
+    exact = [setting for setting in row.settings if setting.exact and not setting.before]
+    close = [s for s in exact if s.speed.middle >= CLOSE * exact[0].speed.middle][:MOST_AGAIN]
+    return [] if len(close) == 1 and close[0].ran else close
 
 
 def _some(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -189,12 +224,11 @@ def run_setting(
     engine.target.weights.listen(watch.chunk)
     steps = setting.steps if watch.candidate is not None and watch.candidate.layers else 0
     budget = TreeBudget(setting.tree_nodes, setting.steps, steps)
-    texts = prompts or _samples(engine)
-    for number, prompt in enumerate(texts):
+    for number, prompt in enumerate(prompts):
         now = perf_counter()
         if number and now >= ends:
             break
-        stop = now + (ends - now) / (len(texts) - number)
+        stop = now + (ends - now) / (len(prompts) - number)
         with engine.new_session(controller=Fixed(budget), trace=watch.trace) as session:
             length = min(PROMPT_TOKENS, session.context // 2)
             tokens = engine.encode(_end_of(prompt, length * LEAST_LONGEST))[-length:]
@@ -215,8 +249,8 @@ def run_setting(
     return found
 
 
-def _samples(engine: Engine) -> list[Prompt]:
-    """As the model's users would put them."""
-    if not engine.tokenizer.template.is_chat:
-        return [*SAMPLES]
+def _texts(prompts: Sequence[Prompt], engine: Engine) -> Sequence[Prompt]:
+    """The user's, or `SAMPLES` as the model's users would put them."""
+    if prompts or not engine.tokenizer.template.is_chat:
+        return prompts or SAMPLES
     return [[{"role": "user", "content": text}] for text in SAMPLES]

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, hypot, log
 
-import numpy as np
-
 from edgespec.config import EngineOptions
 from edgespec.control.controller import ALLOWANCE
 from edgespec.control.estimates import STEPS
@@ -75,8 +73,9 @@ class Setting:
 
     depth: L_SV, first layers that are pinned for the cascade. set_: options that make it this one. steps: of
     drafting, at which the speed is highest; the controller finds them. exact: the output is that of the
-    model's own weights. bound: what a pass waits for, "flash" or "compute". files: options that name files.
-    before: what must be made first.
+    model's own weights. ran: here, with a plan that reads as much, so that what is said is what came. bound:
+    what a pass waits for, "flash" or "compute". files: options that name files. before: what must be made
+    first.
     """
 
     dial: int
@@ -93,6 +92,7 @@ class Setting:
     bytes_per_token: float  # read from flash (CATS' BPT)
     bound: str
     exact: bool
+    ran: bool
     files: Mapping[str, str]
     before: tuple[Call, ...]
     plan: Plan = field(repr=False)
@@ -178,8 +178,7 @@ def predict(
             (nodes, steps), rate = choose(schedule)
             rate, sd = rate.times(behind), 0.0
         rate = Rate(rate.tokens, max(rate.seconds, plain.seconds))  # no pass is shorter than that of one row
-        computing = float(costs.computing(np.array(nodes))) + costs.overhead
-        flash = costs.io >= computing
+        flash = costs.io >= costs.working(nodes)
         if not sd:
             sd = hypot(doubt.flash if flash else doubt.compute, doubt.model)
         sd, below, above = sd * NORMAL_80, 0.0, 0.0
@@ -206,6 +205,7 @@ def predict(
             bytes_per_token=plan.bytes_per_pass / rate.tokens,
             bound="flash" if flash else "compute",
             exact=exact,
+            ran=schedule in came,
             files=candidate.files,
             before=candidate.before,
             plan=plan,

@@ -24,6 +24,7 @@ from edgespec.values import format_bytes
 USUAL_DIALS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # GB, where none is named
 SHOWN_DIALS = 6
 MORE = 10**9  # bytes: what so many more would give is told for every dial
+TOLD = 0.95  # of the fastest: what ran and gave so much is preferred to what only should be faster
 LOSSY = ("int8", "int4")  # precisions that are tried beside the files' own, unless one is named
 
 
@@ -144,7 +145,10 @@ def middle(setting: Setting) -> float:
 
 
 def fastest_of(settings: Iterable[Setting]) -> Setting:
-    """The fastest; of what is as fast, the first: the simpler."""
+    """The fastest, where it is faster than all that ran by more than laws can tell; of what is as fast, the
+    first: the simpler."""
     found = list(settings)
+    fastest = max(map(middle, found))
+    found = [s for s in found if s.ran and middle(s) >= TOLD * fastest] or found
     fastest = max(map(middle, found))
     return next(setting for setting in found if middle(setting) >= NEARLY * fastest)
