@@ -209,7 +209,9 @@ def _table(live: Live, state: State, width: int) -> list[Line]:
         style = "reverse" if listed_way == state.way else ""
         line: Line = [(style, f"{'▶' if listed_way == state.way else ' '} {_cut(name, wide):{wide}}")]
         if setting is None:
-            line.append((DIM, "  does not fit" + "; the fastest is shown" * (listed_way == state.way)))
+            waits = listed_way is None or listed_way[1] == "serial" or row.plain.streams
+            why = "does not fit" if waits else "nothing streams, so there are no waits to draft in"
+            line.append((DIM, f"  {why}" + "; the fastest is shown" * (listed_way == state.way)))
         else:
             times = setting.speed.middle / plain
             line.append(("", f"  {speed_of(setting.speed):<23}{times:>8.2f}"))

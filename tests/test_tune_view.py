@@ -264,6 +264,9 @@ def test_a_way_that_does_not_fit_is_said_to(view: View) -> None:
     assert "--drafter ngram " in " ".join(view.lines(state)) + " "
     (line,) = [line for line in view.lines(State(8 * GB, way)) if "▶" in line]
     assert "does not fit" not in line
+    (waiting,) = [way for way in view.live.ways if way[:2] == ("ngram", "ssd")]
+    (line,) = [line for line in view.lines(State(view.live.most, waiting), 120) if "▶" in line]
+    assert "no waits to draft in; the fastest is shown" in line
 
 
 def test_memory_that_others_hold_is_told(view: View) -> None:
