@@ -21,11 +21,13 @@ from benchmarks.held_out import stories
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.core.schedule import TreeBudget
 from edgespec.devices.allocator import return_freed_memory
+from edgespec.devices.matmuls import WEIGHTS_PER_BYTE, Matmuls
 from edgespec.devices.probe import forget_peak, peak_memory, process_memory
 from edgespec.devices.rates import measure_reads
 from edgespec.engine import Engine
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.torch.matmuls import measure
 from edgespec.text.prompt import Prompt
 from edgespec.tuning.fit import fit_runs
 from edgespec.tuning.measure import run_setting
@@ -40,9 +42,9 @@ CAST = 3  # replies whose place another takes, at most
 
 def speed(engine: Engine, replies: int, seconds: float, throttled: float | None = None) -> Row:
     """Replies as `tune --measure` has them, of so many seconds each, but at least four cycles; with drafts as
-    many again to other prompts of the same kind, by what the first have shown. The raw rate beside each is
-    what its prediction goes by: `throttled`, in GB/s, which short reads exceed after a rest, or as
-    measured."""
+    many again to other prompts of the same kind, by what the first have shown. The raw rates beside each are
+    what its prediction goes by: of matmuls, and of reads `throttled`, in GB/s, which short ones exceed after
+    a rest, or as measured."""
     files, streams = engine.files, engine.plan.streamed_bytes > 0
     largest = max(files.table.files(), key=lambda path: path.stat().st_size)
     runs, found, left = list[Trial](), list[Row](), CAST
@@ -60,7 +62,8 @@ def speed(engine: Engine, replies: int, seconds: float, throttled: float | None 
             budget = None
         while True:
             before = after
-            watch = Watch(engine, rates=replace(engine.plan.rates, read=before))
+            rates = replace(engine.plan.rates, read=before, matmuls=multiplying(engine))
+            watch = Watch(engine, rates=rates)
             setting = watch.expected(fit, budget)
             assert setting is not None
             (run,) = run_setting(watch, setting, [prompt], perf_counter() + seconds)
@@ -82,6 +85,15 @@ def speed(engine: Engine, replies: int, seconds: float, throttled: float | None 
             "factors": {name: getattr(run, name) for name in FACTORS},
         })  # fmt: skip
     return {"replies": found, "cast": CAST - left, "plan": engine.plan.to_dict()}
+
+
+def multiplying(engine: Engine) -> Matmuls:
+    """What matmuls with the weights of the model, and of what drafts, take now: on a shared machine another
+    half as long, minutes later."""
+    candidate = Watch(engine).candidate
+    assert candidate is not None
+    encodings = {*engine.files.table.stored, *candidate.reads(engine.plan)} & WEIGHTS_PER_BYTE.keys()
+    return Matmuls({encoding: measure(encoding) for encoding in encodings})
 
 
 def raw(file: Path) -> float:

@@ -147,9 +147,8 @@ def test_a_dial_that_was_named_works_at_other_starts() -> None:
         with pytest.raises(BudgetError) as caught:
             make_plan(table(), start, Rates(2.0, 10.0), Request(120 * MB, context=512))
         named.add(caught.value.smallest)
-    assert len(named) <= 2
     for dial in named:
-        assert dial % (20 * MB) == 0
+        assert dial % (5 * MB) == 0
         for start in starts:
             assert make_plan(table(), start, Rates(2.0, 10.0), Request(dial, context=512)).ledger.free >= 0
 

@@ -22,6 +22,7 @@ MIN_CONTEXT = 512
 MAX_DEFAULT_CONTEXT = 4096
 MIN_HEADROOM = 32 * 10**6  # bytes; allocator slack, thread stacks, kernels' scratch
 HEADROOM_PART = 50  # one part in so many of the dial
+ROUNDED = 5 * 10**6  # bytes: of dials that are named
 KV_SHARE = 1 / 8  # of the dial, unless the user names a context
 
 
@@ -266,8 +267,8 @@ def headroom_of(dial: int) -> int:
 
 
 def smallest_dial(book: Ledger, drift: int = 0) -> int:
-    """The dial at which these owners fit, headroom growing with it; a multiple of `drift` that holds so much
-    more."""
+    """The dial at which these owners fit, headroom growing with it; where there is a drift, it holds so much
+    more, and is in whole `ROUNDED`."""
     planned = book.planned + drift
     least = max(planned + MIN_HEADROOM, -(-planned * HEADROOM_PART // (HEADROOM_PART - 1)))
-    return -(-least // drift) * drift if drift else least
+    return -(-least // ROUNDED) * ROUNDED if drift else least
