@@ -270,14 +270,23 @@ def test_a_first_short_reply_drafts_by_the_plan(name: str) -> None:
     draft is no adventure."""
     world, prior = SUBSTITUTES[name]
     first = simulate([(FORETOLD + 2, world)], prior)
-    assert None not in first.steps[:FORETOLD]
-    assert first.steps[FORETOLD] is None  # now one is timed
+    timed = 1 if name == "wrong prior" else FORETOLD  # the first pass belies it
+    assert None not in first.steps[:timed]
+    assert first.steps[timed] is None  # now one is
     assert first.rate() >= 0.75 * world.oracle()[0]
     assert first.steps[0] * 2 * DOUBT * prior.step <= GRACE * prior.io or first.steps[0] == 1
     unknown = simulate([(2, world)], CostModel())
     assert unknown.steps == [None, 1]
     computing = simulate([(2, world)], replace(prior, io=0.0))
     assert computing.steps[0] is None
+
+
+@pytest.mark.parametrize("name", SUBSTITUTES)
+def test_a_pass_longer_than_the_plan_says_is_followed_by_a_plain_one(name: str) -> None:
+    """It may be the disk, or the rows: what rows cost is to be known before more of them are verified."""
+    world, prior = SUBSTITUTES[name]
+    dear = replace(world, verify=lambda nodes: 2 * world.verify(nodes))
+    assert [steps is None for steps in simulate([(4, dear)], prior).steps] == [False, True, False, False]
 
 
 def test_a_step_far_dearer_than_the_plan_says_costs_no_more_than_the_grace() -> None:

@@ -17,7 +17,7 @@ from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.offload.plan.costs import CostModel
-from tests.test_controller import LIMIT, NODES, REGIMES, SUBSTITUTES, WIDTH, Run, World, simulate
+from tests.test_controller import LIMIT, NODES, REGIMES, SUBSTITUTES, WIDTH, Run, World, converse, simulate
 
 WORLDS = REGIMES | SUBSTITUTES
 
@@ -228,6 +228,18 @@ def test_hit_rates() -> None:
     assert new.tokens_per_second(tokens[:1], passes[:1], drafts[:1]) == 1.0
     hits.fade(2000)
     assert hits.rate == pytest.approx(0.7)
+
+
+def test_short_replies_do_not_hope_for_waits_again_and_again() -> None:
+    """Where nothing is ever prepared, they draft as deep as the serial schedule does."""
+    world, prior = WORLDS["right 0.9"]
+    alone, beside = Adaptive(prior), Adaptive(prior)
+    for turn in range(30):
+        alone, beside = alone.successor(), beside.successor()
+        serial = converse([(2, world)], alone, turn)
+        run = overlapped(world, prior, 0.0, 0, cycles=2, seed=turn, controller=beside)
+    assert beside.hits.rate < 0.1
+    assert run.steps == serial.steps
 
 
 @pytest.mark.parametrize("width", [1, 8])

@@ -124,8 +124,7 @@ class Adaptive:
         successor.beliefs = deepcopy(self.beliefs)
         successor.beliefs.fade(APART)
         successor.beliefs.begin_anew()
-        successor.hits = deepcopy(self.hits)
-        successor.hits.fade(APART)
+        successor.hits = deepcopy(self.hits)  # the waits are the machine's: it would hope anew in each reply
         successor.asking = deepcopy(self.asking)
         successor.asking.fade(APART)
         successor.credit = min(self.credit, GRACE)

@@ -173,8 +173,11 @@ class Costs:
 
     def foretold(self, rows: int) -> bool:
         """No plain pass need be timed yet: by the plan flash bounds one of so many rows, too, so that any
-        pass tells what a plain one costs."""
-        return self._timed < FORETOLD and self.prior.io > float(self.prior.computing(np.array(rows)))
+        pass tells what a plain one costs. Until one takes longer than the plan says: it may be the disk, or
+        rows that are dearer here (of bf16, six cost one more where there is no AMX)."""
+        if self._timed >= FORETOLD or float(self.verify.at(rows)) > AGREE * self.prior.io:
+            return False
+        return self.prior.io > float(self.prior.computing(np.array(rows)))
 
     def sure(self, nodes: int, steps: int | None, overlapped: bool) -> bool:
         """Such passes and drafts were timed often enough of late to tell a pause of the machine by."""
