@@ -8,11 +8,13 @@ seconds, a pass of drafting at `step`, one figure for each arm. So what is compa
 chose and when, over as many prompts as one likes, and nothing else: the last cycle left out, since a reply's
 end cuts it. Three ways to begin: `cold`, as the first process does; `next`, the first reply of a process
 after one that has replied; `later`, replies one after the other in one process. All are beside schedule
-serial at its best fixed depth.
+serial at its best fixed depth and nodes (the first of `--schedules`).
 
-With `--waits N` there is schedule `ssd`, too: the waits of a pass have room for N passes of drafting, as they
-were counted on the big model, and while the drafter works there a pass takes `--slower` seconds more. What
-it prepares, which outcomes hit, and what is drafted after them is the product's own doing.
+With `--late` there are schedules `ssd` and `mirror`, too: a pass waits as long as its I/O (`--plain`) takes
+longer than what it computes (`--compute`, and `--row` for each further row; where that takes longer, the pass
+does), spread evenly over its layers, and a pass of drafting in these waits takes `--late` seconds; while the
+drafter works there a pass takes `--slower` seconds more. What it prepares, which outcomes hit, what the early
+exit says and what is drafted after them is the product's own doing.
 """
 
 from __future__ import annotations
@@ -20,104 +22,60 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import product
 
 import numpy as np
-from torch import Tensor
 
 from benchmarks.arms import LONGEST, SMALL_MEMORY, Arm, arm_of, drafting_arguments
+from benchmarks.bills import NODES, Bill, Billed, MirrorWaiting, SsdWaiting
 from benchmarks.cgroup import own_cache
-from benchmarks.common import Row, names
+from benchmarks.common import Row, names, numbers
 from benchmarks.held_out import prompts, stories
 from benchmarks.tables import RESULTS, Report, Store, interval
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Adaptive, Fixed
-from edgespec.core.schedule import Controller, TreeBudget
+from edgespec.control.controller import Fixed
+from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Overlap, Trace
-from edgespec.drafters.base import Drafter
 from edgespec.engine import Engine
-from edgespec.offload.plan.costs import CostModel
-from edgespec.runtimes.rows import Rows
-from edgespec.schedules.ssd import Ssd
 from edgespec.session import Session
 
-NODES = 64  # of a tree
 WAYS = ["cold", "next", "later"]
+KNOWN = ["serial", "ssd", "mirror", "auto"]  # schedules
 COLUMNS = ["hit", "found", "passes", "depth", "nodes", "tokens", "ahead", "draft", "verify"]  # of a cycle
 SUMS = "tokens", "draft", "verify"
 
 
-@dataclass(frozen=True)
-class Bill:
-    """Seconds of the big model; waits: of one of its passes, in passes of drafting."""
-
-    plain: float
-    node: float
-    step: float
-    waits: int = 0
-    slower: float = 0.0
-
-    def of(self, cycle: Cycle) -> Cycle:
-        beside = self.slower if cycle.overlap and cycle.overlap.passes else 0.0
-        nodes = self.plain + self.node * (len(cycle.tree) - 1)
-        return replace(cycle, draft_seconds=self.step * (cycle.passes or 0), verify_seconds=nodes + beside)
-
-    @property
-    def prior(self) -> CostModel:
-        """What a plan would have said of it."""
-        return CostModel(io=self.plain, step=self.step)
-
-
-class Billed(Adaptive):
-    """The product's controller, told what the big model's cycles would have taken."""
-
-    def __init__(self, bill: Bill) -> None:
-        super().__init__(bill.prior)
-        self.bill = bill
-
-    def record(self, cycle: Cycle) -> None:
-        super().record(self.bill.of(cycle))
-
-    def successor(self) -> Billed:
-        heir = Billed(self.bill)
-        vars(heir).update(vars(super().successor()))
-        return heir
-
-    def next_process(self) -> Billed:
-        heir = Billed(self.bill)
-        heir.recall(self.notes())
-        return heir
-
-
-class InWaits(Ssd):
-    """Schedule ssd beside a target that waits for as long as the bill says."""
-
-    def __init__(self, drafter: Drafter, controller: Controller, bill: Bill) -> None:
-        super().__init__(drafter, controller, NODES)
-        self.waits = bill.waits
-
-    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        super().on_layer(index, hidden, rows)
-        while self._ahead is not None and self._ahead.passes < self.waits and self.on_wait():
-            pass
-
-
-def session(engine: Engine, controller: Billed | Fixed, bill: Bill | None, trace: Trace) -> Session:
-    """Of schedule serial, or of ssd with a bill's waits."""
-    if bill is None:
+def session(
+    engine: Engine, controller: Billed | Fixed, bill: Bill, trace: Trace, schedule: str, exit_layer: int
+) -> Session:
+    """Of this schedule, with the bill's waits."""
+    if schedule == "serial":
         return engine.new_session(controller=controller, trace=trace)
     cache = engine.verifier.new_seat(engine.plan.context)
     (resident,) = engine.resident
     drafter = resident.drafter(cache, engine.config.vocab_size)
-    return Session(engine, cache, InWaits(drafter, controller, bill), trace=trace)
+    made: SsdWaiting | MirrorWaiting
+    if schedule == "ssd":
+        made = SsdWaiting(drafter, controller, NODES)
+    else:
+        exit = engine.target.early_exit(exit_layer)
+        made = MirrorWaiting(drafter, controller, NODES, exit, weighs=schedule == "auto")
+    made.bill, made.layers = bill, engine.config.layers
+    return Session(engine, cache, made, trace=trace)
 
 
 def reply(
-    engine: Engine, prompt: list[int], controller: Billed | Fixed, bill: Bill, ahead: bool = False
+    engine: Engine,
+    prompt: list[int],
+    controller: Billed | Fixed,
+    bill: Bill,
+    schedule: str = "serial",
+    exit_layer: int = 1,
 ) -> Row:
     """A reply without its last cycle: tokens, seconds, and its cycles as `COLUMNS` has them."""
     cycles: list[Cycle] = []
-    with session(engine, controller, bill if ahead else None, Trace(cycle=cycles.append)) as talk:
+    with session(engine, controller, bill, Trace(cycle=cycles.append), schedule, exit_layer) as talk:
         for _ in talk.generate(prompt, GenerationOptions(max_tokens=LONGEST)):
             pass
     rows = []
@@ -131,30 +89,34 @@ def reply(
 
 
 def measure(args: argparse.Namespace, arm: Arm, bill: Bill) -> Row:
-    """[reply] by fixed depth and by way to begin, of replies of at least so many tokens."""
+    """[reply] by schedule, and by fixed depth and nodes or way to begin, of replies of at least so many
+    tokens."""
     given = {name: str(value) for name, value in arm.on_small(arm.depths[-1]).items()}
     layers = given.pop("resident_layers", None)
     options = EngineOptions(memory=SMALL_MEMORY, schedule="serial", drafter=arm.drafter, **given)
     options = options if layers is None else replace(options, resident_layers=int(layers))
-    schedules = [False, True] if bill.waits else [False]
-    names = [*map(str, args.steps), *WAYS]
-    found: Row = {way(name, ahead): [] for ahead in schedules for name in names}
+    shapes = [*product(args.steps, args.nodes)]
+    names = [*(fixed_way(*shape) for shape in shapes), *args.ways]
+    found: Row = {way(name, schedule): [] for schedule in args.schedules for name in names}
     ask = stories if args.what == "stories" else prompts
     longest = 0
     with Engine.load(args.small, options) as engine:
-        going = {ahead: Billed(bill) for ahead in schedules}
+        going = {schedule: Billed(bill) for schedule in args.schedules}
         for prompt in ask(args.small, args.prompts):
-            fixed = [Fixed(TreeBudget(NODES, NODES - 1, depth)) for depth in args.steps]
+            fixed = [Fixed(TreeBudget(nodes, nodes - 1, depth)) for depth, nodes in shapes]
             longest = max(longest, length := reply(engine, prompt, fixed[0], bill)["tokens"])
             if length < args.least:
                 continue
-            began = bool(found[WAYS[0]])  # else there is nothing yet that another process could have learned
-            for ahead, own in going.items():
+            began = bool(found[way(names[0], args.schedules[0])])  # else there is nothing yet to know
+            for schedule, own in going.items():
                 last = own.successor() if began else own
-                begun = [Billed(bill), own.next_process() if began else Billed(bill), last]
-                for name, controller in zip(names, [*fixed, *begun], strict=True):
-                    found[way(name, ahead)].append(reply(engine, prompt, controller, bill, ahead))
-                going[ahead] = last
+                after = own.next_process() if began else Billed(bill)
+                begun = {"cold": Billed(bill), "next": after, "later": last}
+                controllers = [*fixed, *(begun[name] for name in args.ways)]
+                for name, controller in zip(names, controllers, strict=True):
+                    row = reply(engine, prompt, controller, bill, schedule, args.exit_layer)
+                    found[way(name, schedule)].append(row)
+                going[schedule] = last
     if longest < args.least:
         raise RuntimeError(
             f"no reply has {args.least} tokens, the longest {longest}; ask with a smaller --least"
@@ -162,8 +124,12 @@ def measure(args: argparse.Namespace, arm: Arm, bill: Bill) -> Row:
     return found
 
 
-def way(name: str, ahead: bool) -> str:
-    return f"ssd, {name}" if ahead else name
+def fixed_way(depth: int, nodes: int) -> str:
+    return f"{depth} passes, {nodes} nodes"
+
+
+def way(name: str, schedule: str) -> str:
+    return f"{schedule}, {name}"
 
 
 def speed(rows: Sequence[Row]) -> float:
@@ -213,43 +179,58 @@ def main() -> None:
     parser.add_argument(
         "--step", type=names, required=True, help="seconds of a pass of drafting, for each arm"
     )
-    parser.add_argument("--waits", type=int, default=0, help="of a pass, in passes of drafting: ssd too")
+    parser.add_argument("--compute", type=float, default=0.0, help="of them, that one row computes")
+    parser.add_argument("--row", type=float, default=0.0, help="seconds that each further row computes")
+    parser.add_argument("--late", type=float, default=0.0, help="seconds of a pass of drafting in waits")
     parser.add_argument("--slower", type=float, default=0.0, help="seconds that a pass takes longer so")
+    parser.add_argument("--schedules", type=names, default=["serial"], help=f"of {', '.join(KNOWN)}")
+    parser.add_argument("--exit-layer", type=int, default=5, help="of the small model, for mirror and auto")
+    parser.add_argument("--nodes", type=numbers, default=[NODES], help="of trees of a fixed depth")
+    parser.add_argument("--ways", type=names, default=WAYS, help="to begin")
     parser.add_argument("--least", type=int, default=96, help="tokens of a reply")
     parser.add_argument("--what", choices=["stories", "mixture"], default="stories", help="to ask for")
     args = parser.parse_args()
     if len(args.step) != len(args.arms):
         parser.error(f"--step has {len(args.step)} figures for {len(args.arms)} arms")
+    if unknown := {*args.schedules} - {*KNOWN} or {*args.ways} - {*WAYS}:
+        parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    if not args.late and args.schedules != ["serial"]:
+        parser.error("without --late nobody drafts in waits: leave --schedules out")
     store = Store(args.json or RESULTS / "whole_replies.json")
-    title = f"Whole replies, billed {args.plain:g} s a pass and {args.node:g} s a row more"
+    title = f"Whole replies, billed {args.plain:g} s a pass and {args.node + args.row:g} s a row more"
     report, inside = Report(title, store.rows), Report("Of what their cycles are made", {})
+    shapes = [fixed_way(*shape) for shape in product(args.steps, args.nodes)]
     with own_cache():  # what is learned from bills is no use to anybody
         for name, step in zip(args.arms, map(float, args.step), strict=True):
-            bill = Bill(args.plain, args.node, step, args.waits, args.slower)
-            key = f"{name}/{bill}/{args.steps}/{args.what}/{args.prompts}/{args.least}"
+            bill = Bill(args.plain, args.node, step, args.compute, args.row, args.late, args.slower)
+            asked = args.steps, args.nodes, args.schedules, args.ways, args.exit_layer
+            key = f"{name}/{bill}/{asked}/{args.what}/{args.prompts}/{args.least}"
             found = store.get(key, measure, args, arm_of(name, args), bill)
             if "error" in found:
                 report.failed(name, found["error"])
                 continue
-            best = max(map(str, args.steps), key=lambda depth: speed(found[depth]))
-            lengths = [row["tokens"] for row in found[best]]
-            for ahead in (False, True) if args.waits else (False,):
-                schedule = "ssd" if ahead else "serial"
-                depth = max(map(str, args.steps), key=lambda depth: speed(found[way(depth, ahead)]))
-                fixed = found[way(depth, ahead)]
+            base = found[best(found, shapes, args.schedules[0])]
+            lengths = [row["tokens"] for row in base]
+            for schedule in args.schedules:
+                shape = best(found, shapes, schedule)
                 row = {"drafter": name, "schedule": schedule, "s a step": step, "replies": len(lengths)}
-                row |= {"tokens": statistics.median(lengths), "best depth": depth}
-                row["its × plain"] = f"{speed(fixed) * args.plain:.2f}"
-                row["× best"] = against(fixed, found[best])
-                inside.rows.extend(parts(name, f"{schedule}, {depth} passes", fixed))
-                for begun in WAYS:
-                    own = found[way(begun, ahead)]
+                row |= {"tokens": statistics.median(lengths), "best": shape.partition(", ")[2]}
+                row["its × plain"] = f"{speed(found[shape]) * args.plain:.2f}"
+                row["× best"] = against(found[shape], base)
+                inside.rows.extend(parts(name, shape, found[shape]))
+                for begun in args.ways:
+                    own = found[way(begun, schedule)]
                     kept = slice(None) if begun == "cold" else slice(1, None)  # the first one is cold
-                    row[f"{begun}, × best"] = against(own[kept], found[best][kept])
-                    inside.rows.extend(parts(name, f"{schedule}, {begun}", own[kept]))
+                    row[f"{begun}, × best"] = against(own[kept], base[kept])
+                    inside.rows.extend(parts(name, way(begun, schedule), own[kept]))
                 report.add(row)
     print(inside.markdown())
     report.finish(None)
+
+
+def best(found: Row, shapes: Sequence[str], schedule: str) -> str:
+    """The way of this schedule's that is fastest, of fixed depths and nodes."""
+    return max((way(shape, schedule) for shape in shapes), key=lambda name: speed(found[name]))
 
 
 if __name__ == "__main__":

@@ -22,18 +22,19 @@ if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
     pytest.skip("benchmarks/ is not part of an installed package", allow_module_level=True)
 
 from benchmarks import (
+    bills,
     budgets,
     cgroup,
     common,
     engine_process,
     held_out,
     hits,
+    laws,
     measure,
     page_cache,
     peers,
     raw_rates,
     regret,
-    schedules,
     tables,
     tau,
 )
@@ -47,6 +48,7 @@ from edgespec.apps.common import demo_model
 from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.devices.disk import drop_pages, files_under
 from edgespec.drafters.base import Drafting, Root
@@ -534,6 +536,7 @@ def test_schedules_stand_beside_what_they_should_give(
     # Of ten cycles five were hits, and two misses, which waited for 1 s.
     law = 3 / (5 / 7 + 2 / 7 * (1 + 1 / 2)) / 2
     assert ssd["hits"] == "71%"
+    assert [row["a hit / its pass alone"] for row in (serial, ssd)] == ["", "1.00"]
     assert float(ssd["Theorem 7"].split()[0]) == pytest.approx(law, abs=1e-3)
     assert ssd["promised"] == serial["promised"]
     assert ssd["measured / promised"][:4] == f"{30 / 25 / 1.875:.2f}"
@@ -542,7 +545,7 @@ def test_schedules_stand_beside_what_they_should_give(
     assert [ssd[n] for n in ("Equation 1", "Corollary 9")] == ["67%", "1.07–1.50"]
     assert {row["Equation 10"] for row in right.values()} == {""}
     spoke = {"replies": [{"exit": {"law_seconds": 3.0, "measured_seconds": 4.0}}] * 2}
-    assert schedules.equation_10([spoke, {"replies": [{}]}]) == "0.75"
+    assert laws.equation_10([spoke, {"replies": [{}]}]) == "0.75"
     assert ssd["after a miss"] == "the drafter, to a batch of 1.9"
     assert ssd["× first arm"][:4] == "1.20"
     assert table("paced", "--device-stand-in", 30) == right, "the same arms, and the same figures of them"
@@ -557,6 +560,18 @@ def test_schedules_stand_beside_what_they_should_give(
     plain = table("plain", serial=4, ssd=4)  # plain decoding is none of these schedules' words
     expected = "round 1, reply 1: other than plain from token 5 on"
     assert {row["same text"] for row in plain.values()} == {expected}
+
+
+def test_bills_of_a_big_model() -> None:
+    """Rows are computed while flash is read, and what is left of that are waits."""
+    bill = bills.Bill(plain=3.0, node=0.01, step=0.1, compute=1.0, row=0.1, late=0.4, slower=0.2)
+    assert [bill.waits(rows) for rows in (1, 11, 21, 64)] == [5, 2, 0, 0]
+    outcome = Outcome(np.array([0]), (5,))
+    for rows, ahead, took in ((1, 0, 3.0), (11, 0, 3.1), (11, 4, 3.3), (31, 0, 4.3)):
+        tree = TokenTree.chain(list(range(rows)))
+        billed = bill.of(Cycle(7, tree, outcome, 9.0, 9.0, overlap=Overlap(passes=ahead)))
+        assert (billed.draft_seconds, billed.verify_seconds) == pytest.approx((0.7, took))
+    assert bill.prior.passes(np.array([1.0, 64.0])) == pytest.approx([3.0, 7.3])
 
 
 def test_a_draft_model_on_a_device_of_its_own(tmp_path: Path) -> None:
