@@ -181,8 +181,10 @@ def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     if exact:
         parts = [_rows_apart(inputs, tile) for tile in block.tiles(dtype)]
     else:
-        tile_bytes = PROMPT_TILE_BYTES if len(x) > FEW else TILE_BYTES
-        parts = [F.linear(inputs, tile) for tile in block.tiles(dtype, tile_bytes)]
+        n, tile_bytes = len(x), PROMPT_TILE_BYTES if len(x) > FEW else TILE_BYTES
+        if cpu and dtype != torch.float32:  # which MKL multiplies, and keeps nothing
+            inputs = F.pad(inputs, (0, 0, 0, padded_rows(n) - n))
+        parts = [F.linear(inputs, tile)[:n] for tile in block.tiles(dtype, tile_bytes)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).to(x.dtype)
 
 
@@ -226,6 +228,9 @@ def _rows_apart(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def padded_rows(n: int) -> int:
-    """As how many rows n are multiplied: a power of two or a multiple of 8. oneDNN keeps code and buffers for
-    every number of rows it has met, hundreds of kilobytes each, and trees have any."""
-    return 1 << (n - 1).bit_length() if n <= 8 else (n + 7) // 8 * 8
+    """As how many rows n are multiplied: a power of two, above 8 a multiple of 8, above 64 of 64. oneDNN
+    keeps half a megabyte for every shape and number of rows it has met, and trees and prompts have any."""
+    if n <= 8:
+        return 1 << (n - 1).bit_length()
+    step = 8 if n <= 64 else 64
+    return -(-n // step) * step

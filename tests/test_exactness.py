@@ -186,3 +186,23 @@ def test_trees_of_any_size_are_multiplied_as_few_sizes(monkeypatch: pytest.Monke
         out = linear(torch.ones(n, 32), Block("F32", weight, None, 48, 32), exact=True)
         assert torch.equal(out, whole[:n])
     assert len(seen) <= 11
+
+
+def test_prompts_of_any_length_are_multiplied_as_few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[int] = set()
+    x, weight = torch.randn(512, 32).bfloat16(), torch.randn(48, 32).bfloat16()
+
+    plain = torch.nn.functional.linear
+
+    def counted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.add(len(x))
+        return plain(x, weight)
+
+    monkeypatch.setattr(matmul, "matmul_dtype", lambda dtype: dtype)  # as where bf16 is not made fp32
+    monkeypatch.setattr(compiled, "available", lambda encoding: False)
+    monkeypatch.setattr(matmul.F, "linear", counted)
+    whole = x.float() @ weight.t().float()
+    for n in range(1, 513):
+        out = linear(x[:n], Block("BF16", weight, None, 48, 32), exact=False)
+        assert torch.allclose(out.float(), whole[:n], rtol=0.02, atol=0.1)
+    assert len(seen) <= 18  # it was 512
