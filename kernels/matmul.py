@@ -14,6 +14,7 @@ from edgespec.kernels.choice import FEWS
 from edgespec.kernels.cpu import matmul_dtype, multiply
 from edgespec.kernels.dispatch import has_triton
 from edgespec.kernels.gguf_blocks import dequantize_torch
+from edgespec.kernels.layer import WholeLayer
 from edgespec.kernels.low_bit import padded_columns
 from edgespec.kernels.quantize import dequantize_int4, dequantize_int8, unpack_int4
 from edgespec.kernels.row_class import row_class
@@ -116,18 +117,26 @@ class Together:
         """`matrices`: by name, the blocks of those that stay in memory."""
         self._matrices = dict(matrices)
         self._made: dict[tuple[str, ...], compiled.Matrices | None] = {}
+        self.layers: dict[
+            int, WholeLayer | None
+        ] = {}  # made of them by whoever asks; None: cannot be one call
 
     def call(self, names: tuple[str, ...], x: Tensor, exact: bool) -> compiled.Matrices | None:
         """What gives x [n, k] @ W^T of all of `names` the bits that `linear` gives each; None where one call
         does not do what `linear` would."""
-        try:
-            matrices = self._made[names]
-        except KeyError:
-            matrices = self._made[names] = self._make(names)
+        matrices = self.made(names)
         if matrices is None or exact or len(x) <= FEWS[0]:
             return matrices
         blocks = (block for name in names for block in self._matrices[name])
         return None if any(len(x) > most_as_exact(block, x) for block in blocks) else matrices
+
+    def made(self, names: tuple[str, ...]) -> compiled.Matrices | None:
+        """What gives exact rows the bits that `linear` gives each; None where one call does not."""
+        try:
+            return self._made[names]
+        except KeyError:
+            matrices = self._made[names] = self._make(names)
+            return matrices
 
     def _make(self, names: tuple[str, ...]) -> compiled.Matrices | None:
         if not self._matrices.keys() >= set(names):
@@ -145,6 +154,7 @@ class Together:
         """Let the memory go."""
         self._matrices.clear()
         self._made.clear()
+        self.layers.clear()
 
 
 def most_as_exact(block: Block, x: Tensor) -> int:

@@ -103,6 +103,12 @@ class TreeAttention:
         self._before = np.cumsum(calls["n"]) - calls["n"]  # rows of the caches before each
         self.n = int(calls["n"].sum())
 
+    def tables(self) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """For `layer.LayerPass`: the calls, [caches] rows before each, and [4, caches] addresses of keys and
+        values, the prefix's and the own ones, in the first layer, and bytes from layer to layer."""
+        starts, steps = np.ascontiguousarray(self._starts), np.ascontiguousarray(self._steps)
+        return self._calls, self._before, starts, steps
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
         """q [n, heads, e] -> [n, heads * e]. k, v [n, kv_heads, e], the rows' own, are stored first."""
         library = compiled.library()

@@ -71,6 +71,19 @@ INLINE void swiglu(int set, int type, int unused, const Work *w, int64_t first, 
     }
 }
 
+/* out += a. */
+INLINE void add(int set, int type, int unused, const Work *w, int64_t first, int64_t last) {
+  (void)unused;
+  for (int64_t r = first; r < last; r++)
+    PARTS(at, n, w->columns, PART) {
+      float x[PART], more[PART];
+      load(set, type, w->out[0], r * w->columns + at, n, x);
+      load(set, type, w->a, r * w->a_stride + at, n, more);
+      for (int64_t i = 0; i < n; i++) x[i] += more[i];
+      store(set, type, x, w->out[0], r * w->columns + at, n);
+    }
+}
+
 #define PAIRS (PART / 4) /* at a time */
 
 /* The pairs (i, i + half) of a head, or (2 i, 2 i + 1). */
@@ -108,7 +121,7 @@ INLINE void rotate(int set, int type, int interleaved, const Work *w, int64_t fi
   ONE(set, target, name, op, F32, how) ONE(set, target, name, op, F16, how) ONE(set, target, name, op, BF16, how) \
   static Some *const set##_##name[] = {set##_##name##_F32, set##_##name##_F16, set##_##name##_BF16};
 #define ALL(set, target) \
-  TYPES(set, target, norm, norm, 0) TYPES(set, target, sum_norm, norm, 1) TYPES(set, target, swiglu, swiglu, 0) \
+  TYPES(set, target, norm, norm, 0) TYPES(set, target, sum_norm, norm, 1) TYPES(set, target, swiglu, swiglu, 0) TYPES(set, target, add, add, 0) \
   TYPES(set, target, halves, rotate, 0) TYPES(set, target, pairs, rotate, 1)
 
 ALL(PORTABLE, )
@@ -138,6 +151,12 @@ void es_norm(int type, const void *x, void *added, const void *weight, float eps
              int64_t columns, int threads) {
   run((Work){.some = added ? BEST(sum_norm, type) : BEST(norm, type), .rows = rows, .columns = columns, .a = x,
              .b = weight, .out = {out, added}, .eps = eps}, columns, threads);
+}
+
+/* to [rows][columns] += what, rows `stride` numbers apart: 0 for a bias. */
+void es_add(int type, const void *what, int64_t stride, void *to, int64_t rows, int64_t columns, int threads) {
+  run((Work){.some = BEST(add, type), .rows = rows, .columns = columns, .a = what, .a_stride = stride, .out = {to}}, columns,
+      threads);
 }
 
 /* out [rows][columns] = silu(gate) * up; strides in numbers. */

@@ -13,6 +13,7 @@
 #define PART 512 /* numbers converted at a time, at most, where they are rounded in place */
 
 enum { F32, F16, BF16 };
+INLINE int64_t type_size(int64_t type) { return type == F32 ? 4 : 2; }
 
 INLINE uint32_t bits_of(float f) {
   uint32_t b;

@@ -4,15 +4,6 @@
 #define ALONE 16384 /* numbers of x that one thread quantises before others are awake */
 #define TASK_BYTES (256 * 1024) /* of weights a task, about: many enough to share out, long enough to be worth it */
 
-/* A matrix, as Python describes it (kernels/compiled.py): all fields of 64 bits. */
-typedef struct {
-  int64_t format;
-  const uint8_t *weights; /* [rows][row_bytes] */
-  int64_t row_bytes, rows;
-  const float *scale; /* [rows] or NULL */
-  int64_t supers, out_stride;
-} Matrix;
-
 /* One matrix of a call. */
 typedef struct {
   Matmul m;     /* of terms * n rows of x */
@@ -22,8 +13,6 @@ typedef struct {
   char *out; /* [n][out_stride] */
   int64_t out_stride;
 } Part;
-
-#define MOST_PARTS 16
 
 /* One call's work, and where its intermediate results lie: parts of the caller's room. */
 typedef struct {
@@ -204,4 +193,4 @@ void es_dense(const Matrix *a, int64_t columns, void *out, int bf16, int threads
 }
 
 /* Changes with the meaning of any of these functions, and when another of them may be the fastest (kernels/trials.py). */
-int es_version(void) { return 15; }
+int es_version(void) { return 16; }

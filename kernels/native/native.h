@@ -174,7 +174,30 @@ typedef struct {
 typedef void Attend(const Attention *a, int64_t head, int64_t first, int64_t last, void *room);
 Attend portable_attend, avx2_attend, avx512_attend; /* some rows' query heads of one head of keys */
 
+/* A matrix, as Python describes it (kernels/compiled.py): all fields of 64 bits. */
+typedef struct {
+  int64_t format;
+  const uint8_t *weights; /* [rows][row_bytes] */
+  int64_t row_bytes, rows;
+  const float *scale; /* [rows] or NULL */
+  int64_t supers, out_stride;
+} Matrix;
+
+#define MOST_PARTS 16 /* matrices of a call */
+
 typedef void Task(void *argument, int64_t index, int worker);
 void run_tasks(Task *task, void *argument, int64_t tasks, int threads); /* pool.c */
 enum { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX }; /* instruction sets, as es_level counts */
 int es_level(int most); /* native.c */
+
+/* What Python calls, and a layer in its place. */
+int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void *x, int x_type, int64_t n, int any_order,
+                  int tried, int terms, void *const *outs, int out_type, int threads, char *room, int64_t room_bytes);
+int64_t es_attend(Attention *trees, int64_t count, int threads, char *room, int64_t room_bytes);
+void es_norm(int type, const void *x, void *added, const void *weight, float eps, void *out, int64_t rows, int64_t columns,
+             int threads);
+void es_add(int type, const void *what, int64_t stride, void *to, int64_t rows, int64_t columns, int threads);
+void es_swiglu(int type, const void *gate, int64_t gate_stride, const void *up, int64_t up_stride, void *out, int64_t rows,
+               int64_t columns, int threads);
+void es_rotate(int type, int interleaved, void *q, int64_t q_stride, int64_t q_heads, void *k, int64_t k_stride,
+               int64_t k_heads, const void *cos, const void *sin, int64_t rows, int64_t half, int threads);

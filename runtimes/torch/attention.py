@@ -52,13 +52,17 @@ class AttentionPlan:
         compiled = bool(trees) and all(suits(tree.cache.k) for tree in trees)
         self.compiled = TreeAttention([tree.past for tree in trees]) if compiled else None
 
+    def check_free(self) -> None:
+        """Raises BusyError where a tree would overwrite another one's slots."""
+        for inside in self.guarded:
+            inside.check_free()
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, window: int | None) -> Tensor:
         """Stores k, v [n, kv_heads, head_dim]; q [n, heads, head_dim] -> [n, heads * head_dim]."""
         outputs, rest = [], self.parts
         if self.compiled is not None and q.shape[1] <= self.compiled.most_heads:
             rest = self.parts[self.trees :]
-            for inside in self.guarded:
-                inside.check_free()
+            self.check_free()
             if not rest:
                 return self.compiled(layer, q, k, v, window)
             n = self.compiled.n

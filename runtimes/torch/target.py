@@ -12,7 +12,8 @@ from torch import Tensor
 
 from edgespec.errors import Call, ModelError, OptionError
 from edgespec.kernels.dispatch import add_norm, rms_norm, rotate, swiglu
-from edgespec.kernels.matmul import Block
+from edgespec.kernels.layer import LayerPass
+from edgespec.kernels.matmul import Block, Together
 from edgespec.kernels.threads import use_threads
 from edgespec.runtimes.base import PREFILL_ROWS, IntArray
 from edgespec.runtimes.config import ModelConfig
@@ -22,6 +23,7 @@ from edgespec.runtimes.torch.attention import AttentionPlan
 from edgespec.runtimes.torch.exit import HeadExit, HeadPass
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.rope import RopeTable
+from edgespec.runtimes.torch.whole_layer import whole_layer, whole_pass
 
 
 class ModelWeights(Protocol):
@@ -30,6 +32,7 @@ class ModelWeights(Protocol):
     dtype: torch.dtype  # of activations
     device: torch.device  # where matmuls run
     small: dict[str, Tensor]  # norms and biases
+    together: Together  # of the matrices that are in memory
 
     def linear(
         self,
@@ -66,6 +69,7 @@ class Prepared:
     rows: Rows
     angles: tuple[Tensor, Tensor]  # cosines and sines of the rotary embedding, [n, 1, head_dim / 2] each
     attention: AttentionPlan
+    whole: LayerPass | None  # for layers that are one call
 
 
 W = TypeVar("W", bound=ModelWeights)
@@ -136,7 +140,8 @@ class TorchTarget(Generic[W]):
                 )
         cos, sin = self.rope(rows.positions)
         angles = cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)
-        return Prepared(rows, angles, AttentionPlan(rows, self.device))
+        attention = AttentionPlan(rows, self.device)
+        return Prepared(rows, angles, attention, whole_pass(attention, self.config, *angles))
 
     @torch.inference_mode()
     def run_layer(self, index: int, hidden: Tensor, shared: Prepared) -> Tensor:
@@ -196,6 +201,13 @@ class TorchTarget(Generic[W]):
         """One decoder layer, [n, d] -> [n, d]."""
         use_threads(self.threads)
         c, name, n = self.config, f"model.layers.{index}.", len(hidden)
+        if shared.whole is not None:
+            whole = whole_layer(index, c, self.weights.together, self.weights.small)
+            if whole is not None:
+                if observer is not None:
+                    observer.on_chunk()  # once: nothing is heard within the call
+                shared.attention.check_free()
+                return whole(index, hidden, shared.whole)
         rows, angles = shared.rows, shared.angles
         apart = rows.blocks
 

@@ -1,0 +1,67 @@
+"""Layers in one call, where all that a pass needs of them is in memory and the compiled kernels know it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from edgespec.kernels.layer import LayerPass, LayerShape, WholeLayer
+from edgespec.kernels.matmul import Together
+from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.torch.attention import AttentionPlan
+
+PRODUCTS = (  # matrices of a layer that the same rows are multiplied with
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("self_attn.o_proj",),
+    ("mlp.gate_proj", "mlp.up_proj"),
+    ("mlp.down_proj",),
+)
+VECTORS = {  # layer.WholeLayer's names
+    "input_norm": "input_layernorm.weight",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "after_norm": "post_attention_layernorm.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "o_bias": "self_attn.o_proj.bias",
+    "gate_bias": "mlp.gate_proj.bias",
+    "up_bias": "mlp.up_proj.bias",
+    "down_bias": "mlp.down_proj.bias",
+}
+
+
+def whole_pass(attention: AttentionPlan, config: ModelConfig, cos: Tensor, sin: Tensor) -> LayerPass | None:
+    """For a pass of trees alone, which the compiled kernel attends for."""
+    trees = attention.compiled
+    if trees is None or attention.trees < len(attention.parts) or config.heads > trees.most_heads:
+        return None
+    return LayerPass(trees, cos, sin)
+
+
+def whole_layer(
+    index: int, config: ModelConfig, together: Together, small: Mapping[str, Tensor]
+) -> WholeLayer | None:
+    """Layer `index`, if its matrices are all among those of `together`."""
+    try:
+        return together.layers[index]
+    except KeyError:
+        layer = together.layers[index] = _made(index, config, together, small)
+        return layer
+
+
+def _made(
+    index: int, config: ModelConfig, together: Together, small: Mapping[str, Tensor]
+) -> WholeLayer | None:
+    name = f"model.layers.{index}."
+    products = [together.made(tuple(name + matrix for matrix in matrices)) for matrices in PRODUCTS]
+    found = [product for product in products if product is not None]
+    if len(found) < len(products):
+        return None
+    vectors = {own: small[name + theirs] for own, theirs in VECTORS.items() if name + theirs in small}
+    shape = LayerShape(
+        config.hidden_size, config.heads, config.kv_heads, config.head_dim, config.intermediate_size,
+        config.rope.interleaved, config.window(index), config.norm_eps,
+    )  # fmt: skip
+    return WholeLayer(found, vectors, shape)
