@@ -22,7 +22,6 @@ from edgespec.apps.common import (
     say_whose,
 )
 from edgespec.apps.keyboard import typing_ahead
-from edgespec.apps.keys import read_keys
 from edgespec.apps.prompts import read_text
 from edgespec.apps.reader import Interrupted, PipeReader, Reader, TerminalReader, history_file
 from edgespec.apps.talk import Talk
@@ -30,6 +29,7 @@ from edgespec.apps.terminal import Terminal
 from edgespec.apps.yielding import Yielding
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import ContextError, EdgeSpecError, OptionError
+from edgespec.split.keys import read_keys
 from edgespec.split.options import ConnectOptions
 from edgespec.text.conversation import Message
 from edgespec.values import Option, Options, count_of

@@ -49,12 +49,16 @@ def check_source(model: str | Path) -> None:
 @contextmanager
 def open_engine(model: str | Path, options: EngineOptions, terminal: Terminal) -> Iterator[Engine]:
     """Load `model`, showing progress; it is closed at the end."""
+    from edgespec.drafters.resident import away  # numpy: not for --help
+
     terminal.busy("starting")
     with load_engine(model, options, terminal.progress) as engine:
         if options.drafter != "auto":
             idle = [name for name in options.drafter.split("+") if name not in ("none", *engine.drafters)]
             if idle:
                 terminal.note(f"{' and '.join(idle)} will not draft: {engine.plan.reasons[-1]}")
+        if (why := away(engine.resident)) is not None:
+            terminal.note(f"no drafts from there yet: {why}")
         yield engine
 
 
@@ -73,7 +77,11 @@ def demo_options(options: EngineOptions) -> EngineOptions:
 
     Unless something is said about memory, half of it streams, so that one sees the machinery.
     """
-    wants = options.draft_model is None if options.drafter == "auto" else "cascade" in options.drafter
+    wants = (
+        options.draft_model is options.draft_server is None
+        if options.drafter == "auto"
+        else "cascade" in options.drafter
+    )
     if wants and options.adapters is None and options.precision is None:
         options = replace(options, adapters=str(demo_model() / "cascade"))
     if options.memory is None and options.resident_layers is None:
@@ -121,9 +129,14 @@ def multiply_alone() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def say_whose(engine: EngineOptions, terminal: Terminal, ours: Collection[str] = ()) -> None:
+def say_whose(
+    engine: EngineOptions,
+    terminal: Terminal,
+    ours: Collection[str] = (),
+    whose: str = "the server goes by its own",
+) -> None:
     """Options of a model here, from flags or wherever else, change nothing at a server, but for `ours`."""
     known = options_of(EngineOptions)
     idle = [name for name in known if name not in ours and getattr(engine, name) != known[name].default]
     if idle:
-        terminal.note(f"{', '.join(known[name].flag for name in idle)}: the server goes by its own")
+        terminal.note(f"{', '.join(known[name].flag for name in idle)}: {whose}")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from edgespec.apps.batch import BatchRun
 from edgespec.apps.common import describe_plan, open_engine, say_whose
-from edgespec.apps.keys import read_keys
 from edgespec.apps.talk import Talk
 from edgespec.apps.terminal import Terminal
 from edgespec.chat import Chat
@@ -20,6 +19,7 @@ from edgespec.progress import Progress
 from edgespec.response import Stats, whole
 from edgespec.serving.many import Ended, Turns
 from edgespec.split.client import RemoteEngine, meant_here
+from edgespec.split.keys import read_keys
 from edgespec.split.options import ConnectOptions
 from edgespec.split.websocket import websocket
 from edgespec.tuning.predict import Interval

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgespec.apps import options
-from edgespec.apps.common import check_source, demo_model, demo_options, describe_plan, load_engine
+from edgespec.apps.common import check_source, demo_model, demo_options, describe_plan, load_engine, say_whose
 from edgespec.apps.interrupts import held
-from edgespec.apps.keys import read_keys
 from edgespec.apps.terminal import Terminal
 from edgespec.config import MOST_BATCH, EngineOptions, GenerationOptions
 from edgespec.errors import ClosedError, EdgeSpecError, MissingExtraError, OptionError
-from edgespec.values import Option, Options, count_of
+from edgespec.split.keys import read_keys
+from edgespec.values import Option, Options, count_of, format_bytes
 
 if TYPE_CHECKING:
+    from edgespec.drafters.remote.host import DraftHost
     from edgespec.engine import Engine
 
+ROLES = ("target", "drafter")
 PATIENCE = 10.0  # seconds that replies under way have when the server is told to stop
 
 
@@ -34,6 +36,14 @@ class ServeFlags(Options):
     port: Annotated[
         int, Option("Port to listen on; 0 takes a free one.", metavar="N", least=0, most=65535)
     ] = 8642
+    as_: Annotated[
+        str,
+        Option(
+            "What it does: target (it replies, and verifies) or drafter (it drafts for targets elsewhere: "
+            "--draft-server there).",
+            metavar="NAME", choices=ROLES,
+        ),
+    ] = "target"  # fmt: skip
     api_key_file: Annotated[
         Path | None, Option("Serve only who has one of the keys in this file, one a line.", metavar="FILE")
     ] = None
@@ -66,9 +76,11 @@ def serve(
     engine: EngineOptions,
     generation: GenerationOptions,
 ) -> None:
-    """Reply over HTTP as OpenAI's API does, to many at once: /v1/chat/completions and others."""
+    """Reply over HTTP as OpenAI's API does, to many at once: /v1/chat/completions and others. Or draft for
+    targets elsewhere."""
     source = model or str(demo_model())
-    if model is None:
+    drafts = wanted.as_ == "drafter"
+    if model is None and not drafts:
         adapters, engine = engine.adapters, demo_options(engine)
         if wanted.max_sessions != 1:  # the demo's adapters draft for one reply at a time
             engine = replace(engine, adapters=adapters)
@@ -76,10 +88,13 @@ def serve(
     asked = _with_sessions(engine, wanted.max_sessions)
     try:
         with held():  # an exception amidst hundreds of imports may be lost in a callback of theirs
+            from edgespec.apps.server.app import make_app
+            from edgespec.apps.server.draft import make_draft_app
             from edgespec.apps.server.listen import Server, listening
             from edgespec.apps.server.problems import log
             from edgespec.apps.server.service import Service, digest_of
             from edgespec.apps.server.tls import tls_context
+            from edgespec.drafters.remote.opening import MEANT, open_host
     except ImportError as error:
         raise MissingExtraError(
             f"a server needs {error.name}, which is not installed: pip install 'edgespec[serve]'"
@@ -89,17 +104,28 @@ def serve(
     tls = tls_context(wanted.ssl_certfile, wanted.ssl_keyfile)
     name = Path(source).resolve().name if Path(source).exists() else source
     with Terminal() as terminal, listening(wanted.host, wanted.port, bool(keys), tls) as (socket, url):
+        locked = ", with a key" if keys else ""
 
         def ready(engine: Engine) -> None:
             terminal.note(describe_plan(name, engine.plan, engine.drafters))
-            locked = ", with a key" if keys else ""
             most = engine.plan.sequences
             terminal.note(f"serving at {url}/v1{locked}, {count_of(most, 'request')} at once; Ctrl-C ends it")
 
+        def ready_to_draft(host: DraftHost) -> None:
+            terminal.note(
+                f"{name} · context {host.positions}, {format_bytes(host.nbytes)} of weights in memory"
+            )
+            many = count_of(host.seats, "conversation")
+            terminal.note(f"drafting at {url}{locked}, for {many} at once; Ctrl-C ends it")
+
         service = Service(name, source, generation, [digest_of(key.encode()) for key in keys])
-        server = Server(service, PATIENCE, tls)
+        server = Server(service, PATIENCE, tls, make_draft_app if drafts else make_app)
         terminal.busy("starting")
-        service.load(lambda progress: load_engine(source, asked, progress), terminal.progress, ready)
+        if drafts:
+            say_whose(replace(asked, batch=1), terminal, MEANT, "nothing that a drafter goes by")
+            service.load(lambda p: open_host(name, source, asked, p), terminal.progress, ready_to_draft)
+        else:
+            service.load(lambda p: load_engine(source, asked, p), terminal.progress, ready)
         try:
             server.run([socket])
         finally:

@@ -42,6 +42,9 @@ class EngineKeywords(TypedDict, total=False):
     draft_model: str | Path | None
     draft_engine: str | None
     draft_worker: int | None
+    draft_server: str | None
+    draft_key_file: str | Path | None
+    draft_ca: str | Path | None
     adapters: str | Path | None
     client_adapters: str | Path | None
     tree_nodes: int

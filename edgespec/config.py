@@ -104,8 +104,8 @@ class EngineOptions(Options):
         str,
         Option(
             "Who drafts: none, auto, ngram, model, substitute, cascade, moa, eagle, specformer, streaming, "
-            "spd, ngram+model, ngram+substitute, ngram+cascade, ngram+moa, ngram+eagle, ngram+specformer, "
-            "ngram+streaming, ngram+spd or cascade+substitute.",
+            "spd, remote, ngram+model, ngram+substitute, ngram+cascade, ngram+moa, ngram+eagle, "
+            "ngram+specformer, ngram+streaming, ngram+spd, ngram+remote or cascade+substitute.",
             metavar="NAME", panel=DRAFTING, default="auto, what makes replies faster",
         ),
     ] = "auto"  # fmt: skip
@@ -132,6 +132,25 @@ class EngineOptions(Options):
             "for cores, or a device, that the target leaves free.",
             metavar="THREADS", panel=DRAFTING, default="none, drafts are made in the target's process",
             least=1, most=MOST_THREADS,
+        ),
+    ] = None  # fmt: skip
+    draft_server: Annotated[
+        str | None,
+        Option(
+            "A server that drafts (drafter remote), with a small model of the same tokenizer: `serve`, as a "
+            "drafter.",
+            metavar="URL", panel=DRAFTING, default="none",
+        ),
+    ] = None  # fmt: skip
+    draft_key_file: Annotated[
+        str | None,
+        Option("File with the key that the draft server asks for.", metavar="FILE", panel=DRAFTING),
+    ] = None
+    draft_ca: Annotated[
+        str | None,
+        Option(
+            "File of certificates to trust, for a draft server at https://.",
+            metavar="FILE", panel=DRAFTING, default="the system's",
         ),
     ] = None  # fmt: skip
     adapters: Annotated[
@@ -215,6 +234,14 @@ class EngineOptions(Options):
                 f"batch is {self.batch or 'auto'}, and a draft worker drafts for one conversation at a time; "
                 "leave draft_worker= out, or use batch=1"
             )
+        for name in ("draft_key_file", "draft_ca"):
+            if getattr(self, name) is not None and self.draft_server is None:
+                raise OptionError(f"{name} is for a draft server; name it with draft_server=", name)
+
+    @property
+    def drafts_apart(self) -> bool:
+        """Something drafts that needs none of the target's waits: a process beside it, or a server."""
+        return self.draft_worker is not None or self.draft_server is not None
 
 
 @dataclass(frozen=True)

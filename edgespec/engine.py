@@ -88,7 +88,7 @@ class Engine:
     def _adopt(self, plan: Plan) -> None:
         """This is how memory is used from now on."""
         self.plan = plan
-        free = plan.streamed_bytes > 0 or self.options.draft_worker is not None  # to draft while it verifies
+        free = plan.streamed_bytes > 0 or self.options.drafts_apart  # to draft while it verifies
         self.schedule = choose_schedule(self.options.schedule, self.drafters, free and plan.sequences == 1)
         # With layers pinned as the user said, drafters keep their memory.
         keeps = not self.resident or self._as_asked or plan.sequences > 1

@@ -147,6 +147,7 @@ class FakeEngine:
         self.eos = frozenset({EOS})
         self.drafters: tuple[str, ...] = ("ngram",)
         self.bytes_read = 0
+        self.resident: list[Any] = []  # drafters
         self.undrafted: str | None = None
         self.sessions: list[FakeSession] = []
         self.loaded_with: tuple[str, EngineOptions] | None = None

@@ -228,6 +228,9 @@ class Wire:
             raise LinkError("it was cut")
         return frame
 
+    def abort(self) -> None:
+        self.end()
+
     def close(self) -> None:
         self.end()
 

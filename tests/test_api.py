@@ -412,4 +412,4 @@ def test_the_examples_run(code: str, model: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_there_are_examples() -> None:
-    assert len(re.findall("```python", PAGE.read_text(encoding="utf-8"))) == 8
+    assert len(re.findall("```python", PAGE.read_text(encoding="utf-8"))) == 9

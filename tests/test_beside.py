@@ -28,7 +28,7 @@ from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
-from edgespec.drafters import beside, process
+from edgespec.drafters import beside, colleague, process
 from edgespec.drafters.base import Drafter, Elsewhere, Foreseeing, Root
 from edgespec.drafters.beside import Beside, BesideDrafter
 from edgespec.drafters.channel import (
@@ -48,12 +48,13 @@ from edgespec.drafters.channel import (
     as_sent,
     frame,
 )
+from edgespec.drafters.colleague import Question
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.inbox import Inbox
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.opened import Opened
-from edgespec.drafters.process import Program, Question, command
+from edgespec.drafters.process import Program, command
 from edgespec.drafters.worker import Desk
 from edgespec.errors import Cancelled, CorruptFileError, DeviceError
 from edgespec.schedules.serial import Serial
@@ -385,7 +386,7 @@ def test_a_worker_that_takes_no_messages_is_given_up(worker: Beside) -> None:
     drafter = drafter_of(worker, 10**6)
     os.kill(worker.worker._process.pid, signal.SIGSTOP)
     began = time.monotonic()
-    for _ in range(process.MOST_WAITING + 5):
+    for _ in range(colleague.MOST_WAITING + 5):
         drafter.prefill(Context([1] * 200_000))
     assert time.monotonic() - began < WAIT / 2
     assert drafter.lost is not None

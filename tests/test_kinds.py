@@ -109,7 +109,7 @@ def test_every_row_leads_to_its_file() -> None:
 
 def test_names_follow_from_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["none", "auto", "ngram", "model", "substitute", "cascade", "moa", "eagle", "specformer"]
-    names += ["streaming", "spd"]
+    names += ["streaming", "spd", "remote"]
     joined = [f"ngram+{name}" for name in names[3:]] + ["cascade+substitute"]
     assert drafter_names() == names + joined
     with_rows(monkeypatch, SECOND)
@@ -348,7 +348,7 @@ def test_a_schedule_refuses_drafters_that_cannot_follow_it(monkeypatch: pytest.M
             check_options(EngineOptions(schedule="ssd", drafter=drafter, adapters="a"))
         assert str(refused.value) == (
             "schedule ssd drafts behind several roots at once, and the cascade behind one; use a drafter "
-            "that can (ngram, model, substitute, moa, eagle, streaming, spd) or schedule=serial"
+            "that can (ngram, model, substitute, moa, eagle, streaming, spd, remote) or schedule=serial"
         )
     check_options(EngineOptions(schedule="ssd", drafter="ngram+model", draft_model="m"))
     check_options(EngineOptions(schedule="ssd", drafter="none"))

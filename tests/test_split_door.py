@@ -21,7 +21,7 @@ from edgespec.config import GenerationOptions
 from edgespec.engine import Engine
 from edgespec.errors import RefusedError
 from edgespec.response import whole
-from edgespec.split.address import PATH
+from edgespec.split.address import VERIFY
 from edgespec.split.protocol import ANSWERS, VERSION, Hello, Refusal, TakeSeat, Welcome, read, written
 from tests.sessions import WAIT
 from tests.split_ends import Running
@@ -64,7 +64,7 @@ def url(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def opened(url: str) -> ClientConnection:
-    return connect(url.replace("http", "ws") + PATH, compression=None, ping_interval=None)
+    return connect(url.replace("http", "ws") + VERIFY.path, compression=None, ping_interval=None)
 
 
 def status(url: str) -> int:

@@ -30,7 +30,7 @@ from edgespec.apps.server.service import Service
 from edgespec.apps.server.stream import Replying, ReplyShape, Waker
 from edgespec.apps.server.verify import Verifying
 from edgespec.errors import ContextError, EdgeSpecError, OptionError
-from edgespec.split.address import PATH
+from edgespec.split.address import VERIFY
 
 MOST_BODY = 4 * 2**20  # bytes of a request,
 MOST_BODIES = 16 * 2**20  # and of all together that are being read, or made prompts of,
@@ -208,7 +208,7 @@ def make_app(service: Service) -> ASGIApp:
     ]
     found = [Route(path, handler, methods=methods.split(",")) for path, methods, handler in routes]
     app = Starlette(
-        routes=[*found, WebSocketRoute(PATH, Verifying(service).attend)],
+        routes=[*found, WebSocketRoute(VERIFY.path, Verifying(service).attend)],
         exception_handlers=dict.fromkeys((Problem, EdgeSpecError, HTTPException, Exception), answer),
     )
     return Guard(app, service)

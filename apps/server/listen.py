@@ -8,11 +8,12 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from edgespec.apps.server.app import make_app
 from edgespec.apps.server.connections import IDLE, BoundedConnection
@@ -62,13 +63,20 @@ class Server(uvicorn.Server):
     """Serves until a signal, or an error that ends the service. Replies under way have `patience` seconds
     then; at a second signal, none."""
 
-    def __init__(self, service: Service, patience: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        patience: float,
+        tls: ssl.SSLContext | None = None,
+        make: Callable[[Service], ASGIApp] = make_app,
+    ) -> None:
+        """make: of what it serves."""
         log = logging.getLogger("uvicorn.error")
         log.setLevel(logging.ERROR)  # what clients do wrong is told to them
         log.addFilter(_is_a_fault)
         super().__init__(
             uvicorn.Config(
-                make_app(service),
+                make(service),
                 http=BoundedConnection,
                 ws="websockets-sansio",
                 ws_max_size=FRAME_BYTES,

@@ -1,9 +1,11 @@
-"""What a scheduler and its engine have done, as Prometheus reads it."""
+"""What a scheduler and its engine have done, or who drafts for targets elsewhere, as Prometheus reads it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from edgespec.devices.probe import peak_memory
+from edgespec.drafters.remote.host import DraftHost
 from edgespec.serving.scheduler import Scheduler
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -11,6 +13,22 @@ TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 def metrics(scheduler: Scheduler) -> str:
     return "".join(_lines(scheduler))
+
+
+def draft_metrics(host: DraftHost) -> str:
+    counters = host.counters
+    return "".join(_values([
+        ("conversations_total", "counter", "Conversations of targets elsewhere.", counters.conversations),
+        ("conversations_refused_total", "counter", "Of these there was no room for.", counters.refused),
+        ("draft_rounds_total", "counter", "Rounds of drafting that were asked for.", counters.rounds),
+        ("drafted_tokens_total", "counter", "Tokens that were drafted in them.", counters.nodes),
+        ("draft_rounds_ahead_total", "counter", "Rounds while targets verify.", counters.rounds_ahead),
+        ("drafted_ahead_total", "counter", "Tokens that were drafted in them.", counters.nodes_ahead),
+        ("draft_seconds_total", "counter", "Seconds that rounds took.", counters.seconds),
+        ("peak_memory_bytes", "gauge", "The most memory that was used.", peak_memory()),
+        ("conversations", "gauge", "Conversations that are open.", host.taken),
+        ("conversations_at_once", "gauge", "Conversations that there is memory for.", host.seats),
+    ]))  # fmt: skip
 
 
 def _lines(scheduler: Scheduler) -> Iterator[str]:
@@ -21,7 +39,7 @@ def _lines(scheduler: Scheduler) -> Iterator[str]:
         yield f'edgespec_replies_total{{reason="{reason}"}} {count}\n'
     passes, seconds, cycles = counters.passes, counters.pass_seconds, counters.cycles
     tokens, read = counters.reply_tokens, engine.bytes_read
-    for name, kind, words, value in (
+    yield from _values([
         ("requests_refused_total", "counter", "Requests refused as the queue was full.", counters.refused),
         ("prompt_tokens_total", "counter", "Tokens of prompts.", counters.prompt_tokens),
         ("prompt_tokens_reused_total", "counter", "Of these, not computed again.", counters.reused_tokens),
@@ -44,7 +62,12 @@ def _lines(scheduler: Scheduler) -> Iterator[str]:
         ("sessions_kept", "gauge", "Sessions kept for their next prompts.", state.kept),
         ("kv_positions_held", "gauge", "KV positions that sessions hold.", state.positions),
         ("kv_positions", "gauge", "KV positions that there are.", state.most_positions),
-    ):  # fmt: skip
+    ])  # fmt: skip
+
+
+def _values(rows: Iterable[tuple[str, str, str, float]]) -> Iterator[str]:
+    """Of names, kinds, words and values."""
+    for name, kind, words, value in rows:
         yield f"{_head(name, kind, words)}edgespec_{name} {value:.10g}\n"
 
 

@@ -9,15 +9,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import time
+from typing import TypeVar
 
 from edgespec.apps.server.problems import Problem, again
 from edgespec.config import GenerationOptions
+from edgespec.drafters.remote.host import DraftHost
 from edgespec.engine import Engine
 from edgespec.errors import Cancelled
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.serving.scheduler import Scheduler
 
 LOADING = 5  # seconds after which a client may ask again
+
+M = TypeVar("M", bound=Engine | DraftHost)
 
 
 @dataclass
@@ -38,15 +42,16 @@ class Service:
     ended: Callable[[], None] = lambda: None
     scheduler: Scheduler | None = None
     error: BaseException | None = None
+    drafts: DraftHost | None = None  # in the scheduler's place, where it drafts for targets elsewhere
     created: int = field(default_factory=lambda: int(time()))
     stopping: bool = False
     _loader: threading.Thread | None = None
 
     def load(
         self,
-        load: Callable[[ProgressCallback], Engine],
+        load: Callable[[ProgressCallback], M],
         progress: ProgressCallback,
-        ready: Callable[[Engine], None],
+        ready: Callable[[M], None],
     ) -> None:
         """Load the model in a thread; `ready` is told there when it can be used."""
 
@@ -57,9 +62,12 @@ class Service:
 
         def work() -> None:
             try:
-                engine = load(report)
-                self.scheduler = Scheduler(engine, failing=self._failing)
-                ready(engine)
+                found = load(report)
+                if isinstance(found, DraftHost):
+                    self.drafts = found
+                else:
+                    self.scheduler = Scheduler(found, failing=self._failing)
+                ready(found)
             except BaseException as error:
                 self.error = error
                 self.ended()
@@ -89,10 +97,20 @@ class Service:
 
     def ready(self) -> Scheduler:
         """Raises Problem while there is nobody to reply."""
-        if self.scheduler is None or self.stopping:
+        self._check(self.scheduler)
+        assert self.scheduler is not None
+        return self.scheduler
+
+    def ready_to_draft(self) -> DraftHost:
+        """Raises Problem while there is nobody to draft."""
+        self._check(self.drafts)
+        assert self.drafts is not None
+        return self.drafts
+
+    def _check(self, found: object | None) -> None:
+        if found is None or self.stopping:
             what = "the server stops" if self.stopping else "the model is being loaded"
             raise Problem(503, what, code="stopping" if self.stopping else "loading", headers=again(LOADING))
-        return self.scheduler
 
     def lets_in(self, given: str) -> bool:
         """Whether this is one of the keys; the time it takes tells nothing of them."""

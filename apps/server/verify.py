@@ -110,15 +110,25 @@ class Outbox:
     def __init__(self) -> None:
         self._loop, self._frames = asyncio.get_running_loop(), asyncio.Queue[bytes | None]()
         self._sending = False
+        self.nbytes = 0  # of frames that wait
 
     @property
     def busy(self) -> bool:
         """Something has not been read yet."""
         return self._sending or not self._frames.empty()
 
+    @property
+    def waiting(self) -> int:
+        """Frames, but for those that other threads have just put."""
+        return self._frames.qsize()
+
     def put(self, frame: bytes | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(self._frames.put_nowait, frame)
+            self._loop.call_soon_threadsafe(self._put, frame)
+
+    def _put(self, frame: bytes | None) -> None:
+        self.nbytes += len(frame or b"")
+        self._frames.put_nowait(frame)
 
     def end(self) -> None:
         self.put(None)
@@ -129,6 +139,7 @@ class Outbox:
             while (frame := await self._frames.get()) is not None and self._frames.qsize() < MOST_UNREAD:
                 self._sending = True
                 await asyncio.wait_for(socket.send_bytes(frame), PATIENCE)
+                self.nbytes -= len(frame)
                 self._sending = False
         with suppress(RuntimeError):  # it is closed
             await socket.close()

@@ -42,9 +42,10 @@ from edgespec.drafters.channel import (
     as_sent,
     trees_for,
 )
+from edgespec.drafters.colleague import TICK, Colleague, Question
 from edgespec.drafters.growth import MAX_PASSES
 from edgespec.drafters.model import ModelDrafter
-from edgespec.drafters.process import TICK, Program, Question, Worker, command
+from edgespec.drafters.process import Program, Worker, command
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 
 SILENCE = 0.5  # seconds; the machine may be busy
@@ -57,6 +58,7 @@ class Beside:
     """An open draft model in a process of its own; see `drafters.resident.Resident`."""
 
     name = "model"
+    away = None  # see `drafters.resident.Outside`: what is lost does not come back
 
     def __init__(
         self,
@@ -105,17 +107,21 @@ class BesideDrafter:
     resident = True
     width = ModelDrafter.width
 
-    def __init__(self, worker: Worker, capacity: int, vocabulary: int) -> None:
-        self.worker, self.vocabulary = worker, vocabulary
-        self.seat = worker.new_seat()
+    def __init__(self, worker: Colleague, capacity: int, vocabulary: int) -> None:
+        self.capacity, self.vocabulary = capacity, vocabulary
         self.context = Context([])
+        self._pass = 0.0  # seconds that the target's latest took
+        self._sit(worker)
+
+    def _sit(self, worker: Colleague) -> None:
+        """Begin a conversation with this worker."""
+        self.worker, self.seat = worker, worker.new_seat()
         self._question: Question | None = None  # the latest
         self._lookup: Question | None = None  # what was prepared for the latest commit of this reply
         self._owed: tuple[int, list[int]] | None = None  # a root, and what was committed behind it since
-        self._pass = 0.0  # seconds that the target's latest took
         self._refused = 0  # rounds, since it has answered
-        worker.tell(Open(self.seat, capacity, vocabulary))
-        weakref.finalize(self, worker.leave, self.seat, Close(self.seat))
+        worker.tell(Open(self.seat, self.capacity, self.vocabulary))
+        self._leave = weakref.finalize(self, worker.leave, self.seat, Close(self.seat))
 
     @property
     def lost(self) -> str | None:

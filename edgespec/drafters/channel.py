@@ -39,6 +39,10 @@ class Nonsense(Exception):
     """The other end said what it may not say."""
 
 
+class Gone(Nonsense):
+    """Nobody is there any more."""
+
+
 class Sent(msgspec.Struct, tag=True, array_like=True, forbid_unknown_fields=True):
     """A message; tagged by its name."""
 
@@ -217,12 +221,27 @@ REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 _ENCODER = msgspec.msgpack.Encoder()
 
-M = TypeVar("M", Request, Answer)
+M = TypeVar("M")
+
+
+def encoded(message: Sent) -> bytes:
+    return _ENCODER.encode(message)
+
+
+def decoded(data: bytes, kinds: msgspec.msgpack.Decoder[M]) -> M:
+    """Raises Nonsense."""
+    try:
+        return kinds.decode(data)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: not UTF-8
+        raise Nonsense(str(error)) from None
+
+
+def with_length(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "little") + data
 
 
 def frame(message: Sent) -> bytes:
-    data = _ENCODER.encode(message)
-    return len(data).to_bytes(4, "little") + data
+    return with_length(encoded(message))
 
 
 def read_frame(pipe: BinaryIO, kinds: msgspec.msgpack.Decoder[M], most: int) -> M | None:
@@ -236,10 +255,7 @@ def read_frame(pipe: BinaryIO, kinds: msgspec.msgpack.Decoder[M], most: int) -> 
     data = pipe.read(length)
     if len(data) < length:
         return None  # it died while it spoke
-    try:
-        return kinds.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: not UTF-8
-        raise Nonsense(str(error)) from None
+    return decoded(data, kinds)
 
 
 def as_sent(tree: TokenTree) -> Tree:

@@ -12,6 +12,7 @@ from edgespec.drafters.channel import (
     REQUESTS,
     Cancel,
     Close,
+    Gone,
     Nonsense,
     Prefill,
     Request,
@@ -36,13 +37,25 @@ class Inbox:
             return
         os._exit(0)
 
+    def put(self, message: Request | Nonsense) -> None:
+        """It was heard, by whoever listens elsewhere."""
+        self._heard.put(message)
+
+    @property
+    def waiting(self) -> int:
+        """Messages; about, while they come."""
+        return self._heard.qsize() + len(self._seen)
+
     def take(self, wait: bool) -> Request | Nonsense:
         """The next message. Raises queue.Empty where there is none, and one is not to `wait` for it."""
         return self._seen.popleft() if self._seen else self._heard.get(block=wait)
 
     def recalls(self, seat: int) -> bool:
         """Nobody needs any more what this conversation reads: a message that waits says that the reply is
-        over, or has another prompt."""
+        over, or has another prompt, or nobody is there any more."""
         while not self._heard.empty():  # only who takes makes it so
             self._seen.append(self._heard.get())
-        return any(isinstance(m, (Cancel, Close, Prefill)) and m.seat == seat for m in self._seen)
+        return any(
+            isinstance(m, Gone) or (isinstance(m, (Cancel, Close, Prefill)) and m.seat == seat)
+            for m in self._seen
+        )

@@ -19,6 +19,7 @@ class Kind:
     roots: it can draft behind several roots, for outcomes that are not known yet.
     draws: it can draw its drafts at random, as `ratio` acceptance needs.
     beside: it can draft in a process of its own, as it shares nothing with the target.
+    elsewhere: it drafts on another machine, and has no file here.
     shares: it can draft for conversations that share passes (`batch=`); what each of them takes beside the
         first, its `Extras.further` says, or `position_bytes` for each of its positions.
     inside_target: it drafts in the target's own layers.
@@ -36,6 +37,7 @@ class Kind:
     roots: bool
     draws: bool
     beside: bool = False
+    elsewhere: bool = False
     shares: bool = False
     position_bytes: int = 0
     inside_target: bool = False
@@ -51,4 +53,4 @@ class Kind:
     @property
     def alone(self) -> bool:
         """It drafts beside nobody else who costs passes, but those that it `takes`."""
-        return self.inside_target or self.option == TRAINED
+        return self.inside_target or self.elsewhere or self.option == TRAINED

@@ -80,6 +80,16 @@ KINDS = (
     ),
     _trained("streaming", "the streaming drafter", "edgespec.drafters.streaming.files:find", roots=True),
     _trained("spd", "the SPD drafter", "edgespec.drafters.streaming.spd:find", roots=True),
+    Kind(
+        "remote",
+        "the draft server",
+        roots=True,
+        draws=False,
+        elsewhere=True,
+        option="draft_server",
+        needs="a server that drafts; name it with draft_server=",
+        find="edgespec.drafters.remote.server:find",
+    ),
 )
 
 
@@ -158,13 +168,25 @@ def check_batch(options: EngineOptions, chosen: Sequence[Kind]) -> None:
 
 
 def check_worker(options: EngineOptions, chosen: Sequence[Kind]) -> None:
-    """Raises OptionError for a draft worker that has nothing to do, or less than is asked for."""
+    """Raises OptionError for a draft worker that has nothing to do, or for one, here or on a server, that
+    does less than is asked for."""
+    if options.fan_out != "best-first" and any(kind.elsewhere for kind in chosen):
+        raise OptionError(
+            f"fan_out {options.fan_out} goes by how drafts ranked what came, which a draft server does not "
+            "tell; use fan_out=best-first, or leave draft_server= out"
+        )
     if options.draft_worker is None:
         return
     costly = [kind for kind in chosen if not kind.make]
     able = [kind.name for kind in KINDS if kind.beside]
     way = f"use drafter={' or '.join(able)}, or leave draft_worker= out"
     for kind in costly:
+        if kind.elsewhere:
+            raise OptionError(
+                f"draft_worker is {options.draft_worker}, but {kind.label} drafts on its own machine; leave "
+                "draft_worker= out",
+                "draft_worker",
+            )
         if not kind.beside:
             raise OptionError(
                 f"draft_worker is {options.draft_worker}, but {kind.label} drafts with the target's own "
@@ -251,6 +273,11 @@ def check_acceptance(
             "ratio acceptance needs the distributions that drafts are drawn from, and a draft worker sends "
             "only their probabilities; leave draft_worker= out, or use acceptance=sample"
         )
+    if acceptance.name == "ratio" and any(kind.elsewhere for kind in kinds_of(members)):
+        raise OptionError(
+            "ratio acceptance needs the distributions that drafts are drawn from, and a draft server sends "
+            "only their probabilities; leave draft_server= out, or use acceptance=sample"
+        )
     copied = [kind for kind in kinds_of(members) if not kind.draws]
     if acceptance.name != "ratio" or not copied:
         return
@@ -281,7 +308,7 @@ def find_drafters(search: Search) -> Drafters:
         try:
             item = find(search, found)
         except OptionError as error:
-            if not search.auto or kind.option in search.given:
+            if not search.auto or kind.elsewhere or kind.option in search.given:
                 raise
             reasons.append(error.message)
             continue

@@ -1,13 +1,10 @@
 """The target's hand on the process that drafts beside it: started, asked, lost and ended. Needs no torch.
 
-Two threads speak and hear for it, so that nobody waits for a pipe. What is asked is a `Question`; whoever has
-asked may wait for its answer as long as he likes. There are no locks, in which a Ctrl-C could come: dicts and
-queues change in single steps.
+Two threads speak and hear for it, so that nobody waits for a pipe.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -17,35 +14,28 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import BinaryIO, cast
 
 from edgespec import errors
-from edgespec.core.trace import Round
 from edgespec.drafters.channel import (
     ANSWER_BYTES,
     ANSWERS,
     Answer,
-    Beat,
-    Committed,
     Failed,
     Load,
     Loading,
     Nonsense,
     Ready,
-    Sent,
-    Trees,
-    Worked,
-    frame,
     read_frame,
+    with_length,
 )
+from edgespec.drafters.colleague import TICK, Colleague
 from edgespec.errors import DeviceError, EdgeSpecError, ModelError, StorageError
 
-TICK = 0.05  # seconds, after which whoever waits looks whether he is cancelled
 START = 120.0  # seconds without a word, after which a start has failed: torch from a slow disk takes tens
 ABORTED = 6  # the signal that a process sends to itself: of a failed assertion (SIGABRT)
 END = 5.0  # seconds that a killed process may take to be gone
-MOST_WAITING = 64  # messages not taken yet, beyond which it is lost
 # With the paths of this process, so that it runs the same code, and never what lies in the current directory.
 _BOOT = (
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
@@ -81,44 +71,16 @@ class Program:
         return DeviceError(f"the draft worker did not start: {why}; {self.instead}")
 
 
-class Question:
-    """Asked, and answered at some time, by such a message."""
-
-    def __init__(self, kind: type[Trees] | type[Committed]) -> None:
-        self.kind = kind
-        self.answer: Trees | Committed | None = None
-        self.asked = self.beat = monotonic()  # when, and when the worker was last at work on it
-        self._woken = SimpleQueue[None]()
-
-    def wake(self) -> None:
-        self._woken.put(None)
-
-    def wait(self, seconds: float) -> None:
-        """Until it is answered, the worker is lost, or so much time has passed."""
-        with suppress(Empty):
-            self._woken.get(timeout=max(seconds, 0.0))
-
-
-class Worker:
-    """See the module. Its methods may be called in any thread."""
+class Worker(Colleague):
+    """See `colleague.Colleague`."""
 
     def __init__(self, program: Program) -> None:
         """Raises DeviceError when its command cannot be run."""
+        super().__init__()
         self.program = program
-        self.lost: str | None = None  # why it does not answer any more
-        self.peak = 0  # bytes, the most that it has taken
         self.placement = ""  # see `channel.Ready`
-        self.nodes: dict[int, int] = {}  # by conversation: drafted ahead for the tree under way
-        self.seconds: dict[int, float] = {}  # likewise: as of `channel.Beat`
-        self.heard = monotonic()  # when it last said something
-        self.listener: Callable[[Round], None] | None = None  # in the thread that hears; raises nothing
-        self._round_ended = perf_counter()
-        self._failed: Failed | None = None
         self._ready = False
         self._loading = SimpleQueue[Answer]()
-        self._outbox = SimpleQueue[bytes | None]()
-        self._questions: dict[int, Question] = {}  # not answered yet, by number
-        self._count, self._seats = itertools.count(1), itertools.count(1)
         try:
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # a pipe would be full some day
         except OSError as error:
@@ -174,32 +136,6 @@ class Worker:
             )
         return self.program.not_started(self.lost)
 
-    def new_seat(self) -> int:
-        seat = next(self._seats)
-        self.nodes[seat], self.seconds[seat] = 0, 0.0
-        return seat
-
-    def leave(self, seat: int, message: Sent) -> None:
-        """A conversation is over."""
-        self.nodes.pop(seat, None)
-        self.seconds.pop(seat, None)
-        self.tell(message)
-
-    def tell(self, message: Sent) -> None:
-        """Say something; what a lost worker is told goes nowhere."""
-        if self.lost is not None:
-            return
-        if self._outbox.qsize() > MOST_WAITING:
-            self.lose(f"it has not taken the last {MOST_WAITING} messages")
-        self._outbox.put(frame(message))
-
-    def ask(self, kind: type[Trees] | type[Committed], message: Callable[[int], Sent]) -> Question:
-        """Say something that has an answer; `message` gets the question's number."""
-        number, question = next(self._count), Question(kind)
-        self._questions[number] = question
-        self.tell(message(number))
-        return question
-
     def lose(self, why: str) -> None:
         """It is of no use any more."""
         self.lost = self.lost or why
@@ -219,7 +155,7 @@ class Worker:
     def _speak(self) -> None:
         with suppress(OSError), cast(BinaryIO, self._process.stdin) as pipe:
             while (data := self._outbox.get()) is not None:
-                pipe.write(data)
+                pipe.write(with_length(data))
                 pipe.flush()
 
     def _hear(self) -> None:
@@ -239,8 +175,7 @@ class Worker:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END)
         self._outbox.put(None)
-        for question in list(self._questions.values()):
-            question.wake()
+        self._wake()
 
     @property
     def damaged(self) -> bool:
@@ -263,33 +198,12 @@ class Worker:
         return f"it {how}{words}"
 
     def _take(self, message: Answer) -> None:
-        """Raises Nonsense for what nobody has asked."""
-        if isinstance(message, Failed):
-            self._failed = message
+        if isinstance(message, Failed) or (self._ready and not isinstance(message, (Loading, Ready))):
+            super()._take(message)
             return
-        if not self._ready or isinstance(message, (Loading, Ready)):
-            if self._ready or not isinstance(message, (Loading, Ready)):
-                raise Nonsense(f"{type(message).__name__}, out of turn")
-            if isinstance(message, Ready):
-                self._ready, self.peak = True, max(self.peak, message.peak)
-                self.placement = message.placement
-            self._loading.put(message)
-        elif isinstance(message, Beat):
-            if message.seat in self.nodes:  # else the conversation is over
-                self.nodes[message.seat], self.seconds[message.seat] = message.nodes, message.seconds
-            if (question := self._questions.get(message.question)) is not None:
-                question.beat = self.heard
-        elif isinstance(message, Worked):
-            now = perf_counter()
-            began = max(now - message.micros / 1e6, self._round_ended)
-            self._round_ended = now
-            if self.listener is not None:
-                self.listener(Round(message.ahead, message.nodes, began, now))
-        else:
-            if isinstance(message, Committed):
-                self.peak = max(self.peak, message.peak)
-            question = self._questions.pop(message.question, None)
-            if question is None or type(message) is not question.kind:
-                raise Nonsense(f"{type(message).__name__} to question {message.question}, which nobody asked")
-            question.answer = message
-            question.wake()
+        if self._ready or not isinstance(message, (Loading, Ready)):
+            raise Nonsense(f"{type(message).__name__}, out of turn")
+        if isinstance(message, Ready):
+            self._ready, self.peak = True, max(self.peak, message.peak)
+            self.placement = message.placement
+        self._loading.put(message)

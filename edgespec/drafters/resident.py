@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.config import EngineOptions
 from edgespec.core.trace import Round
 from edgespec.drafters.base import Drafter
 from edgespec.offload.plan.needs import Extras
@@ -22,6 +23,21 @@ if TYPE_CHECKING:
     from edgespec.runtimes.formats.describe import ModelFiles
     from edgespec.runtimes.target import EarlyExit, Target
     from edgespec.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that drafts, as the options name it. key_file, ca: files of its key, and of certificates to
+    trust."""
+
+    url: str
+    key_file: str | None = None
+    ca: str | None = None
+
+    @staticmethod
+    def of(options: EngineOptions) -> Served | None:
+        url = options.draft_server
+        return None if url is None else Served(url, options.draft_key_file, options.draft_ca)
 
 
 @dataclass(frozen=True)
@@ -40,6 +56,7 @@ class Search:
         False  # they may draft while the target verifies: what chains are drawn from is kept then
     )
     several: bool = False  # conversations share passes: each follows the target in few slots
+    server: Served | None = None
     verifier_layers: int | None = None  # of the target, before a cascade's shallow verifier; None = it shows
 
     @property
@@ -102,8 +119,17 @@ class Outside(Protocol):
     def gone(self) -> bool:
         """The process has ended, or is to: it drafts no more, and its memory is free."""
 
+    @property
+    def away(self) -> str | None:
+        """Why it drafts nothing now, though it may later; None = it is there, or gone for good."""
+
     def listen(self, listener: Callable[[Round], None] | None) -> None:
         """Who hears of its rounds, in a thread of its own; must be quick and raise nothing. None = nobody."""
+
+
+def away(drafters: Sequence[Resident]) -> str | None:
+    """Why one of these drafts nothing now, though it may later; None = there is none such."""
+    return next((one.away for one in drafters if isinstance(one, Outside) and one.away), None)
 
 
 @runtime_checkable

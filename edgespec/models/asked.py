@@ -23,6 +23,7 @@ def drafters_files(options: EngineOptions, progress: ProgressCallback | None) ->
         if known[name].option.metavar == "MODEL"
         else Path(value)
         for name, value in given_files(options).items()
+        if known[name].option.metavar != "URL"
     }
 
 

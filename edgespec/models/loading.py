@@ -10,7 +10,7 @@ from edgespec.config import EngineOptions
 from edgespec.devices.machine import Machine
 from edgespec.devices.probe import cpu_count
 from edgespec.drafters.kinds import find_drafters
-from edgespec.drafters.resident import Exits, Outside, Remembering, Resident, Search
+from edgespec.drafters.resident import Exits, Outside, Remembering, Resident, Search, Served
 from edgespec.errors import DeviceError, OptionError
 from edgespec.kernels.threads import threads_for, use_threads
 from edgespec.models.planning import plan_engine
@@ -40,7 +40,7 @@ def load_model(
     table = search.files.table
     matrices = sum(1 for chunk in table.chunks for _ in chunk.matrices())
     use_threads(options.threads or threads_for(table.nbytes / matrices), cpu_count())
-    drafters = find_drafters(replace(search, device=device.type))
+    drafters = find_drafters(replace(search, device=device.type, server=Served.of(options)))
     drafters = replace(drafters, exit=find_exit(options, search.files, drafters))
     if options.client_adapters is not None:
         drafters = replace(drafters, memory=MoaMemoryFiles.find(options.client_adapters, search.files))

@@ -134,7 +134,7 @@ def _able(plan: Plan, options: EngineOptions) -> bool:
     """An early exit would speak: by a head in memory, while something drafts beside the target's pass."""
     head = {chunk.index for chunk in plan.table.end()}
     kept = head <= plan.pinned | plan.on_device
-    return kept and (plan.streamed_bytes > 0 or options.draft_worker is not None)
+    return kept and (plan.streamed_bytes > 0 or options.drafts_apart)
 
 
 def _explained(plan: Plan, drafters: Drafters) -> Plan:

@@ -99,7 +99,7 @@ class ServerClient:
                 self._refuse(response)
             yield response
         except ssl.SSLCertVerificationError as error:
-            raise RefusedError(UNTRUSTED.format(url=self.url, why=error.verify_message)) from None
+            raise RefusedError(UNTRUSTED.format(url=self.url, why=error.verify_message, ca="ca")) from None
         except (ssl.SSLError, http.client.BadStatusLine) as error:
             raise LinkError(
                 f"the server at {self.url} cannot be reached: {error}; {self.address.other_scheme}"

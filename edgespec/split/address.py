@@ -9,9 +9,27 @@ from urllib.parse import urlsplit
 
 from edgespec.errors import OptionError
 
-PATH = "/v1/edgespec/verify"  # of the WebSocket
 ENCRYPTED = {"http": False, "ws": False, "https": True, "wss": True}
 WRITE = "write http://HOST:PORT, or https"
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What a server is asked to do.
+
+    path: of the WebSocket. does: it, in words. server, key, ca: the options that name it, the key, and the
+    certificates to trust.
+    """
+
+    path: str
+    does: str
+    server: str = "server"
+    key: str = "key"
+    ca: str = "ca"
+
+
+VERIFY = Purpose("/v1/edgespec/verify", "verifies")
+DRAFT = Purpose("/v1/edgespec/draft", "drafts", "draft_server", "draft_key_file", "draft_ca")
 
 
 @dataclass(frozen=True)
@@ -44,21 +62,21 @@ class Address:
         return f"if that server {what}, write {scheme}://"
 
 
-def address_of(url: str) -> Address:
+def address_of(url: str, option: str = VERIFY.server) -> Address:
     """Of http://HOST:PORT, https, ws or wss, or HOST:PORT, which is http; with or without the path /v1, or
-    PATH. Raises OptionError."""
+    one of `Purpose`. option: that it is the value of. Raises OptionError."""
     full = url if "://" in url else f"http://{url}"
     if "@" in re.split(r"[/?#]", full.partition("://")[2])[0]:  # not shown: it may be a password
-        raise OptionError("server: nobody uses the name or password in its URL; name a key", "server")
+        raise OptionError(f"{option}: nobody uses the name or password in its URL; name a key", option)
     try:
         parts = urlsplit(full)
         host, port = parts.hostname, parts.port
         (host or "").encode("idna")
     except ValueError as error:
-        raise OptionError(f"server {url!r} is no URL: {error}; {WRITE}", "server") from None
+        raise OptionError(f"{option} {url!r} is no URL: {error}; {WRITE}", option) from None
     if parts.scheme not in ENCRYPTED or not host or parts.query or parts.fragment:
-        raise OptionError(f"server {url!r} is no URL of a server; {WRITE}", "server")
+        raise OptionError(f"{option} {url!r} is no URL of a server; {WRITE}", option)
     if re.search(r"\s", full) or not full.isprintable():
-        raise OptionError(f"server {url!r} is no URL: it has spaces or control characters; {WRITE}", "server")
-    base = parts.path.rstrip("/").removesuffix(PATH).removesuffix("/v1")
+        raise OptionError(f"{option} {url!r} is no URL: it has spaces or control characters; {WRITE}", option)
+    base = parts.path.rstrip("/").removesuffix(VERIFY.path).removesuffix(DRAFT.path).removesuffix("/v1")
     return Address(ENCRYPTED[parts.scheme], host, port, base.rstrip("/"))

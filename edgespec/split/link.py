@@ -41,6 +41,9 @@ class Transport(Protocol):
     def receive(self, timeout: float) -> bytes | None:
         """The next frame; None = there was none for so many seconds."""
 
+    def abort(self) -> None:
+        """End it at once, for whoever waits here: from any thread."""
+
     def close(self) -> None: ...
 
 

@@ -7,6 +7,7 @@ import math
 import ssl
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from socket import SHUT_RDWR
 from typing import Any
 
 from edgespec.errors import (
@@ -17,7 +18,7 @@ from edgespec.errors import (
     ProtocolError,
     RefusedError,
 )
-from edgespec.split.address import PATH, Address, address_of
+from edgespec.split.address import VERIFY, Address, Purpose, address_of
 from edgespec.split.link import OPEN_SECONDS, Dial
 from edgespec.split.protocol import FRAME_BYTES
 from edgespec.split.tls import UNTRUSTED, trusting
@@ -25,24 +26,27 @@ from edgespec.split.tls import UNTRUSTED, trusting
 UNSOUND = (1002, 1007, 1009)  # what we say on closing, of frames that are broken, no text, too long
 REFUSED = {
     401: "it does not know the key, or asks for one",
-    403: "it forbids this, or verifies nothing",
-    404: "it verifies nothing",
+    403: "it forbids this, or {does} nothing",
+    404: "it {does} nothing",
 }
 
 
-def websocket(url: str, key: str | None, ca: str | None) -> Dial:
-    """Connects to PATH at this address (see `split.address`).
+def websocket(url: str, key: str | None, ca: str | None, purpose: Purpose = VERIFY) -> Dial:
+    """Connects to this address (see `split.address`) for this purpose.
 
     Raises OptionError for what is no address, and for a key that would cross the net unencrypted;
     MissingExtraError.
     """
-    address = address_of(url)
+    address = address_of(url, purpose.server)
     if key is not None and not address.encrypted and not address.near:
-        raise OptionError(f"the key would go to {address.host} unencrypted; use https://, or no key", "key")
+        raise OptionError(
+            f"the key would go to {address.host} unencrypted; use https://, or no key", purpose.key
+        )
     if key is not None and not key.isprintable():
-        raise OptionError("the key has control characters, which no key has", "key")
+        raise OptionError("the key has control characters, which no key has", purpose.key)
     if ca is not None and not address.encrypted:
-        raise OptionError("ca changes nothing for http://, which is not encrypted; use https://", "ca")
+        words = f"{purpose.ca} changes nothing for http://, which is not encrypted; use https://"
+        raise OptionError(words, purpose.ca)
     try:
         from websockets.sync.client import connect
     except ImportError:
@@ -50,7 +54,7 @@ def websocket(url: str, key: str | None, ca: str | None) -> Dial:
             "a server is reached with the package websockets; install it with pip install 'edgespec[client]'"
         ) from None
     shown = address.url("http")
-    context = trusting(ca) if address.encrypted else None
+    context = trusting(ca, purpose.ca) if address.encrypted else None
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
     def dial() -> _Socket:
@@ -60,7 +64,7 @@ def websocket(url: str, key: str | None, ca: str | None) -> Dial:
         try:
             socket = opened.enter_context(
                 connect(
-                    address.url("ws") + PATH,
+                    address.url("ws") + purpose.path,
                     ssl=context,
                     proxy=None if address.near else True,  # a key for this machine is for nobody between
                     additional_headers=headers,
@@ -72,9 +76,9 @@ def websocket(url: str, key: str | None, ca: str | None) -> Dial:
                 )
             )
         except InvalidStatus as error:
-            raise _denied(address, error.response) from None
+            raise _denied(address, purpose, error.response) from None
         except ssl.SSLCertVerificationError as error:
-            raise RefusedError(UNTRUSTED.format(url=shown, why=error.verify_message)) from None
+            raise RefusedError(UNTRUSTED.format(url=shown, why=error.verify_message, ca=purpose.ca)) from None
         except (ssl.SSLError, InvalidMessage) as error:
             raise LinkError(
                 f"the server at {shown} cannot be reached: {error}; {address.other_scheme}"
@@ -93,10 +97,10 @@ def websocket(url: str, key: str | None, ca: str | None) -> Dial:
     return dial
 
 
-def _denied(address: Address, response: Any) -> EdgeSpecError:
+def _denied(address: Address, purpose: Purpose, response: Any) -> EdgeSpecError:
     """What an answer means that opens no WebSocket: in the server's own words, if it has some."""
     status = response.status_code
-    said = REFUSED.get(status, f"it answers {status}")
+    said = REFUSED.get(status, f"it answers {status}").format(does=purpose.does)
     with suppress(ValueError, TypeError, LookupError, RecursionError):
         said = said if status == 401 else str(json.loads(response.body)["error"]["message"])[:1000]
     words = f"the server at {address.url('http')} refuses: {said}"
@@ -144,6 +148,11 @@ class _Socket:
                     f"the server, or a proxy before it, takes no such frame: {said.reason or said.code}"
                 ) from None
             raise LinkError(f"the connection to the server is lost: {error}") from None
+
+    def abort(self) -> None:
+        """End it at once: who waits here, to send or to receive, waits no more; then `close`."""
+        with suppress(OSError):
+            self._socket.socket.shutdown(SHUT_RDWR)
 
     def close(self) -> None:
         self._opened.close()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Overlap, Phase, Trace
+from edgespec.drafters.resident import away
 from edgespec.errors import EdgeSpecError
 from edgespec.offload.plan.costs import CostModel, Rates
 from edgespec.tuning.candidate import PLAIN, Candidate
@@ -81,6 +82,7 @@ class Watch:
         self._waited = 0.0
         self._candidate: Candidate | None = None
         self._known = False
+        self._away = away(engine.resident) is not None  # which was said when it was loaded
 
     @property
     def plan(self) -> Plan:
@@ -141,6 +143,12 @@ class Watch:
     def warnings(self) -> list[str]:
         """What is to be said, once."""
         told, self._warnings = self._warnings, []
+        why = away(self.engine.resident)
+        if self._away != (why is not None):
+            self._away = why is not None
+            told.append(
+                "drafts come from the server again" if why is None else f"no drafts from there: {why}"
+            )
         return told
 
     @property
