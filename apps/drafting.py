@@ -18,7 +18,8 @@ from edgespec.errors import ClosedError, EdgeSpecError, LinkError, OptionError, 
 from edgespec.progress import Progress
 from edgespec.response import Stats, whole
 from edgespec.serving.many import Ended, Turns
-from edgespec.split.client import RemoteEngine, meant_here
+from edgespec.split.client import RemoteEngine
+from edgespec.split.drafting import meant_here
 from edgespec.split.keys import read_keys
 from edgespec.split.options import ConnectOptions
 from edgespec.split.websocket import websocket
@@ -50,7 +51,10 @@ def connected(
         else:
             standby = stack.enter_context(open_engine(model, _for_target(engine), terminal))
         dial = websocket(url, key, link.ca)
-        yield stack.enter_context(RemoteEngine(dial, url, link, drafting, standby=standby))
+        opened = stack.enter_context(RemoteEngine(dial, url, link, drafting, standby=standby))
+        if opened.away is not None:
+            terminal.note(f"{opened.away}; until it is there, replies are made here")
+        yield opened
 
 
 def _for_target(options: EngineOptions) -> EngineOptions:
@@ -110,7 +114,7 @@ class DraftingTalk(Talk):
         remembers: bool = False,
     ) -> None:
         """Raises as `RemoteEngine.new_session`."""
-        self.remote = engine
+        self.remote, self._away = engine, engine.away is not None
         self._begin(Chat(engine, options=options), engine.config.name, terminal)
         self.show_stats, self.verbose, self.remembers = show_stats, False, remembers
 
@@ -142,4 +146,5 @@ class DraftingTalk(Talk):
         pass  # `new_reply` asks
 
     def _learn(self, stats: Stats) -> list[str]:
-        return []
+        came, self._away = self._away and self.remote.away is None, self.remote.away is not None
+        return ["the server is there: from now on it verifies"] if came else []

@@ -35,6 +35,7 @@ from edgespec.split.options import ConnectOptions
 from edgespec.split.payload import pack_tokens, unpack_tokens, unsqueeze
 from edgespec.split.protocol import (
     REQUESTS,
+    VERSION,
     Behind,
     Judge,
     Judged,
@@ -352,7 +353,7 @@ LIES: list[tuple[str, Callable[[Judged], Told]]] = [
     ("another text", lambda said: replace(said, committed=said.committed + 1)),
     ("not asked for", lambda said: replace(said, round=said.round + 1)),
     ("not asked for", lambda said: Uploaded(said.round, said.committed, said.hash, 3)),
-    ("not asked for", lambda said: Welcome(3, "m", 160, [], 1, 1, 1, bytes(16), bytes(16))),
+    ("not asked for", lambda said: Welcome(VERSION, "m", 160, [], 1, 1, 1, bytes(16), bytes(16))),
     ("lost the text", lambda said: Behind(said.round, said.committed, said.hash)),
     ("refuses", lambda said: Refusal("nonsense", "what?")),
 ]

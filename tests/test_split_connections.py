@@ -12,12 +12,13 @@ import pytest
 from edgespec.errors import EdgeSpecError, LinkError, ModelError, RefusedError
 from edgespec.split import alone, connections, link
 from edgespec.split.alone import Alone
-from edgespec.split.connections import MOST_WORK, Connections
-from edgespec.split.link import LEAST_PATIENCE, MOST_LEARNT, Patience
-from edgespec.split.protocol import Answer, Seated, Still
+from edgespec.split.connections import Connections
+from edgespec.split.link import LEAST_PATIENCE, MOST_LEARNT, MOST_WORK, Link, Patience
+from edgespec.split.protocol import VERSION, Answer, Seated, Still, Told, Welcome, written
 
 SEAT = bytes(16)
 TRIP = 0.2  # seconds
+WELCOME = Welcome(VERSION, "m", 160, [], 100, 1, 64, bytes(16), bytes(16))
 
 
 class Clock:
@@ -310,3 +311,30 @@ def test_a_drafter_that_computes_nonsense_says_nothing(clock: Clock) -> None:
     drafter: Any = SimpleNamespace(prefill=prefill)
     context: Any = SimpleNamespace(tokens=[1, 2], sampler=None, noise=None, check=None)
     assert Alone(drafter, context, 0, 5).say() == []
+
+
+def test_who_is_at_work_is_waited_for_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Working:
+        """Says that it is at work, so many times, before each answer but the first."""
+
+        def __init__(self, beats: int) -> None:
+            self.coming: list[Told] = [WELCOME, *[Still(0)] * beats, Seated(bytes(16))]
+
+        def send(self, frame: bytes) -> None:
+            pass
+
+        def receive(self, timeout: float) -> bytes | None:
+            return written(self.coming.pop(0)) if self.coming else None
+
+        def abort(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    assert Link(Working(9)).expect(Seated).seat == bytes(16)
+    made = Link(Working(0))
+    made.expect(Seated)
+    with pytest.raises(LinkError, match="has not answered for 5 s"):
+        made.expect(Seated)
+    monkeypatch.setattr(link, "MOST_WORK", -1.0)
+    with pytest.raises(LinkError, match="at work"):
+        Link(Working(9)).expect(Seated)

@@ -164,6 +164,20 @@ def test_hello_tells_what_is_served(served: Served, engine: Engine) -> None:
     assert refused(Caller(served, greets=False).say(TakeSeat(b"", 10))) == "nonsense"
 
 
+def test_what_takes_no_pass_waits_for_none(served: Served) -> None:
+    """And a client whose question does wait for one hears so."""
+    caller = Caller(served, greets=False)
+    caller.say(Hello(VERSION), AskTokenizer(), TakeSeat(b"", 100), runs=False)
+    assert [type(message) for message in caller.heard] == [Welcome, TokenizerPart]
+    caller.line.beat()
+    assert caller.heard[-1] == Still(0)
+    served.run()
+    assert isinstance(caller.heard[-1], Seated)
+    heard = len(caller.heard)
+    caller.line.beat()
+    assert len(caller.heard) == heard, "nothing is owed"
+
+
 def test_a_lost_answer_is_said_again(served: Served) -> None:
     caller, first = begun(served)
     tree = TokenTree.root(first)

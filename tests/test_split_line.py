@@ -9,10 +9,10 @@ from queue import SimpleQueue
 
 from edgespec.split.guest import Guest
 from edgespec.split.line import UNHEARD, Line
-from edgespec.split.protocol import ANSWERS, AskTokenizer, Refusal, Request, read, written
+from edgespec.split.protocol import ANSWERS, AskTokenizer, Hello, Refusal, Request, TakeSeat, read, written
 from tests.sessions import WAIT
 
-FRAME = written(AskTokenizer())
+FRAME = written(TakeSeat(b"", 10))
 
 
 class Clerk:
@@ -22,6 +22,9 @@ class Clerk:
         self.mail = SimpleQueue[Callable[[], None]]()
         self.post, self.taken, self.sent = self.mail.put, 0, list[bytes]()
         self.line = Line(self, self.sent.append, lambda: None)
+
+    def introduce(self, line: Line, request: Hello | AskTokenizer) -> None:
+        raise AssertionError("nobody asks for what takes no pass")
 
     def take(self, line: Line, request: Request, digest: bytes) -> None:
         self.taken += 1

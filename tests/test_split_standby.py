@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,12 +12,15 @@ import pytest
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.engine import Engine
-from edgespec.errors import OptionError, RefusedError
+from edgespec.errors import LinkError, OptionError, RefusedError
 from edgespec.models.packing import pack_model
 from edgespec.response import Response, whole
+from edgespec.split import link as links
 from edgespec.split.client import RemoteEngine
 from edgespec.split.options import ConnectOptions
-from tests.split_ends import Running, Wires
+from edgespec.split.websocket import websocket
+from tests.sessions import WAIT, wait_for
+from tests.split_ends import Running, Wire, Wires, listening
 from tests.test_session import prompt_of, write_model
 from tests.test_split_client import Parrot
 
@@ -202,3 +206,101 @@ def test_a_packed_copy_of_the_same_values_is_the_model(engine: Engine, model: Pa
     pack_model(str(model), tmp_path / "packed")
     with edgespec.load(tmp_path / "packed", memory="2GB", context=300) as packed:
         assert packed.files.identity == engine.files.identity
+
+
+def test_a_server_that_is_away_at_the_start_takes_over_when_it_is_there(
+    wires: Wires, here: Engine, expected: dict[str, Response]
+) -> None:
+    wires.down = True
+    with remote(wires, here, alone=0) as far, far.new_session(CONTEXT) as session:
+        assert far.away == "nobody listens there"
+        assert far.config.max_context == 300, "as here"
+        steps = []
+        for step in session.generate(PROMPT, REPLY):
+            steps.append(step)
+            if len(steps) == 5:
+                assert session.rounds == 1
+                wires.down = False
+            if len(steps) > 5 and session.rounds == 1:
+                time.sleep(0.1)  # this model is faster than any connection is made
+        assert whole(steps).tokens == expected["greedy"].tokens
+        assert all(step.verified and step.withdrawn is None for step in steps)
+        assert session.rounds > 1
+        assert far.away is None
+        assert far.config.max_context == 1200, "the server's"
+
+
+@pytest.mark.parametrize("standby", [False, True])
+def test_without_a_model_here_such_a_server_is_an_error(wires: Wires, here: Engine, standby: bool) -> None:
+    """And so is, with one, a server that refuses for good."""
+
+    def dial() -> Wire:
+        raise (
+            RefusedError("it does not know the key", "key") if standby else LinkError("nobody listens there")
+        )
+
+    with pytest.raises(RefusedError if standby else LinkError):
+        RemoteEngine(dial, "the server", ConnectOptions(), EngineOptions(), Parrot, here if standby else None)
+
+
+def test_a_server_that_turns_out_to_have_another_model_ends_the_reply(
+    wires: Wires, here: Engine, tmp_path: Path
+) -> None:
+    other = write_model(tmp_path / "other", seed=5, max_position_embeddings=2048)
+    wires.down = True
+    with (
+        edgespec.load(other, memory="2GB", context=300, drafter="none") as second,
+        Running(second) as running,
+        remote(wires, here) as far,
+        far.new_session(CONTEXT) as session,
+    ):
+        replies = session.generate(PROMPT, REPLY)
+        next(replies)
+        wires.host, wires.down = running.host, False
+        slowly = (time.sleep(0.1) for _ in replies)  # this model is faster than any connection is made
+        with pytest.raises(OptionError, match="is not the model at the server"):
+            list(slowly)
+
+
+def test_a_server_with_less_room_than_a_conversation_that_began_alone(
+    model: Path, wires: Wires, here: Engine, expected: dict[str, Response]
+) -> None:
+    """That goes on alone; the next one is of the server's size."""
+    wires.down = True
+    with (
+        edgespec.load(model, memory="2GB", context=100, tree_nodes=8, drafter="ngram") as small,
+        Running(small) as running,
+        remote(wires, here) as far,
+        far.new_session(CONTEXT) as session,
+    ):
+        wires.host, wires.down = running.host, False
+        reply = whole(session.generate(PROMPT, REPLY))
+        assert (reply.tokens, reply.verified) == (expected["greedy"].tokens, True)
+        assert session.rounds == 1
+        with far.new_session() as other:
+            assert other.context == 100
+            asked = other.generate(PROMPT[:40], GenerationOptions(max_tokens=8, ignore_eos=True))
+            assert whole(asked).stats.lost == 0
+
+
+def test_who_comes_during_a_long_pass_waits_for_it(
+    engine: Engine, expected: dict[str, Response], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than a server may be silent: it is greeted at once, and told that its seat will come."""
+    monkeypatch.setattr(links, "OPEN_SECONDS", 0.6)
+    with Running(engine) as running, listening(running.host) as url:
+        told = websocket(url, None, None), url, ConnectOptions(), EngineOptions(), Parrot
+        with RemoteEngine(*told) as first, first.new_session(CONTEXT) as one:
+            running.held.clear()
+            reply = list[Response]()
+            busy = threading.Thread(target=lambda: reply.append(whole(one.generate(PROMPT, REPLY))))
+            busy.start()
+            wait_for(lambda: len(running.batch) > 0)
+            threading.Timer(1.5, running.held.set).start()
+            with RemoteEngine(*told) as second:
+                assert not running.held.is_set(), "it is known before the pass has ended"
+                with second.new_session(CONTEXT) as two:
+                    assert running.held.is_set()
+                    assert whole(two.generate(PROMPT, REPLY)).tokens == expected["greedy"].tokens
+            busy.join(WAIT)
+            assert reply[0].tokens == expected["greedy"].tokens

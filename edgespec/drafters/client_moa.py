@@ -22,6 +22,11 @@ class ClientMoa:
         self.manifest, tensors = read_client(Path(directory))
         self.moa = PortableMoa(self.manifest.config, tensors)
 
+    @property
+    def width(self) -> int:
+        """Numbers of a vector that it attends to."""
+        return self.manifest.config.width
+
     def check(self, network: bytes, width: int, vocabulary: int, model: str) -> None:
         """Raises OptionError for a server that has not the other half."""
         ours = self.manifest

@@ -3,11 +3,10 @@ takes."""
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -18,22 +17,20 @@ from edgespec.core.trace import Cycle, Trace
 from edgespec.devices.probe import peak_memory
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.client_moa import ClientMoa
-from edgespec.drafters.client_model import ClientModel
 from edgespec.drafters.combined import Combined
-from edgespec.drafters.engines import check_engine_option
-from edgespec.drafters.kinds import choose_drafters, kinds_of
-from edgespec.errors import ClosedError, ContextError, LinkError, OptionError, ProtocolError, RefusedError
-from edgespec.models.hub import find_here
+from edgespec.drafters.kinds import kinds_of
+from edgespec.errors import ClosedError, ContextError, RefusedError, RemoteError
 from edgespec.offload.plan.costs import CostModel
-from edgespec.schedules.kinds import check_idle, check_schedule, choose_schedule, make_schedule
-from edgespec.split.link import OPEN_SECONDS, Dial, Link
+from edgespec.schedules.kinds import choose_schedule, make_schedule
+from edgespec.split.drafting import check_drafting, found_model
+from edgespec.split.link import Dial, Link, passing
 from edgespec.split.options import ConnectOptions
-from edgespec.split.protocol import AskTokenizer, TokenizerPart, Welcome, written
+from edgespec.split.protocol import Welcome
 from edgespec.split.recall import Recollection
 from edgespec.split.seat import RemoteSeat
 from edgespec.split.session import RemoteSession, RemoteVerifier
-from edgespec.split.standby import Reserve, check_standby
-from edgespec.split.vocabulary import PACKED_BYTES, unpacked_tokenizer
+from edgespec.split.standby import Reserve, as_announced, check_standby
+from edgespec.split.vocabulary import fetched_tokenizer
 from edgespec.split.websocket import websocket
 from edgespec.text.prompt import Prompt, encode_prompt
 from edgespec.values import options_of
@@ -41,17 +38,7 @@ from edgespec.values import options_of
 if TYPE_CHECKING:
     from edgespec.engine import Engine
 
-SLOWEST = 2**14  # bytes a second, at which a tokenizer must come
-OF_DRAFTING = (
-    "drafter", "adapters", "draft_model", "draft_engine", "schedule", "tree_nodes", "fan_out",
-    "fan_out_budget", "fallback",
-)  # fmt: skip
-OPENED_HERE = ("moa", "model")  # kinds of drafters with files that a client can draft with
-
-
-def meant_here(options: EngineOptions) -> tuple[str, ...]:
-    """Options of an engine that mean something on a client: the others are the server's."""
-    return OF_DRAFTING if options.draft_model is None else (*OF_DRAFTING, "threads", "draft_worker")
+FAR = 0.05  # seconds of a round trip, until one is measured
 
 
 def connect(
@@ -67,7 +54,8 @@ def connect(
     url: https://host:port or wss://..., http or ws on a network that is trusted. key: that the server asks
     for. make: makes a drafter of one's own for a conversation, in place of those that `drafter` names.
     standby: the same model on this machine, which goes on while the server does not answer; whoever has
-        loaded it closes it.
+        loaded it closes it. With one, a server that cannot be reached yet is no error: see
+        `RemoteEngine.away`.
     options: fields of `ConnectOptions` (ca, unverified, alone, wait), and of `EngineOptions` those about
     drafting.
     Raises LinkError when the server cannot be reached, RefusedError when it will not serve (another version,
@@ -90,7 +78,12 @@ class RemoteModel:
 
 
 class RemoteEngine:
-    """What `connect` returns: sessions and chats go on it as on an `edgespec.Engine`. A context manager."""
+    """What `connect` returns: sessions and chats go on it as on an `edgespec.Engine`. A context manager.
+
+    Attributes:
+        away: why the server could not be reached so far; None = it was. Until then all is computed by the
+            model here.
+    """
 
     def __init__(
         self,
@@ -104,28 +97,51 @@ class RemoteEngine:
         """dial: makes a connection to the server at `url`. drafter: makes one for a conversation, in place of
         what the options name. standby: see `connect`. Raises as `connect`."""
         self.url, self.asked, self.options, self._dial = url, asked, options, dial
-        self.drafters = _checked(options)
+        self.drafters = check_drafting(options)
         self._made, self.standby = drafter, standby
-        self._model = None if drafter is not None else _found_model(options, self.drafters)
+        self._model = None if drafter is not None else found_model(options, self.drafters)
+        self._moa = ClientMoa(str(options.adapters)) if "moa" in self.drafters and drafter is None else None
         self.schedule = choose_schedule(options.schedule, self.drafters, free=True)
-        link = Link(dial())
+        self.away: str | None = None
+        self.controller: Controller
         try:
-            self._welcome = welcome = link.welcome
-            if standby is not None:
-                check_standby(standby, welcome, url)
-            self.controller: Controller = Adaptive(CostModel(io=link.round_trip))
-            self.tokenizer = unpacked_tokenizer(_tokenizer(link), welcome.tokenizer, welcome.vocabulary, url)
-        finally:
-            link.close()
+            self._greet(Link(dial()))
+        except RemoteError as error:
+            if standby is None or not passing(error):
+                raise
+            self.away, self._welcome = str(error), as_announced(standby)
+            self.tokenizer, self.controller = standby.tokenizer, Adaptive(CostModel(io=FAR))
         if self._model is not None:
             self._model.open(self.tokenizer)
-        self._moa = self._open_moa(welcome)
-        self.config = RemoteModel(welcome.model, welcome.vocabulary, welcome.layers, welcome.context)
-        self.tokenizer.room = welcome.context
-        self.eos = frozenset(welcome.eos)
+        self.eos = frozenset(self._welcome.eos)
         self.verifier = RemoteVerifier(self._seat)
         self.closed = False
         self._sessions = weakref.WeakSet[RemoteSession]()
+
+    def _greet(self, link: Link) -> None:
+        """The first connection, where one can be made at once. Raises as `connect`."""
+        try:
+            self._meet(link.welcome)
+            welcome = self._welcome
+            self.controller = Adaptive(CostModel(io=link.round_trip))
+            self.tokenizer = fetched_tokenizer(link, welcome.vocabulary, self.url)
+            self.tokenizer.room = welcome.context
+        finally:
+            link.close()
+
+    def _meet(self, welcome: Welcome) -> None:
+        """This is the server. Raises OptionError where it is not one for what is here."""
+        if self.standby is not None:
+            check_standby(self.standby, welcome, self.url)
+        if self._moa is not None:
+            self._moa.check(welcome.memory, welcome.width, welcome.vocabulary, welcome.model)
+        self._welcome, self.away = welcome, None
+
+    @property
+    def config(self) -> RemoteModel:
+        """What is known of the model: by the server, once that was reached."""
+        welcome = self._welcome
+        return RemoteModel(welcome.model, welcome.vocabulary, welcome.layers, welcome.context)
 
     def __repr__(self) -> str:
         return f"<RemoteEngine of {self.config.name} at {self.url}{', closed' if self.closed else ''}>"
@@ -145,7 +161,7 @@ class RemoteEngine:
             most = self.config.max_context
             raise ContextError(f"context {context} is more than the server's {most} positions")
         seat = self.verifier.new_seat(context)
-        options, nodes = self.options, min(self.options.tree_nodes, self._welcome.nodes)
+        options, nodes = self.options, self._nodes
         drafter = self._drafter(seat)
         drafting = [] if drafter is None or nodes == 1 else [drafter]
         schedule = make_schedule(
@@ -202,13 +218,10 @@ class RemoteEngine:
         if (lesson := schedule.lesson()) is not None:
             self.controller = lesson
 
-    def _open_moa(self, welcome: Welcome) -> ClientMoa | None:
-        """Raises as `ClientMoa`."""
-        if "moa" not in self.drafters or self._made is not None:
-            return None
-        moa = ClientMoa(str(self.options.adapters))
-        moa.check(welcome.memory, welcome.width, welcome.vocabulary, welcome.model)
-        return moa
+    @property
+    def _nodes(self) -> int:
+        """Of the largest tree."""
+        return min(self.options.tree_nodes, self._welcome.nodes)
 
     def _drafter(self, seat: RemoteSeat) -> Drafter | None:
         if self._made is not None:
@@ -221,73 +234,30 @@ class RemoteEngine:
         return None if not made else made[0] if len(made) == 1 else Combined(made)
 
     def _seat(self, context: int) -> RemoteSeat:
-        recollection = None if self._moa is None else Recollection(self._welcome.width)
-        return RemoteSeat(self._open, context, self.config.vocab_size, recollection)
+        recollection = None if self._moa is None else Recollection(self._moa.width)
+        connect = partial(self._open, context, self._nodes)
+        return RemoteSeat(connect, context, self.config.vocab_size, recollection, self.standby is not None)
 
-    def _open(self) -> Link:
-        """Raises as `Link`."""
+    def _open(self, context: int, nodes: int) -> Link:
+        """For a conversation of so many positions, and trees of so many nodes. Raises as `Link`."""
         link = Link(self._dial())
-        if link.welcome != self._welcome:
+        try:
+            welcome = link.welcome
+            if self.away is not None:
+                self._meet(welcome)
+            if welcome != self._welcome:
+                raise RefusedError(
+                    f"{self.url} now serves {welcome.model}, and this conversation is with "
+                    f"{self.config.name}, or it was loaded in another way; connect again",
+                    "model",
+                )
+            if welcome.context < context or welcome.nodes < nodes:  # it began before that was known
+                raise RefusedError(
+                    f"{self.url} has conversations of {welcome.context} positions and trees of "
+                    f"{welcome.nodes} nodes, and this one may need {context} and {nodes}; begin another one",
+                    "full",
+                )
+        except BaseException:
             link.close()
-            raise RefusedError(
-                f"{self.url} now serves {link.welcome.model}, and this conversation is with "
-                f"{self.config.name}, or it was loaded in another way; connect again",
-                "model",
-            )
+            raise
         return link
-
-
-def _checked(options: EngineOptions) -> tuple[str, ...]:
-    """The kinds of drafters. Raises OptionError for what cannot be done, or changes nothing, on a client."""
-    known, ours = options_of(EngineOptions), meant_here(options)
-    for name in known:
-        if name not in ours and getattr(options, name) != known[name].default:
-            raise OptionError(f"{name} is the server's to choose; leave it out", name)
-    if options.draft_worker is not None:
-        raise OptionError(
-            "draft_worker is for a process beside a target, which is on the server; say with threads= how "
-            "many processors draft here",
-            "draft_worker",
-        )
-    members = choose_drafters(options)
-    if options.drafter == "auto":
-        members = tuple(kind.name for kind in kinds_of(members) if kind.make is not None or kind.needs)
-    if needing := [kind for kind in kinds_of(members) if kind.make is None and kind.name not in OPENED_HERE]:
-        raise OptionError(
-            f"{needing[0].label} drafts where torch is; use drafter=ngram, {' or '.join(OPENED_HERE)}",
-            "drafter",
-        )
-    if options.schedule == "mirror":
-        raise OptionError(
-            "schedule mirror asks an early exit of the target, which is on the server; use schedule=ssd or "
-            "serial",
-            "schedule",
-        )
-    check_schedule(options.schedule, members)
-    check_engine_option(options)
-    check_idle(options)
-    return members
-
-
-def _found_model(options: EngineOptions, members: tuple[str, ...]) -> ClientModel | None:
-    """Raises ModelError for what is not there, and as `ClientModel`."""
-    if "model" not in members:
-        return None
-    found = find_here(str(options.draft_model))
-    return ClientModel(found if isinstance(found, Path) else None, options)
-
-
-def _tokenizer(link: Link) -> bytes:
-    """Raises LinkError and ProtocolError."""
-    link.send(written(AskTokenizer()))
-    parts, left, began = list[bytes](), PACKED_BYTES, time.monotonic()
-    while left:
-        part = link.receive(OPEN_SECONDS)
-        patience = 2 * OPEN_SECONDS + sum(map(len, parts)) / SLOWEST
-        if part is None or time.monotonic() - began > patience:
-            raise LinkError(f"the server has not sent its tokenizer within {patience:.0f} s")
-        if not isinstance(part, TokenizerPart) or not part.data or len(part.data) + part.left > left:
-            raise ProtocolError("the server does not send its tokenizer as it was asked to")
-        parts.append(part.data)
-        left = part.left
-    return b"".join(parts)

@@ -16,10 +16,9 @@ from collections import deque
 from collections.abc import Callable
 
 from edgespec.errors import EdgeSpecError, LinkError, RefusedError
-from edgespec.split.link import FIRST_WAIT, Connector, Link, Patience
+from edgespec.split.link import FIRST_WAIT, MOST_WORK, Connector, Link, Patience, passing
 from edgespec.split.protocol import PASSING, Answer, Seated, Still, TakeSeat, written
 
-MOST_WORK = 600.0  # seconds that a server may be at work on a round: one that hangs may say so for ever
 DOUBLINGS = 5  # of the patience, at most, before a connection is replaced that has replaced a silent one
 
 
@@ -32,18 +31,22 @@ class Connections:
         patience: how long the present connection may be silent.
     """
 
-    def __init__(self, connect: Callable[[], Link], positions: int) -> None:
-        """connect: to the server; raises as `Link`. positions: of the conversation. Raises what `connect`
-        does."""
+    def __init__(self, connect: Callable[[], Link], positions: int, later: bool = False) -> None:
+        """connect: to the server; raises as `Link`. positions: of the conversation. later: one that cannot be
+        made now may be made when it is wanted. Raises what `connect` does."""
         self._connect, self._positions, self.seat = connect, positions, b""
         self.inbox, self.patience = deque[Answer](), Patience()
         self._sent = self._received = 0  # bytes, by connections that are gone
         self._connector: Connector | None = None
         self._since = 0.0  # when that began
         self._in_vain = 0  # connections that have replaced another, and nothing was heard on any
-        link = self._sit()
-        self.present: Link | None = link
-        self.seat, self.patience.mean = link.seat, link.round_trip
+        self.present: Link | None = None
+        try:
+            self.present = link = self._sit()
+            self.seat, self.patience.mean = link.seat, link.round_trip
+        except EdgeSpecError as error:
+            if not (later and passing(error)):
+                raise
         self.answered = self._told = time.monotonic()  # when a server did last; told: more than that it works
 
     @property

@@ -1,8 +1,8 @@
 """The server's end: conversations of clients that draft elsewhere, in the passes of the batched verifier.
 
 Who runs the passes is somebody else (`serving.scheduler`): a host hands it members of a
-`core.batcher.Batcher`, one for each round, and everything here but `Line.hear` and `Line.beat` happens in
-that one thread, between two passes. Needs no torch.
+`core.batcher.Batcher`, one for each round, and everything here but `introduce`, `Line.hear` and `Line.beat`
+happens in that one thread, between two passes. Needs no torch.
 
 A conversation's memory is a session's of the engine: in the ledger, and refused when there is none. Who has
 not said anything for a while gives it back, and so does, before others are refused, who has not for the
@@ -32,6 +32,7 @@ from edgespec.split.protocol import (
     AskTokenizer,
     Hello,
     Judge,
+    LeaveSeat,
     Manner,
     Request,
     Seated,
@@ -125,25 +126,28 @@ class Host:
 
     # What clients ask: see `split.line.Listener`.
 
-    def take(self, line: Line, request: Request, digest: bytes) -> None:
+    def introduce(self, line: Line, request: Hello | AskTokenizer) -> None:
         if self.closed:
             raise RefusedError("the server is closing", "closing")
         if isinstance(request, Hello):
             self.greet(line, request)
-            return
-        if not line.greeted:
-            raise ProtocolError("the first frame of a connection is Hello")
+        else:
+            _check_greeted(line)
+            self.send_tokenizer(line)
+
+    def take(self, line: Line, request: Request, digest: bytes) -> None:
+        if self.closed:
+            raise RefusedError("the server is closing", "closing")
+        _check_greeted(line)
         if isinstance(request, TakeSeat):
             self.seat(line, request)
-        elif isinstance(request, AskTokenizer):
-            self.send_tokenizer(line)
         elif isinstance(request, (Upload, Judge)):
             self.ask(line, request, digest)
         elif line.guest is None:
             raise ProtocolError("a session is spoken of before there is one")
         elif isinstance(request, Manner):
             line.guest.choose(request)
-        elif line.guest.seat == request.seat:
+        elif isinstance(request, LeaveSeat) and line.guest.seat == request.seat:
             guest, line.guest = line.guest, None
             self.leave(guest)
 
@@ -290,3 +294,8 @@ class Host:
             guest.next = lambda: self._drop(guest)
         else:
             self._drop(guest)
+
+
+def _check_greeted(line: Line) -> None:
+    if not line.greeted:
+        raise ProtocolError("the first frame of a connection is Hello")

@@ -18,6 +18,8 @@ from edgespec.errors import (
 from edgespec.split.guest import Guest
 from edgespec.split.protocol import (
     REQUESTS,
+    AskTokenizer,
+    Hello,
     Judge,
     Recalled,
     Refusal,
@@ -41,6 +43,10 @@ class Listener(Protocol):
 
     def post(self, work: Callable[[], None]) -> None:
         """Have this called in the thread that runs the passes, between two of them."""
+
+    def introduce(self, line: Line, request: Hello | AskTokenizer) -> None:
+        """What is known without a pass, told at once: who asks for it waits for none. In the thread that
+        hears. Raises EdgeSpecError: the connection then ends."""
 
     def take(self, line: Line, request: Request, digest: bytes) -> None:
         """Raises EdgeSpecError: the connection then ends."""
@@ -68,6 +74,9 @@ class Line:
         except ProtocolError as error:
             self.refuse("nonsense", str(error))
             return
+        if isinstance(request, (Hello, AskTokenizer)):
+            self.attempt(lambda: self.listener.introduce(self, request))
+            return
         self._come += 1
         if self._come - self._taken > UNHEARD:
             self.refuse("nonsense", f"more than {UNHEARD} requests wait to be heard")
@@ -89,8 +98,8 @@ class Line:
 
     def beat(self) -> None:
         """To be called every `protocol.STILL_SECONDS`: who waits for an answer hears that it comes."""
-        if (number := self._round) is not None and not self.over:
-            self._send(written(Still(number)))
+        if self.owes and not self.over:
+            self._send(written(Still(self._round or 0)))
 
     @property
     def owes(self) -> bool:

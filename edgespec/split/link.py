@@ -18,12 +18,14 @@ from edgespec.split.protocol import (
     Hello,
     Refusal,
     Seated,
+    Still,
     Welcome,
     read,
     written,
 )
 
 OPEN_SECONDS = 5.0  # that a connection may take to be made
+MOST_WORK = 600.0  # seconds that a server may be at work on a question: one that hangs may say so for ever
 REMEMBERED = 100  # rounds
 LEAST_PATIENCE = 0.4  # seconds; a server at work says so every 0.2
 MOST_LEARNT = 3.0  # seconds of patience that late rounds may teach
@@ -91,9 +93,12 @@ class Link:
         return answer
 
     def expect(self, kind: type[A]) -> A:
-        """The next answer, which is of this kind. Raises as `receive`, and LinkError when it takes too
-        long."""
-        answer = self.receive(OPEN_SECONDS)
+        """The next answer, which is of this kind; a server at work on a pass is waited for, as long as it
+        says so. Raises as `receive`, and LinkError when it takes too long."""
+        began = time.monotonic()
+        while isinstance(answer := self.receive(OPEN_SECONDS), Still):
+            if time.monotonic() - began > MOST_WORK:
+                raise LinkError(f"the server has been at work for {MOST_WORK:g} s, and has not answered")
         if answer is None:
             raise LinkError(f"the server has not answered for {OPEN_SECONDS:g} s")
         if not isinstance(answer, kind):
@@ -102,6 +107,12 @@ class Link:
 
     def close(self) -> None:
         self.transport.close()
+
+
+def passing(error: Exception) -> bool:
+    """Whether a connection that was not made for this reason may be made later, with nothing done about it
+    here."""
+    return isinstance(error, LinkError) or (isinstance(error, RefusedError) and error.why in PASSING)
 
 
 class Patience:
@@ -152,16 +163,12 @@ class Connector:
         while not self._stopped.is_set():
             try:
                 link = self._make()
-            except RefusedError as error:
-                if error.why not in PASSING:
+            except Exception as error:  # what nobody foresaw, too: who waits is to hear of it
+                if not passing(error):
                     self.error = error
                     return
-                pause = max(pause, min(error.seconds, MOST_WAIT))
-            except LinkError:
-                pass
-            except Exception as error:  # what nobody foresaw, too: who waits is to hear of it
-                self.error = error
-                return
+                if isinstance(error, RefusedError):
+                    pause = max(pause, min(error.seconds, MOST_WAIT))
             else:
                 self._found = link
                 if self._stopped.is_set():  # nobody waits any more

@@ -26,7 +26,7 @@ from edgespec.errors import OptionError, ProtocolError
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.values import MOST
 
-VERSION = 3
+VERSION = 4
 FRAME_BYTES = 2**20  # of any frame
 SEAT_BYTES = 16  # of a session's id: a secret, and random
 HASH_BYTES = 8  # XXH3-64 of the conversation so far, `split.transcript`
@@ -175,7 +175,7 @@ class Behind(Told, tag=36):
 
 
 class Still(Told, tag=37):
-    """At work on this round."""
+    """At work on this round; 0 = on what is asked before a round, or on the passes that it waits for."""
 
     round: Natural
 

@@ -57,9 +57,10 @@ class RemoteSeat:
         context: int,
         vocabulary: int,
         recollection: Recollection | None = None,
+        later: bool = False,
     ) -> None:
         """connect: to the server; raises as `Link`. context: positions. recollection: what the drafter
-        attends to, if it does. Raises what `connect` does."""
+        attends to, if it does. later: see `Connections`. Raises what `connect` does."""
         self.recollection = recollection
         self.capacity, self.vocabulary = context, vocabulary
         self.transcript = Transcript()
@@ -69,7 +70,7 @@ class RemoteSeat:
         self._took = self._slowest = 0.0  # seconds, the latest answer and the slowest
         self._late = float("inf")  # when the text goes on, although the server says that it is at work
         self._under_way: tuple[Part, Generator[None, None, None]] | None = None
-        self.links = Connections(connect, context)
+        self.links = Connections(connect, context, later)
         self._told: Link | None = None  # that knows how tokens are chosen
 
     @property

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from edgespec.core.reply import Reply
 from edgespec.errors import BudgetError, OptionError
 from edgespec.progress import Progress
+from edgespec.runtimes.base import TREE_ROWS
 from edgespec.session import Session
 from edgespec.split.alone import Deputy
-from edgespec.split.protocol import Welcome
+from edgespec.split.protocol import VERSION, Welcome
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -77,10 +78,25 @@ class Reserve:
             self._session.close()
 
 
+def as_announced(engine: Engine) -> Welcome:
+    """What a server of the same model would say of it, as far as it is known here: for conversations that
+    begin while none answers."""
+    config, eos = engine.config, sorted(engine.eos)
+    about = (
+        engine.files.path.name[:200],
+        config.vocab_size,
+        eos,
+        engine.plan.context,
+        config.layers,
+        TREE_ROWS,
+    )
+    return Welcome(VERSION, *about, bytes(16), engine.files.identity)
+
+
 def check_standby(engine: Engine, welcome: Welcome, url: str) -> None:
     """Raises OptionError when this is not the model of the server at `url`."""
-    files = engine.files
-    if files.identity != welcome.weights:
+    files, ours = engine.files, as_announced(engine)
+    if (ours.weights, ours.vocabulary, ours.eos) != (welcome.weights, welcome.vocabulary, welcome.eos):
         raise OptionError(
             f"{files.path} ({files.table.precision}) is not the model at {url}, {welcome.model}: what it "
             "says would be another text; name the same model in the same precision, or none"

@@ -4,6 +4,7 @@ Needs no torch."""
 
 from __future__ import annotations
 
+import time
 import zlib
 from pathlib import Path
 from typing import Annotated
@@ -12,12 +13,14 @@ import msgspec
 import xxhash
 from msgspec import Meta
 
-from edgespec.errors import ProtocolError
+from edgespec.errors import LinkError, ProtocolError
+from edgespec.split.link import OPEN_SECONDS, Link
 from edgespec.split.payload import unsqueeze
-from edgespec.split.protocol import Natural
+from edgespec.split.protocol import AskTokenizer, Natural, TokenizerPart, written
 from edgespec.text.tokenizer import Tokenizer, read_backend
 from edgespec.text.tokenizer_file import MAX_BYTES
 
+SLOWEST = 2**14  # bytes a second, at which a tokenizer must come
 PACKED_BYTES = 2**26  # of what is sent; 256k tokens with merges are some 10 MB
 TEMPLATES = 100
 
@@ -32,6 +35,23 @@ class Vocabulary(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     eos: Annotated[list[Natural], Meta(max_length=1000)]
     templates: Templates
     names: Templates
+
+
+def fetched_tokenizer(link: Link, rows: int, origin: str) -> Tokenizer:
+    """The tokenizer of the server at the link's other end; rows, origin: see `unpacked_tokenizer`. Raises
+    LinkError, and what that raises."""
+    link.send(written(AskTokenizer()))
+    parts, left, began = list[bytes](), PACKED_BYTES, time.monotonic()
+    while left:
+        part = link.receive(OPEN_SECONDS)
+        patience = 2 * OPEN_SECONDS + sum(map(len, parts)) / SLOWEST
+        if part is None or time.monotonic() - began > patience:
+            raise LinkError(f"the server has not sent its tokenizer within {patience:.0f} s")
+        if not isinstance(part, TokenizerPart) or not part.data or len(part.data) + part.left > left:
+            raise ProtocolError("the server does not send its tokenizer as it was asked to")
+        parts.append(part.data)
+        left = part.left
+    return unpacked_tokenizer(b"".join(parts), link.welcome.tokenizer, rows, origin)
 
 
 def packed_tokenizer(tokenizer: Tokenizer) -> tuple[bytes, bytes]:

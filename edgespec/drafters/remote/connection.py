@@ -11,7 +11,6 @@ from edgespec.drafters.colleague import Colleague
 from edgespec.drafters.remote.wire import DRAFT_VERSION, REPLIED, Apply, Declined, Hired, NoRoom
 from edgespec.errors import LinkError, ProtocolError, RefusedError, TokenizerError
 from edgespec.split.link import OPEN_SECONDS, Dial, Transport
-from edgespec.split.protocol import PASSING
 
 HEARS = 1.0  # seconds, after which who hears looks whether the connection is still wanted
 
@@ -98,8 +97,3 @@ class DraftConnection(Colleague):
             raise Nonsense("Hired, out of turn")
         else:
             self._take(answer)
-
-
-def passing(error: Exception) -> bool:
-    """Whether `hired` may succeed later, with nothing done about it here."""
-    return isinstance(error, LinkError) or (isinstance(error, RefusedError) and error.why in PASSING)

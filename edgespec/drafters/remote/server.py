@@ -17,7 +17,7 @@ from time import monotonic
 
 from edgespec.core.trace import Round
 from edgespec.drafters.colleague import Colleague
-from edgespec.drafters.remote.connection import DraftConnection, hired, passing
+from edgespec.drafters.remote.connection import DraftConnection, hired
 from edgespec.drafters.remote.drafter import RemoteDrafter
 from edgespec.drafters.remote.wire import MOST_POSITIONS
 from edgespec.drafters.resident import Found, Search
@@ -29,7 +29,7 @@ from edgespec.runtimes.base import KVCache
 from edgespec.runtimes.target import Target
 from edgespec.split.address import DRAFT
 from edgespec.split.keys import read_keys
-from edgespec.split.link import FIRST_WAIT, MOST_WAIT, Dial
+from edgespec.split.link import FIRST_WAIT, MOST_WAIT, Dial, passing
 from edgespec.split.websocket import websocket
 
 LASTING = 10.0  # seconds, after which a connection was of use: the next one need not wait long
