@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 class PassObserver(Protocol):
     """What may happen while a pass is under way."""
 
+    @property
+    def listens(self) -> bool:
+        """To layers. Who shares a pass with others and does not is not told of them."""
+
     def on_chunk(self) -> None:
         """A chunk of weights comes next, from memory or from flash. May raise Cancelled."""
 

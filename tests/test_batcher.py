@@ -204,6 +204,8 @@ def test_a_newcomer_costs_the_others_no_pass(
 class Layers:
     """An observer that hears each layer of its rows once, in ascending order, in whichever pass."""
 
+    listens = True
+
     def __init__(self) -> None:
         self.heard: list[int] = []
 
@@ -245,6 +247,8 @@ def test_who_listens_hears_every_layer_beside_blocks_that_rest(target: TorchTarg
 
 class Fails:
     """An observer that ends its conversation."""
+
+    listens = True
 
     def __init__(self, how: str) -> None:
         self.how, self.layers, self.flag = how, 0, Cancellation()

@@ -499,6 +499,20 @@ def test_a_curve_interpolates_and_extrapolates() -> None:
     assert np.diff(curve.at(np.arange(1, 65))).min() >= 0  # more never costs less
 
 
+def test_counts_below_the_first_point_that_are_timed_with_it_cost_less() -> None:
+    """A batch gets smaller: what 57 rows take is not what 64 did. Of much fewer nothing is known."""
+    curve = Curve(lambda counts: 0 * counts)
+    for count in (64, 64, 66, 90, 128):
+        curve.add(count, 0.003 + 0.0003 * count)
+    for count in (57, 64):
+        assert float(curve.at(count)) == pytest.approx(0.003 + 0.0003 * count, rel=0.03)
+    assert 0.9 * float(curve.at(50)) < float(curve.at(20)) == float(curve.at(1)) <= float(curve.at(50))
+    flat = Curve(lambda counts: 0 * counts)
+    for count in (64, 90):
+        flat.add(count, 0.1)
+    assert float(flat.at(57)) == float(flat.at(1)) == 0.1
+
+
 def test_a_curve_may_start_at_a_known_value() -> None:
     curve = Curve(lambda x: 0.5 * x, start=0.0)
     curve.add(8, 4.0)

@@ -13,7 +13,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
-from edgespec.drafters.ngram import LONGEST, ORDERS, NGram, _copy, _match_length
+from edgespec.drafters.ngram import LONGEST, ORDERS, NGram, _match_length
 
 BUDGET = TreeBudget(64, 16, 0)
 
@@ -79,7 +79,6 @@ def test_a_copy_past_the_end_repeats_itself() -> None:
     assert max(tree.depths) == 12
     deepest = tree.tokens[tree.path_to(int(np.argmax(tree.depths)))].tolist()
     assert deepest == ([1, 2, 3] * 5)[:13]
-    assert _copy([1, 2, 3], 1, 5) == [2, 3, 2, 3, 2]
 
 
 def test_the_budget_holds() -> None:

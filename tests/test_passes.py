@@ -63,6 +63,8 @@ def run_rows(target: TorchTarget[Any], monkeypatch: pytest.MonkeyPatch) -> list[
 class Heard:
     """A part's observer: what it heard, and what `act` does at each layer."""
 
+    listens = True
+
     def __init__(self, act: Callable[[int], None] = lambda layer: None) -> None:
         self.act, self.flag = act, Cancellation()
         self.hidden: list[torch.Tensor] = []
@@ -537,3 +539,12 @@ def test_a_wait_is_one_unit_of_one_part(target: TorchTarget[Any]) -> None:
     assert [waits.on_wait() for _ in range(8)] == [True] * 6 + [False] * 2
     assert said == [0, 2, 3, 0, 2, 0]
     assert [part.error is None for part in parts] == [True, True, True, False]
+
+
+def test_who_does_not_listen_is_told_of_no_layers(target: TorchTarget[Any]) -> None:
+    caches, heard = seats(target, [5, 9, 3]), [Heard() for _ in range(3)]
+    heard[1].listens = False
+    verifier = Lists(target)
+    jobs = zip(caches, trees_of([3, 4, 2]), [Greedy()] * 3, heard, strict=True)
+    assert in_one_turn(verifier, [partial(judged, verifier, *job) for job in jobs]) == [None] * 3
+    assert [[len(hidden) for hidden in own.hidden] for own in heard] == [[3] * LAYERS, [], [2] * LAYERS]

@@ -22,6 +22,7 @@ from edgespec.offload.plan.costs import CostModel
 LEAN = 0.5  # cycles' worth of evidence that a cost without measurements has
 PAUSE = 3.0  # times what is usual: beyond that, one timing alone is not believed
 MOST = 2**16  # rows or steps of a cycle
+WIDTH = 0.3  # of a count, below which another bucket begins (`_bucket`)
 AGREE = 1.5  # times more or less than another process found is still the same machine
 SURE = 2.0  # cycles' worth of evidence
 AGAIN = 0.02  # of the time may go into trying again whether overlapped passes are still slow
@@ -33,7 +34,8 @@ LATEST = 9  # timings kept of a point: their median shrugs off pauses of the mac
 
 class Curve:
     """Seconds as a function of a count: medians where measured, lines between, and beyond the last point the
-    flatter of `shape` and the line so far. Never less for more.
+    flatter of `shape` and the line so far. Never less for more. Of counts below the first point, those that
+    are timed with it are on the line to the second; others would take as long, as far as is known.
 
     All of it times the machine's `pace`: for a while it may be slower than usual, for counts that are not
     timed meanwhile as for those that are. Else what was tried in such a while would look dear long after it.
@@ -112,11 +114,13 @@ class Curve:
             return self.shape(wanted)
         with self._lock:
             line = self._line = self._line or self._fit()
+        first = float(line.counts[0])
+        less = line.first_slope * np.clip(first - wanted, 0.0, WIDTH * first)
         last = np.asarray(line.counts[-1])
         there = np.maximum(wanted, last)
         beyond = np.maximum(line.scale * (self.shape(there) - self.shape(last)), 0.0)
         beyond = np.minimum(beyond, line.slope * (there - last))
-        seconds: FloatArray = self._pace * (np.interp(wanted, line.counts, line.seconds) + beyond)
+        seconds: FloatArray = self._pace * (np.interp(wanted, line.counts, line.seconds) + beyond - less)
         return seconds
 
     def _fit(self) -> _Line:
@@ -146,7 +150,9 @@ class Curve:
         slope = (measured[-1] - measured[1]) / (xs[-1] - xs[1]) if len(xs) > 2 else 1e9
         # A line through a known start is known by one point.
         scale = measured[-1] / float(shape[-1]) if self.start is not None and shape[-1] > 0 else 1.0
-        return _Line(np.array(xs), np.array(rising(ys, weights)), slope, scale)
+        seconds = np.array(rising(ys, weights))
+        first_slope = (seconds[1] - seconds[0]) / (xs[1] - xs[0]) if len(xs) > 1 else 0.0
+        return _Line(np.array(xs), seconds, float(first_slope), slope, scale)
 
 
 class Costs:
@@ -242,6 +248,7 @@ class Costs:
 class _Line:
     counts: FloatArray  # [points], ascending
     seconds: FloatArray  # [points], ascending
+    first_slope: float  # between the first two points: a bucket's lower counts cost less than its mean one
     slope: float  # of what was measured, without the first point
     scale: float  # of the shape behind the last point
 

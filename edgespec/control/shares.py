@@ -32,6 +32,7 @@ from edgespec.core.schedule import Offer
 
 LOOKING = 0.005  # of the time may be spent on looks in vain
 LONGEST = 16  # cycles of a pause between them
+APART = 0.5  # of the trees: so many rows more tell what a row costs
 FEW = 4  # nodes that a trial begins with
 
 
@@ -132,7 +133,11 @@ class Shares:
     def least(self) -> float:
         """The chance of acceptance with which a node pays for its row in the next pass."""
         if self._least is None:
-            more = 2 ** np.arange(self._room.bit_length())
+            # Few more rows are timed as one count with those that are there in any case, and what lies
+            # beyond those that were timed is believed to be cheap.
+            fewest = max(int(APART * self.trees), 1)
+            timed = max(self.costs.verify.largest - self.trees, fewest)
+            more = fewest * 2 ** np.arange((timed // fewest).bit_length())
             seconds = self._passes(self.trees + np.append(0, more))
             self._least = float(self._rate * ((seconds[1:] - seconds[0]) / more).min())
         return self._least

@@ -24,10 +24,11 @@ class FanOut:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = {id(part.cache): part for part in parts}
         self._heard = [(part, part.observer) for part in parts if part.observer is not None]
+        self.listens = any(observer.listens for _, observer in self._heard)
         self._told = parts[0]  # last
         self._turns = deque(parts)
-        self._rows: Rows | None = None  # of the layers under way, and whose they are:
-        self._own: list[tuple[Part, Rows]] = []
+        self._rows: Rows | None = None  # of the layers under way, and those who listen:
+        self._own: list[tuple[Part, range, Rows]] = []
 
     def on_chunk(self) -> None:
         left = iter(self._heard)
@@ -42,15 +43,17 @@ class FanOut:
         self._go_on()
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        if not self.listens:
+            return
         if rows is not self._rows:
-            self._rows = rows
-            self._own = [
-                (self.parts[id(cache)], rows.take(np.array(segment)))
-                for cache, segment in zip(rows.caches, rows.segments, strict=True)
-            ]
-        states: Sequence[Tensor] = hidden.split([own.n for _, own in self._own])  # type: ignore[no-untyped-call]
-        for (part, own), mine in zip(self._own, states, strict=True):
+            self._rows, self._own = rows, []
+            for cache, segment in zip(rows.caches, rows.segments, strict=True):
+                part = self.parts[id(cache)]
+                if part.observer is not None and part.observer.listens:
+                    self._own.append((part, segment, rows.take(np.array(segment))))
+        for part, segment, own in self._own:
             if part.error is None and part.observer is not None:
+                mine = hidden[segment.start : segment.stop]
                 part.error = attempt(part.observer.on_layer, index, mine, own)
         self._go_on()
 

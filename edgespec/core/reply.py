@@ -192,6 +192,10 @@ class _Observer:
         self.trace = trace
         self.drafting = True  # its waits are the schedule's
 
+    @property
+    def listens(self) -> bool:
+        return self.progress is not None or self.trace.layer is not None or self.schedule.listens
+
     def on_chunk(self) -> None:
         self.cancellation.check()
 

@@ -184,6 +184,8 @@ def shared_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
 class Cancelling:
     """A drafter's passes end where the reply is cancelled; see `runtimes.target.PassObserver`."""
 
+    listens = True
+
     def __init__(self, check: Callable[[], None]) -> None:
         self.check = check  # raises Cancelled
 

@@ -89,9 +89,10 @@ class NGram:
         self.catch_up()
         text = self.tokens + list(path)
         depth = 0 if self._silent else min(budget.depth, budget.nodes - 1)
-        matches = self._matches(text)[:BRANCHES] if depth > 0 else []
-        if not matches or not self._pays(matches[0][1], depth, budget):
+        longest = self._longest(text) if depth > 0 else None
+        if longest is None or not self._pays(longest[1], depth, budget):
             return TokenTree.root(path[-1])
+        matches = self._matches(text)[:BRANCHES]
         tokens, parents, chances = self._grow(text, matches, depth, budget)
         return TokenTree(np.array(tokens), np.array(parents), np.log(chances))
 
@@ -99,7 +100,8 @@ class NGram:
         self, text: list[int], matches: list[tuple[int, int]], depth: int, budget: TreeBudget
     ) -> tuple[list[int], list[int], list[float]]:
         """Of the likeliest nodes, best first: tokens, parents, and chances given the parent."""
-        copies = [_copy(text, place + 1, depth) for place, _ in matches]
+        # Past the end of the text a copy goes on with itself, as in LZ77.
+        copied = [(place + 1, len(text) - place - 1) for place, _ in matches]  # from where, its period
         weights = [2.0**length for _, length in matches]  # half for every token that one is shorter
         tokens, parents, chances = [text[-1]], [-1], [1.0]
         # -its chance, number, parent, step, token, chance given the parent, matches that agree with its path
@@ -110,7 +112,8 @@ class NGram:
             if step < depth:
                 said: dict[int, list[int]] = {}
                 for m in here:
-                    said.setdefault(copies[m][step], []).append(m)
+                    start, period = copied[m]
+                    said.setdefault(text[start + step % period], []).append(m)
                 sure = self.confidence(matches[here[0]][1] + step) / sum(weights[m] for m in here)
                 for token, agree in said.items():
                     chance = sure * sum(weights[m] for m in agree)
@@ -149,10 +152,25 @@ class NGram:
                 place = before[place]
         return sorted(found.items(), key=lambda item: (-item[1], -item[0]))
 
+    def _longest(self, text: list[int]) -> tuple[int, int] | None:
+        """The first of `_matches`, which takes a fraction of finding them all."""
+        for order, last, before in zip(ORDERS, self._last, self._before, strict=True):
+            best, longest = -1, 0
+            place = last.get(hash(tuple(text[-order:])), -1)
+            for _ in range(LOOKED_AT):
+                if place < 0 or longest == LONGEST:
+                    break
+                if place < len(text) - 1 and (length := _match_length(text, place)) > longest:
+                    best, longest = place, length
+                place = before[place]
+            if longest:  # shorter n-grams end where longer ones do, and elsewhere after less
+                return best, longest
+        return None
+
     def _observe(self, token: int) -> None:
         """Learn from what the best match predicts for the next token, drafted or not."""
-        if self.tokens and (matches := self._matches(self.tokens)):
-            place, length = matches[0]
+        if self.tokens and (match := self._longest(self.tokens)) is not None:
+            place, length = match
             self._trials[length] += 1
             self._hits[length] += self.tokens[place + 1] == token
 
@@ -204,9 +222,3 @@ def _match_length(text: list[int], place: int) -> int:
     while length < LONGEST and place >= length and text[place - length] == text[end - length]:
         length += 1
     return length
-
-
-def _copy(text: list[int], start: int, count: int) -> list[int]:
-    """`count` tokens from `start` on; past the end of the text the copy goes on with itself, as in LZ77."""
-    period = len(text) - start
-    return [text[start + i % period] for i in range(count)]

@@ -119,6 +119,10 @@ class Mirror(Ssd):
         self._waited = False  # in any pass of this conversation
 
     @property
+    def listens(self) -> bool:
+        return True
+
+    @property
     def undrafted(self) -> str | None:
         reason = super().undrafted
         if reason is not None or self.weighs or not self.drafter.resident or self.exit.able:

@@ -28,6 +28,7 @@ class Plain:
     damaged = False
     undrafted: str | None = None
     offer: Offer | None = None
+    listens = False
 
     def begin(self, context: Context, limit: int) -> None:
         pass
@@ -91,6 +92,10 @@ class Serial:
         # Asked once: of a protocol it takes 20 us, and would be asked in each cycle and layer.
         self._watcher = drafter if isinstance(drafter, Watching) else None
         self._elsewhere = drafter if isinstance(drafter, Elsewhere) else None
+
+    @property
+    def listens(self) -> bool:
+        return self._watcher is not None
 
     @property
     def undrafted(self) -> str | None:

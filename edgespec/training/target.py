@@ -232,6 +232,8 @@ def _padded(states: Tensor, lengths: list[int]) -> Tensor:
 class _Watch:
     """Keeps states behind some layers, and keys and values of all; see `runtimes.target.PassObserver`."""
 
+    listens = True
+
     def __init__(self, depths: frozenset[int], layers: bool) -> None:
         self.depths, self.wanted = depths, layers
         self.states: dict[int, Tensor] = {}
