@@ -20,7 +20,7 @@ from edgespec.config import OF_SCHEDULES, EngineOptions, GenerationOptions, with
 from edgespec.errors import BudgetError, EdgeSpecError, OptionError
 from edgespec.values import Option, Options, count_of, format_bytes, options_of
 
-SWEPT = ("memory", "threads", "drafter", "schedule")
+SWEPT = ("memory", "batch", "threads", "drafter", "schedule")
 OUTPUTS = ("md", "csv", "json", "jsonl")
 MARGIN = 1.05  # a dial so much too small is refused before anything runs
 
@@ -65,6 +65,7 @@ def bench(model: options.Model, *, wanted: BenchFlags, engine: list[EngineOption
 
     Mean ± standard deviation; of a model that streams also the disk's own rate, measured beside each run.
     Several values with commas (--memory 4GB,8GB --drafter none,ngram) are measured in every combination.
+    With --batch, tokens/s are of all replies together.
     """
     if wanted.json and wanted.output not in ("md", "json"):
         raise OptionError(f"--json and -o {wanted.output} are two ways to print; leave one out")
@@ -72,16 +73,15 @@ def bench(model: options.Model, *, wanted: BenchFlags, engine: list[EngineOption
     tests = [(kind, n, depth) for depth in wanted.depth for kind, n in lengths]
     if not tests:
         raise OptionError("there is nothing to measure: --prompt-tokens and --new-tokens are both 0")
-    needed = max(Test(*test).positions for test in tests)
     with Terminal() as terminal:
         settings = []
         for options_, steps in _legal(engine, wanted.steps, terminal):
-            context = needed if options_.context is None else options_.context
-            if context < needed:
-                raise OptionError(f"--context is {context}, but the longest test takes {needed} positions")
-            asked = [Test(*test) for test in tests]
-            settings.append(Arm(replace(options_, context=context), steps, asked))
+            setting = Arm(options_, steps, [Test(*test) for test in tests])
+            setting.options = replace(options_, context=_context(setting))
+            settings.append(setting)
         apart = wanted.cold or len(settings) > 1
+        if wanted.trace is not None and any(setting.options.batch != 1 for setting in settings):
+            raise OptionError("--trace is of one conversation, and --batch asks for several; leave one out")
         if wanted.trace is not None and apart and len(settings) * len(tests) * wanted.repetitions > 1:
             raise OptionError("--trace is of one process, and this asks for several; ask for one setting")
         if not apart:
@@ -97,6 +97,20 @@ def bench(model: options.Model, *, wanted: BenchFlags, engine: list[EngineOption
             _note_cgroup(measured, terminal)
     if failed or stopped:
         raise typer.Exit(130 if stopped else 1)
+
+
+def _context(setting: Arm) -> int:
+    """That the setting's conversations have room in, together. Raises OptionError where it is given, and is
+    less."""
+    from edgespec.runtimes.formats.needs import context_of  # numpy: not for --help
+
+    given, batch = setting.options.context, setting.options.batch
+    needed = context_of(max(batch, 1), setting.positions)
+    if given is not None and given < needed:
+        one = f"the longest test takes {needed} positions"
+        several = f"{batch} conversations of {setting.positions} positions at once need --context {needed}"
+        raise OptionError(f"--context is {given}, but {one if batch == 1 else several}")
+    return needed if given is None else given
 
 
 def _each(model: str, settings: list[Arm], wanted: BenchFlags, terminal: Terminal) -> tuple[bool, bool]:

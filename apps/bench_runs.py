@@ -18,18 +18,16 @@ from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 from edgespec.apps.bench_drafts import Drafts
+from edgespec.apps.bench_replies import Alone, Together
 from edgespec.apps.common import open_engine
-from edgespec.apps.reply import follow
 from edgespec.apps.terminal import Terminal
-from edgespec.apps.timeline import Timeline, new_session, timeline
-from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.apps.timeline import Timeline, timeline
+from edgespec.config import EngineOptions
 from edgespec.values import count_of
 
 if TYPE_CHECKING:
-    from edgespec.core.schedule import Controller
     from edgespec.core.trace import Cycle
     from edgespec.engine import Engine
-    from edgespec.session import Session
 
 SETTLED_SECONDS = 0.2  # without a read: the ring is full
 DEEPEST = 64  # position of a drafted token that is told of
@@ -107,6 +105,15 @@ class Arm:
     tests: list[Test] = field(default_factory=list)
     found: dict[str, Any] = field(default_factory=dict)  # JSON: of the model, its plan, memory
 
+    @property
+    def positions(self) -> int:
+        """That a conversation takes: one among others begins with another token more, and trees of a size
+        that nobody adapts lie behind its end."""
+        longest = max(test.positions for test in self.tests)
+        if self.options.batch == 1:
+            return longest
+        return longest + 1 + (self.options.tree_nodes if self.steps is not None else 0)
+
 
 def measure(
     model: str, setting: Arm, repetitions: int, cold: bool, trace: Path | None, terminal: Terminal
@@ -116,13 +123,15 @@ def measure(
     wanted = setting.options
     with ExitStack() as stack:
         traced = stack.enter_context(timeline(trace))
+        if not cold:  # a cold run's process has done nothing before
+            _measure_matmuls(terminal)
         memory_gbps = None if wanted.device == "cuda" else _memory_rate(wanted.memory)
         before = _cgroup_peak()
         began = perf_counter()
         engine = stack.enter_context(open_engine(model, wanted, terminal))
         loaded = perf_counter() - began
         terminal.count_reads(lambda: engine.bytes_read)
-        runs = _Runs(engine, setting.steps, terminal, traced, loaded, memory_gbps)
+        runs = _Runs(engine, setting, terminal, traced, loaded, memory_gbps)
         if not cold:
             runs.run(Test("pp", 1))  # a first pass also pays for buffers and threads
         for repetition in range(repetitions):
@@ -138,6 +147,7 @@ def measure(
             # Page cache and all, where this run has raised it.
             "cgroup_peak": after if after is not None and after > (before or 0) else None,
             "memory_gbps": memory_gbps,
+            "batch": len(runs.replies.sessions),
             "rho": engine.plan.costs().redundancy,
             "drafters": list(engine.drafters),
             "schedule": engine.schedule,
@@ -146,12 +156,12 @@ def measure(
 
 
 class _Runs:
-    """Tests in one conversation of an engine."""
+    """Tests in one conversation of an engine, or in as many as it makes replies at once."""
 
     def __init__(
         self,
         engine: Engine,
-        steps: int | None,
+        setting: Arm,
         terminal: Terminal,
         traced: Timeline | None,
         load_seconds: float,
@@ -163,11 +173,11 @@ class _Runs:
         self.direct_gbps: float | None = None  # as measured last
         self.filling: list[int] = []  # of the context, in tests with a depth
         self.tried, self.kept, self.drafts = [0] * DEEPEST, [0] * DEEPEST, Drafts()
-        from edgespec.tuning.watch import Watch  # numpy: not for --help
-
-        self.watch = Watch(engine, texts=False)
-        fixed = _fixed(engine, steps)
-        self.session: Session = new_session(engine, traced, fixed, self._hear, self.watch)
+        self.replies: Alone | Together
+        if setting.options.batch == 1:
+            self.replies = Alone(engine, setting.steps, terminal, traced, self._hear)
+        else:
+            self.replies = Together(engine, setting.steps, terminal, setting.positions, self._hear)
 
     def _hear(self, cycle: Cycle) -> None:
         self.drafts.add(cycle)
@@ -182,27 +192,20 @@ class _Runs:
         if test.depth:
             self._fill(test.depth)
         before = self.direct_gbps or self._direct_rate()  # that of the run before was just now
-        # A reply begins as a text does, so that what is drafted and accepted is of the model's own text.
-        bos = self.engine.tokenizer.bos
-        if is_prompt or test.depth or bos is None:
-            prompt = self.filling[: test.depth] + self._random(test.length if is_prompt else 1)
-        else:
-            prompt = [bos]
         # Every reply has the length that is asked for.
-        stats = self._reply(prompt, 1 if is_prompt else test.length + 1)
+        timed = self.replies.reply(self._prompts(test), 1 if is_prompt else test.length + 1)
         after = self.direct_gbps = self._direct_rate()
         direct = (before + after) / 2 if before and after else None
         if is_prompt:
-            tokens, seconds = stats.prompt_tokens - stats.reused_tokens, stats.prefill_seconds
-            moved = stats.bytes_read - stats.decode_bytes_read
+            tokens, seconds, moved = timed.prompt_tokens, timed.prompt_seconds, timed.prompt_bytes
             through = 0  # of memory: a prompt's passes are bound by arithmetic where flash does not bind them
         else:
-            tokens, seconds = stats.reply_tokens - 1, stats.decode_seconds
-            moved, through = stats.decode_bytes_read, (stats.cycles - 1) * self.engine.plan.table.nbytes
+            tokens, seconds, moved = timed.tokens, timed.seconds, timed.bytes_read
+            through = timed.passes * self.engine.plan.table.nbytes
         deepest = DEEPEST - self.tried.count(0)  # trees are as deep as the positions before, too
         return Run(
             tokens_per_second=tokens / seconds if seconds > 0 else 0.0,
-            tokens_per_cycle=None if is_prompt else stats.tokens_per_cycle,
+            tokens_per_cycle=None if is_prompt else timed.tokens_per_cycle,
             bytes_per_token=moved / tokens if tokens else 0.0,
             read_gbps=moved / seconds / 1e9 if seconds > 0 else 0.0,
             direct_gbps=direct,
@@ -212,6 +215,15 @@ class _Runs:
             kept=self.kept[:deepest],
             **self._of_drafts(),
         )
+
+    def _prompts(self, test: Test) -> list[list[int]]:
+        """A reply begins as a text does, so that what is drafted and accepted is of the model's own text;
+        several go on with another token each."""
+        bos, alone = self.engine.tokenizer.bos, len(self.replies.sessions) == 1
+        start, more = self.filling[: test.depth], test.length if test.kind == "pp" else 1
+        if test.kind == "tg" and not test.depth and bos is not None:
+            start, more = [bos], 0 if alone else 1
+        return [start + self._random(more) for _ in self.replies.sessions]
 
     def _of_drafts(self) -> dict[str, float | None]:
         drafts, plan = self.drafts, self.engine.plan
@@ -249,31 +261,22 @@ class _Runs:
         missing = depth - len(self.filling)
         if missing > 0:
             self.filling += self._random(missing)
-        held = self.session.tokens[:depth]
-        if held != self.filling[:depth]:
+        filling = self.filling[:depth]
+        if any(session.tokens[:depth] != filling for session in self.replies.sessions):
             self.terminal.busy(f"filling the context with {count_of(depth, 'token')}")
-            self._reply(self.filling[:depth], 1)
+            self.replies.reply([filling] * len(self.replies.sessions), 1)
 
     def _random(self, count: int) -> list[int]:
         return [self.dice.randrange(self.engine.config.vocab_size) for _ in range(count)]
 
-    def _reply(self, prompt: list[int], tokens: int) -> Any:
-        wanted = GenerationOptions(max_tokens=tokens, ignore_eos=True)
-        steps = self.session.generate(prompt, wanted, self.terminal.progress)
-        reply = follow(steps, self.session.cancel, self.terminal, show=False)
-        if reply.finish_reason == "cancelled":
-            raise KeyboardInterrupt
-        self.watch.reply(reply.stats)
-        return reply.stats
 
+def _measure_matmuls(terminal: Terminal) -> None:
+    """Once for this machine: plans go by them, and rho."""
+    from edgespec.devices.probe import forget_peak
+    from edgespec.runtimes.torch.matmuls import matmuls  # torch: not for --help
 
-def _fixed(engine: Engine, steps: int | None) -> Controller | None:
-    if steps is None:
-        return None
-    from edgespec.control.controller import Fixed  # numpy: not for --help
-    from edgespec.core.schedule import TreeBudget
-
-    return Fixed(TreeBudget(engine.options.tree_nodes, steps, steps))
+    matmuls(progress=lambda done, total: terminal.busy(f"measuring matmuls, {done} of {total}"))
+    forget_peak()
 
 
 def _memory_rate(dial: int | None) -> float:

@@ -12,8 +12,9 @@ from edgespec import __version__
 from edgespec.apps.bench_runs import Arm, Test
 from edgespec.values import format_bytes
 
+BATCHED = {"batch": {1}}  # is said where it is another
 SHOWN = 8  # positions of drafted tokens in the Markdown table
-SWEPT = ("memory", "threads", "drafter", "schedule", "steps")
+SWEPT = ("memory", "batch", "threads", "drafter", "schedule", "steps")
 FOUND = ("weight_bytes", "precision", "device", "memory", "peak_memory", "cgroup_peak", "plan")
 
 Row = dict[str, Any]
@@ -35,6 +36,7 @@ def _asked(setting: Arm) -> Row:
         **{key: setting.found[key] for key in ("weight_bytes", "precision")},
         "device": wanted.device,
         "memory": setting.found["memory"],
+        "batch": setting.found["batch"],
         "threads": wanted.threads,
         "drafter": wanted.drafter,
         "drafters": setting.found["drafters"],
@@ -98,7 +100,7 @@ def _csv(rows: Sequence[Row]) -> str:
 
 def _table(rows: Sequence[Row]) -> str:
     """Columns that say the same of all rows are left out, unless they are always there."""
-    swept = [key for key in SWEPT if len({row[key] for row in rows}) > 1]
+    swept = [key for key in SWEPT if len({row[key] for row in rows} | BATCHED.get(key, set())) > 1]
     cells = [_cells(row, swept) for row in rows]
     empty = [head for head in cells[0] if head in OPTIONAL and not any(line[head] for line in cells)]
     heads = [head for head in cells[0] if head not in empty]

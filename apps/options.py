@@ -67,7 +67,8 @@ def takes(
             if isinstance(kind, type) and issubclass(kind, Options):
                 known = options_of(kind)
                 kinds[name] = kind
-                others |= {n for n in known if known[n].option.only not in ("", command.__name__)}
+                for_some = {n: field.option.only for n, field in known.items() if field.option.only}
+                others |= {n for n, commands in for_some.items() if command.__name__ not in commands}
                 fields += [known[option] for option in only.get(name, known) if option not in others]
                 continue
             own.append(parameter)

@@ -9,7 +9,8 @@ arm's. Of drafts are told
     nodes      of a tree beside its root, k, which is r2
     kappa      a * l_d / k, and r1, a / p: SpecFormer's measures, as `edgespec bench` has them
                (`apps/bench_drafts.py`)
-    rows       of a pass without blocks of prompts; rho is where passes become bound by arithmetic
+    rows       of a pass without blocks of prompts; rho is where passes become bound by arithmetic, by what
+               matmuls take here: measured first, where nobody has
 
 all of them as means over trees, those without drafts among them. `over none` is the speed over the same batch
 without drafts. With --matmuls, which takes as long again, each pass's matmuls are done once more behind it,
@@ -39,6 +40,7 @@ from edgespec.core.batch import Part
 from edgespec.core.batcher import Batcher
 from edgespec.core.schedule import Controller
 from edgespec.core.trace import Cycle, Trace
+from edgespec.runtimes.torch.matmuls import matmuls as measure_matmuls
 
 
 @dataclass
@@ -187,6 +189,7 @@ def main() -> None:
     parser.add_argument("--matmuls", action="store_true", help="compare with the run's matmuls alone")
     asked = parser.parse_args()
     options = {"memory": asked.memory, "context": asked.context}
+    measure_matmuls()
     heads = "batch | drafter | tokens/s | accepted | nodes | kappa | r1 | rows | rho | over none | of matmuls"
     print(f"| {heads} |\n" + "|---" * 11 + "|")
     for batch in map(int, asked.batch.split(",")):

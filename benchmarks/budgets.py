@@ -11,6 +11,9 @@ most replies are short: `--stories` asks for long ones.
     tokens a cycle   that a tree gives, its own among them
     kappa            a l_d / k (Equation 5): accepted of a tree, its depth, its nodes beside the root
     over none        tokens a second over those of the same batch without drafts, round by round
+
+Below the table: rho, the rows from which on passes are bound by arithmetic, as measured here, and the rows
+of each batch's trees beside it.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from edgespec.core.batcher import Batcher
 from edgespec.core.schedule import TreeBudget
 from edgespec.errors import OptionError
 from edgespec.runtimes.formats.trained import trained_kind
+from edgespec.runtimes.torch.matmuls import matmuls
 
 DEPTH = 5  # of trees, at most
 PLAIN = "none"
@@ -86,6 +90,9 @@ def add(report: Report, args: argparse.Namespace, batch: int, asked: Sequence[li
     found = interleave(arms, args.rounds)
     for engine in engines.values():
         engine.close()
+    rho = engines[PLAIN].plan.costs().redundancy or 0
+    rows = ", ".join(str(batch * (nodes + 1)) for nodes in args.nodes)
+    report.notes.append(f"batch {batch}: rho is {rho:.1f} rows, and trees have {rows}")
     plain, *_ = found.values()
     for arm, rows in found.items():
         if any(row.pop("said") != plain[0]["said"] for row in rows if row is not plain[0]):
@@ -111,6 +118,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     args = parser.parse_args()
     compile_checkout()
+    matmuls()  # else rho would be supposed
     asked = (stories if args.stories else prompts)(args.model, args.prompts)
     report = Report(f"Drafters by batch and nodes of a tree, {len(asked)} held-out prompts")
     for batch in args.batch:

@@ -76,7 +76,7 @@ def updated(page: str) -> str:
     """The page with its tables as the code has them now."""
     tables = {"options": common_table(), "commands": command_table()}
     for name, of in OF_COMMANDS.items():
-        own = [field for field in ALL.values() if field.option.only == name]
+        own = [field for field in ALL.values() if name in field.option.only]
         tables[f"options of {name}"] = option_table([*options_of(of).values(), *own])
     for name, table in tables.items():
         begin, end = f"<!-- {name}: written by write_options.py -->\n", f"\n<!-- end of {name} -->"

@@ -76,7 +76,7 @@ class EngineOptions(Options):
             "Replies made at once: each pass of the weights serves all of them. A number, or auto, as many "
             "as have room and pay.",
             metavar="N|auto", panel=MEMORY, default="1, one after the other",
-            least=0, most=MOST_BATCH, only="generate",
+            least=0, most=MOST_BATCH, only=("generate", "bench"),
         ),
     ] = 1  # fmt: skip
     resident_layers: Annotated[
@@ -165,7 +165,7 @@ class EngineOptions(Options):
         str | None,
         Option(
             "What `train moa` made for MODEL: the server says what drafters of its clients attend to.",
-            metavar="DIR", panel=DRAFTING, default="none", only="serve",
+            metavar="DIR", panel=DRAFTING, default="none", only=("serve",),
         ),
     ] = None  # fmt: skip
     tree_nodes: Annotated[

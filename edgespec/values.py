@@ -165,7 +165,7 @@ class Option:
     short: a letter for the command line, as "-p".
     least, most: inclusive bounds of a number, or of each of several.
     hidden: works, but is not shown: there is nothing to choose yet.
-    only: the one command that has its flag; "": all that take its dataclass.
+    only: the commands that have its flag; (): all that take its dataclass.
     """
 
     help: str
@@ -177,7 +177,7 @@ class Option:
     most: float | None = None
     choices: tuple[str, ...] = ()
     hidden: bool = False
-    only: str = ""
+    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class Result(SimpleNamespace):
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine()
     monkeypatch.setattr(common, "load_engine", engine.load)
+    monkeypatch.setattr(bench_runs, "_measure_matmuls", lambda terminal: None)
     return engine
 
 
@@ -656,7 +657,7 @@ def test_bench_acceptance_by_position() -> None:
 
 def test_bench_share_of_roofline(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what flash or memory needs at least, whichever is more; unknown where what binds is unknown."""
-    runs = bench_runs._Runs(cast(Any, engine), None, Terminal(), None, 1.0, memory_gbps=10.0)
+    runs = bench_runs._Runs(cast(Any, engine), Arm(EngineOptions()), Terminal(), None, 1.0, memory_gbps=10.0)
     assert runs._roofline(8 * 10**9, 10**9, 8.0, direct=2.0) == pytest.approx(0.5)
     assert runs._roofline(8 * 10**9, 60 * 10**9, 8.0, direct=2.0) == pytest.approx(0.75)
     assert runs._roofline(0, 60 * 10**9, 8.0, direct=None) == pytest.approx(0.75)

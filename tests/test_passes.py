@@ -546,5 +546,6 @@ def test_who_does_not_listen_is_told_of_no_layers(target: TorchTarget[Any]) -> N
     heard[1].listens = False
     verifier = Lists(target)
     jobs = zip(caches, trees_of([3, 4, 2]), [Greedy()] * 3, heard, strict=True)
-    assert in_one_turn(verifier, [partial(judged, verifier, *job) for job in jobs]) == [None] * 3
+    found = in_one_turn(verifier, [partial(judged, verifier, *job) for job in jobs])
+    assert [outcome.beside for outcome in found] == [6, 5, 7]
     assert [[len(hidden) for hidden in own.hidden] for own in heard] == [[3] * LAYERS, [], [2] * LAYERS]

@@ -93,6 +93,13 @@ def pool_positions(context: int, sequences: int) -> int:
     return round_up(context) + (sequences - 1) * round_up(min(context, SHARED_POSITIONS))
 
 
+def context_of(sequences: int, positions: int) -> int:
+    """The context that a plan needs for so many sequences of so many positions at once."""
+    if sequences == 1 or positions <= SHARED_POSITIONS:
+        return positions
+    return sequences * round_up(positions) - (sequences - 1) * round_up(SHARED_POSITIONS)
+
+
 def overlay_positions(rows: int) -> int:
     """Positions that an overlay with so many slots has memory for: the prefix's last block is copied."""
     return BLOCK + rows
