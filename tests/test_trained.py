@@ -204,6 +204,8 @@ class Taken:
 class Watcher:
     """An observer with a watch; stops the pass behind layer `stop`."""
 
+    listens = True
+
     def __init__(self, cache: TorchKVCache) -> None:
         self.taken = Taken()
         self.watch = StateWatch(cache, DEPTHS, self.taken)
