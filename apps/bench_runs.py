@@ -126,8 +126,7 @@ def measure(
         if not cold:  # a cold run's process has done nothing before
             _measure_matmuls(terminal)
         memory_gbps = None if wanted.device == "cuda" else _memory_rate(wanted.memory)
-        before = _cgroup_peak()
-        began = perf_counter()
+        before, began = _cgroup_peak(), perf_counter()
         engine = stack.enter_context(open_engine(model, wanted, terminal))
         loaded = perf_counter() - began
         terminal.count_reads(lambda: engine.bytes_read)
@@ -172,7 +171,6 @@ class _Runs:
         self.dice = random.Random(0)
         self.direct_gbps: float | None = None  # as measured last
         self.filling: list[int] = []  # of the context, in tests with a depth
-        self.tried, self.kept, self.drafts = [0] * DEEPEST, [0] * DEEPEST, Drafts()
         self.replies: Alone | Together
         if setting.options.batch == 1:
             self.replies = Alone(engine, setting.steps, terminal, traced, self._hear)
@@ -192,7 +190,6 @@ class _Runs:
         if test.depth:
             self._fill(test.depth)
         before = self.direct_gbps or self._direct_rate()  # that of the run before was just now
-        # Every reply has the length that is asked for.
         timed = self.replies.reply(self._prompts(test), 1 if is_prompt else test.length + 1)
         after = self.direct_gbps = self._direct_rate()
         direct = (before + after) / 2 if before and after else None
@@ -222,7 +219,7 @@ class _Runs:
         bos, alone = self.engine.tokenizer.bos, len(self.replies.sessions) == 1
         start, more = self.filling[: test.depth], test.length if test.kind == "pp" else 1
         if test.kind == "tg" and not test.depth and bos is not None:
-            start, more = [bos], 0 if alone else 1
+            start, more = [bos], int(not alone)
         return [start + self._random(more) for _ in self.replies.sessions]
 
     def _of_drafts(self) -> dict[str, float | None]:
