@@ -40,7 +40,7 @@ class Timed:
     tokens_per_cycle: float
 
 
-class Alone:
+class Single:
     """One conversation."""
 
     def __init__(
@@ -93,7 +93,7 @@ class _Member:
         return not self.reply.writer.finished
 
 
-class Together:
+class Several:
     """As many conversations as the engine makes replies at once, all in the same passes."""
 
     def __init__(

@@ -18,7 +18,7 @@ from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 from edgespec.apps.bench_drafts import Drafts
-from edgespec.apps.bench_replies import Alone, Together
+from edgespec.apps.bench_replies import Single, Several
 from edgespec.apps.common import open_engine
 from edgespec.apps.terminal import Terminal
 from edgespec.apps.timeline import Timeline, timeline
@@ -171,11 +171,11 @@ class _Runs:
         self.dice = random.Random(0)
         self.direct_gbps: float | None = None  # as measured last
         self.filling: list[int] = []  # of the context, in tests with a depth
-        self.replies: Alone | Together
+        self.replies: Single | Several
         if setting.options.batch == 1:
-            self.replies = Alone(engine, setting.steps, terminal, traced, self._hear)
+            self.replies = Single(engine, setting.steps, terminal, traced, self._hear)
         else:
-            self.replies = Together(engine, setting.steps, terminal, setting.positions, self._hear)
+            self.replies = Several(engine, setting.steps, terminal, setting.positions, self._hear)
 
     def _hear(self, cycle: Cycle) -> None:
         self.drafts.add(cycle)

@@ -10,7 +10,7 @@ import pytest
 
 import edgespec
 from edgespec.apps import bench_runs, main
-from edgespec.apps.bench_replies import Together
+from edgespec.apps.bench_replies import Several
 from edgespec.apps.bench_runs import Arm
 from edgespec.apps.bench_tables import as_text
 from edgespec.apps.terminal import Terminal
@@ -37,7 +37,7 @@ def engine(model: Path) -> Iterator[Engine]:
 
 def test_replies_are_timed_together_and_say_what_each_says_alone(engine: Engine) -> None:
     cycles: list[Cycle] = []
-    together = Together(engine, None, Terminal(), 48, cycles.append)
+    together = Several(engine, None, Terminal(), 48, cycles.append)
     for tokens in (9, 1, 5):  # in the same conversations
         cycles.clear()
         timed = together.reply(PROMPTS, tokens)
@@ -59,7 +59,7 @@ def test_ctrl_c_ends_them_all_and_they_may_reply_again(engine: Engine) -> None:
         if stopping:
             together._cancel()
 
-    together, stopping = Together(engine, None, Terminal(), 48, hear), True
+    together, stopping = Several(engine, None, Terminal(), 48, hear), True
     with pytest.raises(KeyboardInterrupt):
         together.reply(PROMPTS, 20)
     stopping = False
@@ -71,7 +71,7 @@ def test_trees_of_a_fixed_size_have_room_behind_the_replies(model: Path) -> None
     setting = Arm(wanted, steps=4, tests=[bench_runs.Test("tg", 12)])
     assert setting.positions == 12 + 2 + 1 + 16
     with edgespec.load(model, memory="4GB", context=setting.positions, batch=2, drafter="ngram") as engine:
-        together = Together(engine, 4, Terminal(), setting.positions, lambda cycle: None)
+        together = Several(engine, 4, Terminal(), setting.positions, lambda cycle: None)
         assert together.reply([[1, 2], [1, 3]], 13).tokens == 24
 
 
@@ -129,4 +129,4 @@ def test_conversations_beyond_the_plan_are_refused_with_what_fits(model: Path) -
         edgespec.load(model, memory="1GB", context=64, batch=2, drafter="none") as engine,
         pytest.raises(BudgetError, match="KV memory for 128 positions"),
     ):
-        Together(engine, None, Terminal(), 65, lambda cycle: None)
+        Several(engine, None, Terminal(), 65, lambda cycle: None)
