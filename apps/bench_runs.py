@@ -18,7 +18,7 @@ from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 from edgespec.apps.bench_drafts import Drafts
-from edgespec.apps.bench_replies import Single, Several
+from edgespec.apps.bench_replies import Several, Single
 from edgespec.apps.common import open_engine
 from edgespec.apps.terminal import Terminal
 from edgespec.apps.timeline import Timeline, timeline
