@@ -310,7 +310,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"drafter": "auto", "adapters": "a"}, r"but the cascade drafts with the target's own weights"),
     (
         {"drafter": "ngram"},
-        r"but drafter ngram has nothing that needs a process; use drafter=model, ",
+        r"but drafter ngram has nothing that needs a process; use drafter=model or streaming or spd, ",
     ),
     ({"drafter": "none"}, r"but drafter none has nothing that needs a process"),
     ({"drafter": "auto"}, r"but drafter auto without draft_model= has nothing that needs a process"),

@@ -17,6 +17,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
+from edgespec.drafters.beside import Beside
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.drafters.streaming.drafter import NAMED_ROWS, StreamingDrafter
 from edgespec.drafters.streaming.files import STREAM_ROWS, StreamingResident
@@ -42,7 +43,7 @@ from tests.drafted import (
     undrafted,
 )
 from tests.machine import GIVEN
-from tests.streamings import SHAPE, random_streaming, run, write_streaming
+from tests.streamings import SHAPE, random_streaming, run, write_spd, write_streaming
 from tests.table_runtime import VOCABULARY, TableRuntime
 from tests.test_cascade import quiet_model
 from tests.test_session import prompt_of
@@ -293,6 +294,39 @@ def test_waits_are_drafted_in_and_the_exit_is_heard(
         assert sum(s.early_exit.cycles for s in stats) > 0
 
 
+@pytest.mark.parametrize(("schedule", "drafter"), [("serial", "streaming"), ("ssd", "spd")])
+@ONE_TYPE
+def test_it_drafts_in_a_process_of_its_own(
+    model: Path, plain: dict[float, list[int]], schedule: str, drafter: str
+) -> None:
+    """With copies of the target's head and embedding, which are in the plan."""
+    adapters = {"streaming": write_streaming, "spd": write_spd}[drafter](model)
+    options: dict[str, Any] = {"schedule": schedule, "drafter": drafter, "adapters": adapters}
+    with load(model, **options) as engine:
+        beside = engine.plan.owners["drafter"]
+    with load(model, draft_worker=1, **options) as engine:
+        assert engine.drafters == (drafter,)
+        assert engine.plan.owners["drafter"] - beside == 2 * engine.plan.table.embedding.nbytes
+        (worker,) = engine.resident
+        assert isinstance(worker, Beside)
+        planned = engine.plan.owners["drafter"] + engine.plan.owners["draft worker"]
+        assert 0 < worker.outside < planned * 1.1
+        with engine.new_session(300, Fixed(BUDGET)) as session:
+            tokens, stats = two_turns(session, REPLY)
+    assert tokens == plain[0]
+    assert stats[0].undrafted is None
+    assert sum(s.accepted for s in stats) > 5
+
+
+@ONE_TYPE
+def test_a_damaged_file_is_told_by_the_worker(model: Path, tmp_path: Path) -> None:
+    made = write_streaming(model, out=tmp_path / "made")
+    path = made / "streaming.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    with pytest.raises(CorruptFileError, match="the file is damaged"):
+        load(model, adapters=made, draft_worker=1)
+
+
 @pytest.mark.parametrize("schedule", ["serial", "ssd"])
 @ONE_TYPE
 def test_ratio_takes_its_drawn_chains(model: Path, monkeypatch: pytest.MonkeyPatch, schedule: str) -> None:
@@ -353,8 +387,7 @@ def test_the_directory_says_what_it_is(model: Path, plain: dict[float, list[int]
         with engine.new_session() as session:
             assert two_turns(session, REPLY)[0] == plain[0]
     check_options(EngineOptions(adapters=adapters, schedule="mirror", drafter="streaming"))
-    with pytest.raises(OptionError, match="drafts with the target's own weights, in its process"):
-        check_options(EngineOptions(drafter="streaming", adapters=adapters, draft_worker=1))
+    check_options(EngineOptions(drafter="streaming", adapters=adapters, draft_worker=1))
     with pytest.raises(
         OptionError, match="batch is 4, and the streaming drafter drafts for one conversation"
     ):

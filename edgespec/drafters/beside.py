@@ -57,7 +57,6 @@ LOST_ROUNDS = 8  # rounds without a word, beyond which it never comes (both may 
 class Beside:
     """An open draft model in a process of its own; see `drafters.resident.Resident`."""
 
-    name = "model"
     away = None  # see `drafters.resident.Outside`: what is lost does not come back
 
     def __init__(
@@ -67,10 +66,11 @@ class Beside:
         rows: int,
         progress: Callable[[int], None] | None = None,
         program: Program | None = None,
+        name: str = "model",
     ) -> None:
-        """nbytes, rows: see `drafters.resident.Resident`. program: see `process.Worker`, and what it
+        """nbytes, rows, name: see `drafters.resident.Resident`. program: see `process.Worker`, and what it
         raises."""
-        self.nbytes, self.rows = nbytes, rows
+        self.nbytes, self.rows, self.name = nbytes, rows, name
         self.worker = Worker(program or Program(command()))
         self._close = weakref.finalize(self, self.worker.close)
         self.worker.load(load, progress or (lambda nbytes: None))

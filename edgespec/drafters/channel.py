@@ -64,11 +64,12 @@ class RootPath(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 class Load(Sent):
     """Read the weights of the model in this directory or file, and compute with so many threads. provider: of
-    an engine that has several."""
+    an engine that has several. adapters: the directory of what was trained for the model, and drafts."""
 
     model: Annotated[str, Meta(min_length=1)]
     threads: Annotated[int, Meta(ge=1, le=MOST_THREADS)]
     provider: Annotated[str, Meta(max_length=100)] = ""
+    adapters: str = ""
 
 
 class Open(Sent):

@@ -22,13 +22,16 @@ from edgespec.runtimes.formats.trained import trained_kind
 from edgespec.values import did_you_mean
 
 
-def _trained(kind: str, label: str, find: str, roots: bool, shares: bool = False) -> Kind:
+def _trained(
+    kind: str, label: str, find: str, roots: bool, shares: bool = False, beside: bool = False
+) -> Kind:
     """What is trained for the target by the command of its name."""
     return Kind(
         kind,
         label,
         roots=roots,
         draws=True,
+        beside=beside,
         shares=shares,
         option=TRAINED,
         needs="what was trained; make it, and name its directory with adapters=DIR",
@@ -78,8 +81,14 @@ KINDS = (
         ),
         shares=True,
     ),
-    _trained("streaming", "the streaming drafter", "edgespec.drafters.streaming.files:find", roots=True),
-    _trained("spd", "the SPD drafter", "edgespec.drafters.streaming.spd:find", roots=True),
+    _trained(
+        "streaming",
+        "the streaming drafter",
+        "edgespec.drafters.streaming.files:find",
+        roots=True,
+        beside=True,
+    ),
+    _trained("spd", "the SPD drafter", "edgespec.drafters.streaming.spd:find", roots=True, beside=True),
     Kind(
         "remote",
         "the draft server",

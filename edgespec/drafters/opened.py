@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from edgespec.drafters.channel import Load
 from edgespec.drafters.model import ModelDrafter
@@ -13,11 +14,11 @@ from edgespec.runtimes.base import DraftRuntime
 @dataclass(frozen=True)
 class Opened:
     """An open model. runtime: opens a conversation of so many positions with it. placement: see
-    `channel.Ready`. drafts: what drafts with a conversation's runtime, for a vocabulary of so many tokens."""
+    `channel.Ready`. drafts: what drafts with such a runtime, for a vocabulary of so many tokens."""
 
     runtime: Callable[[int], DraftRuntime]
     placement: str = ""
-    drafts: Callable[[DraftRuntime, int], ModelDrafter] = ModelDrafter
+    drafts: Callable[[Any, int], ModelDrafter] = ModelDrafter
 
     def drafter(self, capacity: int, vocabulary: int) -> ModelDrafter:
         """For a conversation of so many positions."""

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import ClassVar
 
+from edgespec.drafters.beside import Beside
+from edgespec.drafters.channel import Load
 from edgespec.drafters.drawn import kept_bytes
 from edgespec.drafters.forest import Room
 from edgespec.drafters.model import DRAFT_ROWS, PASS_ROWS
-from edgespec.drafters.resident import Found, Search
+from edgespec.drafters.opened import Opened
+from edgespec.drafters.process import Program, command
+from edgespec.drafters.resident import Found, Resident, Search
 from edgespec.drafters.streaming.drafter import NAMED_ROWS, StreamingDrafter
 from edgespec.drafters.substitute import torch_target
 from edgespec.drafters.trained import TrainedFiles, TrainedResident
+from edgespec.drafters.worker import run
+from edgespec.kernels.threads import use_threads
+from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, KVCache
-from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.target import Target
 from edgespec.runtimes.torch.streaming import (
     KIND,
@@ -28,6 +36,7 @@ from edgespec.runtimes.torch.streaming import (
 from edgespec.runtimes.torch.streaming_draft import StreamingDraft, conversation_bytes, pass_bytes
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.trained_files import describe_module, parameter_bytes
+from edgespec.runtimes.torch.warm_up import warm_up
 from edgespec.runtimes.torch.weights import Weights
 
 STREAM_ROWS = StreamingDrafter.ahead_width + NAMED_ROWS  # of one pass with streams
@@ -35,23 +44,41 @@ STREAM_ROWS = StreamingDrafter.ahead_width + NAMED_ROWS  # of one pass with stre
 
 def find(search: Search, found: dict[str, Found]) -> StreamingFiles:
     """What is in the directory that is named. Raises as `describe_module`."""
-    return find_streaming(search.given["adapters"], search.files, search.prepares)
+    return find_streaming(search.given["adapters"], search.files, search.prepares, search.worker)
 
 
-def find_streaming(directory: Path, files: ModelFiles, prepares: bool) -> StreamingFiles:
-    """What `train streaming` made for these files; `prepares`: see `drafters.resident.Search`."""
+def find_streaming(
+    directory: Path, files: ModelFiles, prepares: bool, worker: int | None = None
+) -> StreamingFiles:
+    """What `train streaming` made for these files; `prepares`, `worker`: see `drafters.resident.Search`."""
     module = describe_module(directory, KIND, StreamingShape, streaming_shapes, files)
-    return StreamingFiles(files, module, prepares)
+    return StreamingFiles(files, module, prepares, worker=worker)
 
 
 @dataclass(frozen=True)
 class StreamingFiles(TrainedFiles[StreamingShape]):
-    """See `drafters.resident.Found`. Head and embedding are the target's."""
+    """See `drafters.resident.Found`. Head and embedding are the target's; a process of its own has copies."""
 
+    worker: int | None = None
     label = "the streaming drafter"
     kind: ClassVar[str] = KIND
+    program: ClassVar[str] = "edgespec.drafters.streaming.files:main"
     made: ClassVar[Callable[..., Streaming]] = Streaming  # (config, shape, dtype, device), uninitialised
     slots = DRAFT_ROWS
+
+    @property
+    def extras(self) -> Extras:
+        if self.worker is None:
+            return super().extras
+        copies = self.files.table.embedding.nbytes * (not self.files.table.tied) + self.head_bytes
+        return Extras({"drafter": lambda c: self.nbytes(c) + copies}, processes=("draft worker",))
+
+    @property
+    def head_bytes(self) -> int:
+        return sum(chunk.nbytes for chunk in self.files.table.end())
+
+    def reads(self, plan: Plan) -> int:
+        return self.module.nbytes + (0 if self.worker is None else self.head_bytes)
 
     @property
     def layers(self) -> int:  # type: ignore[override]
@@ -72,8 +99,14 @@ class StreamingFiles(TrainedFiles[StreamingShape]):
         target, own = config.kv_bytes(1, e), shape.cached(config).kv_bytes(1, e)
         return ceil((DRAFT_ROWS + STREAM_ROWS * shape.streams - TREE_ROWS) * own / (own + target))
 
-    def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> StreamingResident:
-        return StreamingResident(self, plan, torch_target(target, self.label), progress)
+    def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Resident:
+        """Raises as `StreamingResident`, or `process.Worker`."""
+        if self.worker is None:
+            return StreamingResident(self, plan, torch_target(target, self.label), progress)
+        adapters = str(self.module.path.parent.resolve())
+        load = Load(str(self.files.path.resolve()), self.worker, adapters=adapters)
+        program = Program(command(self.program))
+        return Beside(load, self.reads(plan), self.further_rows, progress, program, self.kind)
 
 
 class StreamingResident(TrainedResident[Streaming]):
@@ -96,3 +129,31 @@ class StreamingResident(TrainedResident[Streaming]):
     def drafter(self, cache: KVCache, vocabulary: int) -> StreamingDrafter:
         runtime = StreamingDraft(self.module, self.target, cache.capacity, DRAFT_ROWS, STREAM_ROWS)
         return StreamingDrafter(runtime, vocabulary, self.room)
+
+
+Look = Callable[[Path, ModelFiles, bool], StreamingFiles]
+
+
+def streaming_model(look: Look, load: Load, progress: Callable[[int], None]) -> Opened:
+    """The drafter that `look` finds, and the target's head and embedding, which it multiplies; see
+    `drafters.opened.OpenModel`. Raises as `describe_module`, CorruptFileError and StorageError."""
+    use_threads(load.threads)
+    files = describe_model(Path(load.model))
+    found, head = look(Path(load.adapters), files, False), tuple(files.table.end())
+    table = replace(files.table, chunks=head)  # the target's layers are nobody's here
+    warm_up(table, files.dtype)
+    weights = Weights(table, 0, files.dtype)
+    weights.pin([chunk.index for chunk in head], progress=progress)
+    if not files.table.tied:  # drafting must not wait for flash
+        weights.embedding.keep(True)
+    target = TorchTarget(files.config, weights, DRAFT_ROWS)
+    module = found.made(files.config, found.module.shape, target.dtype, target.device).eval()
+    found.module.read(module)
+    progress(found.module.nbytes)
+    runtime = lambda capacity: StreamingDraft(module, target, capacity, DRAFT_ROWS, STREAM_ROWS)  # noqa: E731
+    return Opened(runtime, drafts=StreamingDrafter)
+
+
+def main() -> None:
+    """What the worker process runs."""
+    run(partial(streaming_model, find_streaming))
