@@ -58,7 +58,7 @@ def open_engine(model: str | Path, options: EngineOptions, terminal: Terminal) -
             if idle:
                 terminal.note(f"{' and '.join(idle)} will not draft: {engine.plan.reasons[-1]}")
         if (why := away(engine.resident)) is not None:
-            terminal.note(f"no drafts from there yet: {why}")
+            terminal.note(f"no drafts from the server yet: {why}")
         yield engine
 
 

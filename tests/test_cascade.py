@@ -27,8 +27,10 @@ from edgespec.errors import Cancelled
 from edgespec.models.packing import pack_model
 from edgespec.response import Response, Stats
 from edgespec.runtimes.formats.describe import describe_model
+from edgespec.runtimes.torch import target
 from edgespec.runtimes.torch.adapter import Adapter
 from edgespec.runtimes.torch.adapter_files import MANIFEST, save_adapters
+from edgespec.runtimes.torch.whole_layer import whole_layer
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
 from tests.test_session import prompt_of, write_model
@@ -257,7 +259,7 @@ def test_sessions_take_turns(engine: Engine) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Cancelled])
 def test_interrupted_anywhere_it_goes_on_as_plain_decoding_would(
-    one: Path, engine: Engine, error: type[BaseException]
+    one: Path, engine: Engine, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with load(one, drafter="none") as other:
         session = other.new_session()
@@ -270,15 +272,23 @@ def test_interrupted_anywhere_it_goes_on_as_plain_decoding_would(
     for moment in range(1, 126, 5):
         count = 0
 
-        def failing(names: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
+        def count_on(name: str) -> None:
             nonlocal count
             count += 1
             if count == 27 + moment:  # noqa: B023 - the loop waits for the reply; 27: the prompt's pass
-                seen.add(stage(drafter, names[0]))
+                seen.add(stage(drafter, name))
                 raise error("stop")
+
+        def failing(names: tuple[str, ...], *args: Any, **kwargs: Any) -> Any:
+            count_on(names[0])
             return linear(names, *args, **kwargs)
 
+        def failing_layer(index: int, *args: Any) -> Any:
+            count_on(f"model.layers.{index}.")
+            return whole_layer(index, *args)
+
         weights.linear = failing  # type: ignore[method-assign]
+        monkeypatch.setattr(target, "whole_layer", failing_layer)
         said: list[int | None] = []
         try:
             said.extend(response.token for response in session.generate(prompt_of(50), REPLY))
@@ -286,6 +296,7 @@ def test_interrupted_anywhere_it_goes_on_as_plain_decoding_would(
             pass
         finally:
             del weights.linear
+            monkeypatch.setattr(target, "whole_layer", whole_layer)
         said = [token for token in said if token is not None]
         assert said == expected[: len(said)]
         assert session.cache.length == len(session.tokens)

@@ -215,7 +215,7 @@ def test_a_server_that_is_away_at_the_start_drafts_when_it_is_there(
         finally:
             there.end()
         wait_for(lambda: away(engine.resident) is not None)
-        assert "no drafts from there: " in watch.warnings()[0]
+        assert "no drafts from the server: " in watch.warnings()[0]
 
 
 def test_one_that_turns_out_to_have_another_key_drafts_no_more(

@@ -26,7 +26,7 @@ from edgespec.config import GenerationOptions
 from edgespec.control.controller import Adaptive, Fixed
 from edgespec.core.schedule import Controller, TreeBudget
 from edgespec.drafters import beside
-from edgespec.drafters.kinds import drafter_names
+from edgespec.drafters.kinds import KINDS, drafter_names
 from edgespec.engine import Engine
 from edgespec.errors import OptionError
 from edgespec.models import planning
@@ -55,7 +55,8 @@ WAITS["at random"] = lambda rng: int(rng.integers(0, 8) * rng.integers(0, 2))
 
 def legal() -> Iterator[tuple[str, str]]:
     """Drafters, alone and joined, and the schedules that they can follow."""
-    drafters = [name for name in drafter_names() if name not in ("none", "auto")]
+    other = {"none", "auto", *(kind.name for kind in KINDS if kind.elsewhere)}  # those: test_draft_server.py
+    drafters = [name for name in drafter_names() if not other & {*name.split("+")}]
     for drafter, schedule in product([*drafters, "ngram+cascade+substitute"], SCHEDULES):
         with suppress(OptionError):
             check_schedule(schedule.name, drafter.split("+"))

@@ -266,7 +266,9 @@ def test_a_callback_closes_other_sessions(engine: Engine, expected: list[list[in
 
 def test_a_second_session_is_told_how_to_have_room(engine: Engine) -> None:
     first = engine.new_session()
-    with pytest.raises(BudgetError, match=r"^another session does not fit: .*hold 800; close one,.*context="):
+    with pytest.raises(
+        BudgetError, match=r"^another session does not fit: .*hold 800, .*; close one,.*context="
+    ):
         engine.new_session()
     with pytest.raises(BudgetError, match=r"^a session of 5 positions does not fit"):
         engine.new_session(5)

@@ -188,7 +188,7 @@ def test_a_cascade_with_a_copy_is_predicted_as_it_is_loaded(tmp_path: Path) -> N
         assert watched is not None
         assert (watched.drafter, watched.speed) == (found.drafter, found.speed)
     (row,) = tune_model(model, replace(options, drafter="auto")).rows
-    others = {"auto", "model", "moa", "eagle", "specformer", "streaming", "spd"}  # whose files are not these
+    others = {"auto", "model", "moa", "eagle", "specformer", "streaming", "spd", "remote"}  # with other files
     legal = {name for name in drafter_names() if not others & {*name.split("+")}}
     exact = {s.drafter.removeprefix("ngram+") for s in row.settings if s.exact}
     assert exact | {"ngram+cascade", "ngram+substitute"} == legal

@@ -322,7 +322,12 @@ def watch_of(model: str, setting: Setting, candidate: Candidate) -> Watch:
         files = replace(subject.files, digest="d")
     schedule, options = setting.schedule, EngineOptions()
     engine = SimpleNamespace(
-        plan=setting.plan, files=files, options=options, drafters=candidate.members, schedule=schedule
+        plan=setting.plan,
+        files=files,
+        options=options,
+        drafters=candidate.members,
+        schedule=schedule,
+        resident={},
     )
     watch = Watch(engine)  # type: ignore[arg-type]
     watch._candidate, watch._known = candidate, True

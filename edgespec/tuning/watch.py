@@ -147,7 +147,7 @@ class Watch:
         if self._away != (why is not None):
             self._away = why is not None
             told.append(
-                "drafts come from the server again" if why is None else f"no drafts from there: {why}"
+                "drafts come from the server again" if why is None else f"no drafts from the server: {why}"
             )
         return told
 
