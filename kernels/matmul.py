@@ -117,9 +117,8 @@ class Together:
         """`matrices`: by name, the blocks of those that stay in memory."""
         self._matrices = dict(matrices)
         self._made: dict[tuple[str, ...], compiled.Matrices | None] = {}
-        self.layers: dict[
-            int, WholeLayer | None
-        ] = {}  # made of them by whoever asks; None: cannot be one call
+        # Made of them by whoever asks; None: cannot be one call.
+        self.layers: dict[int, WholeLayer | None] = {}
 
     def call(self, names: tuple[str, ...], x: Tensor, exact: bool) -> compiled.Matrices | None:
         """What gives x [n, k] @ W^T of all of `names` the bits that `linear` gives each; None where one call
@@ -193,7 +192,7 @@ def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     else:
         n, tile_bytes = len(x), PROMPT_TILE_BYTES if len(x) > FEW else TILE_BYTES
         if cpu and dtype != torch.float32:  # which MKL multiplies, and keeps nothing
-            inputs = F.pad(inputs, (0, 0, 0, padded_rows(n) - n))
+            inputs = _padded(inputs, padded_rows(n))
         parts = [F.linear(inputs, tile)[:n] for tile in block.tiles(dtype, tile_bytes)]
     return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).to(x.dtype)
 
@@ -233,8 +232,12 @@ def _rows_apart(x: Tensor, weight: Tensor) -> Tensor:
     n = len(x)
     if n > rows.block:
         return torch.cat([_rows_apart(part, weight) for part in torch.split(x, rows.block)])
-    padded = max(rows.pad, min(rows.block, padded_rows(n)))
-    return multiply(F.pad(x, (0, 0, 0, padded - n)), weight)[:n] if padded > n else multiply(x, weight)
+    return multiply(_padded(x, max(rows.pad, min(rows.block, padded_rows(n)))), weight)[:n]
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    """With rows of zeros; x itself where it has as many, since F.pad would copy it."""
+    return F.pad(x, (0, 0, 0, rows - len(x))) if rows > len(x) else x
 
 
 def padded_rows(n: int) -> int:
