@@ -142,10 +142,10 @@ def test_threads_and_provider_are_as_asked(
     class Opened(OnnxModel):
         def __init__(self, exported: Any, provider: str, threads: int) -> None:
             super().__init__(exported, provider, threads)
-            told = self._buckets[0].layers._session.get_session_options()
+            told = self._graphs["layers"][0][1]._session.get_session_options()
             opened.append((provider, threads, told.intra_op_num_threads))
 
-    monkeypatch.setattr("edgespec.drafters.client_model.OnnxModel", Opened)
+    monkeypatch.setattr("edgespec.drafters.onnx_model.OnnxModel", Opened)
     monkeypatch.setattr("edgespec.drafters.client_model.cpu_count", lambda: 3)
     remote(wires, models / "x").close()
     remote(wires, models / "x", threads=2, draft_engine="onnx:cpu").close()

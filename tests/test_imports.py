@@ -28,7 +28,12 @@ ORDER = [
 FOR_ALL = {"edgespec.errors", "edgespec.progress"}
 # Modules that choose among implementations, some of which lie in a corner of their folder. Elsewhere a corner
 # uses its folder, or the folder its corner, never both.
-CHOOSERS = {"edgespec.drafters.kinds", "edgespec.kernels.dispatch", "edgespec.kernels.matmul"}
+CHOOSERS = {
+    "edgespec.drafters.kinds",
+    "edgespec.drafters.onnx_model",
+    "edgespec.kernels.dispatch",
+    "edgespec.kernels.matmul",
+}
 MAX_LINES = 350
 
 TORCH_FREE = [
@@ -74,6 +79,7 @@ TORCH_FREE = [
     "edgespec.drafters.growth",
     "edgespec.drafters.model",
     "edgespec.drafters.ngram",
+    "edgespec.drafters.streaming.drafter",
     "edgespec.drafters.rounds",
     "edgespec.drafters.worker",
     "edgespec.engine",

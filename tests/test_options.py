@@ -372,7 +372,8 @@ def test_every_hint_is_a_call_and_a_command() -> None:
             flags = [word for word in shown.split() if word.startswith("--")]
             command = importlib.import_module(f"edgespec.apps.{options.TASKS[name].split()[0]}")
             source = inspect.getsource(command)
-            assert all(f'"{flag}"' in source or flag[2:] in options_of(PackOptions) for flag in flags), shown
+            known = options_of(PackOptions) | options_of(ExportOptions)
+            assert all(f'"{flag}"' in source or flag[2:] in known for flag in flags), shown
 
 
 def test_a_hint_is_said_in_the_words_of_who_hears_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,12 +124,11 @@ def test_streams_leave_the_main_one_alone(tmp_path: Path) -> None:
 class StreamingTable(TableRuntime):
     """Its streams know the greedy continuation; or are `wrong`."""
 
-    streams = 3
+    streams = most_streams = 3
 
     def __init__(self, wrong: bool = False) -> None:
         super().__init__()
         self.wrong, self.passes = wrong, 0
-        self.module = type("Module", (), {"shape": StreamingShape(1, self.streams, 1)})()
 
     def begin(self, tokens: Any, parents: Any) -> Any:
         first = len(self.slots)

@@ -10,13 +10,12 @@ from pathlib import Path
 from edgespec.config import EngineOptions
 from edgespec.devices.probe import cpu_count
 from edgespec.drafters.engines import with_engine
-from edgespec.drafters.exported_model import check_tokens, slots_of
+from edgespec.drafters.exported_model import check_tokens
 from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.onnx_model import open_onnx
 from edgespec.errors import Call, OptionError
-from edgespec.runtimes.exported.draft import ExportedDraft
 from edgespec.runtimes.formats.exported import is_exported
 from edgespec.runtimes.onnx.directory import open_exported
-from edgespec.runtimes.onnx.model import OnnxModel
 from edgespec.runtimes.onnx.providers import find_provider
 from edgespec.text.tokenizer import Tokenizer
 
@@ -48,10 +47,9 @@ class ClientModel:
         """Read its weights, to draft for a target with this tokenizer. Raises TokenizerError when its tokens
         are others, and as `OnnxModel`."""
         check_tokens(self.exported, tokenizer)
-        self._model = OnnxModel(self.exported, self.provider, self.threads)
+        self._opened = open_onnx(self.exported, self.provider, self.threads)
 
     def drafter(self, context: int, vocabulary: int) -> ModelDrafter:
         """For one conversation of so many positions, with a target of so many tokens; where static shapes
         have room for fewer positions, it drafts no further."""
-        runtime = ExportedDraft(self._model, context, slots_of(self.exported))
-        return ModelDrafter(runtime, vocabulary)
+        return self._opened.drafter(context, vocabulary)

@@ -75,10 +75,13 @@ class ExportedFiles:
         load: Load,
         program: Program,
         model_bytes: Callable[[int, int], int],
+        streamed_rows: int = 0,
     ) -> None:
         """tokenizer: the target's. load, program: of its process. model_bytes: of the open model with one
-        conversation of so many positions, and slots. Raises as `check_tokens`."""
+        conversation of so many positions, and slots. streamed_rows: of a pass with lookahead streams. Raises
+        as `check_tokens`."""
         self.exported, self.load, self.program, self.model_bytes = exported, load, program, model_bytes
+        self.pass_rows = max(PASS_ROWS, streamed_rows)
         check_tokens(exported, tokenizer)
 
     @property
@@ -92,7 +95,7 @@ class ExportedFiles:
     @property
     def logits_bytes(self) -> int:
         """Of a conversation's pass, which are there until it has ended."""
-        return 4 * PASS_ROWS * self.exported.config.vocab_size
+        return 4 * self.pass_rows * self.exported.config.vocab_size
 
     def further_rows(self, target: ModelConfig) -> int:
         """See `drafters.resident.Resident.rows`. A cache of static shapes is as large for any context."""

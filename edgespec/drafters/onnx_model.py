@@ -13,11 +13,14 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.opened import Opened
 from edgespec.drafters.process import Program, command
 from edgespec.drafters.resident import Found, Search
+from edgespec.drafters.streaming.drafter import STREAM_ROWS, StreamingDrafter
 from edgespec.drafters.worker import run
 from edgespec.runtimes.exported.draft import ExportedDraft
-from edgespec.runtimes.onnx.directory import open_exported
-from edgespec.runtimes.onnx.model import OnnxModel, model_bytes
+from edgespec.runtimes.exported.streams import ExportedStreams
+from edgespec.runtimes.onnx.directory import Exported, open_exported
+from edgespec.runtimes.onnx.model import STEP_ROWS, OnnxModel, model_bytes
 from edgespec.runtimes.onnx.providers import find_provider
+from edgespec.runtimes.onnx.streams import OnnxStreams
 
 
 def find(search: Search, found: dict[str, Found]) -> ExportedFiles:
@@ -33,7 +36,14 @@ def find(search: Search, found: dict[str, Found]) -> ExportedFiles:
     exported = open_exported(search.given["draft_model"])
     load = Load(str(exported.path.resolve()), search.worker, provider)
     program = Program(command("edgespec.drafters.onnx_model:main"), INSTEAD)
-    return ExportedFiles(exported, search.tokenizer, load, program, partial(model_bytes, exported))
+    widest = max(STEP_ROWS, streamed_rows(exported))
+    nbytes = partial(model_bytes, exported, widest=widest)
+    return ExportedFiles(exported, search.tokenizer, load, program, nbytes, streamed_rows(exported))
+
+
+def streamed_rows(exported: Exported) -> int:
+    """Rows of the largest pass that has lookahead streams, theirs among them."""
+    return STREAM_ROWS * (1 + exported.streams) if exported.streams else 0
 
 
 class OnnxCpuDrafter(ModelDrafter):
@@ -43,15 +53,34 @@ class OnnxCpuDrafter(ModelDrafter):
     ahead_width = ModelDrafter.width
 
 
+class OnnxCpuStreamingDrafter(StreamingDrafter):
+    """As `OnnxCpuDrafter`."""
+
+    ahead_width = StreamingDrafter.width
+
+
+def open_onnx(exported: Exported, provider: str, threads: int) -> Opened:
+    """An exported model, run by ONNX Runtime. Raises as `OnnxModel`."""
+    slots, cpu = slots_of(exported), provider == "cpu"
+    if exported.streams:
+        streams = OnnxStreams(exported, provider, threads)
+        drafts = OnnxCpuStreamingDrafter if cpu else StreamingDrafter
+        runtime = lambda capacity: ExportedStreams(streams, capacity, slots, STREAM_ROWS)  # noqa: E731
+        return Opened(runtime, str(streams.placement), drafts)
+    model = OnnxModel(exported, provider, threads)
+    return Opened(
+        lambda capacity: ExportedDraft(model, capacity, slots),
+        str(model.placement),
+        OnnxCpuDrafter if cpu else ModelDrafter,
+    )
+
+
 def onnx_model(load: Load, progress: Callable[[int], None]) -> Opened:
-    """An exported model, run by ONNX Runtime; see `drafters.opened.OpenModel`. Raises as `open_exported` and
-    `OnnxModel`."""
+    """See `drafters.opened.OpenModel`. Raises as `open_exported` and `OnnxModel`."""
     exported = open_exported(Path(load.model))
-    model = OnnxModel(exported, load.provider, load.threads)
+    opened = open_onnx(exported, load.provider, load.threads)
     progress(exported.nbytes)
-    drafts = OnnxCpuDrafter if load.provider == "cpu" else ModelDrafter
-    runtime = lambda capacity: ExportedDraft(model, capacity, slots_of(exported))  # noqa: E731
-    return Opened(runtime, str(model.placement), drafts)
+    return opened
 
 
 def main() -> None:

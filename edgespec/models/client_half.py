@@ -53,7 +53,7 @@ def export_client(model: str | Path, adapters: str | Path, out: str | Path) -> i
     tensors = {name: trained[name] for name in client_shapes(config, sizes) if name in trained}
     tensors["inverse"] = inverse_frequencies(c.rope, c.head_dim)
     shared = {"embedding": EMBEDDING} if config.tied else {"embedding": EMBEDDING, "head": HEAD}
-    with DenseTensors(files) as dense:
+    with DenseTensors(files, layers=False) as dense:
         for name, source in shared.items():
             tensors[name] = torch.from_numpy(dense.tensor(source)).to(files.dtype)
     stored = {name: _stored(name, tensor) for name, tensor in tensors.items()}

@@ -41,6 +41,13 @@ class ExportOptions(Options):
     engine: Annotated[
         str, Option("Who is to run it: onnx or coreml.", metavar="NAME", choices=EXPORT_ENGINES)
     ] = "onnx"
+    adapters: Annotated[
+        str | None,
+        Option(
+            "What `train streaming` made for MODEL: export that, with MODEL's embedding and head.",
+            metavar="DIR", default="none, export MODEL",
+        ),
+    ] = None  # fmt: skip
     precision: Annotated[
         str | None,
         Option(
@@ -65,6 +72,11 @@ class ExportOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.engine == "coreml" and self.adapters is not None:
+            raise OptionError(
+                f"adapters is {self.adapters}, and what was trained is exported for onnx only, so far; use "
+                "engine=onnx, or leave adapters= out"
+            )
         if self.engine == "coreml" and self.precision not in (None, "fp16"):
             raise OptionError(
                 f"precision is {self.precision}, and the Neural Engine computes in fp16; leave precision= out"

@@ -90,7 +90,7 @@ def open_coreml(path: Path) -> CoreMLExported:
     if {name: (t.encoding, t.shape) for name, t in tensors.items()} != wanted:
         raise CorruptFileError(f"{path / HOST} does not hold what its manifest names; export again")
     _check_package(path / PACKAGE, {name for rows in manifest.rows for name in function_names(rows)})
-    manifest.source.check(path)
+    manifest.source.check(path, manifest.source.again(path))
     host = {name: (t.encoding, t.offset) for name, t in tensors.items()}
     return CoreMLExported(path, config, manifest, host)
 

@@ -18,7 +18,7 @@ from edgespec.runtimes.config import EMBEDDING
 from edgespec.runtimes.coreml.directory import HOST, PACKAGE, ROPE, CoreMLExported, function_names
 from edgespec.runtimes.coreml.graph import head_parts
 from edgespec.runtimes.coreml.package import check_here, runtime
-from edgespec.runtimes.exported.host import mask_name, mask_of, mask_windows, states_of
+from edgespec.runtimes.exported.host import mask_name, mask_of, mask_windows, rotation_of, states_of
 
 Half = NDArray[np.float16]
 Predict = Callable[[dict[str, Half]], Mapping[str, Half]]
@@ -81,7 +81,7 @@ class CoreMLModel:
         """See `exported.draft.OpenModel`."""
         n = len(tokens)
         rows, (layers, _) = self._bucket(n)
-        states = states_of(self._embedding, self._angles, tokens, positions)
+        states = {"hidden": states_of(self._embedding, tokens)} | rotation_of(self._angles, positions)
         inputs = {name: _turned(array, rows) for name, array in states.items()}
         inputs["hidden"] = inputs["hidden"].swapaxes(1, 2)  # channels first
         for window in self._windows:

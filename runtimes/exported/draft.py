@@ -9,7 +9,7 @@ the mask each sees its own ancestors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from edgespec.runtimes.rows import kept_parents, slot_depths
 
 GROWTH = 256  # positions that a cache begins with, where it may grow; then a half more each time
 BLOCK = 64  # it has a multiple of
+Run = Callable[..., NDArray[Any]]  # as `OpenModel.run`
 
 
 class OpenModel(Protocol):
@@ -124,16 +125,17 @@ class ExportedDraft:
         last = first + len(tokens)
         return self._run(tokens, self._depths[first:last], self._sees[first:last, :last])
 
-    def _run(self, tokens: Sequence[int], depths: IntArray, sees: NDArray[np.bool_]) -> NDArray[Any]:
+    def _run(
+        self, tokens: Sequence[int], depths: IntArray, sees: NDArray[np.bool_], run: Run | None = None
+    ) -> NDArray[Any]:
         """Run n rows, of these depths behind what is committed, behind m slots; `sees` [n, m + n]: which of
-        those, and of one another, they see."""
+        those, and of one another, they see. run: another way than the model's own."""
         n, place = len(tokens), self.length + sees.shape[1] - len(tokens)
         keys = np.concatenate([np.arange(self.length), self.length + self._depths[: place - self.length]])
         seen = np.concatenate([np.ones((n, self.length), dtype=np.bool_), sees[:, :-n]], axis=1)
         try:
-            return self.model.run(
-                tokens, self.length + depths, (seen, keys), sees[:, -n:], self._cache, place
-            )
+            run = run or self.model.run
+            return run(tokens, self.length + depths, (seen, keys), sees[:, -n:], self._cache, place)
         except BaseException:  # 0 times NaN is NaN, also where nobody looks
             for part in self._cache:
                 part[:, self.length :] = 0

@@ -44,16 +44,14 @@ def mask_of(
     return mask
 
 
-def states_of(
-    embedding: NDArray[Any], angles: NDArray[np.float32], tokens: Sequence[int], positions: IntArray
-) -> dict[str, NDArray[Any]]:
-    """hidden [n, d], cos and sin [n, head_dim], of which the first half of `sin` is negative."""
+def states_of(embedding: NDArray[Any], tokens: Sequence[int]) -> NDArray[Any]:
+    """[n, d]"""
     # Of padding, and of tokens that only a target has, any will do.
-    known = np.minimum(np.array(tokens, dtype=np.int64), len(embedding) - 1)
+    return embedding[np.minimum(np.array(tokens, dtype=np.int64), len(embedding) - 1)]
+
+
+def rotation_of(angles: NDArray[np.float32], positions: IntArray) -> dict[str, NDArray[np.float64]]:
+    """cos and sin [n, head_dim], of which the first half of `sin` is negative."""
     turned = (positions.astype(np.float32)[:, None] * angles).astype(np.float64)
     cos, sin = np.cos(turned), np.sin(turned)
-    return {
-        "hidden": embedding[known],
-        "cos": np.concatenate([cos, cos], axis=1),
-        "sin": np.concatenate([-sin, sin], axis=1),
-    }
+    return {"cos": np.concatenate([cos, cos], axis=1), "sin": np.concatenate([-sin, sin], axis=1)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,13 @@ _RELATIVE = r"^([^/\\:\0][^\\:\0]*)?$"  # no share, drive or root: what a strang
 Relative = Annotated[str, msgspec.Meta(max_length=4096, pattern=_RELATIVE)]
 
 
+def model_digest(path: Path) -> str | None:
+    """See `formats.describe.ModelFiles`. Raises as `describe_model`."""
+    return describe_model(path).digest
+
+
 class SourceRecord(msgspec.Struct, forbid_unknown_fields=True):
-    """The model that was exported, and its digest then; see `formats.describe.ModelFiles`.
+    """What was exported, and its digest then.
 
     path: from the export's directory; "" where they have no folder in common but the root: an export that is
     given away tells nobody where its maker keeps models.
@@ -40,7 +46,7 @@ class SourceRecord(msgspec.Struct, forbid_unknown_fields=True):
         return SourceRecord(found if re.fullmatch(_RELATIVE, found) else "", digest)
 
     def where(self, out: Path) -> Path | None:
-        """The model that was exported to `out`, if it is still there."""
+        """What was exported to `out`, if it is still there."""
         path = Path(os.path.normpath(out / self.path))
         return path if self.path and path.exists() else None
 
@@ -48,16 +54,17 @@ class SourceRecord(msgspec.Struct, forbid_unknown_fields=True):
         """What exports the model anew."""
         return Call("export_model", {"model": str(self.where(out) or "MODEL"), "out": str(out)})
 
-    def check(self, out: Path) -> None:
-        """Raises ModelError where the model that was exported to `out` is here, and has changed since."""
+    def check(self, out: Path, again: Call, digest_of: Callable[[Path], str | None] = model_digest) -> None:
+        """Raises ModelError, with the call that exports anew, where what was exported to `out` is here, and
+        has another digest now."""
         try:
             path = self.where(out)
-            now = describe_model(path).digest if path else self.digest
+            now = (digest_of(path) if path else None) or self.digest
         except (ModelError, OSError, ValueError):
-            return  # no model any more
+            return  # it is none any more
         if now != self.digest:
             raise ModelError(
                 f"{out} was exported from {path}, which has changed since (digest {now}, then "
                 f"{self.digest}); export it again, to another directory",
-                hint=self.again(out),
+                hint=again,
             )

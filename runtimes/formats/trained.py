@@ -69,6 +69,17 @@ def trained_kind(directory: Path) -> str | None:
         return None
 
 
+class _Digested(_Head):
+    digest: FileDigest | None = None
+
+
+def trained_digest(directory: Path) -> str | None:
+    """Of the parameters in a directory, as its manifest says; None where it says none. Raises as
+    `read_bounded`, CorruptFileError."""
+    path = Path(directory) / MANIFEST
+    return parse_manifest(read_bounded(path, _LIMIT), path, _Digested).digest
+
+
 def how_to_train(kind: str, files: ModelFiles) -> Call:
     """What makes a drafter of this kind for a model."""
     return _training(kind, str(files.path))

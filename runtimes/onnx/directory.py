@@ -2,7 +2,9 @@
 
     DIR/exported.json           engine, precision, opset, shapes, whose model and vocabulary it is
     DIR/weights.safetensors     see `layout`
-    DIR/layers.onnx, head.onnx  see `graph`; with static shapes a pair for each number of rows
+    DIR/layers.onnx, head.onnx  see `graph`; of a drafter with lookahead streams also streams.onnx, and
+                                before.onnx where some layers go without; with static shapes one of each for
+                                each number of rows
     DIR/tokenizer.json          and the rest of the tokenizer
 
 All of it is hostile until checked. Graphs are run only if they are, byte for byte, what `graph` writes for
@@ -11,32 +13,39 @@ such a model: so no file can name another, nor a library, nor operations that mu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from edgespec.devices.files import read_bounded
 from edgespec.errors import Call, CorruptFileError, UnsupportedModelError
+from edgespec.offload.digest import file_digest
 from edgespec.offload.safetensors_header import read_header
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.exported.manifest import ExportRecord, read_export
-from edgespec.runtimes.onnx.graph import OPSET, GraphBuilder, head_graph, layers_graph
-from edgespec.runtimes.onnx.layout import Stored, stored_tensors
+from edgespec.runtimes.exported.source import SourceRecord
+from edgespec.runtimes.formats.trained import FileDigest, trained_digest
+from edgespec.runtimes.onnx.design import WEIGHTS, Design, Lookahead, Part, Precision, graph_name
+from edgespec.runtimes.onnx.graph import OPSET
+from edgespec.runtimes.onnx.layout import Stored
 
-WEIGHTS = "weights.safetensors"
 FORMAT = 2  # another, when `graph` or `layout` would write something else
 _GRAPH_LIMIT = 2**26  # of a graph; 200 layers take 2 MB
 
-Precision = Literal["fp32", "fp16", "int8"]
-
 
 class ExportManifest(ExportRecord, forbid_unknown_fields=True):
-    """See `exported.manifest.ExportRecord`."""
+    """See `exported.manifest.ExportRecord`.
+
+    trained: the drafter that was exported with embedding and head of `source`, its target; None = `source`
+    was. digest: of the file of weights, in what was exported since there are any.
+    """
 
     engine: Literal["onnx"]
     precision: Precision
     opset: int
+    lookahead: Lookahead | None = None
+    trained: SourceRecord | None = None
+    digest: FileDigest | None = None
 
 
 @dataclass(frozen=True)
@@ -44,9 +53,13 @@ class Exported:
     """An exported model, checked."""
 
     path: Path
-    config: ModelConfig
     manifest: ExportManifest
+    design: Design
     weights: dict[str, Stored]
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.design.config
 
     @property
     def nbytes(self) -> int:
@@ -59,27 +72,41 @@ class Exported:
         return 2 if self.manifest.precision == "fp16" else 4
 
     @property
-    def buckets(self) -> Sequence[int | None]:
-        """Rows of a pass that there is a graph for; None = any."""
-        return self.manifest.rows or (None,)
+    def streams(self) -> int:
+        """Lookahead streams of a row that has some."""
+        return self.design.streams
 
-    def graphs(self, rows: int | None) -> tuple[bytes, bytes]:
-        """The layers and the LM head for so many rows, as they are run. Raises CorruptFileError where the
-        files are others, ModelError and StorageError."""
-        made = make_graphs(self.config, self.manifest.precision, self.weights, rows, self.manifest.positions)
-        for name, wanted in zip(graph_names(rows), made, strict=True):
-            if read_bounded(self.path / name, _GRAPH_LIMIT) != wanted:
-                raise CorruptFileError(
-                    f"{self.path / name} is not what EdgeSpec writes for this model, so it is not run; "
-                    "export the model again",
-                    hint=self.again,
-                )
+    def check_weights(self) -> None:
+        """Reads all of them. Raises CorruptFileError where they are not those that were exported, and
+        StorageError."""
+        known, path = self.manifest.digest, self.path / WEIGHTS
+        if known is not None and (found := file_digest(path)) != known:
+            raise CorruptFileError(
+                f"{path} has checksum {found}, not {known}; the file is damaged: fetch it again, or export "
+                "the model anew",
+                hint=self.again,
+            )
+
+    def graph(self, part: Part, rows: int | None) -> bytes:
+        """A graph as it is run. Raises CorruptFileError where the file is another, ModelError and
+        StorageError."""
+        made, path = self.design.graph(part, rows, self.weights), self.path / graph_name(part, rows)
+        if read_bounded(path, _GRAPH_LIMIT) != made:
+            raise CorruptFileError(
+                f"{path} is not what EdgeSpec writes for this model, so it is not run; export the model "
+                "again",
+                hint=self.again,
+            )
         return made
 
     @property
     def again(self) -> Call:
         """What exports the model anew."""
-        return self.manifest.source.again(self.path)
+        source, trained = self.manifest.source, self.manifest.trained
+        if trained is None:
+            return source.again(self.path)
+        model, adapters = source.where(self.path) or "MODEL", trained.where(self.path) or "ADAPTERS"
+        return Call("export_model", {"model": str(model), "adapters": str(adapters), "out": str(self.path)})
 
 
 def open_exported(path: Path) -> Exported:
@@ -94,34 +121,26 @@ def open_exported(path: Path) -> Exported:
             f"{path} was exported with opset {manifest.opset}, this EdgeSpec runs {OPSET}; export the model "
             "again"
         )
-    exported = Exported(path, config, manifest, _stored(path / WEIGHTS, config, manifest.precision))
-    manifest.source.check(path)
+    if manifest.lookahead is not None and manifest.lookahead.layers > config.layers:
+        raise CorruptFileError(
+            f"{path} has streams through {manifest.lookahead.layers} of {config.layers} layers; export again"
+        )
+    shapes = manifest.precision, manifest.rows, manifest.positions
+    design = Design(config, *shapes, manifest.lookahead)
+    exported = Exported(path, manifest, design, _stored(path / WEIGHTS, design))
+    manifest.source.check(path, exported.again)
+    if manifest.trained is not None:
+        manifest.trained.check(path, exported.again, trained_digest)
     return exported
 
 
-def _stored(path: Path, config: ModelConfig, precision: str) -> dict[str, Stored]:
+def _stored(path: Path, design: Design) -> dict[str, Stored]:
     """Where the tensors lie: exactly those that such a model has. Raises as `read_header`."""
     tensors, _ = read_header(path)
-    wanted = stored_tensors(config, precision)
+    wanted = design.tensors
     if {name: (t.encoding, t.shape) for name, t in tensors.items()} != wanted:
         wrong = sorted(tensors.keys() ^ wanted.keys())[:3] or "shapes"
         raise CorruptFileError(
             f"{path} does not hold the weights that its manifest names ({wrong}); export again"
         )
     return {name: Stored(t.encoding, t.shape, t.offset) for name, t in tensors.items()}
-
-
-def graph_names(rows: int | None) -> tuple[str, str]:
-    """Files of the layers and of the LM head."""
-    return ("layers.onnx", "head.onnx") if rows is None else (f"layers-{rows}.onnx", f"head-{rows}.onnx")
-
-
-def make_graphs(
-    config: ModelConfig, precision: str, weights: dict[str, Stored], rows: int | None, positions: int
-) -> tuple[bytes, bytes]:
-    """The layers and the LM head, for so many rows and positions; None and 0 = any."""
-
-    def build() -> GraphBuilder:
-        return GraphBuilder(precision, WEIGHTS, weights)
-
-    return layers_graph(config, build(), rows, positions or None), head_graph(config, build(), rows)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,21 +16,15 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ModelError
 from edgespec.offload.chunks import SCALE
+from edgespec.offload.digest import file_digest
 from edgespec.offload.safetensors_header import HeaderEntry, build_header
-from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.exported.source import SourceRecord
-from edgespec.runtimes.formats.exported import MANIFEST
+from edgespec.runtimes.formats.exported import MANIFEST, MANIFEST_BYTES
 from edgespec.runtimes.formats.whole import new_directory
-from edgespec.runtimes.onnx.directory import (
-    FORMAT,
-    WEIGHTS,
-    ExportManifest,
-    Precision,
-    graph_names,
-    make_graphs,
-)
+from edgespec.runtimes.onnx.design import WEIGHTS, Design, graph_name
+from edgespec.runtimes.onnx.directory import FORMAT, ExportManifest
 from edgespec.runtimes.onnx.graph import OPSET
-from edgespec.runtimes.onnx.layout import Stored, quantise, stored_tensors
+from edgespec.runtimes.onnx.layout import Stored, quantise
 
 Read = Callable[[str], NDArray[np.float32]]
 """A tensor by canonical name, in the order of Hugging Face's rotation; `layout.ROPE` too. Raises StorageError
@@ -39,40 +33,40 @@ and CorruptFileError."""
 
 def write_exported(
     out: Path,
-    config: ModelConfig,
+    design: Design,
     read: Read,
     *,
-    precision: Precision,
-    rows: Sequence[int],
-    positions: int,
     source: SourceRecord,
+    trained: SourceRecord | None = None,
     vocabulary: str,
     beside: Mapping[str, bytes],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Write a model to the new directory `out`.
 
-    rows, positions: of static shapes; () and 0 = any. beside: small files for the directory, by name.
-    progress: gets bytes done, and in all.
+    source, trained: see `directory.ExportManifest`. beside: small files for the directory, by name. progress:
+    gets bytes done, and in all.
 
     Raises ModelError for a weight that the precision cannot hold, and as `new_directory` and `read`.
     """
-    config = replace(config, rope=replace(config.rope, interleaved=False))
-    stored, header = _placed(stored_tensors(config, precision))
+    rope = replace(design.config.rope, interleaved=False)
+    design = replace(design, config=replace(design.config, rope=rope))
+    stored, header = _placed(design.tensors)
     nbytes = len(header) + sum(tensor.nbytes for tensor in stored.values())
-    manifest = ExportManifest(
-        format=FORMAT, engine="onnx", precision=precision, opset=OPSET, rows=list(rows), positions=positions,
-        vocabulary=vocabulary, source=source, config=config.to_dict(),
-    )  # fmt: skip
     files = dict(beside)
-    for bucket in rows or (None,):
-        graphs = make_graphs(config, precision, stored, bucket, positions)
-        files |= zip(graph_names(bucket), graphs, strict=True)
-    files[MANIFEST] = (json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n").encode()
-    with new_directory(out, {WEIGHTS, *files}, nbytes + sum(map(len, files.values()))) as work:
+    for part in design.parts:
+        files |= {graph_name(part, rows): design.graph(part, rows, stored) for rows in design.buckets(part)}
+    names = {WEIGHTS, MANIFEST, *files}
+    with new_directory(out, names, nbytes + MANIFEST_BYTES + sum(map(len, files.values()))) as work:
         with open(work / WEIGHTS, "wb") as file:
             file.write(header)
             _write_weights(file, stored, read, lambda done: progress(done, nbytes - len(header)))
+        manifest = ExportManifest(
+            format=FORMAT, engine="onnx", precision=design.precision, opset=OPSET, rows=list(design.rows),
+            positions=design.positions, vocabulary=vocabulary, source=source, config=design.config.to_dict(),
+            lookahead=design.lookahead, trained=trained, digest=file_digest(work / WEIGHTS),
+        )  # fmt: skip
+        files[MANIFEST] = (json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n").encode()
         for name, content in files.items():
             (work / name).write_bytes(content)
 

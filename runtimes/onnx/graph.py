@@ -1,8 +1,10 @@
-"""The ONNX graphs of a decoder: its layers, and its LM head. Needs neither torch nor `onnx`.
+"""The ONNX graphs of a decoder: layers, LM head, lookahead streams. Needs neither torch nor `onnx`.
 
     layers   hidden [T, d], cos and sin [T, head_dim], mask [heads / kv_heads * T, C + T],
              keys.i and values.i [kv_heads, C, head_dim]  ->  normed [T, d], new_keys.i, new_values.i
     head     normed [T, d]  ->  logits [T, V]
+    before   as layers, of those that streams do not go through; gives states [T, d], which are not normed
+    streams  states [T, d]  ->  streams [T * gamma, d], which go through `layers` behind the T rows
 
 The cache is read only: T new rows attend to its C positions and to one another as the mask says, their keys
 and values come out, and the host puts them where it wants. So going back is a smaller number, and branches
@@ -20,7 +22,7 @@ from edgespec.offload.chunks import SCALE
 from edgespec.runtimes.config import FINAL_NORM, ModelConfig
 from edgespec.runtimes.exported.host import mask_name, mask_windows
 from edgespec.runtimes.onnx import proto
-from edgespec.runtimes.onnx.layout import BLOCK, Stored, head_name
+from edgespec.runtimes.onnx.layout import BLOCK, STREAM_BIAS, STREAM_PROJ, Stored, head_name
 
 OPSET, IR_VERSION = 17, 8
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operations
@@ -109,9 +111,15 @@ class GraphBuilder:
 
 
 def layers_graph(
-    config: ModelConfig, build: GraphBuilder, rows: int | None = None, positions: int | None = None
+    config: ModelConfig,
+    build: GraphBuilder,
+    rows: int | None = None,
+    positions: int | None = None,
+    layers: range | None = None,
 ) -> bytes:
-    """All layers and the last norm, for T = `rows` and C = `positions`; None = for any."""
+    """These layers, or all, and behind the last of all its norm, for T = `rows` and C = `positions`; None =
+    for any."""
+    layers = range(config.layers) if layers is None else layers
     t, c = rows or "T", positions or "C"
     group, hd, kv = config.heads // config.kv_heads, config.head_dim, config.kv_heads
     hidden = build.input("hidden", [t, config.hidden_size])
@@ -119,7 +127,7 @@ def layers_graph(
     seen = [rows * group if rows else "G", rows + positions if rows and positions else "S"]
     masks = {window: build.input(mask_name(window), seen) for window in mask_windows(config)}
     parts = None if rows is None or positions is None else build.ints(positions, rows)
-    for layer in range(config.layers):
+    for layer in layers:
         p, shapes = f"model.layers.{layer}.", config.matrix_shapes(layer)
         keys, values = (build.input(f"{n}.{layer}", [kv, c, hd]) for n in ("keys", "values"))
         if parts is None:
@@ -156,8 +164,21 @@ def layers_graph(
         gate = build.op("Mul", gate, build.op("Sigmoid", gate))
         up = build.op("Mul", gate, linear(x, "mlp.up_proj"))
         hidden = build.op("Add", hidden, linear(up, "mlp.down_proj"))
+    if layers.stop < config.layers:
+        build.output(hidden, "states", [t, config.hidden_size])
+        return build.model("before")
     build.output(build.norm(hidden, FINAL_NORM, config.norm_eps), "normed", [t, config.hidden_size])
     return build.model("layers")
+
+
+def streams_graph(config: ModelConfig, build: GraphBuilder, streams: int, rows: int | None = None) -> bytes:
+    """As `streams` lookahead streams of each of T = `rows` rows begin; None = for any."""
+    d = config.hidden_size
+    begun = build.linear(build.input("states", [rows or "T", d]), STREAM_PROJ.removesuffix(".weight"), (d, d))
+    begun = build.op("Add", build.op("Unsqueeze", begun, build.ints(1)), build.weight(STREAM_BIAS))
+    begun = build.op("Reshape", begun, build.ints(-1, d))
+    build.output(begun, "streams", [rows * streams if rows else "S", d])
+    return build.model("streams")
 
 
 def head_graph(config: ModelConfig, build: GraphBuilder, rows: int | None = None) -> bytes:

@@ -4,6 +4,7 @@ rope            F32 [head_dim / 2]      angles a position
 embedding       F32 or F16 [V, d]       read by the host, a row a token
 X.weight        F32 or F16 [out, in]    matrices; but not a head that is the embedding
   of int8       U8 [out, in / BLOCK, BLOCK], and X.weight_scale F32 [out, in / BLOCK]
+  stream_proj.weight [d, d], with stream_bias F32 or F16 [gamma, d]: of lookahead streams, if there are any
 X.bias, norms   F32 or F16              vectors
 """
 
@@ -21,6 +22,7 @@ from edgespec.offload.safetensors_header import DTYPE_BYTES
 from edgespec.runtimes.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig
 
 ROPE = "rope"
+STREAM_PROJ, STREAM_BIAS = "stream_proj.weight", "stream_bias"
 BLOCK = 32  # numbers of a row that share a scale, of int8 matrices
 ZERO = 128  # the byte that means 0
 
@@ -38,8 +40,10 @@ class Stored:
         return prod(self.shape) * DTYPE_BYTES[self.encoding]
 
 
-def stored_tensors(config: ModelConfig, precision: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Encoding and shape of every tensor, by name, in the file's order."""
+def stored_tensors(
+    config: ModelConfig, precision: str, streams: int = 0
+) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Encoding and shape of every tensor, by name, in the file's order; with so many lookahead streams."""
     plain = "F16" if precision == "fp16" else "F32"
     tied = config.tied_head and precision != "int8"
     found: dict[str, tuple[str, tuple[int, ...]]] = {ROPE: ("F32", (config.head_dim // 2,))}
@@ -48,6 +52,9 @@ def stored_tensors(config: ModelConfig, precision: str) -> dict[str, tuple[str, 
         for name, shape in config.matrix_shapes(layer).items():
             found |= _matrix(name, shape, precision, plain)
         found |= {name: (plain, shape) for name, shape in config.vector_shapes(layer).items()}
+    if streams:
+        found |= _matrix(STREAM_PROJ, (config.hidden_size, config.hidden_size), precision, plain)
+        found[STREAM_BIAS] = (plain, (streams, config.hidden_size))
     found[FINAL_NORM] = (plain, (config.hidden_size,))
     if not tied:
         found |= _matrix(HEAD, (config.vocab_size, config.hidden_size), precision, plain)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,38 +11,35 @@ from numpy.typing import NDArray
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.config import EMBEDDING
-from edgespec.runtimes.exported.host import mask_name, mask_of, mask_windows, states_of
-from edgespec.runtimes.onnx.directory import WEIGHTS, Exported
+from edgespec.runtimes.exported.host import mask_name, mask_of, mask_windows, rotation_of, states_of
+from edgespec.runtimes.onnx.design import WEIGHTS, Part
+from edgespec.runtimes.onnx.directory import Exported
 from edgespec.runtimes.onnx.layout import ROPE
 from edgespec.runtimes.onnx.sessions import Assignment, OpenGraph
 
 STEP_ROWS = 64  # that graphs for any number run at a time: milliseconds
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
-
-
-@dataclass(frozen=True)
-class _Bucket:
-    """Graphs for passes of so many rows; None = of any number."""
-
-    rows: int | None
-    layers: OpenGraph
-    head: OpenGraph
+Seen = tuple[NDArray[np.bool_], IntArray]
 
 
 class OnnxModel:
     """The open graphs of a model, and what the host does for them: embedding, angles, masks."""
 
     def __init__(self, exported: Exported, provider: str = "cpu", threads: int = 1) -> None:
-        """Raises CorruptFileError for graphs that are not ours, and as `sessions.OpenGraph`."""
+        """Raises CorruptFileError for weights that are damaged and graphs that are not ours, and as
+        `sessions.OpenGraph`."""
         self.path, self.config = exported.path, exported.config
         self.positions = exported.manifest.positions  # of a cache; 0 = any
         self.dtype = _DTYPES["F16" if exported.manifest.precision == "fp16" else "F32"]  # of states
         self.placement = Assignment()
-        self._buckets = list[_Bucket]()
-        for rows in exported.buckets:
-            graphs = [OpenGraph(raw, self.path, provider, threads) for raw in exported.graphs(rows)]
-            self.placement = sum((graph.placement for graph in graphs), self.placement)
-            self._buckets.append(_Bucket(rows, *graphs))
+        # By part: for passes of so many rows, None = of any number.
+        self._graphs: dict[Part, list[tuple[int | None, OpenGraph]]] = {}
+        exported.check_weights()
+        for part in exported.design.parts:
+            graphs = self._graphs[part] = []
+            for rows in exported.design.buckets(part):
+                graphs.append((rows, OpenGraph(exported.graph(part, rows), self.path, provider, threads)))
+                self.placement += graphs[-1][1].placement
         self._embedding = self._mapped(exported, EMBEDDING)
         self._angles = np.array(self._mapped(exported, ROPE))
         self._windows = mask_windows(self.config)
@@ -56,7 +52,7 @@ class OnnxModel:
     @property
     def most_rows(self) -> int:
         """See `exported.draft.OpenModel`."""
-        return self._buckets[-1].rows or STEP_ROWS
+        return self._graphs["layers"][-1][0] or STEP_ROWS
 
     def new_cache(self, positions: int) -> NDArray[Any]:
         """See `exported.draft.OpenModel`."""
@@ -66,36 +62,54 @@ class OnnxModel:
         self,
         tokens: Sequence[int],
         positions: IntArray,
-        seen: tuple[NDArray[np.bool_], IntArray],
+        seen: Seen,
         among: NDArray[np.bool_],
         cache: Sequence[NDArray[Any]],
         place: int,
     ) -> NDArray[Any]:
         """See `exported.draft.OpenModel`."""
-        n, bucket = len(tokens), self._bucket(len(tokens))
-        rows, held = bucket.rows or n, cache[0].shape[1]
-        inputs = self._states(tokens, positions, rows)
+        states = states_of(self._embedding, tokens)
+        return self._through("layers", states, positions, seen, among, cache, place, len(tokens))
+
+    def _through(
+        self,
+        part: Part,
+        states: NDArray[Any],
+        positions: IntArray,
+        seen: Seen,
+        among: NDArray[np.bool_],
+        cache: Sequence[NDArray[Any]],
+        place: int,
+        kept: int,
+    ) -> NDArray[Any]:
+        """States [n, d] through the layers of a part, whose cache that is; keys and values of the first
+        `kept` rows stay. Others as `exported.draft.OpenModel.run`."""
+        n, (bucket, graph) = len(states), self._graph(part, len(states))
+        rows, held = bucket or n, cache[0].shape[1]
+        host = {"hidden": states} | rotation_of(self._angles, positions)
+        inputs = {name: padded(array.astype(self.dtype), rows) for name, array in host.items()}
         for window in self._windows:
             mask = mask_of(window, positions, seen, among, held, rows).astype(self.dtype)
             inputs[mask_name(window)] = np.tile(mask, (self.config.heads // self.config.kv_heads, 1))
-        normed = np.empty((rows, self.config.hidden_size), dtype=self.dtype)
-        outputs = {"normed": normed}
-        for index, part in enumerate(cache):
-            name = f"{'values' if index % 2 else 'keys'}.{index // 2}"
-            inputs[name] = part
-            outputs[f"new_{name}"] = np.empty((part.shape[0], rows, part.shape[2]), dtype=self.dtype)
-        bucket.layers.run(inputs, outputs)
-        self._check(normed[:n], "layers")
-        for part, new in zip(cache, list(outputs.values())[1:], strict=True):
-            part[:, place : place + n] = new[:, :n]
-        return normed[:n]
+        out = np.empty((rows, self.config.hidden_size), dtype=self.dtype)
+        outputs = {"states" if part == "before" else "normed": out}
+        first = 0 if part == "before" else self.config.layers - len(cache) // 2
+        for index, kv in enumerate(cache):
+            name = f"{'values' if index % 2 else 'keys'}.{first + index // 2}"
+            inputs[name] = kv
+            outputs[f"new_{name}"] = np.empty((kv.shape[0], rows, kv.shape[2]), dtype=self.dtype)
+        graph.run(inputs, outputs)
+        self._check(out[:n], "layers")
+        for kv, new in zip(cache, list(outputs.values())[1:], strict=True):
+            kv[:, place : place + kept] = new[:, :kept]
+        return out[:n]
 
     def head(self, normed: NDArray[Any], logits: NDArray[np.float32]) -> None:
         """See `exported.draft.OpenModel`."""
-        n, bucket = len(normed), self._bucket(len(normed))
-        rows = bucket.rows or n
+        n, (bucket, graph) = len(normed), self._graph("head", len(normed))
+        rows = bucket or n
         out = logits if rows == n else np.empty((rows, logits.shape[1]), dtype=np.float32)
-        bucket.head.run({"normed": _padded(normed, rows)}, {"logits": out})
+        graph.run({"normed": padded(normed, rows)}, {"logits": out})
         if out is not logits:
             logits[:] = out[:n]
         self._check(logits, "LM head")
@@ -107,33 +121,30 @@ class OnnxModel:
                 "fp32 if this is fp16"
             )
 
-    def _states(self, tokens: Sequence[int], positions: IntArray, rows: int) -> dict[str, NDArray[Any]]:
-        """Embeddings [rows, d] and angles [rows, head_dim] of n tokens, and zeros behind."""
-        found = states_of(self._embedding, self._angles, tokens, positions)
-        return {name: _padded(array.astype(self.dtype), rows) for name, array in found.items()}
-
-    def _bucket(self, n: int) -> _Bucket:
+    def _graph(self, part: Part, n: int) -> tuple[int | None, OpenGraph]:
         """The smallest that has room for n rows."""
-        return next(bucket for bucket in self._buckets if bucket.rows is None or bucket.rows >= n)
+        return next(found for found in self._graphs[part] if found[0] is None or found[0] >= n)
 
 
-def model_bytes(exported: Exported, context: int, slots: int) -> int:
-    """Bytes of an open model with one conversation of `context` positions and so many slots.
+def model_bytes(exported: Exported, context: int, slots: int, widest: int = STEP_ROWS) -> int:
+    """Bytes of an open model with one conversation of `context` positions and so many slots. widest: rows of
+    the largest pass, of graphs for any number.
 
     ONNX Runtime arranges matrices anew in memory of its own, one after the other, for each graph.
     """
-    config, rows = exported.config, exported.manifest.rows[-1:] or [STEP_ROWS]
+    config, buckets = exported.config, exported.design.buckets("layers")
+    rows = buckets[-1] or widest
     largest = max(stored.nbytes for stored in exported.weights.values())
-    graphs = len(exported.buckets)
+    graphs = len(buckets)
     copies = 1 + 2 * graphs if exported.manifest.precision == "fp16" else graphs  # a CPU computes with fp32
     positions = exported.manifest.positions or min(context, config.max_context) + slots
-    seen = positions * rows[0] * (config.heads + 2 * config.heads // config.kv_heads)
-    states = rows[0] * (8 * config.hidden_size + 4 * config.intermediate_size + config.vocab_size)
+    seen = positions * rows * (config.heads + 2 * config.heads // config.kv_heads)
+    states = rows * (8 * config.hidden_size + 4 * config.intermediate_size + config.vocab_size)
     kv = config.kv_bytes(positions, exported.element) * 3 // 2  # where it grows there are two
     return copies * exported.nbytes + largest + kv + 4 * (seen + states)
 
 
-def _padded(rows: NDArray[Any], count: int) -> NDArray[Any]:
+def padded(rows: NDArray[Any], count: int) -> NDArray[Any]:
     """[n, ...] -> [count, ...], contiguous."""
     if len(rows) == count:
         return np.ascontiguousarray(rows)

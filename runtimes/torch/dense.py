@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,11 +24,15 @@ class DenseTensors:
     Raises StorageError and CorruptFileError; `progress` gets bytes read. A context manager.
     """
 
-    def __init__(self, files: ModelFiles, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self, files: ModelFiles, progress: Callable[[int], None] | None = None, layers: bool = True
+    ) -> None:
+        """layers: without them there are the head, the embedding, norms and biases."""
         self.config = files.config
-        self._weights = Weights(files.table, 0, torch.float32)
+        table = files.table if layers else replace(files.table, chunks=tuple(files.table.end()))
+        self._weights = Weights(table, 0, torch.float32)
         try:
-            self._weights.pin(range(len(files.table.chunks)), progress=progress)
+            self._weights.pin([chunk.index for chunk in table.chunks], progress=progress)
             self._weights.embedding.keep(True)
         except BaseException:
             self._weights.close()
@@ -48,19 +53,21 @@ class DenseTensors:
             assert blocks is not None  # all are pinned
             found = torch.cat([block.dense(0, block.rows, torch.float32) for block in blocks])
         rotated = name.endswith((".q_proj.weight", ".k_proj.weight", ".q_proj.bias", ".k_proj.bias"))
-        return (self._in_halves(found) if rotated and self.config.rope.interleaved else found).numpy()
+        halves = rotated and self.config.rope.interleaved
+        return (in_halves(found, self.config.head_dim) if halves else found).numpy()
 
     def _embedding(self) -> Tensor:
         rows, embed = self.config.vocab_size, self._weights.embed
         return torch.cat([embed(range(i, min(i + AT_ONCE, rows))) for i in range(0, rows, AT_ONCE)])
-
-    def _in_halves(self, rows: Tensor) -> Tensor:
-        """Rotated pairs (2 i, 2 i + 1) of each head as (i, i + head_dim / 2)."""
-        heads = rows.view(-1, self.config.head_dim // 2, 2, *rows.shape[1:])
-        return heads.transpose(1, 2).reshape(rows.shape)
 
     def __enter__(self) -> DenseTensors:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._weights.close()
+
+
+def in_halves(rows: Tensor, head_dim: int) -> Tensor:
+    """Rotated pairs (2 i, 2 i + 1) of each head as (i, i + head_dim / 2)."""
+    heads = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
+    return heads.transpose(1, 2).reshape(rows.shape)

@@ -38,7 +38,7 @@ class StreamingDraft:
         """For a conversation of `context` positions, with `rows` uncommitted ones. A pass over up to `width`
         of them has streams, one over more goes without."""
         self.module, self.target, self.rows, self.width = module, target, rows, width
-        self.streams = module.shape.streams  # that speak; the rest are not run
+        self.streams = self.most_streams = module.shape.streams  # that speak; the rest are not run
         slots = rows + width * module.shape.streams
         self.cache = TorchKVCache(module.cached, context, slots, target.dtype, target.device)
         self._latest: weakref.ref[StreamingPass] | None = None

@@ -1,8 +1,10 @@
-"""How a speculative streaming drafter follows a conversation: as any small model, with its own trees."""
+"""How a speculative streaming drafter follows a conversation: as any small model, with its own trees. No
+torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +15,24 @@ from edgespec.drafters.base import Drafting, DraftingAhead, Root
 from edgespec.drafters.forest import Room
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.streaming.growth import StreamedAhead, StreamedTree
-from edgespec.runtimes.torch.streaming_draft import StreamingDraft
+from edgespec.runtimes.base import DraftRuntime
 
 NAMED_ROWS = 8  # nodes that a pass may take along
+
+
+class StreamingRuntime(DraftRuntime, Protocol):
+    """One whose model has lookahead streams.
+
+    Attributes:
+        streams: that speak in the passes that come, `most_streams` or none.
+    """
+
+    streams: int
+    most_streams: int
+
+    @property
+    def beyond(self) -> NDArray[np.float32]:
+        """See `growth.StreamingGrower`."""
 
 
 class StreamingDrafter(ModelDrafter):
@@ -24,12 +41,12 @@ class StreamingDrafter(ModelDrafter):
 
     ahead_width = 16
 
-    def __init__(self, runtime: StreamingDraft, vocabulary: int, room: Room | None = None) -> None:
+    def __init__(self, runtime: StreamingRuntime, vocabulary: int, room: Room | None = None) -> None:
         super().__init__(runtime, vocabulary, room)
         self.streaming = runtime
 
     def prefill(self, context: Context) -> None:
-        self.streaming.streams = 0 if context.drawn else self.streaming.module.shape.streams
+        self.streaming.streams = 0 if context.drawn else self.streaming.most_streams
         super().prefill(context)
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
@@ -51,3 +68,6 @@ class StreamingDrafter(ModelDrafter):
     @property
     def beyond(self) -> NDArray[np.float32]:
         return self.streaming.beyond
+
+
+STREAM_ROWS = StreamingDrafter.ahead_width + NAMED_ROWS  # of one pass with streams

@@ -17,7 +17,7 @@ from edgespec.drafters.model import DRAFT_ROWS, PASS_ROWS
 from edgespec.drafters.opened import Opened
 from edgespec.drafters.process import Program, command
 from edgespec.drafters.resident import Found, Resident, Search
-from edgespec.drafters.streaming.drafter import NAMED_ROWS, StreamingDrafter
+from edgespec.drafters.streaming.drafter import STREAM_ROWS, StreamingDrafter
 from edgespec.drafters.substitute import torch_target
 from edgespec.drafters.trained import TrainedFiles, TrainedResident
 from edgespec.drafters.worker import run
@@ -38,8 +38,6 @@ from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.trained_files import describe_module, parameter_bytes
 from edgespec.runtimes.torch.warm_up import warm_up
 from edgespec.runtimes.torch.weights import Weights
-
-STREAM_ROWS = StreamingDrafter.ahead_width + NAMED_ROWS  # of one pass with streams
 
 
 def find(search: Search, found: dict[str, Found]) -> StreamingFiles:
