@@ -10,10 +10,12 @@ most replies are short: `--stories` asks for long ones.
 
     tokens a cycle   that a tree gives, its own among them
     kappa            a l_d / k (Equation 5): accepted of a tree, its depth, its nodes beside the root
+    rows, pass       of a pass of the whole batch, and milliseconds that one takes (mean)
     over none        tokens a second over those of the same batch without drafts, round by round
 
-Below the table: rho, the rows from which on passes are bound by arithmetic, as measured here, and the rows
-of each batch's trees beside it.
+The model is in memory; `--resident-layers N` streams all but N of its layers, `--throttle` from a disk of
+that rate. Below the table: rho, the rows from which on matmuls, by their times as measured here, take longer
+than reading the weights in this placement.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ from __future__ import annotations
 import argparse
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
 import edgespec
 from benchmarks.batches import Answer, Seen
+from benchmarks.cgroup import require_throttle, throttled
 from benchmarks.common import Row, arguments, compile_checkout, interleave, numbers, paths
 from benchmarks.held_out import prompts, stories
 from benchmarks.tables import Report, ratio
@@ -40,6 +44,7 @@ from edgespec.core.schedule import TreeBudget
 from edgespec.errors import OptionError
 from edgespec.runtimes.formats.trained import trained_kind
 from edgespec.runtimes.torch.matmuls import matmuls
+from edgespec.values import format_bytes, parse_bytes
 
 DEPTH = 5  # of trees, at most
 PLAIN = "none"
@@ -48,6 +53,8 @@ PLAIN = "none"
 def load(args: argparse.Namespace, batch: int, directory: Path | None) -> edgespec.Engine:
     """Raises OptionError where this drafter drafts for no such batch."""
     options: dict[str, Any] = {"memory": args.memory, "context": args.context, "batch": batch}
+    if args.resident_layers is not None:
+        options["resident_layers"] = args.resident_layers
     if directory is not None:
         kind = trained_kind(directory)
         files = {"adapters": directory} if kind else {"draft_model": directory}
@@ -71,6 +78,8 @@ def answer(engine: edgespec.Engine, asked: Sequence[list[int]], batch: int, node
     seconds, said = perf_counter() - began, [member.tokens for member in members]
     drafts = seen.drafts()
     figures = {"tokens a cycle": drafts.a + 1, "kappa": drafts.kappa or 0.0}
+    passes = [cycle.verify_seconds for cycle in seen.cycles if not cycle.outcome.prompts]
+    figures["pass"] = fmean(passes) if passes else 0.0
     return {"tokens/s": sum(map(len, said)) / seconds, "cycles": len(seen.cycles), "said": said, **figures}
 
 
@@ -90,16 +99,21 @@ def add(report: Report, args: argparse.Namespace, batch: int, asked: Sequence[li
     found = interleave(arms, args.rounds)
     for engine in engines.values():
         engine.close()
-    rho = engines[PLAIN].plan.costs().redundancy or 0
-    rows = ", ".join(str(batch * (nodes + 1)) for nodes in args.nodes)
-    report.notes.append(f"batch {batch}: rho is {rho:.1f} rows, and trees have {rows}")
+    plan = engines[PLAIN].plan
+    costs = plan.costs()
+    if args.throttle:
+        costs = replace(costs, io=plan.bytes_per_pass / args.throttle)
+    read = format_bytes(plan.bytes_per_pass)
+    report.notes.append(f"batch {batch}: rho is {costs.redundancy or 0:.1f} rows; a pass reads {read}")
     plain, *_ = found.values()
     for arm, rows in found.items():
         if any(row.pop("said") != plain[0]["said"] for row in rows if row is not plain[0]):
             raise SystemExit(f"batch {batch}: {arm} says something else than without drafts")
         name, _, nodes = arm.partition("/")
         speeds = [row["tokens/s"] for row in rows]
-        cells = {"batch": batch, "drafter": name, "nodes": nodes, "tokens/s": f"{median(speeds):.4g}"}
+        took = fmean(row["pass"] for row in rows) * 1e3
+        cells = {"batch": batch, "drafter": name, "nodes": nodes, "rows": batch * (int(nodes) + 1)}
+        cells |= {"pass": f"{took:.3g}", "tokens/s": f"{median(speeds):.4g}"}
         cells |= {column: f"{rows[0][column]:.2f}" for column in ("tokens a cycle", "kappa")}
         report.add({**cells, "over none": ratio(speeds, [row["tokens/s"] for row in plain])})
     report.raw[str(batch)] = {arm: [row["tokens/s"] for row in rows] for arm, rows in found.items()}
@@ -116,13 +130,18 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--memory", default="1GB")
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--resident-layers", type=int, help="stream all but so many; default: by the plan")
+    parser.add_argument("--throttle", type=parse_bytes, help="read rate of an emulated slower disk; root")
     args = parser.parse_args()
     compile_checkout()
-    matmuls()  # else rho would be supposed
+    if args.throttle:
+        require_throttle(args.model)
     asked = (stories if args.stories else prompts)(args.model, args.prompts)
     report = Report(f"Drafters by batch and nodes of a tree, {len(asked)} held-out prompts")
-    for batch in args.batch:
-        add(report, args, batch, asked)
+    with throttled(args.model, args.throttle):
+        matmuls()  # else rho would be supposed
+        for batch in args.batch:
+            add(report, args, batch, asked)
     report.finish(args.json)
 
 

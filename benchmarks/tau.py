@@ -4,13 +4,17 @@
 
 Directories as of `budgets.py`; those that differ by a number behind the last "-", a seed, are one arm. All
 answer the same held-out prompts, greedily, in trees of so many nodes beside the root; their texts must be the
-plain ones. An arm's figure is of all its trainings together; the interval is by the choice of prompts (95 %).
+plain ones. An arm's figure is of all its trainings together; 95 % intervals are by the choice of prompts and
+of trainings, of prompts the same for both arms of a quotient. With --known, a results file of this script,
+what that has of these prompts is not asked again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +41,25 @@ def count(
     return np.array(counts), [row["said"] for row in rows]
 
 
-def tau(counts: Counts) -> str:
-    """Tokens a cycle, and how far the choice of prompts moves it."""
+def pooled(each: Sequence[Counts]) -> float:
+    """Tokens a cycle of several trainings together."""
+    tokens, cycles = sum(each[1:], each[0]).sum(0).tolist()
+    return float(tokens / cycles)
 
-    def of(drawn: IntArray) -> FloatArray:
-        sums = counts[drawn].sum(1)  # [draws, 2]
-        quotient: FloatArray = sums[:, 0] / sums[:, 1]
-        return quotient
 
-    low, high = interval(len(counts), of)
-    return f"{counts[:, 0].sum() / counts[:, 1].sum():.3f} ({low:.3f}–{high:.3f})"
+def redrawn(each: Sequence[Counts], drawn: IntArray) -> FloatArray:
+    """The same by other choices of prompts, [draws, prompts] -> [draws], and as many of the trainings; of
+    arms with as many trainings the same ones, which had the same order of data."""
+    chosen = np.random.default_rng(0).integers(0, len(each), (len(drawn), len(each)))
+    sums = np.stack(each)[chosen[:, :, None], drawn[:, None, :]].sum((1, 2))  # [draws, 2]
+    quotient: FloatArray = sums[:, 0] / sums[:, 1]
+    return quotient
+
+
+def over(each: Sequence[Counts], first: Sequence[Counts]) -> str:
+    """Quotient of two arms, with its interval."""
+    low, high = interval(len(first[0]), lambda drawn: redrawn(each, drawn) / redrawn(first, drawn))
+    return f"{pooled(each) / pooled(first):.2f} ({low:.2f}–{high:.2f})"
 
 
 def arm(name: str) -> str:
@@ -64,21 +77,30 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--memory", default="1GB")
     parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--known", type=Path, help="results of this script for the same prompts and trees")
+    parser.set_defaults(resident_layers=None)
     args = parser.parse_args()
     compile_checkout()
     asked = prompts(args.model, args.prompts)
     _, plain = count(args, None, asked)
     report = Report(f"Tokens a cycle in trees of {args.nodes} nodes, {len(asked)} held-out prompts")
     arms: dict[str, list[Counts]] = {}
+    known = json.loads(args.known.read_text())["raw"] if args.known else {}
     for directory in args.trained:
-        counts, said = count(args, directory, asked)
-        if said != plain:
-            raise SystemExit(f"{directory} says something else than without drafts")
-        arms.setdefault(arm(directory.name), []).append(counts)
-        report.raw[directory.name] = counts.tolist()
+        if directory.name in known:
+            found = np.array(known[directory.name])[: len(asked)]
+        else:
+            found, said = count(args, directory, asked)
+            if said != plain:
+                raise SystemExit(f"{directory} says something else than without drafts")
+        arms.setdefault(arm(directory.name), []).append(found)
+        report.raw[directory.name] = found.tolist()
+    (name_of_first, first), *_ = arms.items()
     for name, each in arms.items():
-        seeds = ", ".join(f"{c[:, 0].sum() / c[:, 1].sum():.3f}" for c in each)
-        report.add({"drafter": name, "tokens a cycle": tau(sum(each[1:], each[0])), "each training": seeds})
+        low, high = interval(len(asked), partial(redrawn, each))
+        cells = {"drafter": name, "tokens a cycle": f"{pooled(each):.3f} ({low:.3f}–{high:.3f})"}
+        cells["each training"] = ", ".join(f"{pooled([one]):.3f}" for one in each)
+        report.add({**cells, f"over {name_of_first}": over(each, first)})
     report.finish(args.json)
 
 

@@ -450,6 +450,26 @@ def test_in_a_batch_each_reads_its_own_states(
 
 
 @ONE_TYPE
+def test_a_pass_has_room_for_eight_drafts_of_each(model: Path) -> None:
+    """Sixteen trees of nine rows are verified in one pass: where weights stream, half of them would cost
+    as much."""
+    options = GenerationOptions(max_tokens=24, ignore_eos=True)
+    with load(model, batch=16, context=64) as engine, ExitStack() as stack:
+        asking = []
+        for seed in range(16):
+            session = stack.enter_context(engine.new_session(64, Fixed(TreeBudget(9, 5, 1))))
+            asking.append((session, session.new_reply(prompt_of(5, seed), options)))
+        for rows in (5, 9):
+            parts = [session.ask(reply) for session, reply in asking]
+            assert list(map(len, parts)) == [rows] * 16
+            assert len(engine.verifier.compute(parts)) == 16
+            for (session, reply), part in zip(asking, parts, strict=True):
+                session.answer(reply, part)
+        for session, reply in asking:
+            session.end(reply)
+
+
+@ONE_TYPE
 def test_nan_ends_its_drafting_and_is_told(model: Path, plain: dict[float, list[int]]) -> None:
     with load(model) as engine, engine.new_session(300, Fixed(BUDGET)) as session:
         (resident,) = engine.resident

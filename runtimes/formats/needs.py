@@ -18,7 +18,7 @@ from edgespec.runtimes.formats.gguf import PLAIN
 
 BLOCK = 64  # positions per attention block; see torch/attention.py
 SHARED_POSITIONS = 512  # that most prompts take with their replies
-SHARED_ROWS = 4  # of each of many trees in a pass, on average: a root and three drafts; some have more
+SHARED_ROWS = 9  # of each of many trees in a pass, on average: a root and eight drafts; some have more
 # Weights of another type than activations, as a prompt's block is multiplied by them: kernels/matmul.py's
 # PROMPT_TILE_BYTES, or where kernels unpack them the block in their order and sums, so many bytes a row. Both
 # stay with the thread.
