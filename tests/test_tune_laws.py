@@ -83,11 +83,18 @@ def test_no_schedule_is_slower_than_drafting_in_time(io: float, step: float) -> 
 
 
 def test_ssd_is_theorem_7_where_there_are_waits() -> None:
-    costs = CostModel(io=3.0, compute=0.3, step=0.2)
-    passes = int((3.0 - 0.3 * (1 + 31 / 32)) / 0.2)
-    primary, fallback = Drafted(tokens(passes // 2, 32), 1.0), Drafted(tokens(6, 32), 0.2 * 6 / 3.0)
+    costs = CostModel(io=3.0, compute=0.3, step=0.2, waiting_step=0.5)
+    hits, found = expected_hits(int((3.0 - 0.3 * (1 + 31 / 32)) / 0.5)), 2
+    primary, fallback = (
+        Drafted(tokens(6, 32), 1 + 0.2 * (6 - found) / 3.0),
+        Drafted(tokens(6, 32), 0.2 * 6 / 3.0),
+    )
     law = laws._ssd(costs, tokens, 32, 6)
-    assert law.speed == pytest.approx(speedup(expected_hits(passes), primary, fallback) / 3.0)
+    assert law.speed == pytest.approx(speedup(hits, primary, fallback) / 3.0)
+    shallow = laws._ssd(replace(costs, waiting_step=0.2), tokens, 32, 3)  # what is there is deeper: 6 levels
+    hits = expected_hits(12)
+    assert shallow.tokens == pytest.approx(hits * tokens(6, 32) + (1 - hits) * tokens(3, 32))
+    assert shallow.seconds == pytest.approx(3.0 + (1 - hits) * 0.2 * 3)
     late = laws._ssd(replace(costs, io=0.1), tokens, 32, 6)  # nothing waits: every outcome is missed
     assert late.tokens == pytest.approx(tokens(6, 32))
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from edgespec.config import EngineOptions
 from edgespec.drafters.drawn import kept_bytes
 from edgespec.drafters.kinds import choose_drafters
-from edgespec.drafters.low_bit import copy_extras
-from edgespec.drafters.model import DRAFT_ROWS
+from edgespec.drafters.low_bit import AHEAD_ROWS, copy_extras
+from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.errors import Call, OptionError
 from edgespec.offload.chunk_store import is_store
 from edgespec.offload.pack.layout import LOW_BIT
@@ -126,7 +126,17 @@ def substitute(
 
     prior = PRIORS["substitute"]
     layers = subject.files.config.layers
-    return Candidate("substitute", ("substitute",), extras, reads, layers, lambda plan: prior, files, before)
+    return Candidate(
+        "substitute",
+        ("substitute",),
+        extras,
+        reads,
+        layers,
+        lambda plan: prior,
+        files,
+        before,
+        ahead_rows=AHEAD_ROWS,
+    )
 
 
 def draft_model(draft: Subject, options: EngineOptions, converts: frozenset[str]) -> Candidate:
@@ -146,4 +156,5 @@ def draft_model(draft: Subject, options: EngineOptions, converts: frozenset[str]
         files.config.layers,
         lambda plan: prior,
         {"draft_model": draft.name},
+        ahead_rows=ModelDrafter.ahead_width,
     )

@@ -125,6 +125,7 @@ class Fit:
     def costs(self, costs: CostModel, seen: Seen) -> CostModel:
         """With these factors; a step that was never timed is off as the passes' computing is."""
         flash, compute = self.flash.value, self.compute.value
+        step = seen.step.value if seen.step.runs else compute
         return replace(
             costs,
             io=costs.io * flash,
@@ -132,7 +133,8 @@ class Fit:
             compute=costs.compute * compute,
             overhead=costs.overhead * compute,
             by_rows=tuple(seconds * compute for seconds in costs.by_rows),
-            step=costs.step * (seen.step.value if seen.step.runs else compute),
+            step=costs.step * step,
+            waiting_step=costs.waiting_step * step,
         )
 
 

@@ -47,34 +47,31 @@ def rate_of(
     return max(serial, law(costs, tokens, nodes, steps, spread), key=lambda rate: rate.speed)
 
 
-def _waits(costs: CostModel, nodes: int) -> tuple[float, float]:
-    """Seconds of a pass, and those of it in which it waits for flash."""
-    working = costs.working(nodes)
-    return max(costs.io, working), max(0.0, costs.io - working)
-
-
-def _ahead(costs: CostModel, wait: float) -> int:
-    """Passes of drafting that fit so long a wait."""
-    return min(AHEAD, int(wait / costs.step)) if costs.step else AHEAD
+def _prepared(costs: CostModel, wait: float, spread: float) -> tuple[float, int]:
+    """How often an outcome has been prepared for in so long a wait, and how many levels its tree has then:
+    half of what is drafted ahead is for outcomes that do not come."""
+    step = costs.waiting_step or costs.step
+    passes = min(AHEAD, int(wait / step)) if step else AHEAD
+    return expected_hits(passes, spread), passes // 2
 
 
 def _ssd(costs: CostModel, tokens: Guess, nodes: int, steps: int, spread: float = SPREAD) -> Rate:
-    """SSD, Theorem 7: the cache is filled in the waits of a pass; after a miss the drafter drafts then. Half
-    of what is drafted ahead is for outcomes that do not come."""
-    seconds, wait = _waits(costs, nodes)
-    passes = _ahead(costs, wait)
-    hits = expected_hits(passes, spread)
-    primary = Drafted(tokens(passes // 2, nodes), 1.0)
-    fallback = Drafted(tokens(steps, nodes), costs.step * steps / seconds)
+    """SSD, Theorem 7: the cache is filled in the waits of a pass. What was prepared is drafted on to as many
+    levels as are drafted after a miss, between two passes."""
+    alone = costs.cycle(nodes=nodes)
+    hits, found = _prepared(costs, alone - costs.working(nodes), spread)
+    primary = Drafted(tokens(max(found, steps), nodes), costs.cycle(max(0, steps - found), nodes) / alone)
+    fallback = Drafted(tokens(steps, nodes), max(0.0, costs.cycle(steps, nodes) / alone - 1))
     given = hits * primary.tokens + (1 - hits) * fallback.tokens
-    return Rate(given, given * seconds / speedup(hits, primary, fallback))
+    return Rate(given, given * alone / speedup(hits, primary, fallback))
 
 
 def _mirror(costs: CostModel, tokens: Guess, nodes: int, steps: int, spread: float = SPREAD) -> Rate:
     """Mirror-SD, Equation 10, with an exit half-way: what comes behind it hides the drafting."""
-    seconds, wait = _waits(costs, nodes)
-    passes = _ahead(costs, wait / 2)
-    hits = expected_hits(passes, spread)
-    step = Mirrored(seconds / 2, seconds / 2, draft=costs.step * passes, early=LAYER_SECONDS).step
-    given = hits * tokens(passes // 2, nodes) + (1 - hits) * tokens(steps, nodes)
-    return Rate(given, step + (1 - hits) * costs.step * steps)
+    alone = costs.cycle(nodes=nodes)
+    wait = (alone - costs.working(nodes)) / 2
+    hits, found = _prepared(costs, wait, spread)
+    late = costs.cycle(steps - hits * min(found, steps), nodes) - alone
+    hidden = Mirrored(alone / 2, alone / 2, draft=wait, early=LAYER_SECONDS)
+    given = hits * tokens(max(found, steps), nodes) + (1 - hits) * tokens(steps, nodes)
+    return Rate(given, hidden.step + late)

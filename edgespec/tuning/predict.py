@@ -127,10 +127,17 @@ def legal_schedules(candidate: Candidate, options: EngineOptions, config: ModelC
 
 def costs_of(plan: Plan, candidate: Candidate) -> CostModel:
     """What passes of this plan and steps of this drafter should cost, before any run."""
-    step = plan.rates.multiply(candidate.reads(plan))[0] + candidate.layers * LAYER_SECONDS
+    drafting = CostModel(
+        overhead=candidate.layers * LAYER_SECONDS, by_rows=plan.rates.multiply(candidate.reads(plan))
+    )
     # Spans are contiguous, so that about one of the largest chunk does not fit before the ring's end.
     largest = max((chunk.read_bytes for chunk in plan.streamed), default=0)
-    return replace(plan.costs(), step=step, ahead=plan.rates.flash(max(0, plan.ring_bytes - largest)))
+    return replace(
+        plan.costs(),
+        step=drafting.working(1),
+        waiting_step=drafting.working(candidate.ahead_rows),
+        ahead=plan.rates.flash(max(0, plan.ring_bytes - largest)),
+    )
 
 
 def predict(

@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from edgespec.drafters.eagle.drafter import EagleDrafter
 from edgespec.drafters.eagle.files import find_eagle
 from edgespec.drafters.moa import find_moa
+from edgespec.drafters.moa_draft import MoaDrafter
 from edgespec.drafters.specformer.files import find_specformer
+from edgespec.drafters.streaming.drafter import StreamingDrafter
 from edgespec.drafters.streaming.files import find_streaming
 from edgespec.drafters.streaming.spd import find_spd
 from edgespec.drafters.trained import TrainedFiles
@@ -30,6 +33,14 @@ FIND: Mapping[str, Callable[[Path, ModelFiles, bool], TrainedFiles[Any]]] = {
 }
 """By kind: what a directory holds, for a target's files, to be prepared with or not."""
 
+AHEAD = {
+    "moa": MoaDrafter.ahead_width,
+    "eagle": EagleDrafter.ahead_width,
+    "streaming": StreamingDrafter.ahead_width,
+    "spd": StreamingDrafter.ahead_width,
+}
+"""By kind: rows of a step in the target's waits, of those that draft there."""
+
 
 def find_trained(subject: Subject, kind: str, adapters: str, prepares: bool) -> Candidate:
     """What was trained for this model: a step reads it, and the head. Raises ModelError when it is not for
@@ -46,4 +57,7 @@ def find_trained(subject: Subject, kind: str, adapters: str, prepares: bool) -> 
         return stored
 
     files = {"adapters": adapters}
-    return Candidate(kind, (kind,), found.extras, reads, found.layers, lambda plan: prior, files)
+    rows = AHEAD.get(kind, 1)
+    return Candidate(
+        kind, (kind,), found.extras, reads, found.layers, lambda plan: prior, files, ahead_rows=rows
+    )

@@ -60,7 +60,8 @@ class CostModel:
     io: to read what one pass streams. compute: a pass of one row, its weights alone. step: one step of
     whoever works between two passes, likewise. overhead: of a pass of one row, beside its weights. ahead: of
     reading that the ring has room for, and which goes on between two passes. by_rows: what a pass's weights
-    take for each number of ROWS, where that was measured.
+    take for each number of ROWS, where that was measured. waiting_step: of who works in a pass's waits, with
+    as many rows as it has there.
     """
 
     io: float = 0.0
@@ -69,6 +70,7 @@ class CostModel:
     overhead: float = 0.0
     ahead: float = 0.0
     by_rows: tuple[float, ...] = ()
+    waiting_step: float = 0.0
 
     def computing(self, rows: FloatArray) -> FloatArray:
         """[...] -> [...]: to multiply so many rows by all weights; lines between what was measured."""
