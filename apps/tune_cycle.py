@@ -36,7 +36,8 @@ def lanes_of(setting: Setting) -> dict[str, list[Bar]]:
         waits = ends - drafting - computing
         if setting.schedule != "serial" and waits > 0:
             lanes["drafting"].append(("may draft ahead, for as long", ends - waits, ends))
-    return {name: [bar for bar in bars if bar[2] > bar[1]] for name, bars in lanes.items()}
+    lanes = {name: [bar for bar in bars if bar[2] > bar[1]] for name, bars in lanes.items()}
+    return {name: bars for name, bars in lanes.items() if bars}  # n-grams' drafts take no time
 
 
 def cycle_svg(setting: Setting) -> str:

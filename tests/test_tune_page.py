@@ -222,7 +222,8 @@ def test_the_cycle_that_is_drawn_is_the_one_that_was_predicted(tmp_path: Path, d
             assert ends == pytest.approx(setting.cycle_seconds)
         schedules.add(setting.schedule)
         assert ("flash" in lanes) == setting.streams
-        assert ("drafting" in lanes) == (setting.drafter != "none")
+        assert ("drafting" in lanes) >= (setting.costs.step > 0), setting.drafter  # n-grams take no time
+        assert setting.drafter != "none" or "drafting" not in lanes
         for bars in lanes.values():  # nobody does two things at a time
             assert all(begins < over for _, begins, over in bars)
             assert all(one[2] <= other[1] + 1e-9 for one, other in pairwise(sorted(bars, key=lambda b: b[1])))
@@ -456,7 +457,7 @@ def test_a_browser_shows_it_on_phones_and_desks_by_day_and_by_night(tmp_path: Pa
         assert shown[2] == []
         assert shown[3] == "rgb(246, 247, 249)"
         assert shown[4] > 150
-        assert shown[5] == 0, "a table is cut off"
+        assert shown[5] == 0, f"a table is cut off at {width}"
     assert json.loads(probe(tmp_path, probed, 1200, dark=True))[3] == "rgb(20, 23, 27)"
     for dark, expected in ((False, b"\xf6\xf7\xf9"), (True, b"\x14\x17\x1b")):
         browse(tmp_path, page, 600, dark, f"--screenshot={tmp_path / 'shot.png'}")
