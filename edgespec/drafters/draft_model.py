@@ -20,7 +20,7 @@ from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
-from edgespec.runtimes.formats.needs import cache_bytes, resident_bytes
+from edgespec.runtimes.formats.needs import cache_bytes, first_pass_bytes, resident_bytes
 from edgespec.runtimes.target import Target
 from edgespec.runtimes.torch.draft import TorchDraft, open_draft
 from edgespec.runtimes.torch.target import TorchTarget
@@ -79,7 +79,8 @@ class DraftFiles:
                 return Extras({"drafter": self.nbytes}, further={"drafter": self.cache_bytes})
             kept = kept_bytes(DRAFT_ROWS, self.files.config.vocab_size)
             return Extras({"drafter": self.nbytes, "drawn drafts": lambda context: kept})
-        return Extras({"drafter": self.nbytes}, processes=("draft worker",))
+        left = first_pass_bytes(self.files)
+        return Extras({"drafter": lambda c: self.nbytes(c) + left}, processes=("draft worker",))
 
     def unused(self, plan: Plan) -> str | None:
         """See `drafters.resident.Found`."""

@@ -17,7 +17,7 @@ from edgespec.offload.chunk_store import is_store
 from edgespec.offload.pack.layout import LOW_BIT
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.formats.needs import resident_bytes
+from edgespec.runtimes.formats.needs import first_pass_bytes, resident_bytes
 from edgespec.runtimes.formats.packed import SUBSTITUTE
 from edgespec.tuning.acceptance import PRIORS
 from edgespec.tuning.candidate import NGRAM, PLAIN, Candidate, Stored
@@ -143,7 +143,8 @@ def draft_model(draft: Subject, options: EngineOptions, converts: frozenset[str]
     """Another model: all of it is in memory, and read in every step."""
     files = draft.files
     convert = files.activations in converts
-    owners = {"drafter": lambda context: resident_bytes(files, context, DRAFT_ROWS, convert)}
+    left = 0 if options.draft_worker is None else first_pass_bytes(files)
+    owners = {"drafter": lambda context: left + resident_bytes(files, context, DRAFT_ROWS, convert)}
     if options.draft_worker is None and options.schedule != "serial":
         owners["drawn drafts"] = lambda context: kept_bytes(DRAFT_ROWS, files.config.vocab_size)
     extras = Extras(owners, processes=("draft worker",) if options.draft_worker is not None else ())

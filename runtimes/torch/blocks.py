@@ -205,6 +205,12 @@ class GatedMLP(Multiplying):
         return hidden + F.linear(F.silu(gate) * up, self.down_proj.to(dtype))
 
 
+def swiglu_bytes(e: int) -> int:
+    """Of a row's gate, up and product, numbers of `e` bytes each, and what few rows take in fp32 meanwhile:
+    x, unless it is so stored, and its denominator (`kernels.reference.swiglu`)."""
+    return 3 * e + (8 if e < 4 else 4)
+
+
 def one_layer(config: ModelConfig) -> ModelConfig:
     """The target's config as the cache of a `CausalAttention` sees it."""
     return replace(config, layers=1, windows=())

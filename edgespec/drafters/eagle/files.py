@@ -22,7 +22,7 @@ from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.target import Target
-from edgespec.runtimes.torch.blocks import attention_cache_bytes, widened
+from edgespec.runtimes.torch.blocks import attention_cache_bytes, swiglu_bytes, widened
 from edgespec.runtimes.torch.eagle import KIND, Eagle, EagleShape, eagle_shapes
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.trained_files import (
@@ -57,7 +57,7 @@ class EagleFiles(TrainedFiles[EagleShape]):
         pass, which is one with others'."""
         config, e = self.files.config, self.files.element
         width = widened(config, self.module.shape.mlp).intermediate_size
-        mlp = PASS_ROWS * width * (3 * e + 8)
+        mlp = PASS_ROWS * width * swiglu_bytes(e)
         logits = PASS_ROWS * config.vocab_size * (e + 4)
         states = (EAGLE_ROWS + 4 * TREE_ROWS) * config.hidden_size * e
         return attention_cache_bytes(config, context, EAGLE_ROWS, e) + states + mlp + logits

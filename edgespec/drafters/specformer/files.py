@@ -17,7 +17,7 @@ from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.target import Target
-from edgespec.runtimes.torch.blocks import attention_cache_bytes, widened
+from edgespec.runtimes.torch.blocks import attention_cache_bytes, swiglu_bytes, widened
 from edgespec.runtimes.torch.specformer import KIND, SpecFormer, SpecFormerShape, specformer_shapes
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.trained_files import (
@@ -51,7 +51,7 @@ class SpecFormerFiles(TrainedFiles[SpecFormerShape]):
         config, e, shape = self.files.config, self.files.element, self.module.shape
         states = 2 * (1 + len(shape.hooks)) * TREE_ROWS * config.hidden_size * e
         width = widened(config, shape.mlp).intermediate_size
-        draft = shape.length * (8 * config.hidden_size * e + width * (3 * e + 8))
+        draft = shape.length * (8 * config.hidden_size * e + width * swiglu_bytes(e))
         logits = shape.length * config.vocab_size * (e + 4)
         return attention_cache_bytes(config, context, TREE_ROWS, e) + states + draft + logits
 

@@ -26,6 +26,7 @@ from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
+from edgespec.runtimes.formats.needs import first_pass_bytes
 from edgespec.runtimes.target import Target
 from edgespec.runtimes.torch.streaming import (
     KIND,
@@ -69,7 +70,8 @@ class StreamingFiles(TrainedFiles[StreamingShape]):
         if self.worker is None:
             return super().extras
         copies = self.files.table.embedding.nbytes * (not self.files.table.tied) + self.head_bytes
-        return Extras({"drafter": lambda c: self.nbytes(c) + copies}, processes=("draft worker",))
+        own = copies + first_pass_bytes(self.files)
+        return Extras({"drafter": lambda c: self.nbytes(c) + own}, processes=("draft worker",))
 
     @property
     def head_bytes(self) -> int:
