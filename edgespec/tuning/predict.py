@@ -27,6 +27,7 @@ FREE_DEPTH = 8  # levels of drafts that cost no passes
 # Standard deviation of what passes take against this model, rates being right (benchmarks); and, assumed,
 # after runs on the same machine have set it right.
 MODEL_ERROR, RUN_ERROR = 0.08, 0.04
+DRAFTED_ERROR = 0.15  # likewise of cycles with a model's drafts, which were 21 to 24 % longer than expected
 
 Way = tuple[int, int]
 """Nodes of a tree, the root included, and steps of drafting."""
@@ -53,13 +54,15 @@ class Doubt:
     flash: float
     compute: float
     model: float = MODEL_ERROR
+    drafted: float = DRAFTED_ERROR
 
     def after(self, fit: Fit) -> Doubt:
         """What is left of it, as far as runs have shown what the rates and the model get wrong."""
         flash = fit.flash.sd if fit.flash.runs else self.flash
         compute = fit.compute.sd if fit.compute.runs else self.compute
         shown = fit.flash.runs or fit.compute.runs
-        return replace(self, flash=flash, compute=compute, model=RUN_ERROR if shown else self.model)
+        model, drafted = (RUN_ERROR, RUN_ERROR) if shown else (self.model, self.drafted)
+        return Doubt(flash, compute, model, drafted)
 
 
 MEASURED = Doubt(flash=0.15, compute=0.15)  # a shared virtual disk's own, within an hour
@@ -187,7 +190,8 @@ def predict(
         rate = Rate(rate.tokens, max(rate.seconds, plain.seconds))  # no pass is shorter than that of one row
         flash = costs.io >= costs.working(nodes)
         if not sd:
-            sd = hypot(doubt.flash if flash else doubt.compute, doubt.model)
+            error = doubt.drafted if candidate.layers else doubt.model
+            sd = hypot(doubt.flash if flash else doubt.compute, error)
         sd, below, above = sd * NORMAL_80, 0.0, 0.0
         if candidate.members:
             low, mid, high = (rated(schedule, (nodes, steps), chance).speed for chance in prior.chances)
