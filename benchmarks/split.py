@@ -4,8 +4,9 @@
 
 A row is a drafter on the client (none: one round trip a token), or `api`: one request, whose text is streamed
 as server-sent events, with n-grams beside the target. All make the same text, which is checked. Then the link
-is cut in the middle of replies, for a few seconds. The links are emulated (`benchmarks.emulator`: Linux,
-root, openssl), and measured before each profile's rows.
+is cut in the middle of replies, for a few seconds; with --standby, of replies that the same model on this
+machine goes on with, too. The links are emulated (`benchmarks.emulator`: Linux, root, openssl), and measured
+before each profile's rows.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from benchmarks.common import environment
 from benchmarks.emulator import FAR, PROFILES, Crossed, EmulatedLink
 from edgespec.apps.common import demo_model
 from edgespec.config import GenerationOptions
+from edgespec.core.trace import Cycle, Trace
 from edgespec.models.client_half import export_client
 from edgespec.split.client import RemoteEngine
 from edgespec.text.conversation import Conversation
@@ -40,7 +42,6 @@ QUESTIONS = (
     "What is a draft?", "How do I save a conversation?", "Why is flash slow?", "What does /undo do?",
     "What is the dial?", "Tell me of the ring.",
 )  # fmt: skip
-CUTS = (1, 10, 25, 50)  # tokens after which the link is cut
 
 
 @dataclass
@@ -142,12 +143,13 @@ class Bench:
         figures.calls -= 1
         return figures
 
-    def cut(self, drafter: str, after: int, seconds: float, expected: str) -> dict[str, Any]:
+    def cut(self, drafter: str, after: int, seconds: float, expected: str, **more: Any) -> dict[str, Any]:
         """A reply whose link is cut for some seconds: how long no text came meanwhile, what was said then,
         and whether it is the text of an uninterrupted one in the end."""
-        with self.connect(drafter) as engine, engine.new_session() as session:
+        with self.connect(drafter, **more) as engine, engine.new_session() as session:
             tokens: list[int] = []
-            pause, alone, again, cut, last = 0.0, 0, 0, 0.0, 0.0
+            pause, during, alone, again, cut, last = 0.0, 0, 0, 0, 0.0, 0.0
+            whole = False  # all was said, verified or not: nobody waits for more
             mending = threading.Timer(seconds, self.link.mend)
             try:
                 for step in session.generate(self.prompts[0], self.options):
@@ -158,8 +160,10 @@ class Bench:
                     if step.token is not None:
                         tokens.append(step.token)
                         alone += not step.verified
-                        if cut and now < cut + seconds:  # what a round has brought before is shown at once
-                            pause = max(pause, now - last)
+                        if cut and last < cut + seconds and not whole:
+                            pause = max(pause, min(now, cut + seconds) - last)
+                            during += now < cut + seconds
+                        whole = whole or len(tokens) == self.options.max_tokens
                         last = now
                     if len(tokens) >= after and not cut:
                         self.link.cut()
@@ -169,8 +173,9 @@ class Bench:
                 if cut:
                     mending.join()
             return {
-                "cut after": after, "longest silence, s": round(pause, 2), "tokens alone": alone,
-                "made again": again, "the same text": engine.tokenizer.decode(tokens) == expected,
+                "cut after": after, "longest silence, s": round(pause, 2), "tokens meanwhile": during,
+                "not verified": alone, "made again": again,
+                "the same text": engine.tokenizer.decode(tokens) == expected,
             }  # fmt: skip
 
 
@@ -217,6 +222,14 @@ def prompts_of(model: str, count: int) -> list[list[int]]:
     return found
 
 
+def seconds_a_pass(engine: edgespec.Engine, prompt: Sequence[int]) -> float:
+    cycles = list[Cycle]()
+    with engine.new_session(trace=Trace(cycles.append)) as session:
+        for _ in session.generate(prompt, GenerationOptions(max_tokens=20, ignore_eos=True)):
+            pass
+    return statistics.median(cycle.verify_seconds for cycle in cycles)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("model", nargs="?", default=str(demo_model()))
@@ -224,14 +237,21 @@ def main() -> None:
     parser.add_argument("--drafters", default="none,ngram")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompts", type=int, default=len(QUESTIONS))
+    parser.add_argument("--cuts", default="1,10,25,50", help="tokens after which the link is cut")
     parser.add_argument("--cut-seconds", type=float, default=3.0)
     parser.add_argument("--adapters", help="of a trained MoA drafter, for --drafters moa")
     parser.add_argument("--sessions", default="4", help="--max-sessions of the server")
+    parser.add_argument("--standby", metavar="DIAL", help="the same model on this machine, by this dial")
     given = parser.parse_args()
     prompts = prompts_of(given.model, given.prompts)
     options = GenerationOptions(max_tokens=given.tokens, ignore_eos=True)
     flags: tuple[str, ...] = "--max-sessions", given.sessions, "--context", "512", "--memory", "2GB"
     drafters = given.drafters.split(",")
+    standbys: dict[str, dict[str, Any]] = {drafters[-1]: {}}
+    if given.standby is not None:
+        here = edgespec.load(given.model, memory=given.standby, context=512, drafter="ngram")
+        print(json.dumps({"here": given.standby, "s a pass": round(seconds_a_pass(here, prompts[0]), 3)}))
+        standbys["the model here"] = {"standby": here}
     if given.adapters is not None:
         flags = *flags, "--client-adapters", given.adapters
     for profile in [p for p in PROFILES if p.name in given.profiles.split(",")]:
@@ -249,9 +269,11 @@ def main() -> None:
                     same = figures.said == rows["api"].said
                     row = {"link": profile.name, "drafts": name, **figures.row(given.tokens), "same": same}
                     print(json.dumps(row), flush=True)
-                for after in CUTS:
-                    cut = bench.cut(drafters[-1], after, given.cut_seconds, rows["api"].said[0])
-                    print(json.dumps({"link": profile.name, "drafts": drafters[-1], **cut}), flush=True)
+                for after in map(int, filter(None, given.cuts.split(","))):
+                    for stand_in, how in standbys.items():
+                        about = after, given.cut_seconds, rows["api"].said[0]
+                        cut = bench.cut("ngram" if how else drafters[-1], *about, **how)
+                        print(json.dumps({"link": profile.name, "goes on": stand_in, **cut}), flush=True)
 
 
 def _rounded(figures: dict[str, float]) -> dict[str, float]:

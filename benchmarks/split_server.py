@@ -1,11 +1,13 @@
-"""What a server can carry whose clients draft: CPU time of the server a token, for one client and for many.
+"""What a server can carry whose clients draft: its CPU time and reads a token, for one client and for many.
 
     python -m benchmarks.split_server [MODEL] --clients 1,8,32 --drafters none,ngram,moa+ngram --adapters DIR
+    python -m benchmarks.split_server MODEL --memory 800MB --drafters none,model+ngram --draft-model DIR
 
 What a drafter said in a client's replies is recorded first, with the frames of each round. Then clients that
 are those frames and nothing else ask the server again, all at once, each a reply after the other: so they eat
 hardly any of the cores, and every answer is compared with the first one. `none` is a round trip a token, what
-a client without drafts asks for. CPU time is the server's process's, of all its threads.
+a client without drafts asks for. CPU time is the server's process's, of all its threads; what it reads from
+flash is the kernel's count (the second example: a model larger than its dial, every pass streams).
 """
 
 from __future__ import annotations
@@ -18,11 +20,13 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 import edgespec
+from benchmarks.cgroup import throttled
 from benchmarks.serving import serve
 from benchmarks.split import prompts_of
 from edgespec.apps.common import demo_model
@@ -49,8 +53,10 @@ from edgespec.split.protocol import (
 from edgespec.split.recall import Recollection, known
 from edgespec.split.transcript import Transcript
 from edgespec.split.websocket import websocket
+from edgespec.values import parse_bytes
 
 CONTEXT, NODES = 448, 64  # positions of a conversation, and of a tree
+OPTIONS = {"moa": "adapters", "model": "draft_model"}  # that name a drafter's files
 
 
 @dataclass(frozen=True)
@@ -70,13 +76,14 @@ class Record:
 
 
 def recorded(
-    url: str, drafter: str, adapters: str | None, prompts: Sequence[list[int]], most: int
+    url: str, drafter: str, files: dict[str, str], prompts: Sequence[list[int]], most: int
 ) -> list[Record]:
-    """A reply to each prompt, by a client that drafts."""
+    """A reply to each prompt, by a client that drafts. files: of drafters, by their names."""
     attends = "moa" in drafter
     options = GenerationOptions(max_tokens=most, ignore_eos=True)
     found = []
-    with edgespec.connect(url, drafter=drafter, adapters=adapters if attends else None) as engine:
+    wants = {OPTIONS[name]: files[name] for name in drafter.split("+") if name in files}
+    with edgespec.connect(url, drafter=drafter, **wants) as engine:
         for prompt in prompts:
             cycles = list[Cycle]()
             with engine.new_session(CONTEXT, trace=Trace(cycles.append)) as session:
@@ -161,12 +168,13 @@ def measure(
     clients = [Client(url, turn, begin) for turn in turns]
     for client in clients:
         client.thread.start()
-    before = process.cpu_times()
+    before, read_before = process.cpu_times(), process.io_counters().read_bytes
     begin.wait()
     began = time.perf_counter()
     for client in clients:
         client.thread.join()
     seconds, after = time.perf_counter() - began, process.cpu_times()
+    read = process.io_counters().read_bytes - read_before
     cpu = after.user + after.system - before.user - before.system
     tokens = [sum(record.tokens for record in turn) for turn in turns]
     speeds = [n / client.seconds for n, client in zip(tokens, clients, strict=True) if client.seconds]
@@ -177,6 +185,7 @@ def measure(
         "tokens a round": round(sum(tokens) / rounds, 2),
         "slowest of fastest": round(min(speeds, default=0.0) / max(speeds, default=1.0), 2),
         "a client's tokens/s": round(statistics.median(speeds), 1) if speeds else 0.0,
+        "MB read a token": round(1e-6 * read / sum(tokens), 2),
         "server ms CPU a token": round(1000 * cpu / sum(tokens), 3),
         "clients at 10 tokens/s a CPU": round(sum(tokens) / cpu / 10, 1),
     }  # fmt: skip
@@ -188,27 +197,29 @@ def main() -> None:
     parser.add_argument("--clients", default="1,8,32")
     parser.add_argument("--drafters", default="none,ngram")
     parser.add_argument("--adapters", help="of a trained MoA drafter, for --drafters moa")
+    parser.add_argument("--draft-model", metavar="DIR", help="exported, for --drafters model")
+    parser.add_argument("--memory", default="2GB", help="dial of the server")
+    parser.add_argument("--throttle", type=parse_bytes, metavar="RATE", help="of a slower disk; root")
+    parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument(
         "--replies", type=int, default=3, help="of each client; one client makes 4 times more"
     )
     given = parser.parse_args()
     counts = [int(count) for count in given.clients.split(",")]
-    prompts = prompts_of(given.model, 6)
-    with tempfile.TemporaryDirectory() as folder:
-        flags, client = (
-            ["--max-sessions", str(max(counts)), "--context", str(CONTEXT + NODES), "--memory", "2GB"],
-            None,
-        )
+    prompts = prompts_of(given.model, given.prompts)
+    flags = "--max-sessions", str(max(counts)), "--context", str(CONTEXT + NODES), "--memory", given.memory
+    files = {} if given.draft_model is None else {"model": given.draft_model}
+    with tempfile.TemporaryDirectory() as folder, throttled(Path(given.model), given.throttle):
         if given.adapters is not None:
-            client = f"{folder}/client"
-            export_client(given.model, given.adapters, client)
-            flags += ["--client-adapters", given.adapters]
-        server, url = serve(given.model, flags)
+            files["moa"] = f"{folder}/client"
+            export_client(given.model, given.adapters, files["moa"])
+            flags = *flags, "--client-adapters", given.adapters
+        server, url = serve(given.model, list(flags))
         try:
             process = psutil.Process(server.pid)
             for drafter in given.drafters.split(","):
-                records = recorded(url, drafter, client, prompts, given.tokens)
+                records = recorded(url, drafter, files, prompts, given.tokens)
                 for count in counts:
                     measure(process, url, count, records, 1)  # what is done once is done
                     replies = given.replies * (4 if count == 1 else 1)

@@ -145,7 +145,7 @@ class Scheduler:
     def _run(self) -> None:
         try:
             while self._wait():
-                self.visitors.call()
+                self.visitors.gather(self._listen)
                 self._cut_off()
                 self._unpark()
                 self._admit()
@@ -167,6 +167,12 @@ class Scheduler:
                     ClosedError("the server stops, and has not begun with this request")
                 )
             return not self._closing or bool(self._members)
+
+    def _listen(self, seconds: float) -> bool:
+        """Whether a visitor's call comes in so many seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.visitors.calls or self._closing, seconds)
+            return bool(self.visitors.calls) and not self._closing
 
     @property
     def _busy(self) -> bool:
@@ -262,7 +268,8 @@ class Scheduler:
                 self._end_all(wrong)
         finally:
             self.counters.passes += 1
-            self.counters.pass_seconds += monotonic() - began
+            self.counters.pass_seconds += (took := monotonic() - began)
+            self.visitors.passed(took)
 
     def _end(self, member: Replier, error: BaseException | None) -> None:
         self._members.remove(member)

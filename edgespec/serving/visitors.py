@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, Protocol
 
 from edgespec.core.batch import Part
 from edgespec.core.batcher import Batcher
+
+GATHERING = 0.25  # of a pass: time that the next one waits for those who were answered by it
+TRIAL = 16  # in one of so many it waits although that has not paid lately
 
 
 class Visitor(Protocol):
@@ -42,12 +46,16 @@ class Tenant(Protocol):
 class Visitors:
     """Those who are there; in the thread that runs the passes."""
 
-    def __init__(self, batcher: Batcher[Any]) -> None:
-        self.batcher = batcher
+    def __init__(self, batcher: Batcher[Any], clock: Callable[[], float] = monotonic) -> None:
+        self.batcher, self.clock = batcher, clock
         self.tenant: Tenant | None = None
         self.calls = deque[Callable[[], None]]()  # to be made between two passes
         self.rounds = 0  # that have ended
         self._there: list[Visitor] = []
+        self._away = 0  # whom the latest pass has answered, and who have not asked again
+        self._ended = self._took = 0.0  # that pass: when, as of the clock, and seconds
+        self._come = 1.0  # the share of them who ask again in time, lately
+        self._passed_by = 0  # times that nobody waited for them
 
     def __len__(self) -> int:
         return len(self._there)
@@ -58,9 +66,37 @@ class Visitors:
 
     def join(self, visitor: Visitor) -> None:
         self._there.append(visitor)
+        self._away = max(0, self._away - 1)
         self.batcher.join(visitor)
 
-    def call(self) -> None:
+    def passed(self, seconds: float) -> None:
+        """A pass has ended, which took so long."""
+        self._ended, self._took = self.clock(), seconds
+
+    def gather(self, listen: Callable[[float], bool]) -> None:
+        """Make the calls that have come, and wait for those whom the latest pass has answered.
+
+        They mostly ask again at once. A pass that begins without them makes them wait for all of it, and then
+        two halves of the clients would have passes of their own, for ever: twice the flash is read. Whoever
+        is in line waits for them, a part of a pass, where that pays: no more time in sum than it saves.
+        listen: waits for a call, so many seconds at most; False = there is none.
+        """
+        self._call()
+        awaited = self._away
+        if awaited and not (worth := self._pays):
+            self._passed_by += 1
+        if awaited and (worth or self._passed_by % TRIAL == 0):
+            until = self._ended + GATHERING * self._took
+            while self._away and (left := until - self.clock()) > 0 and listen(left):
+                self._call()
+            self._come += ((awaited - self._away) / awaited - self._come) / 4
+        self._away = 0
+
+    @property
+    def _pays(self) -> bool:
+        return self._come * self._away > GATHERING * len(self.batcher)
+
+    def _call(self) -> None:
         while self.calls:
             self.calls.popleft()()
         if self.tenant is not None:
@@ -76,6 +112,8 @@ class Visitors:
         self.rounds += 1
         if error is not None:
             visitor.end(error)
+        else:
+            self._away += 1
 
     def end_all(self, error: BaseException) -> None:
         for visitor in [*self._there]:
