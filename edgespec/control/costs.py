@@ -74,10 +74,14 @@ class Curve:
             self._line = None
 
     def add(self, count: int, seconds: float) -> None:
-        believed = float(self.at(count))
         with self._lock:
+            recalled = any(point.kept for point in self._points.values())
+        if recalled:
+            believed = float(self.at(count))
             if not believed / AGREE <= seconds <= believed * AGREE:  # the machine is another by now
-                self._points = {bucket: p for bucket, p in self._points.items() if not p.kept}
+                with self._lock:
+                    self._points = {bucket: p for bucket, p in self._points.items() if not p.kept}
+        with self._lock:
             point = self._points.get(_bucket(count))
             if point is None or point.kept:
                 point = self._points[_bucket(count)] = _Point()
@@ -114,13 +118,15 @@ class Curve:
             return self.shape(wanted)
         with self._lock:
             line = self._line = self._line or self._fit()
-        first = float(line.counts[0])
-        less = line.first_slope * np.clip(first - wanted, 0.0, WIDTH * first)
-        last = np.asarray(line.counts[-1])
-        there = np.maximum(wanted, last)
-        beyond = np.maximum(line.scale * (self.shape(there) - self.shape(last)), 0.0)
-        beyond = np.minimum(beyond, line.slope * (there - last))
-        seconds: FloatArray = self._pace * (np.interp(wanted, line.counts, line.seconds) + beyond - less)
+        first, last = float(line.counts[0]), float(line.counts[-1])
+        found = np.interp(wanted, line.counts, line.seconds)
+        if np.any(wanted < first):
+            found = found - line.first_slope * np.minimum(np.maximum(first - wanted, 0.0), WIDTH * first)
+        if np.any(wanted > last):
+            there = np.maximum(wanted, last)
+            beyond = np.maximum(line.scale * (self.shape(there) - self.shape(np.asarray(last))), 0.0)
+            found = found + np.minimum(beyond, line.slope * (there - last))
+        seconds: FloatArray = self._pace * found
         return seconds
 
     def _fit(self) -> _Line:

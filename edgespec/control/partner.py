@@ -55,11 +55,9 @@ class Partner(Adaptive):
         if self._pause > 0:
             return None
         self.refusal = None
-        if limit.depth < 1 or limit.nodes < 2 or not passes or self.shares.stale:
-            return None
-        affordable = self.shares.affords
-        if not affordable.any():
+        if limit.depth < 1 or limit.nodes < 2 or not passes or self.shares.resting:
             return None  # others try first, or nobody does
+        affordable = self.shares.affords
         self._place = self._best(limit, passes, affordable) if passes.stop > 1 else 0
         if self._place:
             return replace(limit, passes=int(STEPS[self._place]))

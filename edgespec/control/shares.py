@@ -58,7 +58,8 @@ class Shares:
         self.costs = costs
         self._draft_seconds: FloatArray | None = None  # as of `draft_seconds`, until something is learned
         self._least: float | None = None  # as of `least`, likewise
-        self._trial: tuple[float, ...] | None = None  # seconds of a pass without drafts, and with a few nodes
+        self._affords: NDArray[np.bool_] | None = None  # as of `affords`, until somebody drafts
+        self._resting: bool | None = None  # as of `resting`, likewise
 
     def allot(self, offers: Sequence[Offer], most: Sequence[int], others: int, room: int) -> list[IntArray]:
         self.trees = trees = len(offers) + others
@@ -103,7 +104,7 @@ class Shares:
             # Of drafts that are made together one may have taken all the time: their mean.
             self.costs.add_draft(steps, fmean(o.seconds for o in drafted if o.passes == steps))
         self._asked, self._seconds = 0, 0.0
-        self._draft_seconds = self._least = self._trial = None
+        self._draft_seconds = self._least = self._affords = self._resting = None
         plain = float(self._passes(self.trees))
         spent = sum(offer.seconds for offer in asked)
         self.took = (seconds + spent) / plain
@@ -154,6 +155,13 @@ class Shares:
         return self.costs.verify.weight(self.trees) < STALE
 
     @property
+    def resting(self) -> bool:
+        """Nobody more drafts for the next pass. Asked by all for each, and so found out once."""
+        if self._resting is None:
+            self._resting = self.stale or not self.affords.any()
+        return self._resting
+
+    @property
     def price(self) -> FloatArray:
         """[len(STEPS)] tokens that all together make in the time that such drafts of one of them take. That
         nodes are worth theirs, `allot` sees to."""
@@ -163,16 +171,17 @@ class Shares:
     def affords(self) -> NDArray[np.bool_]:
         """[len(STEPS)] the credit is enough for one more such draft for the next pass, and to verify a few
         nodes, should none be accepted."""
-        if self._trial is None:
-            self._trial = tuple(self._passes(self.trees + np.array([0, FEW])).tolist())
-        alone, longer = self._trial
-        left = self.credit * alone - self._seconds - (longer - alone)
-        return (self.draft_seconds <= left) & (self._asked <= GROWTH * self._usual)
+        if self._affords is None:
+            alone, longer = self._passes(self.trees + np.array([0, FEW])).tolist()
+            left = self.credit * alone - self._seconds - (longer - alone)
+            self._affords = (self.draft_seconds <= left) & (self._asked <= GROWTH * self._usual)
+        return self._affords
 
     def grant(self, place: int) -> None:
         """Somebody drafts STEPS[place] for the next pass."""
         self._asked += 1
         self._seconds += float(self.draft_seconds[place])
+        self._affords = self._resting = None
 
     def _costs(self, seconds: FloatArray) -> FloatArray:
         """What is lost, in passes without drafts, when nothing is accepted in so many."""

@@ -61,7 +61,7 @@ class TokenTree:
     @staticmethod
     def root(token: int) -> TokenTree:
         """Plain decoding: nothing drafted."""
-        return TokenTree.chain([token], [0.0])
+        return TokenTree(np.array([token]), np.array([-1]), np.zeros(1))
 
     @staticmethod
     def chain(

@@ -145,14 +145,13 @@ class Serial:
             raise
 
     def settle(self, outcome: Outcome) -> Cycle:
-        times = self.draft_seconds, outcome.seconds
+        told = self.passes, self.tree, outcome, self.draft_seconds, outcome.seconds
         predicted = self.controller.speedup
-        cycle = Cycle(self.passes, self.tree, outcome, *times, predicted=predicted, overlap=self.overlap)
-        self.controller.record(cycle)
+        self.controller.record(Cycle(*told, overlap=self.overlap, predicted=predicted))
         self.drafter.commit(self.root, outcome)
         self._leave_lost()
         self.left -= len(outcome.tokens)
-        return replace(cycle, took=self.controller.took)
+        return Cycle(*told, self.controller.took, self.overlap, predicted)
 
     def end(self) -> None:
         if self._elsewhere is not None:
