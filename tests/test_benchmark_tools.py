@@ -730,7 +730,7 @@ def test_scripts_measure_the_engine_as_it_is() -> None:
 
 
 def test_trees_of_as_many_nodes_as_asked_for() -> None:
-    args = argparse.Namespace(memory="1GB", context=256, model=demo_model())
+    args = argparse.Namespace(memory="1GB", context=256, model=demo_model(), resident_layers=None)
     asked = held_out.prompts(args.model, 2)
     found = {}
     for nodes, directory in ((0, None), (4, args.model / "cascade")):
@@ -751,8 +751,18 @@ def test_trainings_of_other_seeds_are_one_arm(name: str, arm: str) -> None:
     assert tau.arm(name) == arm
 
 
-def test_tokens_a_cycle_of_all_prompts_together() -> None:
-    assert tau.tau(np.array([[30, 10], [30, 10]])) == "3.000 (3.000–3.000)"
-    found = tau.tau(np.array([[10, 10], [50, 10]] * 8))
-    middle, low, high = map(float, re.findall(r"[\d.]+", found))
-    assert 1.0 <= low < middle == 3.0 < high <= 5.0
+def test_tokens_a_cycle_of_all_prompts_and_trainings_together() -> None:
+    even, odd = np.array([[30, 10], [30, 10]]), np.array([[10, 10], [50, 10]] * 8)
+    assert tau.pooled([even]) == tau.pooled([odd]) == 3.0
+    assert tau.pooled([even, 2 * even, even + np.array([0, 30])]) == pytest.approx(240 / 140)
+    assert tau.over([even], [even]) == "1.00 (1.00–1.00)"
+    middle, low, high = map(float, re.findall(r"[\d.]+", tau.over([odd], [np.array([[30, 10]] * 16)])))
+    assert 0.4 < low < middle == 1.0 < high < 1.6
+
+
+def test_other_trainings_widen_what_is_known() -> None:
+    """One training that is twice as good, and draws of prompts that are all alike."""
+    trainings = [np.array([[20, 10]] * 4), np.array([[40, 10]] * 4)]
+    drawn = np.zeros((200, 4), dtype=np.int64)
+    assert {*tau.redrawn(trainings, drawn).tolist()} == {2.0, 3.0, 4.0}
+    assert {*tau.redrawn(trainings[:1], drawn).tolist()} == {2.0}

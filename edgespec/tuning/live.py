@@ -50,14 +50,14 @@ class Live:
         return row.best if way is None else next((s for s in row.settings if way_of(s) == way), None)
 
     def more(self, setting: Setting) -> float | None:
-        """How many times as fast it is with 1 GB more; None = the machine has no more."""
+        """How many times as fast its drafter is with 1 GB more, by whatever schedule is best there; None = the
+        machine has no more."""
         key = setting.dial, way_of(setting)
         if setting.dial + MORE > self.most:
             return None
         if key not in self._more:
             found = self._search.settings(setting.dial + MORE, setting, lossy=False)
-            same = [middle(s) for s in found if way_of(s) == way_of(setting)]
-            self._more[key] = max([middle(setting), *same]) / middle(setting)
+            self._more[key] = max(map(middle, [setting, *found])) / middle(setting)
         return self._more[key]
 
     def _least(self) -> int:
