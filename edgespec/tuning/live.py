@@ -50,8 +50,8 @@ class Live:
         return row.best if way is None else next((s for s in row.settings if way_of(s) == way), None)
 
     def more(self, setting: Setting) -> float | None:
-        """How many times as fast its drafter is with 1 GB more, by whatever schedule is best there; None = the
-        machine has no more."""
+        """How many times as fast its drafter is with 1 GB more, by whatever schedule is best then; None =
+        the machine has no more."""
         key = setting.dial, way_of(setting)
         if setting.dial + MORE > self.most:
             return None
