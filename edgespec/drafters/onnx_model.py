@@ -65,14 +65,11 @@ def open_onnx(exported: Exported, provider: str, threads: int) -> Opened:
     if exported.streams:
         streams = OnnxStreams(exported, provider, threads)
         drafts = OnnxCpuStreamingDrafter if cpu else StreamingDrafter
-        runtime = lambda capacity: ExportedStreams(streams, capacity, slots, STREAM_ROWS)  # noqa: E731
+        runtime = partial(ExportedStreams, streams, rows=slots, width=STREAM_ROWS)
         return Opened(runtime, str(streams.placement), drafts)
     model = OnnxModel(exported, provider, threads)
-    return Opened(
-        lambda capacity: ExportedDraft(model, capacity, slots),
-        str(model.placement),
-        OnnxCpuDrafter if cpu else ModelDrafter,
-    )
+    drafter = OnnxCpuDrafter if cpu else ModelDrafter
+    return Opened(partial(ExportedDraft, model, rows=slots), str(model.placement), drafter)
 
 
 def onnx_model(load: Load, progress: Callable[[int], None]) -> Opened:

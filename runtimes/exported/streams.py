@@ -83,10 +83,8 @@ class ExportedStreamsPass(ExportedDraftPass):
     def advance(self) -> bool:
         model, n = self.own.streamed, len(self.tokens)
         part = self.tokens[self.done : self.done + (model.most_streamed or n)]
-        normed, place = (
-            self.own.step_streams(part, self.first + self.done),
-            slice(self.done, self.done + len(part)),
-        )
+        place = slice(self.done, self.done + len(part))
+        normed = self.own.step_streams(part, self.first + self.done)
         if len(part) == n:  # the head is read once for all
             model.head(normed, self._said)
         else:
