@@ -21,6 +21,7 @@ from edgespec.errors import (
 from edgespec.split.address import VERIFY, Address, Purpose, address_of
 from edgespec.split.link import OPEN_SECONDS, Dial
 from edgespec.split.protocol import FRAME_BYTES
+from edgespec.split.shared_socket import SharedSocket
 from edgespec.split.tls import UNTRUSTED, trusting
 
 UNSOUND = (1002, 1007, 1009)  # what we say on closing, of frames that are broken, no text, too long
@@ -55,6 +56,8 @@ def websocket(url: str, key: str | None, ca: str | None, purpose: Purpose = VERI
         ) from None
     shown = address.url("http")
     context = trusting(ca, purpose.ca) if address.encrypted else None
+    if context is not None:
+        context.sslsocket_class = SharedSocket
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
     def dial() -> _Socket:
