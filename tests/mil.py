@@ -26,16 +26,24 @@ def functions_of(package: Path) -> dict[str, Any]:
     return dict(program.functions)
 
 
-def interpreter(package: Path, name: str) -> Callable[[dict[str, Array]], dict[str, Array]]:
-    """In the place of `runtimes.coreml.model.open_function`."""
-    function = functions_of(package)[name]
+class Interpreted:
+    """See `runtimes.coreml.model.Function`."""
 
-    def predict(inputs: dict[str, Array]) -> dict[str, Array]:
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.inputs = {name: var for name, var in function.inputs.items() if not is_state(var)}
+
+    def make_state(self) -> dict[str, Array]:
+        states = {name: var for name, var in self.function.inputs.items() if is_state(var)}
+        return {n: np.zeros(var.sym_type.wrapped_type().get_shape(), np.float32) for n, var in states.items()}
+
+    def predict(self, data: dict[str, Array], state: dict[str, Array] | None = None) -> dict[str, Array]:
         values: dict[str, Any] = {}
-        for key, var in function.inputs.items():
-            assert inputs[key].dtype == np.float16
-            assert inputs[key].shape == tuple(var.shape), key
-            values[key] = inputs[key].astype(np.float32)
+        assert data.keys() == self.inputs.keys()
+        for key, var in self.inputs.items():
+            assert data[key].dtype == np.float16
+            assert data[key].shape == tuple(var.shape), key
+            values[key] = data[key].astype(np.float32)
 
         def value(var: Any) -> Any:
             if isinstance(var, (list, tuple)):
@@ -44,18 +52,33 @@ def interpreter(package: Path, name: str) -> Callable[[dict[str, Array]], dict[s
                 return values[var.name]
             return var.val.astype(np.float32) if getattr(var.val, "dtype", None) == np.float16 else var.val
 
-        for op in function.operations:
+        for op in self.function.operations:
             if op.op_type == "const":
                 continue
-            found = _OPERATIONS[op.op_type](
-                **{key: value(var) for key, var in op.inputs.items() if var is not None}
-            )
+            if op.op_type == "read_state":
+                assert state is not None
+                found = state[op.input.name]
+            elif op.op_type == "coreml_update_state":
+                assert state is not None
+                found = state[op.state.name] = value(op.value)
+            else:
+                given = {key: value(var) for key, var in op.inputs.items() if var is not None}
+                found = _OPERATIONS[op.op_type](**given)
             for var, made in zip(op.outputs, found if isinstance(found, list) else [found], strict=True):
                 assert made.shape == tuple(var.shape), (op.op_type, made.shape, var.shape)
                 values[var.name] = made.astype(np.float16).astype(np.float32)
-        return {var.name: values[var.name].astype(np.float16) for var in function.outputs}
+        return {var.name: values[var.name].astype(np.float16) for var in self.function.outputs}
 
-    return predict
+
+def is_state(var: Any) -> bool:
+    from coremltools.converters.mil.mil import types
+
+    return bool(types.is_state(var.sym_type))
+
+
+def interpreter(package: Path, name: str) -> Interpreted:
+    """In the place of `runtimes.coreml.model.open_function`."""
+    return Interpreted(functions_of(package)[name])
 
 
 def _matmul(x: Array, y: Array, transpose_x: bool = False, transpose_y: bool = False) -> Array:
@@ -86,6 +109,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "abs": lambda x: np.abs(x),
     "add": lambda x, y: x + y,
     "concat": lambda values, axis, interleave=False: np.concatenate(values, axis=axis),
+    "constexpr_blockwise_shift_scale": lambda data, scale: data * scale,
     "conv": _conv,
     "identity": lambda x: x,
     "matmul": _matmul,

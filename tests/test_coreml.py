@@ -6,23 +6,36 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import edgespec
-from edgespec.errors import CorruptFileError, DeviceError, EdgeSpecError, MissingExtraError, OptionError
+from edgespec.drafters.channel import Load
+from edgespec.errors import (
+    CorruptFileError,
+    DeviceError,
+    EdgeSpecError,
+    MissingExtraError,
+    ModelError,
+    OptionError,
+)
 from edgespec.models.exporting import export_model
 from edgespec.runtimes.coreml import graph, package
-from edgespec.runtimes.coreml.model import CoreMLModel
+from edgespec.runtimes.coreml.model import CoreMLModel, open_function
+from edgespec.runtimes.coreml.placement import placement
+from edgespec.runtimes.coreml.stateful import StatefulDraft
 from edgespec.runtimes.exported.draft import ExportedDraft
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.torch.draft import TorchDraft, open_draft
-from tests.mil import functions_of, interpreter
+from tests.mil import Interpreted, functions_of, interpreter, is_state
 from tests.test_onnx import edited, tiny_model
 from tests.twins import Twins, run
 
 pytest.importorskip("coremltools")
+from edgespec.drafters.coreml_model import coreml_model
 from edgespec.runtimes.coreml.directory import open_coreml
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # coremltools' own
@@ -49,6 +62,85 @@ def test_the_package_says_what_torch_says(exported: Path, monkeypatch: pytest.Mo
     finally:
         model.weights.close()
     assert twins.most > 5, "logits that differ"
+
+
+def test_the_beginning_of_a_conversation_is_in_the_states(exported: Path, tmp_path: Path) -> None:
+    """Of 256 positions 192 may be: what lies behind them, branches and all, is handed over."""
+    source = exported.parent / "m"
+    export_model(str(source), tmp_path / "x", engine="coreml", rows=8, positions=256, stateful=True)
+    there = open_coreml(tmp_path / "x")
+    assert (there.manifest.kept, there.cached) == (192, 256 + 192)
+    model = open_draft(describe_model(source), 64)
+    opened = CoreMLModel(there, interpreter)
+    ours = StatefulDraft(opened, 192, 64)
+    twins = Twins(TorchDraft.alone(model, 192), ours, 0.1)
+    try:
+        twins.begin(100, nodes=20)
+        assert 0 < ours._kept <= 100
+        for name, part in zip(opened.shapes.caches, ours._cache, strict=True):
+            held = ours._state[f"kept_{name}"][0].transpose(0, 2, 1)
+            assert np.array_equal(held[:, : ours._kept], part[:, : ours._kept])
+        twins.tree(6, first=3)
+        twins.ask(lambda runtime: runtime.truncate(20))  # to where the states are ahead
+        assert ours._kept == 20
+        twins.tree(6)
+        twins.ask(lambda runtime: runtime.commit([0], []))
+        twins.ask(lambda runtime: [*runtime.prefill(list(range(3, 160)))][-1])
+        twins.tree(40)
+        assert ours._kept > 100, "what was there is overwritten"
+        other = StatefulDraft(opened, 192, 64)
+        assert ours._state is not other._state, "each conversation has its own"
+    finally:
+        model.weights.close()
+    assert twins.most > 5, "logits that differ"
+
+
+def test_states_are_filled_to_the_last(exported: Path, tmp_path: Path) -> None:
+    """Also where there are fewer slots than positions that are handed over."""
+    source = exported.parent / "m"
+    export_model(str(source), tmp_path / "x", engine="coreml", rows=8, positions=128, stateful=True)
+    model = open_draft(describe_model(source), 8)
+    ours = StatefulDraft(CoreMLModel(open_coreml(tmp_path / "x"), interpreter), 120, 8)
+    twins = Twins(TorchDraft.alone(model, 120), ours, 0.1)
+    try:
+        twins.ask(lambda runtime: [*runtime.prefill(list(range(3, 123)))][-1])
+        twins.tree(8)
+        assert ours._kept == 96
+    finally:
+        model.weights.close()
+
+
+def test_int8_weights(exported: Path, tmp_path: Path) -> None:
+    source = exported.parent / "m"
+    export_model(str(source), tmp_path / "int8", engine="coreml", rows=8, positions=256, precision="int8")
+    packages = [folder / "model.mlpackage" for folder in (tmp_path / "int8", exported)]
+    small, large = (sum(file.stat().st_size for file in p.rglob("weight.bin")) for p in packages)
+    assert small < 0.6 * large
+    for name, function in functions_of(packages[0]).items():
+        matrices = [op for op in function.operations if op.op_type == "constexpr_blockwise_shift_scale"]
+        assert len(matrices) == (1 if name.startswith("head") else 2 * 7)
+        assert {op.data.val.dtype for op in matrices} == {np.dtype(np.int8)}
+    drafts = [
+        ExportedDraft(CoreMLModel(open_coreml(folder), interpreter), 192, 64)
+        for folder in (exported, tmp_path / "int8")
+    ]
+    for draft in drafts:
+        list(draft.prefill(list(range(3, 80))))
+    exact, found = (run(draft, [9, 8, 7], [-1, 0, 0]) for draft in drafts)
+    assert 0 < np.abs(exact - found).max() < 0.1 * np.abs(exact).max()
+
+
+def test_a_row_of_int8_has_a_unit_of_its_own() -> None:
+    matrix = np.array(
+        [[1.0, -2.0, 0.5], [0.0, 0.0, 0.0], [1e-9, 0.0, 0.0], [300.0, 60000.0, -0.2]], np.float32
+    )
+    data, units = graph.quantise(matrix)
+    assert data.dtype == np.int8
+    assert units.shape == (4, 1)
+    found = data.astype(np.float32) * units.astype(np.float32)
+    assert np.abs(found - matrix).max(axis=1) == pytest.approx([0, 0, 0, 0], abs=60000 / 250)
+    assert np.abs(found - matrix)[0].max() < 2 / 250
+    assert not data[1:3].any(), "what no unit of fp16 is small enough for is 0"
 
 
 def test_windows_biases_and_a_head_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,6 +179,27 @@ def test_what_is_in_the_package(exported: Path) -> None:
     assert stored < 1.3 * weights, "both numbers of rows share them"
 
 
+def test_what_is_in_the_package_with_states(exported: Path, tmp_path: Path) -> None:
+    """Passes read them, and one function writes them; they are of one shape everywhere, and fp16."""
+    source, out = exported.parent / "m", tmp_path / "x"
+    export_model(str(source), out, engine="coreml", rows=8, positions=256, stateful=True)
+    functions = functions_of(out / "model.mlpackage")
+    assert set(functions) == {"layers_8", "head_8", "layers_64", "head_64", "keep_64"}
+    for name, function in functions.items():
+        states = {n: var.sym_type.wrapped_type() for n, var in function.inputs.items() if is_state(var)}
+        assert len(states) == (0 if name.startswith("head") else 2 * 2)
+        assert {tuple(state.get_shape()) for state in states.values()} <= {(1, 2, 32, 192)}
+        written = [op for op in function.operations if op.op_type == "coreml_update_state"]
+        assert len(written) == (2 * 2 if name.startswith("keep") else 0)
+        handed = {var.shape[-1] for n, var in function.inputs.items() if n.startswith(("keys", "values"))}
+        assert handed <= {64}
+    spec = package.runtime().utils.load_spec(str(out / "model.mlpackage"))
+    states = {f.name: [s.name for s in f.state] for f in spec.description.functions}
+    assert states["layers_8"] == states["keep_64"] == [
+        "kept_keys_0", "kept_values_0", "kept_keys_1", "kept_values_1",
+    ]  # fmt: skip
+
+
 def test_it_runs_on_a_mac_only(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if sys.platform != "darwin":
         words = "Core ML runs on macOS 15 and later only, and this is .*; export the model with engine=onnx"
@@ -101,22 +214,93 @@ def test_it_runs_on_a_mac_only(exported: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(package, "version", version)
     with pytest.raises(MissingExtraError, match=r"pip install 'coremltools>=9'"):
         export_model(str(exported.parent / "m"), exported.parent / "y", engine="coreml")
-    with pytest.raises(OptionError, match="precision is int8, and the Neural Engine computes in fp16"):
-        export_model("m", "y", engine="coreml", precision="int8")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"engine": "coreml", "precision": "fp32"},
+            "precision is fp32, and the Neural Engine computes in fp16",
+        ),
+        ({"stateful": True}, "stateful is for engine=coreml, and the cache of onnx is the host's"),
+        (
+            {"engine": "coreml", "stateful": True, "positions": 200},
+            "positions is 200, and with stateful= it must be a multiple of 128",
+        ),
+    ],
+)
+def test_what_cannot_be_written_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        export_model("m", "y", **options)
+
+
+def test_where_core_ml_has_no_states(exported: Path, tmp_path: Path) -> None:
+    source = exported.parent / "m"
+    export_model(str(source), tmp_path / "x", engine="coreml", rows=8, positions=128, stateful=True)
+
+    class Older(Interpreted):
+        def make_state(self) -> dict[str, Any]:
+            raise Exception("State functionality is only supported on macOS 15+")
+
+    opened = CoreMLModel(
+        open_coreml(tmp_path / "x"), lambda package, name: Older(functions_of(package)[name])
+    )
+    with pytest.raises(ModelError, match=r"only supported on macOS 15\+; export the model without stateful="):
+        StatefulDraft(opened, 96, 32)
+
+
+class Planned:
+    """In the place of coremltools' compute plan: what is prepared for a device of this class."""
+
+    def __init__(self, devices: list[str | None]) -> None:
+        operations = [type(name, (), {})() if name else None for name in devices]
+        block = SimpleNamespace(operations=operations)
+        functions = {"layers_8": SimpleNamespace(block=block)}
+        self.model_structure = SimpleNamespace(program=SimpleNamespace(functions=functions))
+
+    def get_compute_device_usage_for_mlprogram_operation(self, operation: object) -> object:
+        return operation and SimpleNamespace(preferred_compute_device=operation)
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        (
+            ["MLNeuralEngineComputeDevice"] * 3 + [None, "MLCPUComputeDevice"],
+            "Core ML runs 3 operations on the Neural Engine and 1 operations on the CPU",
+        ),
+        ([None], "Core ML does not say what it runs where"),
+    ],
+)
+def test_what_runs_where_is_told(
+    devices: list[str | None], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = package.runtime().models.compute_plan.MLComputePlan
+    monkeypatch.setattr(plan, "load_from_path", lambda path, compute_units: Planned(devices))
+    assert placement(SimpleNamespace(get_compiled_model_path=lambda: "x.mlmodelc")) == words
+
+
+def test_where_there_is_no_compute_plan_drafts_do_without() -> None:
+    assert "does not say what it runs where ('object' object has no" in placement(object())
 
 
 @pytest.mark.macos
 @pytest.mark.skipif(sys.platform != "darwin", reason="Core ML is macOS's")
-def test_core_ml_says_what_the_interpreter_says(exported: Path) -> None:
-    there = open_coreml(exported)
-    drafts = [
-        ExportedDraft(CoreMLModel(there, way), 128, 16)
-        for way in (interpreter, CoreMLModel.__init__.__defaults__[0])
-    ]  # type: ignore[misc]
+@pytest.mark.parametrize("stateful", [False, True])
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_core_ml_says_what_the_interpreter_says(
+    exported: Path, tmp_path: Path, stateful: bool, precision: str
+) -> None:
+    how: dict[str, Any] = {"precision": precision, "stateful": stateful, "rows": 32, "positions": 256}
+    export_model(str(exported.parent / "m"), tmp_path / "x", engine="coreml", **how)
+    models = [CoreMLModel(open_coreml(tmp_path / "x"), way) for way in (interpreter, open_function)]
+    drafts = [(StatefulDraft if stateful else ExportedDraft)(model, 192, 64) for model in models]
     for draft in drafts:
-        list(draft.prefill(list(range(3, 40))))
+        list(draft.prefill(list(range(3, 150))))
     expected, found = (run(draft, [9, 8, 7], [-1, 0, 0]) for draft in drafts)
     assert np.abs(expected - found).max() < 0.5
+    print(placement(models[1].layers))
 
 
 def program(directory: Path) -> Path:
@@ -133,6 +317,10 @@ HOSTILE: list[tuple[Callable[[Path], object], type[EdgeSpecError], str]] = [
     (lambda d: edited(d, rows=[]), CorruptFileError, "sound manifest"),
     (lambda d: edited(d, rows=[8]), CorruptFileError, "other functions"),
     (lambda d: edited(d, format=9), EdgeSpecError, "has format 9"),
+    (lambda d: edited(d, kept=64), CorruptFileError, "other functions"),
+    (lambda d: edited(d, kept=100), CorruptFileError, "kept"),
+    (lambda d: edited(d, kept=256), CorruptFileError, "256 of 256 positions in states"),
+    (lambda d: edited(d, precision="fp32"), CorruptFileError, "precision"),
     (
         lambda d: swapped(d, b"@model_path/weights", b"@model_path/../../x"),
         CorruptFileError,
@@ -154,3 +342,11 @@ def test_files_from_strangers(
     change(tmp_path / "x")
     with pytest.raises(kind, match=words):
         open_coreml(tmp_path / "x")
+
+
+def test_states_that_leave_no_room_for_drafts(exported: Path, tmp_path: Path) -> None:
+    source = exported.parent / "m"
+    export_model(str(source), tmp_path / "x", engine="coreml", rows=8, positions=256, stateful=True)
+    edited(tmp_path / "x", kept=224)
+    with pytest.raises(CorruptFileError, match="hands over 32 positions, and drafts take 64"):
+        coreml_model(Load(str(tmp_path / "x"), 1), lambda nbytes: None)

@@ -12,9 +12,12 @@ from edgespec.drafters.opened import Opened
 from edgespec.drafters.process import Program, command
 from edgespec.drafters.resident import Found, Search
 from edgespec.drafters.worker import run
-from edgespec.runtimes.coreml.directory import open_coreml
+from edgespec.errors import CorruptFileError
+from edgespec.runtimes.coreml.directory import CoreMLExported, open_coreml
 from edgespec.runtimes.coreml.model import CoreMLModel, model_bytes
 from edgespec.runtimes.coreml.package import check_here
+from edgespec.runtimes.coreml.placement import placement
+from edgespec.runtimes.coreml.stateful import StatefulDraft
 from edgespec.runtimes.exported.draft import ExportedDraft
 
 
@@ -26,7 +29,7 @@ def find(search: Search, found: dict[str, Found]) -> ExportedFiles:
     """
     check_here()
     assert search.worker is not None
-    exported = open_coreml(search.given["draft_model"])
+    exported = _open(search.given["draft_model"])
     load = Load(str(exported.path.resolve()), search.worker)
     program = Program(command("edgespec.drafters.coreml_model:main"), INSTEAD)
     return ExportedFiles(exported, search.tokenizer, load, program, partial(model_bytes, exported))
@@ -35,10 +38,22 @@ def find(search: Search, found: dict[str, Found]) -> ExportedFiles:
 def coreml_model(load: Load, progress: Callable[[int], None]) -> Opened:
     """An exported model, run by Core ML; see `drafters.opened.OpenModel`. Raises as `open_coreml` and
     `CoreMLModel`."""
-    exported = open_coreml(Path(load.model))
+    exported = _open(Path(load.model))
     model = CoreMLModel(exported)
     progress(exported.nbytes)
-    return Opened(lambda capacity: ExportedDraft(model, capacity, slots_of(exported)))
+    draft = StatefulDraft if exported.manifest.kept else ExportedDraft
+    return Opened(partial(draft, model, rows=slots_of(exported)), placement(model.layers))
+
+
+def _open(path: Path) -> CoreMLExported:
+    """Raises as `open_coreml`."""
+    exported = open_coreml(path)
+    if exported.shapes.handed < slots_of(exported):
+        raise CorruptFileError(
+            f"{path} hands over {exported.shapes.handed} positions, and drafts take {slots_of(exported)}; "
+            "export again"
+        )
+    return exported
 
 
 def main() -> None:

@@ -29,7 +29,8 @@ INSTEAD = "name what it was exported from to draft with torch"  # where the proc
 
 
 class StaticShapes(Protocol):
-    """What it says of itself. positions: of a cache of static shapes; 0 = any. vocabulary: its digest."""
+    """What it says of itself. positions: of a conversation, with static shapes; 0 = any. vocabulary: its
+    digest."""
 
     positions: int
     vocabulary: str
@@ -52,6 +53,10 @@ class ExportedModel(Protocol):
         """Of the weights that a pass reads."""
 
     @property
+    def cached(self) -> int:
+        """Positions of a conversation's caches, with static shapes; 0 = any."""
+
+    @property
     def element(self) -> int:
         """Bytes of a number of the cache."""
 
@@ -61,8 +66,13 @@ class ExportedModel(Protocol):
 
 
 def slots_of(exported: ExportedModel) -> int:
-    """Slots of a conversation: a quarter of static positions, at most what a forest asks for."""
-    return min(DRAFT_ROWS, exported.manifest.positions // 4 or DRAFT_ROWS)
+    """Slots of a conversation."""
+    return slots_in(exported.manifest.positions)
+
+
+def slots_in(positions: int) -> int:
+    """A quarter of static positions, at most what a forest asks for; 0 = any positions."""
+    return min(DRAFT_ROWS, positions // 4 or DRAFT_ROWS)
 
 
 class ExportedFiles:
@@ -100,7 +110,7 @@ class ExportedFiles:
     def further_rows(self, target: ModelConfig) -> int:
         """See `drafters.resident.Resident.rows`. A cache of static shapes is as large for any context."""
         own = self.exported.config.kv_bytes(1, self.exported.element)
-        positions = self.exported.manifest.positions or max(slots_of(self.exported) - TREE_ROWS, 0)
+        positions = self.exported.cached or max(slots_of(self.exported) - TREE_ROWS, 0)
         return ceil((positions * own + self.logits_bytes) / (own + target.kv_bytes(1, 2)))
 
     def unused(self, plan: Plan) -> str | None:

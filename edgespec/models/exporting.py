@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.config import with_keywords
+from edgespec.drafters.exported_model import slots_in
 from edgespec.drafters.vocabulary import vocabulary_digest
 from edgespec.errors import OptionError
 from edgespec.models.hub import resolve_model
-from edgespec.models.options import ExportOptions
+from edgespec.models.options import STATEFUL_UNIT, ExportOptions
 from edgespec.offload.digest import file_digest
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.coreml.package import package_version as coreml_version
@@ -50,7 +51,7 @@ def export_model(
     """Write `model` (directory, packed or not, hub id or GGUF file) to the directory `out`, for another
     engine to draft with.
 
-    options: the fields of `ExportOptions`: engine, adapters, precision, rows, positions.
+    options: the fields of `ExportOptions`: engine, adapters, precision, rows, positions, stateful.
 
     All that is exported is read into memory, as it is stored; `out` is written whole or not at all.
 
@@ -92,16 +93,17 @@ def export_model(
         def tensor(name: str) -> NDArray[np.float32]:
             return tensors.angles() if name == ROPE else tensors.tensor(name)
 
-        shapes = static_shapes(asked, files.config.max_context)
+        rows, positions = static_shapes(asked, files.config.max_context)
         if asked.engine == "coreml":
             from edgespec.runtimes.coreml.export import write_coreml
+            from edgespec.runtimes.coreml.graph import Shapes
 
-            about |= zip(("rows", "positions"), shapes, strict=True)
-            write_coreml(
-                Path(out), files.config, tensor, **about, progress=partial(say, "export", unit="parts")
-            )
+            kept = positions - slots_in(positions) if asked.stateful else 0
+            shapes = Shapes(files.config, positions, kept, "int8" if asked.precision == "int8" else "fp16")
+            done = partial(say, "export", unit="parts")
+            write_coreml(Path(out), shapes, tensor, **about, rows=rows, progress=done)
             return
-        design = Design(files.config, cast(Precision, asked.precision or "fp32"), *shapes)
+        design = Design(files.config, cast(Precision, asked.precision or "fp32"), rows, positions)
         write_exported(Path(out), design, tensor, **about, progress=partial(say, "export"))
 
 
@@ -117,7 +119,10 @@ def static_shapes(asked: ExportOptions, context: int) -> tuple[list[int], int]:
     rows = asked.rows or (CORE_ML_ROWS if asked.engine == "coreml" else 0)
     if not rows:
         return [], 0
-    return sorted({rows, max(rows, PROMPT_ROWS)}), asked.positions or min(POSITIONS, context)
+    positions = asked.positions or min(POSITIONS, context)
+    if asked.stateful:
+        positions = -(-positions // STATEFUL_UNIT) * STATEFUL_UNIT
+    return sorted({rows, max(rows, PROMPT_ROWS)}), positions
 
 
 def _reading(total: int, say: Callable[[str, int, int], None]) -> Callable[[int], None]:

@@ -11,6 +11,7 @@ from edgespec.values import Option, Options
 
 EXPORT_ENGINES = ("onnx", "coreml")
 EXPORT_PRECISIONS = ("fp32", "fp16", "int8")
+STATEFUL_UNIT = 128  # of positions of which a quarter is for drafts: the rest is a multiple of 32
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class ExportOptions(Options):
     precision: Annotated[
         str | None,
         Option(
-            f"Numbers of weights, and of states where that is fp16: {', '.join(EXPORT_PRECISIONS)}.",
-            metavar="NAME", choices=EXPORT_PRECISIONS, default="fp32; of coreml fp16, which is all it has",
+            f"Numbers of weights, and of states where that is fp16: {', '.join(EXPORT_PRECISIONS)}; coreml "
+            "has fp16 and int8.",
+            metavar="NAME", choices=EXPORT_PRECISIONS, default="fp32; of coreml fp16",
         ),
     ] = None  # fmt: skip
     rows: Annotated[
@@ -69,6 +71,13 @@ class ExportOptions(Options):
             metavar="N", default="2048, or what the model has", least=64, most=2**20,
         ),
     ] = None  # fmt: skip
+    stateful: Annotated[
+        bool,
+        Option(
+            "Of coreml: Core ML keeps the keys and values of what is committed, but for a last part, and "
+            "need not be given them in each pass.",
+        ),
+    ] = False  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,9 +86,20 @@ class ExportOptions(Options):
                 f"adapters is {self.adapters}, and what was trained is exported for onnx only, so far; use "
                 "engine=onnx, or leave adapters= out"
             )
-        if self.engine == "coreml" and self.precision not in (None, "fp16"):
+        if self.engine == "coreml" and self.precision == "fp32":
             raise OptionError(
-                f"precision is {self.precision}, and the Neural Engine computes in fp16; leave precision= out"
+                "precision is fp32, and the Neural Engine computes in fp16; use precision=int8, or leave "
+                "precision= out"
+            )
+        if self.stateful and self.engine != "coreml":
+            raise OptionError(
+                f"stateful is for engine=coreml, and the cache of {self.engine} is the host's; leave "
+                "stateful= out"
+            )
+        if self.stateful and (self.positions or STATEFUL_UNIT) % STATEFUL_UNIT:
+            raise OptionError(
+                f"positions is {self.positions}, and with stateful= it must be a multiple of {STATEFUL_UNIT}",
+                "positions",
             )
         if self.positions is not None and self.rows is None and self.engine != "coreml":
             raise OptionError(

@@ -2,7 +2,8 @@
 
     DIR/exported.json       engine, shapes, whose model and vocabulary it is
     DIR/host.safetensors    what the host reads: angles, and the embedding (F16)
-    DIR/model.mlpackage     a function for each number of rows, of the layers and of the LM head; see `graph`
+    DIR/model.mlpackage     a function for each number of rows, of the layers and of the LM head, and one that
+                            fills the states, if it has some; see `graph`
     DIR/tokenizer.json      and the rest of the tokenizer
 
 All of it is hostile until checked: a package is run only if it has the functions and operations that `graph`
@@ -22,25 +23,29 @@ from edgespec.errors import Call, CorruptFileError
 from edgespec.offload.safetensors_header import read_header
 from edgespec.offload.strict_json import read_object
 from edgespec.runtimes.config import EMBEDDING, ModelConfig
-from edgespec.runtimes.coreml.graph import OPERATIONS
+from edgespec.runtimes.coreml.graph import OPERATIONS, Precision, Shapes
 from edgespec.runtimes.coreml.package import runtime
 from edgespec.runtimes.exported.manifest import ExportRecord, Rows, read_export
 from edgespec.runtimes.formats.exported import MANIFEST_BYTES
 
 HOST = "host.safetensors"
 PACKAGE = "model.mlpackage"
-FORMAT = 2  # another, when `graph` would write something else
+FORMAT = 3  # another, when `graph` would write something else
 ROPE = "rope"
 _PROGRAM = "Data/com.apple.CoreML/model.mlmodel"
 _WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
 _BLOB = "@model_path/weights/weight.bin"
 _PROGRAM_LIMIT = 2**26
+STATE_UNIT = 32  # positions in states are a multiple of that, for the Neural Engine (coremltools issue 2631)
 
 
 class CoreMLManifest(ExportRecord, forbid_unknown_fields=True):
-    """See `exported.manifest.ExportRecord`; all shapes are static."""
+    """See `exported.manifest.ExportRecord`; all shapes are static. precision: of matrices. kept: positions of
+    the cache that are in Core ML's states; 0 = it has none."""
 
     engine: Literal["coreml"]
+    precision: Precision
+    kept: Annotated[int, msgspec.Meta(ge=0, lt=2**20, multiple_of=STATE_UNIT)]
     rows: Annotated[list[Rows], msgspec.Meta(min_length=1, max_length=8)]
     positions: Annotated[int, msgspec.Meta(ge=64, le=2**20)]
 
@@ -55,9 +60,19 @@ class CoreMLExported:
     host: dict[str, tuple[str, int]]
 
     @property
+    def shapes(self) -> Shapes:
+        about = self.manifest
+        return Shapes(self.config, about.positions, about.kept, about.precision)
+
+    @property
     def nbytes(self) -> int:
         """Of the weights that a pass reads."""
         return (self.path / PACKAGE / _WEIGHTS).stat().st_size
+
+    @property
+    def cached(self) -> int:
+        """Positions of a conversation's caches: the host has all, and the states some of them again."""
+        return self.manifest.positions + self.manifest.kept
 
     @property
     def element(self) -> int:
@@ -75,6 +90,11 @@ def function_names(rows: int) -> tuple[str, str]:
     return f"layers_{rows}", f"head_{rows}"
 
 
+def keep_name(rows: int) -> str:
+    """Of what puts so many rows into the states."""
+    return f"keep_{rows}"
+
+
 def open_coreml(path: Path) -> CoreMLExported:
     """The exported model in a directory; reads no weights.
 
@@ -82,6 +102,10 @@ def open_coreml(path: Path) -> CoreMLExported:
     CorruptFileError for anything unsound, StorageError, MissingExtraError.
     """
     manifest, config = read_export(path, FORMAT, CoreMLManifest)
+    if manifest.kept >= manifest.positions:
+        raise CorruptFileError(
+            f"{path} has {manifest.kept} of {manifest.positions} positions in states; export again"
+        )
     tensors, _ = read_header(path / HOST)
     wanted = {
         ROPE: ("F32", (config.head_dim // 2,)),
@@ -89,7 +113,8 @@ def open_coreml(path: Path) -> CoreMLExported:
     }
     if {name: (t.encoding, t.shape) for name, t in tensors.items()} != wanted:
         raise CorruptFileError(f"{path / HOST} does not hold what its manifest names; export again")
-    _check_package(path / PACKAGE, {name for rows in manifest.rows for name in function_names(rows)})
+    functions = {name for rows in manifest.rows for name in function_names(rows)}
+    _check_package(path / PACKAGE, functions | ({keep_name(manifest.rows[-1])} if manifest.kept else set()))
     manifest.source.check(path, manifest.source.again(path))
     host = {name: (t.encoding, t.offset) for name, t in tensors.items()}
     return CoreMLExported(path, config, manifest, host)

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,17 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ModelError
 from edgespec.offload.safetensors_header import HeaderEntry, build_header
-from edgespec.runtimes.config import EMBEDDING, ModelConfig
-from edgespec.runtimes.coreml.directory import FORMAT, HOST, PACKAGE, ROPE, CoreMLManifest, function_names
-from edgespec.runtimes.coreml.graph import head_program, layers_program
+from edgespec.runtimes.config import EMBEDDING
+from edgespec.runtimes.coreml.directory import (
+    FORMAT,
+    HOST,
+    PACKAGE,
+    ROPE,
+    CoreMLManifest,
+    function_names,
+    keep_name,
+)
+from edgespec.runtimes.coreml.graph import Shapes, head_program, keep_program, layers_program
 from edgespec.runtimes.coreml.package import runtime
 from edgespec.runtimes.exported.source import SourceRecord
 from edgespec.runtimes.formats.exported import MANIFEST
@@ -31,27 +40,28 @@ PARTS = "parts"  # packages of one function each, until they are put together
 
 def write_coreml(
     out: Path,
-    config: ModelConfig,
+    shapes: Shapes,
     read: Callable[[str], NDArray[np.float32]],
     *,
     rows: Sequence[int],
-    positions: int,
     source: SourceRecord,
     vocabulary: str,
     beside: Mapping[str, bytes],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Write a model to the new directory `out`; arguments as `onnx.export.write_exported`. progress: gets
-    functions done, and in all.
+    """Write a model to the new directory `out`; arguments as `onnx.export.write_exported`. rows: of passes,
+    ascending. progress: gets functions done, and in all.
 
     A function's weights are in memory several times while it is converted. Raises MissingExtraError,
     ModelError for a weight beyond fp16, and as `new_directory` and `read`.
     """
     ct = runtime()
-    config = replace(config, rope=replace(config.rope, interleaved=False))
+    config = replace(shapes.config, rope=replace(shapes.config.rope, interleaved=False))
+    shapes = replace(shapes, config=config)
     manifest = CoreMLManifest(
-        format=FORMAT, engine="coreml", rows=list(rows), positions=positions, vocabulary=vocabulary,
-        source=source, config=config.to_dict(),
+        format=FORMAT, engine="coreml", precision=shapes.precision, rows=list(rows),
+        positions=shapes.positions, kept=shapes.kept, vocabulary=vocabulary, source=source,
+        config=config.to_dict(),
     )  # fmt: skip
     files = {**beside, MANIFEST: (json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n").encode()}
 
@@ -69,21 +79,22 @@ def write_coreml(
             (work / name).write_bytes(content)
         host = {ROPE: read(ROPE).astype("<f4"), EMBEDDING: checked(EMBEDDING).astype("<f2")}
         _write_host(work / HOST, host)
-        descriptor, done = ct.utils.MultiFunctionDescriptor(), 0
+        descriptor = ct.utils.MultiFunctionDescriptor()
         parts = work / PARTS
         parts.mkdir()
+        functions: dict[str, Callable[[], Any]] = {}
         for bucket in rows:
-            programs = (
-                layers_program(config, checked, bucket, positions),
-                head_program(config, checked, bucket),
-            )
-            for name, program in zip(function_names(bucket), programs, strict=True):
-                path = str(parts / f"{name}.mlpackage")
-                _converted(ct, program).save(path)
-                descriptor.add_function(path, src_function_name="main", target_function_name=name)
-                descriptor.default_function_name = name
-                done += 1
-                progress(done, 2 * len(rows))
+            layers, head = function_names(bucket)
+            functions[layers] = partial(layers_program, shapes, checked, bucket)
+            functions[head] = partial(head_program, shapes, checked, bucket)
+        if shapes.kept:
+            functions[keep_name(rows[-1])] = partial(keep_program, shapes, rows[-1])
+        for done, (name, program) in enumerate(functions.items(), 1):
+            path = str(parts / f"{name}.mlpackage")
+            _converted(ct, program()).save(path)
+            descriptor.add_function(path, src_function_name="main", target_function_name=name)
+            progress(done, len(functions))
+        descriptor.default_function_name = function_names(rows[0])[0]
         with redirect_stderr(StringIO()):
             ct.utils.save_multifunction(descriptor, str(work / PACKAGE))
         shutil.rmtree(parts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,17 +15,32 @@ from numpy.typing import NDArray
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.config import EMBEDDING
-from edgespec.runtimes.coreml.directory import HOST, PACKAGE, ROPE, CoreMLExported, function_names
+from edgespec.runtimes.coreml.directory import (
+    HOST,
+    PACKAGE,
+    ROPE,
+    CoreMLExported,
+    function_names,
+    keep_name,
+)
 from edgespec.runtimes.coreml.graph import head_parts
 from edgespec.runtimes.coreml.package import check_here, runtime
 from edgespec.runtimes.exported.host import mask_name, mask_of, mask_windows, rotation_of, states_of
 
 Half = NDArray[np.float16]
-Predict = Callable[[dict[str, Half]], Mapping[str, Half]]
-"""Outputs of a function by name."""
 
 
-def open_function(package: Path, name: str) -> Predict:
+class Function(Protocol):
+    """A package's function, open: coremltools' `MLModel`."""
+
+    def predict(self, data: dict[str, Half], state: Any = None) -> Mapping[str, Half]:
+        """Outputs by name. state: of this or another function with the same states; None = it has none."""
+
+    def make_state(self) -> Any:
+        """Zeros."""
+
+
+def open_function(package: Path, name: str) -> Function:
     """A package's function, on the Neural Engine where that takes it, else the CPU. Raises DeviceError where
     there is no Core ML, MissingExtraError, ModelError where it refuses the package."""
     check_here()
@@ -34,29 +49,32 @@ def open_function(package: Path, name: str) -> Predict:
         model = ct.models.MLModel(str(package), function_name=name, compute_units=ct.ComputeUnit.CPU_AND_NE)
     except Exception as error:  # of its own
         raise ModelError(f"Core ML cannot open {package}: {str(error)[:500]}") from None
-    predict: Predict = model.predict
-    return predict
+    return cast(Function, model)
 
 
 class CoreMLModel:
     """See `exported.draft.OpenModel`."""
 
     def __init__(
-        self, exported: CoreMLExported, open_part: Callable[[Path, str], Predict] = open_function
+        self, exported: CoreMLExported, open_part: Callable[[Path, str], Function] = open_function
     ) -> None:
         """Raises as `open_part`."""
-        self.path, self.config = exported.path, exported.config
-        self.positions = exported.manifest.positions
-        self._buckets = {
-            rows: [open_part(self.path / PACKAGE, name) for name in function_names(rows)]
-            for rows in exported.manifest.rows
-        }
+        self.path, self.config, self.shapes = exported.path, exported.config, exported.shapes
+        self.positions, rows = exported.manifest.positions, exported.manifest.rows
+        package = self.path / PACKAGE
+        self._buckets = {n: [open_part(package, name) for name in function_names(n)] for n in rows}
+        self._keep = open_part(package, keep_name(rows[-1])) if self.shapes.kept else None
         (_, place), (_, angles) = exported.host[EMBEDDING], exported.host[ROPE]
         shape = self.config.vocab_size, self.config.hidden_size
         self._embedding = np.memmap(self.path / HOST, "<f2", "r", place, shape)
         mapped = np.memmap(self.path / HOST, "<f4", "r", angles, (self.config.head_dim // 2,))
         self._angles = np.array(mapped)
         self._windows = mask_windows(self.config)
+
+    @property
+    def layers(self) -> Function:
+        """What passes of drafting run."""
+        return self._buckets[min(self._buckets)][0]
 
     @property
     def most_rows(self) -> int:
@@ -77,31 +95,74 @@ class CoreMLModel:
         among: NDArray[np.bool_],
         cache: Sequence[NDArray[Any]],
         place: int,
+        kept: int = 0,
+        state: Any = None,
     ) -> NDArray[Any]:
-        """See `exported.draft.OpenModel`."""
+        """See `exported.draft.OpenModel`. kept: positions that are in `state`, of a model that has some; what
+        lies behind them in the cache is handed over."""
         n = len(tokens)
         rows, (layers, _) = self._bucket(n)
         states = {"hidden": states_of(self._embedding, tokens)} | rotation_of(self._angles, positions)
         inputs = {name: _turned(array, rows) for name, array in states.items()}
         inputs["hidden"] = inputs["hidden"].swapaxes(1, 2)  # channels first
+        held = self._apart(seen, kept)
         for window in self._windows:
-            mask = mask_of(window, positions, seen, among, self.positions, rows)
+            mask = mask_of(window, positions, held, among, self.positions, rows)
             inputs[mask_name(window)] = mask.astype(np.float16)[None, None]
-        for index, part in enumerate(cache):
-            inputs[f"{'values' if index % 2 else 'keys'}_{index // 2}"] = part.transpose(0, 2, 1)[None]
-        outputs = layers(inputs)
+        for name, part in zip(self.shapes.caches, cache, strict=True):
+            inputs[name] = _handed(part[:, kept : kept + self.shapes.handed])
+        outputs = layers.predict(inputs, state)
         normed: NDArray[Any] = outputs["normed"][0, :, 0, :n].T
         self._check(normed, "layers")
-        for index, part in enumerate(cache):
-            new = outputs[f"new_{'values' if index % 2 else 'keys'}_{index // 2}"]  # [1, kv, hd, T]
+        for name, part in zip(self.shapes.caches, cache, strict=True):
+            new = outputs[f"new_{name}"]  # [1, kv, hd, T]
             part[:, place : place + n] = new[0, :, :, :n].transpose(0, 2, 1)
         return normed
+
+    def _apart(
+        self, seen: tuple[NDArray[np.bool_], IntArray], kept: int
+    ) -> tuple[NDArray[np.bool_], IntArray]:
+        """What rows see of a cache of which so much is in states, and what they see behind all the room that
+        states have."""
+        visible, keys = seen
+        if not self.shapes.kept:
+            return seen
+        columns = np.arange(len(keys))
+        columns[kept:] += self.shapes.kept - kept
+        wide = np.zeros((len(visible), self.positions), dtype=np.bool_)
+        places = np.zeros(self.positions, dtype=np.int64)
+        wide[:, columns], places[columns] = visible, keys
+        return wide, places
+
+    def new_state(self) -> Any:
+        """A conversation's states. Raises ModelError where Core ML has none."""
+        assert self._keep is not None
+        try:
+            return self._keep.make_state()
+        except Exception as error:  # of its own
+            raise ModelError(
+                f"Core ML cannot open {self.path}: {str(error)[:500]}; export the model without stateful="
+            ) from None
+
+    def keep(self, cache: Sequence[NDArray[Any]], first: int, last: int, state: Any) -> None:
+        """Put the cache's positions from `first` to `last` into the states, a pass of the largest size at
+        most."""
+        assert self._keep is not None
+        inputs = {}
+        for name, part in zip(self.shapes.caches, cache, strict=True):
+            rows = np.zeros((*part.shape[::2], self.most_rows), dtype=np.float16)  # [kv, hd, T]
+            rows[:, :, : last - first] = part[:, first:last].transpose(0, 2, 1)
+            inputs[name] = rows[None]
+        places = np.zeros((self.most_rows, self.shapes.kept), dtype=np.float16)
+        places[np.arange(last - first), np.arange(first, last)] = 1
+        inputs["places"], inputs["rest"] = places[None, None], 1 - places.sum(0)[None, None, None]
+        self._keep.predict(inputs, state)
 
     def head(self, normed: NDArray[Any], logits: NDArray[np.float32]) -> None:
         """See `exported.draft.OpenModel`."""
         n = len(normed)
         rows, (_, head) = self._bucket(n)
-        outputs = head({"normed": _turned(normed, rows).swapaxes(1, 2)})
+        outputs = head.predict({"normed": _turned(normed, rows).swapaxes(1, 2)})
         parts = [outputs[f"logits_{index}"][0, :, 0, :n] for index in range(head_parts(self.config))]
         logits[:] = np.concatenate(parts).T
         self._check(logits, "LM head")
@@ -113,7 +174,7 @@ class CoreMLModel:
                 "compute in fp16"
             )
 
-    def _bucket(self, n: int) -> tuple[int, list[Predict]]:
+    def _bucket(self, n: int) -> tuple[int, list[Function]]:
         """The smallest that has room for n rows."""
         return next((rows, parts) for rows, parts in self._buckets.items() if rows >= n)
 
@@ -126,7 +187,12 @@ def model_bytes(exported: CoreMLExported, context: int, slots: int) -> int:
     config, rows, positions = exported.config, exported.manifest.rows, exported.manifest.positions
     states = rows[-1] * (8 * config.hidden_size + 4 * config.intermediate_size + 2 * config.vocab_size)
     seen = positions * rows[-1] * (config.heads + 2)
-    return 2 * exported.nbytes + config.kv_bytes(positions, 2) + 4 * (states + seen)
+    return 2 * exported.nbytes + config.kv_bytes(exported.cached, 2) + 4 * (states + seen)
+
+
+def _handed(part: NDArray[Any]) -> Half:
+    """Of one cache [kv, C, hd], as Core ML reads it: [1, kv, hd, C]."""
+    return np.ascontiguousarray(part.transpose(0, 2, 1))[None]
 
 
 def _turned(array: NDArray[Any], rows: int) -> Half:

@@ -67,6 +67,11 @@ class Exported:
         return sum(stored.nbytes for stored in self.weights.values())
 
     @property
+    def cached(self) -> int:
+        """Positions of a conversation's cache; 0 = any."""
+        return self.manifest.positions
+
+    @property
     def element(self) -> int:
         """Bytes of a number of states, and of the cache."""
         return 2 if self.manifest.precision == "fp16" else 4
