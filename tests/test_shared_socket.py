@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import shutil
 import socket
 import ssl
@@ -104,6 +105,47 @@ def test_its_end_wakes_who_waits(connect: Callable[[Peer], SharedSocket]) -> Non
     here.shutdown(socket.SHUT_RDWR)
     reader.join(10)
     assert read == [b""]
+
+
+def test_who_closes_it_wakes_who_waits(connect: Callable[[Peer], SharedSocket]) -> None:
+    """As websockets does when a handshake takes too long; and then waits for its reader's end."""
+    done = threading.Event()
+    here = connect(lambda connection: assert_(done.wait(10)))
+    read = list[bytes | OSError]()
+
+    def reading() -> None:
+        try:
+            read.append(here.recv(64))
+        except OSError as error:
+            read.append(error)
+
+    reader = threading.Thread(target=reading, daemon=True)
+    reader.start()
+    reader.join(0.05)
+    here.close()
+    reader.join(10)
+    done.set()
+    assert len(read) == 1
+
+
+def test_nothing_is_plain_at_its_end(connect: Callable[[Peer], SharedSocket]) -> None:
+    """What has come is still decrypted, and what is sent does not go out as it is."""
+    done, raw = threading.Event(), list[bytes]()
+
+    def peer(connection: ssl.SSLSocket) -> None:
+        connection.sendall(b"secret")
+        assert done.wait(10)
+        raw.append(socket.socket.recv(connection, 64))
+
+    here = connect(peer)
+    assert select.select([here], [], [], 10)[0]
+    here.shutdown(socket.SHUT_WR)
+    with pytest.raises(OSError):  # OpenSSL's or the system's
+        here.sendall(b"plain")
+    assert whole(here, 6) == b"secret"
+    done.set()
+    assert whole(here, 1) == b""
+    assert raw == [b""]
 
 
 def test_patience(connect: Callable[[Peer], SharedSocket]) -> None:

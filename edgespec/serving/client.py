@@ -69,8 +69,8 @@ class ServerClient:
         """End the request under way."""
         self._cancelled = True
         if self._socket is not None:
-            with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # TLS's own would take the encryption off under who reads and writes
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     @contextmanager
     def _request(

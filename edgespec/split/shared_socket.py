@@ -1,13 +1,18 @@
-"""An encrypted connection that one thread reads while another writes. Needs no torch."""
+"""An encrypted connection that one thread reads while another writes, and a third ends. Needs no torch."""
 
 from __future__ import annotations
 
+import errno
 import selectors
+import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
+
+LOOK = 1.0  # seconds, after which who waits looks whether the connection is still there
 
 T = TypeVar("T")
 
@@ -37,6 +42,18 @@ class SharedSocket(ssl.SSLSocket):
     def send(self, data: Any, flags: int = 0) -> int:
         return self._in_turn(lambda: ssl.SSLSocket.send(self, data, flags))
 
+    def shutdown(self, how: int) -> None:
+        """Of the connection beneath. Python's own takes the encryption off first, and what other threads send
+        or have not read yet would be taken for plain text."""
+        socket.socket.shutdown(self, how)
+
+    def close(self) -> None:
+        """Who waits is woken: the end of a descriptor wakes nobody."""
+        with suppress(OSError):
+            self.shutdown(socket.SHUT_RDWR)
+        with self._turn or Lock():
+            super().close()
+
     def _in_turn(self, work: Callable[[], T]) -> T:
         last = None if self._patience is None else monotonic() + self._patience
         while True:
@@ -47,8 +64,15 @@ class SharedSocket(ssl.SSLSocket):
                 awaited = selectors.EVENT_READ
             except ssl.SSLWantWriteError:
                 awaited = selectors.EVENT_WRITE
-            left = None if last is None else max(last - monotonic(), 0)
-            with selectors.DefaultSelector() as selector:
+            self._wait(awaited, LOOK if last is None else min(LOOK, last - monotonic()))
+            if last is not None and monotonic() >= last:
+                raise TimeoutError(f"nothing was read or written in {self._patience:g} s")
+
+    def _wait(self, awaited: int, seconds: float) -> None:
+        """Raises OSError where the connection was closed."""
+        with selectors.DefaultSelector() as selector:
+            try:
                 selector.register(self, awaited)
-                if not selector.select(left):
-                    raise TimeoutError(f"nothing was read or written in {self._patience:g} s")
+            except ValueError:  # its descriptor is none
+                raise OSError(errno.EBADF, "the connection was closed") from None
+            selector.select(max(seconds, 0))
