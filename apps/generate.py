@@ -66,7 +66,11 @@ class GenerateFlags(Options):
     ] = None  # fmt: skip
     api_key_file: Annotated[Path | None, Option("The server's key, in a file.", metavar="FILE")] = None
     private: Annotated[
-        bool, Option("With --server: send nothing of the prompts, which the drafter continues alone.")
+        bool,
+        Option(
+            "With --server: send nothing of the prompts, which the drafter continues alone. With "
+            "--draft-server: it drafts for none of them."
+        ),
     ] = False
 
 
@@ -90,7 +94,7 @@ def generate(
     if wanted.server is not None:
         multiply_alone()
     options.check_together(engine, generation)
-    _check(wanted, engine.batch)
+    _check(wanted, engine)
     check_server(wanted.server, wanted.api_key_file, link)
     if wanted.server is not None:
         _from_server(wanted, wanted.server, model, engine, generation, link)
@@ -140,16 +144,17 @@ def _from_server(
             PromptRun(opened, session, generation, terminal, wanted).all(queue)
 
 
-def _check(wanted: GenerateFlags, batch: int) -> None:
+def _check(wanted: GenerateFlags, engine: EngineOptions) -> None:
     """Raises OptionError for flags that do not go together."""
-    if wanted.output is None and batch != 1:
+    if wanted.output is None and engine.batch != 1:
         raise OptionError(
             "replies of a batch end in any order; say where they go: --output FILE, one JSON object a line"
         )
-    if wanted.private and (wanted.server is None or wanted.output is not None):
+    nowhere = wanted.server is None and engine.draft_server is None
+    if wanted.private and (nowhere or wanted.output is not None):
         raise OptionError(
-            "--private is for --server URL without --output: nothing is sent where there is no server, and "
-            "--output is of replies that were verified"
+            "--private is for --server URL or --draft-server URL, without --output: nothing is sent where "
+            "there is no server, and --output is of replies that were verified"
         )
     for name in ("json", "keep_going", "trace"):
         if wanted.output is not None and getattr(wanted, name):

@@ -84,7 +84,7 @@ class Chat:
         """Reply to `message`, one Response a token.
 
         private: nothing of it leaves this machine, nor of what follows it. With a target on a server, that is
-            the drafter's alone then, and not verified.
+            the drafter's alone then, and not verified; with a drafter on one, drafted here or not at all.
         overrides: fields of GenerationOptions, for this reply.
 
         Raises OptionError, and ContextError when the conversation would not fit; then nothing has changed.

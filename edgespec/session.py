@@ -118,7 +118,7 @@ class Session:
         """Reply to `prompt` (token ids of the whole conversation so far), one Response a token.
 
         safe: how many of the prompt's first tokens may leave this machine; None = all. Of a target that is
-        here, none do.
+        here none do, but to a server that drafts: it hears of nothing, then.
 
         What the prompt shares with the session's tokens is not computed again. The last Response has a
         finish_reason. Leaving the iterator early, Ctrl-C and errors keep the session usable.

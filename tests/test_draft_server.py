@@ -19,13 +19,13 @@ from edgespec.control.controller import Fixed
 from edgespec.core.acceptance import make_acceptance
 from edgespec.core.schedule import TreeBudget
 from edgespec.drafters import beside
-from edgespec.drafters.channel import Commit, Draft, Open, Prefill, RootPath, encoded
+from edgespec.drafters.channel import Cancel, Commit, Draft, Open, Prefill, RootPath, Stop, encoded
 from edgespec.drafters.kinds import choose_drafters
 from edgespec.drafters.remote import host as hosts
 from edgespec.drafters.remote import server as servers
 from edgespec.drafters.remote.opening import open_host
 from edgespec.drafters.remote.server import DraftServer, RemoteDrafter
-from edgespec.drafters.remote.wire import DRAFT_VERSION, REPLIED, Apply, Declined, Hired, NoRoom
+from edgespec.drafters.remote.wire import ASKED, DRAFT_VERSION, REPLIED, Apply, Declined, Hired, NoRoom
 from edgespec.drafters.resident import away
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, OptionError, ProtocolError, RefusedError, TokenizerError
@@ -385,6 +385,42 @@ def test_a_silent_server_costs_no_text(
     with load(model, drafting.url, drafter="remote") as engine:
         monkeypatch.setattr(hosts.DraftLine, "hear", lambda self, frame: time.sleep(0))
         assert edgespec.generate(engine, PROMPT, GREEDY).tokens == expected[0.0]
+
+
+@pytest.mark.parametrize("schedule", ["serial", "ssd"])
+def test_what_is_private_is_not_sent(
+    schedule: str,
+    model: Path,
+    drafting: Drafting,
+    expected: dict[float, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told, hear = list[Any](), hosts.DraftLine.hear
+
+    def listen(line: hosts.DraftLine, frame: bytes) -> None:
+        told.append(ASKED.decode(frame))
+        hear(line, frame)
+
+    monkeypatch.setattr(hosts.DraftLine, "hear", listen)
+    with (
+        load(model, drafting.url, schedule=schedule, drafter="remote") as engine,
+        engine.new_session(200, Fixed(BUDGET)) as session,
+    ):
+        said = list(session.generate(PROMPT, GREEDY, safe=20))
+        assert tokens_of(said) == expected[0.0]
+        assert said[-1].stats.drafted == 0
+        again = list(session.generate(PROMPT, GREEDY))
+        assert tokens_of(again) == expected[0.0]
+        assert again[-1].stats.accepted > 5
+        wait_for(lambda: any(isinstance(message, Commit) for message in told))
+        prefill = next(place for place, message in enumerate(told) if isinstance(message, Prefill))
+        assert {type(message) for message in told[:prefill]} <= {Apply, Open, Cancel, Stop}
+        secret = [*PROMPT, *tokens_of(again), 151, 152, 153]
+        list(session.generate(secret, GREEDY, safe=len(secret) - 3))
+    wait_for(lambda: drafting.host.taken == 0)
+    for message in told:
+        assert getattr(message, "tokens", [])[-2:] != [152, 153]
+    assert sum(isinstance(message, Prefill) for message in told) == 1
 
 
 def test_what_is_refused_when_a_model_is_loaded(model: Path, drafting: Drafting, tmp_path: Path) -> None:

@@ -37,10 +37,10 @@ class Chooser:
             return last.chosen
         return self.sampler.pick(last.result(), self.noise, position)
 
-    def context(self, prompt: Sequence[int], check: Callable[[], None]) -> Context:
+    def context(self, prompt: Sequence[int], check: Callable[[], None], private: bool = False) -> Context:
         """What drafters are told of it."""
         drawn, keyed = (self.acceptance.name == name for name in ("ratio", "sample"))
-        return Context(prompt, self.sampler, self.noise, drawn, keyed, check)
+        return Context(prompt, self.sampler, self.noise, drawn, keyed, check, private)
 
 
 class Decoding:
@@ -58,12 +58,14 @@ class Decoding:
         observer: PassObserver | None = None,
         trace: Trace | None = None,
         check: Callable[[], None] = lambda: None,
+        private: bool = False,
     ) -> None:
         """prompt: all of it, more than the seat has committed. limit: of the reply, in tokens. observer: of
-        its rows in passes; the schedule hears of them only through it. check: raises Cancelled."""
+        its rows in passes; the schedule hears of them only through it. check: raises Cancelled. private: see
+        `Context`."""
         self.verifier, self.seat, self.prompt, self.chooser = verifier, seat, prompt, chooser
         self.schedule, self.limit, self.observer = schedule, limit, observer
-        self.trace, self.check = trace or Trace(), check
+        self.trace, self.check, self.private = trace or Trace(), check, private
         self.root = -1
         self._settling = 0.0  # seconds: of learning from the latest draft
         self._blocks = deque(blocks(seat, prompt[seat.length :], observer))
@@ -103,7 +105,7 @@ class Decoding:
         with self.verifier.turn:
             self.check()
             prompt = [*self.prompt, *said[:-1]]
-            self.schedule.begin(self.chooser.context(prompt, self.check), self.limit - len(said) + 1)
+            self._tell(prompt, self.limit - len(said) + 1)
         self.root = said[-1]
 
     def answer_late(self, part: Verification, said: Sequence[int]) -> Cycle:
@@ -114,11 +116,13 @@ class Decoding:
         return Cycle(None, part.tree, outcome, 0.0, outcome.seconds)
 
     def _begin(self, last: PrefillBlock) -> None:
-        chooser, prompt = self.chooser, self.prompt
         with self.verifier.turn:  # conversations share a draft model
             self.check()
-            self.schedule.begin(chooser.context(prompt, self.check), self.limit)
-        self.root = chooser.first(last, len(prompt))
+            self._tell(self.prompt, self.limit)
+        self.root = self.chooser.first(last, len(self.prompt))
+
+    def _tell(self, text: Sequence[int], limit: int) -> None:
+        self.schedule.begin(self.chooser.context(text, self.check, self.private), limit)
 
 
 def decode(decoding: Decoding) -> Iterator[Cycle]:

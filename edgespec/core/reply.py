@@ -109,7 +109,8 @@ class Reply:
         layers, check = self.host.config.layers, self.cancellation.check
         self.observer = _Observer(self.cancellation, schedule, layers, self.progress, self.trace)
         self.observer.drafting = False  # the schedule is at the reply before, which may have been cancelled
-        how = self.chooser, schedule, self.limit, self.observer, self.trace, check
+        private = self.safe < len(self.prompt)
+        how = self.chooser, schedule, self.limit, self.observer, self.trace, check, private
         self.decoding = Decoding(self.host.verifier, seat, self.prompt, *how)
 
     @property

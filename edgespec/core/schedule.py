@@ -43,6 +43,7 @@ class Context:
     keyed: acceptance keeps the tokens that the target draws with `noise` (`sample`): a drafter that draws
         with the same numbers foresees them. What is kept does not depend on what was foreseen.
     check: called between blocks of long work; raises Cancelled.
+    private: some of this text may not leave this machine: a drafter elsewhere hears of none of it.
     """
 
     tokens: Sequence[int]
@@ -51,6 +52,7 @@ class Context:
     drawn: bool = False
     keyed: bool = False
     check: Callable[[], None] = lambda: None
+    private: bool = False
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,10 @@ class RemoteDrafter(BesideDrafter):
 
     @property
     def _drafts(self) -> bool:
-        """The server has memory for this conversation, as long as it is."""
+        """The server has memory for this conversation, as long as it is, and may hear of it."""
         connection = self.worker
         full = isinstance(connection, DraftConnection) and self.seat in connection.full
-        return len(self.tokens) < self.capacity and not full
+        return len(self.tokens) < self.capacity and not full and not self.context.private
 
     def waits(self) -> bool:
         return self._drafts and super().waits()
@@ -58,13 +58,17 @@ class RemoteDrafter(BesideDrafter):
     def prefill(self, context: Context) -> None:
         self.tokens = [int(token) for token in context.tokens]
         self.context = context
-        if not self._drafts or self.worker.lost is not None:
+        if context.private:
+            self._owed = self._lookup = None
+        elif not self._drafts or self.worker.lost is not None:
             self._move()
         else:
             self._begin()
 
     def commit(self, root: int, outcome: Outcome) -> None:
         self.tokens += committed(root, outcome)
+        if self.context.private:
+            return
         if self.worker.lost is not None:
             self._pass = outcome.seconds
             self._move()
