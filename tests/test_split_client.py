@@ -29,7 +29,7 @@ from edgespec.errors import (
     RefusedError,
 )
 from edgespec.response import Response, whole
-from edgespec.split import line, seat
+from edgespec.split import line, link, seat
 from edgespec.split.client import RemoteEngine
 from edgespec.split.options import ConnectOptions
 from edgespec.split.payload import pack_tokens, unpack_tokens, unsqueeze
@@ -209,6 +209,19 @@ def test_a_server_that_is_gone_when_the_prompt_comes(wires: Wires, expected: dic
         assert session.tokens == [*PROMPT, *expected["greedy"].tokens[:-1]]
 
 
+def test_who_is_not_there_is_not_waited_for(wires: Wires, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection is lost, and nobody listens where it was: that is known at once."""
+    monkeypatch.setattr(link.Patience, "seconds", WAIT)
+    with remote(wires, made=Parrot, wait=0.0) as engine, engine.new_session(CONTEXT) as session:
+        replies = session.generate(PROMPT, REPLY)
+        steps = [next(replies) for _ in range(5)]
+        wires.cut()
+        began = time.monotonic()
+        steps += [next(replies) for _ in range(10)]
+        assert time.monotonic() - began < WAIT / 2
+        assert not steps[-1].verified
+
+
 def test_a_silent_link_is_given_up(wires: Wires, expected: dict[str, Response]) -> None:
     with remote(wires, made=Parrot) as engine, engine.new_session(CONTEXT) as session:
         steps = meddling(session.generate(PROMPT, REPLY), 3, wires.mute)
@@ -308,7 +321,7 @@ def test_memory_that_the_server_gave_to_others_is_filled_again(
 ) -> None:
     def evict() -> None:
         done = threading.Event()
-        running.mail.put(lambda: [running.host._drop(g) for g in running.host.guests.values()] and done.set())
+        running.mail.put(lambda: [running.host.guests.drop(g) for g in running.host.guests] and done.set())
         assert done.wait(WAIT)
 
     with remote(wires) as engine, engine.new_session(CONTEXT) as session:

@@ -12,12 +12,13 @@ import pytest
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.engine import Engine
-from edgespec.errors import LinkError, OptionError, RefusedError
+from edgespec.errors import LinkError, OptionError, RefusedError, StorageError
 from edgespec.models.packing import pack_model
 from edgespec.response import Response, whole
 from edgespec.split import link as links
 from edgespec.split.client import RemoteEngine
 from edgespec.split.options import ConnectOptions
+from edgespec.split.standby import Standby
 from edgespec.split.websocket import websocket
 from tests.sessions import WAIT, wait_for
 from tests.split_ends import Running, Wire, Wires, listening
@@ -131,6 +132,42 @@ def test_a_late_answer_ends_its_pass_and_no_word_is_said_twice(
                 wires.mute()
     assert whole(steps).tokens == expected["greedy"].tokens
     assert all(step.withdrawn is None for step in steps)
+
+
+def test_answers_that_are_late_are_read_for(
+    wires: Wires, here: Engine, expected: dict[str, Response], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here, all of them; and when one does not come, the next token is there."""
+    monkeypatch.setattr(links.Patience, "usual", 0.0)
+    with remote(wires, here) as far, far.new_session(CONTEXT) as session:
+        before = here.bytes_read
+        reply = whole(session.generate(PROMPT, REPLY))
+        assert here.bytes_read > before
+        assert (reply.tokens, reply.stats.lost) == (expected["greedy"].tokens, 0)
+        steps = []
+        for step in session.generate(PROMPT, REPLY):
+            steps.append(step)
+            if len(steps) == 20:
+                wires.cut()
+        assert whole(steps).tokens == expected["greedy"].tokens
+        assert steps[-1].stats.lost == 1
+        assert all(step.verified for step in steps)
+
+
+def test_what_goes_wrong_here_is_no_matter_to_a_server_that_answers(
+    wires: Wires, here: Engine, expected: dict[str, Response], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links.Patience, "usual", 0.0)
+
+    def broken(self: Standby) -> list[int]:
+        raise StorageError("the disk is gone")
+
+    monkeypatch.setattr(Standby, "say", broken)
+    with remote(wires, here) as far, far.new_session(CONTEXT) as session:
+        assert whole(session.generate(PROMPT, REPLY)).tokens == expected["greedy"].tokens
+        wires.cut()
+        with pytest.raises(StorageError, match="the disk is gone"):
+            whole(session.generate(PROMPT, REPLY))
 
 
 def test_it_can_be_cancelled(wires: Wires, here: Engine) -> None:

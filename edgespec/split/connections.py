@@ -42,8 +42,7 @@ class Connections:
         self._in_vain = 0  # connections that have replaced another, and nothing was heard on any
         self.present: Link | None = None
         try:
-            self.present = link = self._sit()
-            self.seat, self.patience.mean = link.seat, link.round_trip
+            self._take(self._sit())
         except EdgeSpecError as error:
             if not (later and passing(error)):
                 raise
@@ -71,9 +70,18 @@ class Connections:
                 return self.present  # it is not needed any more
             if link is not None:
                 self._retire()
-                self._connector, self.present, self.seat = None, link, link.seat
+                self._connector = None
+                self._take(link)
                 self._in_vain = min(self._in_vain + 1, DOUBLINGS)
         return self.present
+
+    @property
+    def gone(self) -> bool:
+        """The connection is lost, and since the round began another could not be made."""
+        return self.present is None and self._connector is not None and self._connector.failed
+
+    def _take(self, link: Link) -> None:
+        self.present, self.seat, self.patience.greeted = link, link.seat, link.round_trip
 
     def _sit(self) -> Link:
         """A connection that has the conversation's seat; in another thread, too. Raises as `Link`."""

@@ -28,6 +28,8 @@ OPEN_SECONDS = 5.0  # that a connection may take to be made
 MOST_WORK = 600.0  # seconds that a server may be at work on a question: one that hangs may say so for ever
 REMEMBERED = 100  # rounds
 LEAST_PATIENCE = 0.4  # seconds; a server at work says so every 0.2
+LOST_PACKET = 0.3  # seconds, and three round trips, within which TCP has made up for one
+MARGIN = 1.25  # times what answers took of late
 MOST_LEARNT = 3.0  # seconds of patience that late rounds may teach
 FIRST_WAIT, MOST_WAIT = 0.25, 5.0  # seconds before a connection is tried again, doubled each time
 
@@ -119,26 +121,44 @@ class Patience:
     """How long an answer may take before the text goes on without it; of what is the link's, not the
     server's, who says that it is at work.
 
-    Half as much again as the slowest of late: a lost packet costs a few round trips and TCP's own patience,
-    which is why the first rounds have to wait by a rule of thumb. A round that came later than that counts as
-    one that has just come in time: so patience follows a link that is slow, and an outage, which says nothing
-    of the next one, does not make it that much longer.
+    A quarter more than all of late took but the slowest: of a hundred rounds one may be late. A lost packet
+    costs a few round trips and TCP's own patience, which is why rounds have to wait for that in any case. One
+    that came much later counts as one that was a little late: so patience follows a link that is slow, and an
+    outage, which says nothing of the next one, does not make it that much longer.
+
+    Attributes:
+        greeted: seconds that the latest connection's greeting took.
     """
 
     def __init__(self) -> None:
+        self.greeted = 0.0
         self._took = deque[float](maxlen=REMEMBERED)
-        self.mean = 0.0  # seconds of a round trip, the last ones most
+        self._sorted: list[float] = []
 
     def learn(self, seconds: float) -> None:
-        """Of a round, from the question to the last word before the answer; late ones count above all."""
-        seconds = min(seconds, self.seconds)
-        self.mean = self.mean + (seconds - self.mean) / 8 if self._took else seconds
-        self._took.append(seconds)
+        """Of a round, the longest that no word came: from the question, or a word before the answer."""
+        self._took.append(min(seconds, MARGIN * self.seconds))
+        self._sorted = sorted(self._took)
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds, of the link; as far as is known, for answers have the server's time in them."""
+        return min(self.greeted, self._all_but(0.5)) if self._took else self.greeted
 
     @property
     def seconds(self) -> float:
-        learnt = 1.5 * max(self._took, default=0.0)
-        return max(LEAST_PATIENCE + 4 * self.mean, min(learnt, MOST_LEARNT))
+        learnt = MARGIN * self._all_but(1 / REMEMBERED)
+        return max(LEAST_PATIENCE, LOST_PACKET + 3 * self.round_trip, min(learnt, MOST_LEARNT))
+
+    @property
+    def usual(self) -> float:
+        """Seconds, less than those, that hardly one of ten answers takes."""
+        return min(max(0.05 + 2 * self.round_trip, MARGIN * self._all_but(0.1)), self.seconds)
+
+    def _all_but(self, share: float) -> float:
+        """What the latest rounds took at most, but for so many of the slowest, and one at least."""
+        few = max(1, int(share * len(self._sorted)))
+        return self._sorted[-1 - few] if few < len(self._sorted) else 0.0
 
 
 class Connector:
@@ -150,6 +170,7 @@ class Connector:
         """pause: seconds before the first time, as after connections that were of no use."""
         self._make, self._pause = make, pause
         self._found: Link | None = None
+        self.failed = False  # since somebody asked for it last
         self.error: Exception | None = None  # that ends it
         self._stopped = threading.Event()
         self._hurry = threading.Event()
@@ -167,6 +188,7 @@ class Connector:
                 if not passing(error):
                     self.error = error
                     return
+                self.failed = True
                 if isinstance(error, RefusedError):
                     pause = max(pause, min(error.seconds, MOST_WAIT))
             else:
@@ -189,6 +211,7 @@ class Connector:
 
     def hurry(self) -> None:
         """Somebody asks for it anew: try now."""
+        self.failed = False
         self._hurry.set()
 
     def stop(self) -> None:

@@ -106,9 +106,10 @@ class RemoteSeat:
 
     # A round, from the outside.
 
-    def compute(self, part: Part) -> None:
-        """See `core.verify.Verifier`. Raises LinkError when the answer takes too long: it may still come, and
-        `advance` says so."""
+    def compute(self, part: Part, meanwhile: Callable[[], bool] = lambda: False) -> None:
+        """See `core.verify.Verifier`. meanwhile: called when the answer is later than most; does what needs
+        no server, until `advance` says that the answer is there, and returns False when there is nothing to
+        do. Raises LinkError when the answer takes too long: it may still come, and `advance` says so."""
         if self._under_way is not None and self.recollection is not None:
             # Nobody has heard that round's answer: what comes of it yet is of another text.
             self.recollection.truncate(self.recollection.length, self.rounds)
@@ -119,11 +120,13 @@ class RemoteSeat:
             if part.observer is not None:
                 part.observer.on_chunk()
             silent = time.monotonic() - max(began, self.links.answered)
-            if silent > self.links.patience.seconds:
+            if silent > self.links.patience.seconds or self.links.gone:
                 state = "is lost, and was not made again" if self.links.present is None else "is silent"
                 raise LinkError(f"the connection to the server {state} for {silent:.1f} s")
             if time.monotonic() > self._late:
                 raise LinkError("the server is at work for longer than a pass can take")
+            if silent > self.links.patience.usual and meanwhile():
+                continue
             if part.observer is None or not part.observer.on_wait():
                 self.wait(TICK)
 
@@ -178,7 +181,7 @@ class RemoteSeat:
 
     def _recollect(self) -> Generator[None, None, None]:
         """What the drafter attends to comes right behind the answer: it is waited for, but not for long."""
-        until = time.monotonic() + RECALL + self.links.patience.mean / 2
+        until = time.monotonic() + RECALL + self.links.patience.round_trip / 2
         while self.links.present is not None and known(self.recollection) not in (NONE, self._agreed):
             self.links.listen(0)
             if self.links.inbox:

@@ -24,7 +24,7 @@ from edgespec.session import Session
 from edgespec.split.alone import Alone, Deputy
 from edgespec.split.protocol import as_manner
 from edgespec.split.seat import TICK, RemoteSeat
-from edgespec.split.standby import Reserve, Standby
+from edgespec.split.standby import Reserve
 from edgespec.text.prompt import Array
 
 
@@ -124,19 +124,22 @@ class RemoteSession(Session):
         if self._alone is not None:
             return self._without(reply, self._alone)
         part = self._part = self._ask(reply)
+        back = self.cache.advance
         try:
             with reply.trace.telling(part.phase):
-                self.host.verifier.compute([part])
+                self.cache.compute(part, lambda: self._reserve.read(reply, back))
         except LinkError:
             reply.stats.lost += 1
-            self._alone = self._deputy(reply, self._most, self.cache.advance)
+            self._alone = self._deputy(reply, self._most, back)
             return iter(())
+        finally:
+            self._reserve.rest()
         return self._answer(reply, part)
 
     def _deputy(self, reply: Reply, most: int, back: Callable[[], bool]) -> Deputy:
         """most: tokens that a drafter may say. back: see `Standby`."""
-        if (here := self._reserve.session()) is not None:
-            return Standby(here, reply, back)
+        if (here := self._reserve.deputy(reply, back)) is not None:
+            return here
         self.schedule.end()  # its drafter says now what comes
         said = reply.writer.tokens
         context = reply.chooser.context([*reply.prompt, *said], reply.cancellation.check)

@@ -1,10 +1,11 @@
 """The server's own model, streamed from this machine's flash, which goes on while no server can be asked.
 
-    server    ── rounds ──╳ late or lost                     ╭─ answers ── rounds ──
-    here                  └ prompt, pass, pass, pass ... ────┤ between two layers
+    server    ── rounds ──╳ later than most    lost           ╭─ answers ── rounds ──
+    here                  └ prompt, a token ── said, pass ... ─┤ between two layers
 
 The weights are the same and sampling is keyed by positions, so the text is what the server would have made of
-it, and stays. Needs no torch itself.
+it, and stays. An answer that is later than most may be lost: the model here begins to read then, which costs
+nothing but its time, and has the next token about when nobody waits any longer. Needs no torch itself.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgespec.core.reply import Reply
-from edgespec.errors import BudgetError, OptionError
+from edgespec.errors import BudgetError, EdgeSpecError, OptionError, RemoteError
 from edgespec.progress import Progress
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.session import Session
@@ -39,7 +40,16 @@ class Standby(Deputy):
         most = min(reply.limit - self.said, session.context - len(text))
         options = reply.chooser.sampler.options
         options = replace(options, max_tokens=max(most, 1), stop=(), ignore_eos=True)
-        self._steps = session.generate(text, options, self._look) if most > 0 else None
+        safe = None if reply.safe == len(reply.prompt) else reply.safe
+        self._steps = session.generate(text, options, self._look, safe) if most > 0 else None
+        self._next: list[int] | None = None  # tokens that `read` has found
+
+    def read(self) -> bool:
+        """What was said so far, and find the next token; False = that was done already."""
+        if self._next is not None:
+            return False
+        self._next = self.say()
+        return True
 
     def _look(self, progress: Progress) -> None:
         if self._reply.cancellation.cancelled or self._back():
@@ -47,6 +57,9 @@ class Standby(Deputy):
 
     def say(self) -> list[int]:
         """The next token; [] = it was interrupted, or there is no room for more."""
+        if self._next:
+            found, self._next = self._next, []
+            return found
         step = None if self._steps is None else next(self._steps, None)
         return [] if step is None or step.token is None else [step.token]
 
@@ -62,9 +75,36 @@ class Reserve:
         """engine: None = there is none. context: positions of the conversation."""
         self._engine, self._context = engine, context
         self._session: Session | None = None
+        self._ready: Standby | None = None  # reads, or has read, for a round whose answer is late
 
-    def session(self) -> Session | None:
-        """None = there is no engine here, or it has no room now."""
+    def read(self, reply: Reply, back: Callable[[], bool]) -> bool:
+        """An answer is later than most. back: see `Standby`. False = there is nothing more to do. Raises what
+        the server has refused."""
+        self._ready = self._ready or self._standby(reply, back)
+        try:
+            return self._ready is not None and self._ready.read()
+        except RemoteError:
+            raise
+        except EdgeSpecError:  # the answer may still come; if not, who goes on here hears of it
+            self.rest()
+            return False
+
+    def deputy(self, reply: Reply, back: Callable[[], bool]) -> Standby | None:
+        """It did not come. back: see `Standby`. None = there is no engine here, or it has no room now."""
+        ready, self._ready = self._ready, None
+        return ready or self._standby(reply, back)
+
+    def rest(self) -> None:
+        """It came, or is not wanted any more."""
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.end()
+
+    def _standby(self, reply: Reply, back: Callable[[], bool]) -> Standby | None:
+        here = self._here()
+        return None if here is None else Standby(here, reply, back)
+
+    def _here(self) -> Session | None:
         if self._session is None and self._engine is not None and not self._engine.closed:
             try:
                 context = min(self._context, self._engine.plan.context)
