@@ -88,7 +88,6 @@ def serve(
     asked = _with_sessions(engine, wanted.max_sessions)
     try:
         with held():  # an exception amidst hundreds of imports may be lost in a callback of theirs
-            from edgespec.apps.server.app import make_app
             from edgespec.apps.server.draft import make_draft_app
             from edgespec.apps.server.listen import Server, listening
             from edgespec.apps.server.problems import log
@@ -119,12 +118,13 @@ def serve(
             terminal.note(f"drafting at {url}{locked}, for {many} at once; Ctrl-C ends it")
 
         service = Service(name, source, generation, [digest_of(key.encode()) for key in keys])
-        server = Server(service, PATIENCE, tls, make_draft_app if drafts else make_app)
         terminal.busy("starting")
         if drafts:
+            server = Server(service, PATIENCE, tls, make_draft_app)
             say_whose(replace(asked, batch=1), terminal, MEANT, "nothing that a drafter goes by")
             service.load(lambda p: open_host(name, source, asked, p), terminal.progress, ready_to_draft)
         else:
+            server = Server(service, PATIENCE, tls)
             service.load(lambda p: load_engine(source, asked, p), terminal.progress, ready)
         try:
             server.run([socket])

@@ -17,7 +17,8 @@ from edgespec.core.tree import TokenTree
 from edgespec.engine import Engine
 from edgespec.errors import LinkError
 from edgespec.split.guest import Work
-from edgespec.split.host import IDLE_SECONDS, Host
+from edgespec.split.guests import IDLE_SECONDS
+from edgespec.split.host import Host
 from edgespec.split.line import Line
 from edgespec.split.payload import pack_nodes, pack_tokens, squeeze
 from edgespec.split.protocol import (

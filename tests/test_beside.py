@@ -45,7 +45,6 @@ from edgespec.drafters.channel import (
     Sent,
     Stop,
     Trees,
-    as_sent,
     frame,
 )
 from edgespec.drafters.colleague import Question
@@ -55,6 +54,7 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.opened import Opened
 from edgespec.drafters.process import Program, command
+from edgespec.drafters.sent_trees import as_sent
 from edgespec.drafters.worker import Desk
 from edgespec.errors import Cancelled, CorruptFileError, DeviceError
 from edgespec.schedules.serial import Serial

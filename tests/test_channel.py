@@ -38,14 +38,10 @@ from edgespec.drafters.channel import (
     Tree,
     Trees,
     Worked,
-    as_heard,
-    as_named,
-    as_received,
-    as_sent,
     frame,
     read_frame,
-    trees_for,
 )
+from edgespec.drafters.sent_trees import as_heard, as_named, as_received, as_sent, trees_for
 
 MUTATIONS = 10_000
 VOCABULARY = 300

@@ -15,7 +15,7 @@ from edgespec.config import GenerationOptions
 from edgespec.core.tree import TokenTree
 from edgespec.engine import Engine
 from edgespec.errors import ProtocolError, StorageError, TokenizerError
-from edgespec.split import host
+from edgespec.split import guests
 from edgespec.split.payload import pack_tokens, unpack_tokens
 from edgespec.split.protocol import (
     VERSION,
@@ -319,7 +319,7 @@ def test_a_full_server_refuses_and_takes_from_who_rests(served: Served) -> None:
     late = Caller(served)
     assert isinstance(late.sit(CONTEXT + 100), Seated), "a client that is gone gives way"
     assert len(served.host.guests) == 3, "whoever was refused may come back"
-    served.now += host.SPARE_SECONDS
+    served.now += guests.SPARE_SECONDS
     other = Caller(served)
     assert isinstance(other.sit(CONTEXT + 100), Seated), "and so does one that rests"
     # The one that has rested for longest finds the server behind, and there is room for it or not.
@@ -333,7 +333,7 @@ def test_idle_memory_goes_back_and_a_session_is_taken_up_again(
     caller, first = begun(served)
     caller.line.lost()
     served.run()
-    served.now += host.IDLE_SECONDS - 1
+    served.now += guests.IDLE_SECONDS - 1
     served.host.sweep()
     assert not engine.room_for(600)
     served.now += 1
@@ -352,7 +352,7 @@ def test_idle_memory_goes_back_and_a_session_is_taken_up_again(
 
 def test_a_connected_client_that_was_idle_goes_on(served: Served, expected: dict[str, list[int]]) -> None:
     caller, first = begun(served)
-    served.now += host.IDLE_SECONDS
+    served.now += guests.IDLE_SECONDS
     served.host.sweep()
     answer = caller.say(caller.judge(TokenTree.root(first)))
     assert isinstance(answer, Behind)
@@ -421,7 +421,7 @@ def test_floods_are_refused(served: Served) -> None:
 
 
 def test_conversations_are_bounded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "GUESTS", 2)
+    monkeypatch.setattr(guests, "MOST", 2)
     callers = [Caller(served) for _ in range(3)]
     assert [type(c.sit(20)) for c in callers] == [Seated, Seated, Refusal]
     callers[0].line.lost()

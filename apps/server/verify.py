@@ -10,7 +10,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from edgespec.apps.server.problems import Problem, again
 from edgespec.apps.server.service import Service
-from edgespec.split.host import SPARE_SECONDS, Host
+from edgespec.split.guests import SPARE_SECONDS
+from edgespec.split.host import Host
 from edgespec.split.protocol import STILL_SECONDS
 
 # Connected at once, and refused but not gone yet: with `connections.MOST_CONNECTIONS`, fewer than the 1024

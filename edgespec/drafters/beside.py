@@ -38,14 +38,12 @@ from edgespec.drafters.channel import (
     Sent,
     Stop,
     Trees,
-    as_named,
-    as_sent,
-    trees_for,
 )
 from edgespec.drafters.colleague import TICK, Colleague, Question
 from edgespec.drafters.growth import MAX_PASSES
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.process import Program, Worker, command
+from edgespec.drafters.sent_trees import as_named, as_sent, trees_for
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 
 SILENCE = 0.5  # seconds; the machine may be busy

@@ -51,14 +51,12 @@ from edgespec.drafters.channel import (
     Stop,
     Trees,
     Worked,
-    as_heard,
-    as_received,
-    as_sent,
     frame,
 )
 from edgespec.drafters.inbox import Inbox
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.drafters.opened import Opened, OpenModel
+from edgespec.drafters.sent_trees import as_heard, as_received, as_sent
 from edgespec.errors import Cancelled
 
 BEAT = 0.05  # seconds of work, after which it says that it is at work

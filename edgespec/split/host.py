@@ -3,31 +3,20 @@
 Who runs the passes is somebody else (`serving.scheduler`): a host hands it members of a
 `core.batcher.Batcher`, one for each round, and everything here but `introduce`, `Line.hear` and `Line.beat`
 happens in that one thread, between two passes. Needs no torch.
-
-A conversation's memory is a session's of the engine: in the ledger, and refused when there is none. Who has
-not said anything for a while gives it back, and so does, before others are refused, who has not for the
-longest; they notice a longer wait, as their next request finds the server behind, and their text is sent
-again.
 """
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from edgespec.errors import (
-    BudgetError,
-    ClosedError,
-    ProtocolError,
-    RefusedError,
-)
+from edgespec.errors import ProtocolError, RefusedError
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.split.guest import Guest, Judging, Reading, Work
+from edgespec.split.guests import IDLE_SECONDS, Guests
 from edgespec.split.line import Line
 from edgespec.split.protocol import (
-    SEAT_BYTES,
     VERSION,
     AskTokenizer,
     Hello,
@@ -47,10 +36,6 @@ from edgespec.split.vocabulary import packed_tokenizer
 if TYPE_CHECKING:
     from edgespec.engine import Engine
 
-IDLE_SECONDS = 600.0  # after which a conversation's memory goes to others who want it, or to nobody
-SPARE_SECONDS = 20.0  # a connected client may rest so long, whoever waits
-STEP = 256  # positions by which a conversation grows
-GUESTS = 1024  # conversations that are known, with memory or without
 PART_BYTES = 2**16  # of a tokenizer's frames: each takes a slow link some seconds
 
 
@@ -78,17 +63,17 @@ class Host:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """idle: seconds."""
-        self.engine, self.ground, self.post, self.idle, self.clock = engine, ground, ground.post, idle, clock
-        self.guests: dict[bytes, Guest] = {}
+        self.ground, self.post, self.clock = ground, ground.post, clock
         self.closed = False
         self._tokenizer, digest = packed_tokenizer(engine.tokenizer)
         config = engine.config
         trees = engine.plan.sequences == 1 or engine.drafters  # else sessions have no room for them
         nodes = min(engine.options.tree_nodes, TREE_ROWS) if trees else 1
         # Where sessions have no room for trees beside their positions, these are among them.
-        self._behind = nodes if engine.plan.sequences > 1 else 0
+        behind = nodes if engine.plan.sequences > 1 else 0
+        self.guests = Guests(engine, ground.spare, behind, idle, clock)
         name, eos, context = engine.files.path.name[:200], sorted(engine.eos), engine.plan.context
-        about = config.vocab_size, eos, context - self._behind, config.layers, nodes
+        about = config.vocab_size, eos, context - behind, config.layers, nodes
         memory = engine.memory
         self._recall = None if memory is None else Recall(memory, ground.post)
         known = () if memory is None else (memory.digest, memory.width)
@@ -99,30 +84,26 @@ class Host:
         return Line(self, send, close)
 
     def sweep(self) -> None:
-        """Memory of those who were idle for too long is free; to be called now and then."""
-        for guest in self._resting(self.idle, self.idle):
-            self._drop(guest)
+        """See `serving.visitors.Tenant`."""
+        self.guests.sweep()
+
+    @property
+    def held(self) -> int:
+        """See `serving.visitors.Tenant`."""
+        return self.guests.held
+
+    def give_way(self) -> bool:
+        """See `serving.visitors.Tenant`."""
+        return self.guests.give_way()
 
     def close(self) -> None:
         """Conversations end: who asks is told so."""
         self.closed = True
-        for guest in [*self.guests.values()]:
+        for guest in self.guests:
             if guest.work is not None:
                 guest.work.cancellation.cancel()
             elif guest.session is not None:
-                self._drop(guest)
-
-    def _resting(self, lost: float, connected: float) -> list[Guest]:
-        """With nothing to do for so many seconds, longest first."""
-        now = self.clock()
-        idle = [g for g in self.guests.values() if g.work is None]
-        idle = [g for g in idle if now - g.since >= (lost if g.line is None else connected)]
-        return sorted(idle, key=lambda g: g.since)
-
-    def _drop(self, guest: Guest) -> None:
-        guest.forget()
-        if guest.line is None:
-            self.guests.pop(guest.seat, None)
+                self.guests.drop(guest)
 
     # What clients ask: see `split.line.Listener`.
 
@@ -156,76 +137,15 @@ class Host:
 
     def seat(self, line: Line, asked: TakeSeat) -> None:
         """Raises RefusedError and ProtocolError."""
-        guest = self.guests.get(asked.seat)
-        if guest is None or guest.context != asked.context:
-            guest = self._new(asked.context)
+        guest = self.guests.get(asked.seat, asked.context)
         if guest.line is not None and guest.line is not line:
             guest.line.refuse("taken", "this session goes on in another connection")
         if line.guest is not None and line.guest is not guest:
             line.guest.line = None
         line.guest, guest.line = guest, line
-        self._admit(guest, 1)
-        line.tell(Seated(guest.seat))
-
-    def _new(self, context: int) -> Guest:
-        if len(self.guests) >= GUESTS:
-            for guest in self._resting(0, self.idle)[:1]:
-                self._drop(guest)
-        if len(self.guests) >= GUESTS:
-            raise RefusedError(f"{GUESTS} conversations are open here, the most", "full", SPARE_SECONDS)
-        guest = Guest(secrets.token_bytes(SEAT_BYTES), context, self.clock)
         guest.recall = self._recall
-        self.guests[guest.seat] = guest
-        return guest
-
-    def _admit(self, guest: Guest, positions: int) -> None:
-        """Give it memory for so many: for all that it may ever need, unless it can grow. Raises
-        RefusedError."""
-        grown = min(guest.context, -(-positions // STEP) * STEP) if self.engine.may_grow else guest.context
-        held = grown + self._behind
-        while not self._holds(guest, held):
-            if not self.give_way():
-                holding = sum(g.session is not None for g in self.guests.values())
-                raise RefusedError(
-                    f"there is no room for a conversation of {held} positions: {holding} hold some of the "
-                    f"{self.engine.pool.positions} that the server has memory for, and others' replies may; "
-                    "try again later, or ask for a smaller context",
-                    "full",
-                    SPARE_SECONDS,
-                )
-
-    def _holds(self, guest: Guest, held: int) -> bool:
-        """Whether it has memory for so many positions now."""
-        engine, pool, session = self.engine, self.engine.pool, guest.session
-        if session is not None and session.cache.capacity >= held:
-            return True
-        share = 0 if session is None else pool.share(session.number)
-        try:
-            if not self.ground.spare(pool.of(held) - share):
-                return False
-            if session is None:
-                context = None if engine.may_grow else held
-                guest.session = engine.new_session(context, held=held if engine.may_grow else None)
-            else:
-                engine.hold(session, held)
-        except ClosedError:
-            raise RefusedError("the server is closing", "closing") from None
-        except BudgetError:
-            return False
-        return True
-
-    @property
-    def held(self) -> int:
-        """Positions that clients' conversations hold of the pool."""
-        open = [g.session for g in self.guests.values() if g.session is not None]
-        return sum(self.engine.pool.share(session.number) for session in open)
-
-    def give_way(self) -> bool:
-        """Take memory from the client that has rested for longest; False = from none."""
-        spare = [g for g in self._resting(0, SPARE_SECONDS) if g.session is not None]
-        if spare:
-            self._drop(spare[0])
-        return bool(spare)
+        self.guests.admit(guest, 1)
+        line.tell(Seated(guest.seat))
 
     def ask(self, line: Line, request: Upload | Judge, digest: bytes) -> None:
         """Raises RefusedError and ProtocolError."""
@@ -248,7 +168,7 @@ class Host:
             elif error is not None and guest.line is not None:
                 guest.line.fail(error)
             if self.closed and guest.work is None:
-                self._drop(guest)
+                self.guests.drop(guest)
 
         if not guest.goes_on(request):
             return
@@ -258,7 +178,7 @@ class Host:
             if isinstance(request, Upload)
             else Judging(guest, request, vocabulary, nodes, over)
         )
-        self._admit(guest, work.positions)
+        self.guests.admit(guest, work.positions)
         guest.work = work
         work.begin()
         self.ground.visit(work)
@@ -291,9 +211,9 @@ class Host:
         guest.line = None
         if guest.work is not None:
             guest.work.cancellation.cancel()
-            guest.next = lambda: self._drop(guest)
+            guest.next = lambda: self.guests.drop(guest)
         else:
-            self._drop(guest)
+            self.guests.drop(guest)
 
 
 def _check_greeted(line: Line) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from queue import Empty
 from threading import Lock, Thread
 from time import monotonic
-from types import TracebackType
 
 from msgspec.structs import replace
 
@@ -38,6 +37,7 @@ from edgespec.drafters.channel import (
 from edgespec.drafters.growth import MAX_PASSES
 from edgespec.drafters.inbox import Inbox
 from edgespec.drafters.opened import Opened
+from edgespec.drafters.remote.turns import Turns
 from edgespec.drafters.remote.wire import ASKED, DRAFT_VERSION, Apply, Declined, Hired, NoRoom, Reason
 from edgespec.drafters.worker import Desk
 from edgespec.errors import OptionError
@@ -48,39 +48,6 @@ UNHEARD, UNHEARD_BYTES = 256, 2 * FRAME_BYTES  # messages of a connection that m
 MOST_REFUSED = 1024  # conversations of a connection that there was no room for
 
 log = logging.getLogger("edgespec.server")
-
-
-class Turns:
-    """A lock that is had in the order of asking for it."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()  # of the next two
-        self._waiting = deque[Lock]()
-        self._taken = False
-
-    def __enter__(self) -> None:
-        mine = Lock()
-        mine.acquire()
-        with self._lock:
-            if not self._taken:
-                self._taken = True
-                return
-            self._waiting.append(mine)
-        mine.acquire()  # until whoever had it hands it on
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._lock:
-            if self._waiting:
-                self._waiting.popleft().release()
-            else:
-                self._taken = False
-
-    def let_others(self) -> None:
-        """Whoever has it gives it to those who wait, and has it again then."""
-        self.__exit__(None, None, None)
-        self.__enter__()
 
 
 @dataclass
