@@ -144,12 +144,14 @@ class Bench:
         return figures
 
     def cut(self, drafter: str, after: int, seconds: float, expected: str, **more: Any) -> dict[str, Any]:
-        """A reply whose link is cut for some seconds: how long no text came meanwhile, what was said then,
-        and whether it is the text of an uninterrupted one in the end."""
+        """A reply whose link is cut for some seconds: how long no text came meanwhile, and how long an answer
+        would have been waited for; what was said then, and whether it is the text of an uninterrupted one in
+        the end."""
         with self.connect(drafter, **more) as engine, engine.new_session() as session:
             tokens: list[int] = []
             pause, during, alone, again, cut, last = 0.0, 0, 0, 0, 0.0, 0.0
-            whole = False  # all was said, verified or not: nobody waits for more
+            whole = False  # all was said, verified or not, but for the last token, which is verified first
+            usual, patience = 0.0, 0.0
             mending = threading.Timer(seconds, self.link.mend)
             try:
                 for step in session.generate(self.prompts[0], self.options):
@@ -163,9 +165,11 @@ class Bench:
                         if cut and last < cut + seconds and not whole:
                             pause = max(pause, min(now, cut + seconds) - last)
                             during += now < cut + seconds
-                        whole = whole or len(tokens) == self.options.max_tokens
+                        whole = whole or len(tokens) >= (self.options.max_tokens or 0) - 1
                         last = now
                     if len(tokens) >= after and not cut:
+                        waits = session.cache.links.patience
+                        usual, patience = waits.usual, waits.seconds
                         self.link.cut()
                         mending.start()
                         cut = time.monotonic()
@@ -173,7 +177,9 @@ class Bench:
                 if cut:
                     mending.join()
             return {
-                "cut after": after, "longest silence, s": round(pause, 2), "tokens meanwhile": during,
+                "cut after": after, "longest silence, s": round(pause, 2),
+                "late after, s": round(usual, 2), "lost after, s": round(patience, 2),
+                "tokens meanwhile": during,
                 "not verified": alone, "made again": again,
                 "the same text": engine.tokenizer.decode(tokens) == expected,
             }  # fmt: skip

@@ -7,7 +7,9 @@ What a drafter said in a client's replies is recorded first, with the frames of 
 are those frames and nothing else ask the server again, all at once, each a reply after the other: so they eat
 hardly any of the cores, and every answer is compared with the first one. `none` is a round trip a token, what
 a client without drafts asks for. CPU time is the server's process's, of all its threads; what it reads from
-flash is the kernel's count (the second example: a model larger than its dial, every pass streams).
+flash is the kernel's count (the second example: a model larger than its dial, every pass streams). Clients
+say all that was recorded, each beginning elsewhere: so all have the same work, and who is slower than others
+was served later.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
+import numpy as np
 import psutil
 
 import edgespec
@@ -99,7 +103,7 @@ class Client:
     def __init__(self, url: str, records: Sequence[Record], begin: threading.Barrier) -> None:
         self.link = Link(websocket(url, None, None)())
         self.records, self.begin = records, begin
-        self.round, self.seconds = 0, 0.0
+        self.round, self.seconds, self.waits = 0, 0.0, list[float]()
         self.error: Exception | None = None
         self.link.send(written(TakeSeat(b"", CONTEXT)))
         self.seat = self.link.expect(Seated).seat
@@ -149,8 +153,11 @@ class Client:
         return self.round
 
     def _ask(self, request: Upload | Judge) -> Told:
+        began = time.perf_counter()
         self.link.send(written(request))
-        return self._answer()
+        answer = self._answer()
+        self.waits.append(time.perf_counter() - began)
+        return answer
 
     def _answer(self) -> Told:
         while isinstance(answer := self.link.receive(OPEN_SECONDS), Still):
@@ -159,32 +166,45 @@ class Client:
         return answer
 
 
+def counters(url: str) -> tuple[float, float]:
+    """Rounds that the server has verified, and its passes."""
+    with urlopen(f"{url}/metrics") as answer:
+        told = dict(line.split() for line in answer.read().decode().splitlines() if not line.startswith("#"))
+    return float(told["edgespec_rounds_total"]), float(told["edgespec_passes_total"])
+
+
 def measure(
-    process: psutil.Process, url: str, count: int, records: Sequence[Record], replies: int
+    process: psutil.Process, url: str, count: int, records: Sequence[Record], times: int
 ) -> dict[str, Any]:
-    """So many clients at once, each with as many replies, beginning with another prompt."""
+    """So many clients at once, each with all replies so many times, beginning with another prompt."""
     begin = threading.Barrier(count + 1)
+    replies = times * len(records)
     turns = [[records[(number + n) % len(records)] for n in range(replies)] for number in range(count)]
     clients = [Client(url, turn, begin) for turn in turns]
     for client in clients:
         client.thread.start()
     before, read_before = process.cpu_times(), process.io_counters().read_bytes
+    counted = counters(url)
     begin.wait()
     began = time.perf_counter()
     for client in clients:
         client.thread.join()
     seconds, after = time.perf_counter() - began, process.cpu_times()
     read = process.io_counters().read_bytes - read_before
+    verified, passes = (now - then for then, now in zip(counted, counters(url), strict=True))
     cpu = after.user + after.system - before.user - before.system
     tokens = [sum(record.tokens for record in turn) for turn in turns]
     speeds = [n / client.seconds for n, client in zip(tokens, clients, strict=True) if client.seconds]
     rounds = sum(len(record.trees) for turn in turns for record in turn)
+    waits = np.array([wait for client in clients for wait in client.waits])
     return {
         "clients": count, "errors": [str(client.error) for client in clients if client.error is not None],
         "tokens/s": round(sum(tokens) / seconds, 1),
         "tokens a round": round(sum(tokens) / rounds, 2),
         "slowest of fastest": round(min(speeds, default=0.0) / max(speeds, default=1.0), 2),
         "a client's tokens/s": round(statistics.median(speeds), 1) if speeds else 0.0,
+        "rounds a pass": round(verified / max(passes, 1), 2),
+        "ms a round (50 %, 95 %, most)": (1000 * np.quantile(waits, [0.5, 0.95, 1])).round().tolist(),
         "MB read a token": round(1e-6 * read / sum(tokens), 2),
         "server ms CPU a token": round(1000 * cpu / sum(tokens), 3),
         "clients at 10 tokens/s a CPU": round(sum(tokens) / cpu / 10, 1),
@@ -203,7 +223,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument(
-        "--replies", type=int, default=3, help="of each client; one client makes 4 times more"
+        "--times", type=int, default=1, help="that a client says all; one alone does so 4 times as often"
     )
     given = parser.parse_args()
     counts = [int(count) for count in given.clients.split(",")]
@@ -221,9 +241,9 @@ def main() -> None:
             for drafter in given.drafters.split(","):
                 records = recorded(url, drafter, files, prompts, given.tokens)
                 for count in counts:
-                    measure(process, url, count, records, 1)  # what is done once is done
-                    replies = given.replies * (4 if count == 1 else 1)
-                    row = {"drafts": drafter, **measure(process, url, count, records, replies)}
+                    measure(process, url, count, records[:1], 1)  # what is done once is done
+                    times = given.times * (4 if count == 1 else 1)
+                    row = {"drafts": drafter, **measure(process, url, count, records, times)}
                     print(json.dumps(row), flush=True)
         finally:
             server.terminate()
