@@ -167,7 +167,7 @@ def check_together(engine: EngineOptions, generation: GenerationOptions) -> None
     """Raises OptionError for a drafter, schedule, acceptance and sampling that do not go together; needs no
     model."""
     from edgespec.core.acceptance import make_acceptance  # numpy: not for --help
-    from edgespec.drafters.kinds import choose_drafters
+    from edgespec.drafters.choice import choose_drafters
     from edgespec.schedules.kinds import check_acceptance, check_idle, check_schedule
 
     members = choose_drafters(engine)

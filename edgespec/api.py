@@ -100,7 +100,7 @@ def load(
     found = read_profile(Path(profile), str(model))
     chosen = with_keywords(with_keywords(EngineOptions(), options), {**found.options, **options})
     engine = Engine.load(model, chosen, progress)
-    engine.plan = replace(engine.plan, reasons=[*engine.plan.reasons, *found.notes])
+    engine.holdings.plan = replace(engine.plan, reasons=[*engine.plan.reasons, *found.notes])
     return engine
 
 

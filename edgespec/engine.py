@@ -12,20 +12,21 @@ from typing import Any
 
 from edgespec.arguments import check_progress, given_options
 from edgespec.config import EngineOptions
-from edgespec.control.handover import HandOver, speedup, without_drafter
 from edgespec.control.knowledge import Knowledge
 from edgespec.core.passes import LocalVerifier
 from edgespec.core.pool import Pool
 from edgespec.core.schedule import Controller, Place, Schedule
 from edgespec.core.trace import Cycle, Trace
-from edgespec.devices.allocator import Holes, return_freed_memory
+from edgespec.devices.allocator import Holes
 from edgespec.devices.machine import Machine
-from edgespec.devices.probe import forget_peak, memory_total, peak_memory
+from edgespec.devices.probe import memory_total
 from edgespec.drafters.base import Drafter
-from edgespec.drafters.kinds import choose_drafters, kinds_of
-from edgespec.drafters.resident import Exits, Outside, Remembering, Resident, Search, Sharing
-from edgespec.errors import BudgetError, ClosedError, OptionError
+from edgespec.drafters.choice import choose_drafters
+from edgespec.drafters.kinds import kinds_of
+from edgespec.drafters.resident import Exits, Remembering, Resident, Search
+from edgespec.errors import ClosedError, OptionError
 from edgespec.models.asked import check_options, with_files
+from edgespec.models.holdings import Holdings
 from edgespec.models.hub import resolve_model
 from edgespec.offload.plan.fill import check_dial
 from edgespec.offload.plan.plan import Plan
@@ -64,14 +65,15 @@ class Engine:
         self.files, self.tokenizer, tokenizer.room = files, tokenizer, plan.context
         self.options = options
         self.target = target
-        self.resident = list(resident)  # drafters
-        self._outside = self._before = 0  # bytes, as of `peak_memory`; the latter until a worker was closed
-        self.exits, self.memory = exits, memory  # the latter for clients' drafters
+        self.memory = memory  # for clients' drafters
         members = choose_drafters(options)
         opened = [kind.name for kind in kinds_of(members) if kind.make]
         opened += [r.name for r in resident]
         self.drafters = tuple(member for member in members if member in opened)
-        self._adopt(plan)
+        # With layers pinned as the user said, drafters keep their memory.
+        as_asked = options.resident_layers is not None
+        self.holdings = Holdings(target, plan, resident, exits, as_asked)
+        self._choose_schedule()
         self._knowledge = Knowledge.of(files.digest, options, plan.dial)
         # Of the latest that has learned, in this process or in one before.
         self.controller: Controller = (learned := self._knowledge.recall(make_controller(plan, resident)))
@@ -85,20 +87,19 @@ class Engine:
         self.pool = Pool(plan.context, plan.sequences, rows)
         self._finalizer = weakref.finalize(self, target.weights.close)
 
-    def _adopt(self, plan: Plan) -> None:
-        """This is how memory is used from now on."""
-        self.plan = plan
-        free = plan.streamed_bytes > 0 or self.options.drafts_apart  # to draft while it verifies
-        self.schedule = choose_schedule(self.options.schedule, self.drafters, free and plan.sequences == 1)
-        # With layers pinned as the user said, drafters keep their memory.
-        keeps = not self.resident or self._as_asked or plan.sequences > 1
-        self._without_drafter = after = None if keeps else without_drafter(plan)
-        self._handover = HandOver(speedup(plan, after) if after else 1.0)
+    @property
+    def plan(self) -> Plan:
+        return self.holdings.plan
 
     @property
-    def _as_asked(self) -> bool:
-        """What is pinned was the user's choice."""
-        return self.options.resident_layers is not None
+    def resident(self) -> list[Resident]:
+        """Drafters that are open."""
+        return self.holdings.resident
+
+    def _choose_schedule(self) -> None:
+        free = self.plan.streamed_bytes > 0 or self.options.drafts_apart  # to draft while it verifies
+        free = free and self.plan.sequences == 1
+        self.schedule = choose_schedule(self.options.schedule, self.drafters, free)
 
     def __repr__(self) -> str:
         about = f"{self.files.path.name} in {format_bytes(self.plan.dial)}, context {self.plan.context}"
@@ -179,7 +180,7 @@ class Engine:
         wanted = self.pool.of(positions)
         with self.verifier.turn:
             if wanted > self.pool.free + self.pool.share(session.number):
-                raise self._full(f"a session of {positions} positions")
+                raise self.pool.full(f"a session of {positions} positions", self.plan)
             cache: Any = session.cache  # of our own verifier: a KVCache
             cache.hold(positions)
             self.pool.take(session.number, wanted)
@@ -190,30 +191,22 @@ class Engine:
         there = sum(not session.closed for session in self._open_sessions())
         return self.pool.of(context) <= self.pool.free and there < most
 
-    def _full(self, asked: str) -> BudgetError:
-        return BudgetError(
-            f"{asked} does not fit: the plan has KV memory for {self.pool.positions} positions and open "
-            f"sessions hold {self.pool.held}{self.pool.beside}; close one, give each fewer (new_session "
-            "takes all that is free unless it is given context=), or load with a larger context=",
-            self.plan.owners,
-            self.plan.dial,
-            self.plan.dial,
-        )
-
     def _new_session(
         self, context: int | None, controller: Controller, trace: Trace | None, held: int | None
     ) -> Session:
         free = min(self.pool.free - self.pool.of(0), self.plan.context)  # beside rows of its own
         wanted = held or context or free
         if wanted > free or free <= 0:
-            raise self._full(f"a session of {wanted} positions" if held or context else "another session")
+            asked = f"a session of {wanted} positions" if held or context else "another session"
+            raise self.pool.full(asked, self.plan)
         context = context or (self.plan.context if held else wanted)
         slots = 0 if self.plan.sequences > 1 else None
         cache = self.verifier.new_seat(wanted, slots, None if held is None else context)
         drafters: list[Drafter] = [kind.make() for kind in kinds_of(self.drafters) if kind.make is not None]
         drafters += [resident.drafter(cache, self.config.vocab_size) for resident in self.resident]
-        place = Place(self.target, self.exits.exit(cache) if self.exits and self.resident else None)
-        self._handover.begin_anew()
+        exits = self.holdings.exits if self.resident else None
+        place = Place(self.target, exits.exit(cache) if exits else None)
+        self.holdings.handover.begin_anew()
         schedule = make_schedule(self.schedule, self.options, drafters, controller, place)
         self._opened += 1
         release = functools.partial(self.pool.release, self._opened)
@@ -240,26 +233,13 @@ class Engine:
         """When drafting with what takes memory loses for good or is gone, and no other session needs it, give
         that memory to pinned layers. `check` raises Cancelled; the next cycle then goes on with it."""
         self._holes.look()
-        after = self._without_drafter
-        gone = all(isinstance(resident, Outside) and resident.gone for resident in self.resident)
-        if after is None or (cycle.took is None and not gone):
+        if not self.holdings.concerns(cycle):
             return
         with self.verifier.turn:
             check()
-            took, tokens = cycle.took, len(cycle.outcome.tokens)
-            losing = gone or (took is not None and self._handover.record(tokens, took))
+            losing = self.holdings.losing(cycle)
             if losing and sum(not session.closed for session in self._open_sessions()) == 1:
-                if not gone:  # else it is known why
-                    schedule.give_back(after.reasons[-1])
-                self._hand_over(after, check)
-
-    def _hand_over(self, after: Plan, check: Callable[[], None]) -> None:
-        self._before = self.peak_memory()
-        self._close_resident()
-        self._outside = 0
-        return_freed_memory()
-        self.target.weights.pin(after.pinned, progress=lambda nbytes: check())
-        self.plan, self._without_drafter = after, None
+                self.holdings.hand_over(schedule, check)
 
     def set_memory(self, memory: str | float) -> None:
         """Another dial from now on, "6GB" or bytes: between two passes, and in the middle of replies, whose
@@ -279,28 +259,10 @@ class Engine:
         with self.verifier.first():
             if self.closed:
                 raise ClosedError("the engine was closed; load the model again")
-            self._move(at_dial(self.plan, dial, self._as_asked))
-
-    def _move(self, plan: Plan) -> None:
-        copies = plan.copied != self.plan.copied
-        sharing = [resident for resident in self.resident if copies and isinstance(resident, Sharing)]
-        try:
-            self.target.weights.move(plan)
-            for resident in sharing:
-                resident.share(plan.copied)
-        except BaseException:
-            if sharing:  # of what is gone
-                for session in self._open_sessions():
-                    session.schedule.give_back("its memory could not follow the dial")
-                self._close_resident()
-            self.target.weights.move(self.plan)
-            raise
-        finally:
-            return_freed_memory()
-        forget_peak()
-        self._before = 0
-        self._knowledge.stop()
-        self._adopt(plan)
+            plan = at_dial(self.plan, dial, self.holdings.as_asked)
+            self.holdings.move(plan, [session.schedule for session in self._open_sessions()])
+            self._knowledge.stop()
+            self._choose_schedule()
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of text, of chat messages (by the model's template), or of ids as they are."""
@@ -317,11 +279,8 @@ class Engine:
         return self.target.weights.bytes_read
 
     def peak_memory(self) -> int:
-        """Bytes this process has used at most: what the dial caps (`devices.probe.peak_memory`). A draft
-        worker's are among them."""
-        now = sum(resident.outside for resident in self.resident if isinstance(resident, Outside))
-        self._outside = max(self._outside, now)
-        return max(self._before, peak_memory(self._outside))
+        """Bytes this process has used at most: what the dial caps. A draft worker's are among them."""
+        return self.holdings.peak_memory()
 
     def close(self) -> None:
         """End all replies as cancelled, stop reading and free the weights. Sessions of this engine cannot be
@@ -333,13 +292,7 @@ class Engine:
             return  # `learn` goes on with it, when the reply that has called this has ended
         with self.verifier.turn:
             self._finalizer()
-            self._close_resident()
-
-    def _close_resident(self) -> None:
-        while self.resident:
-            self.resident.pop().close()
-        if self.exits is not None:
-            self.exits.close()
+            self.holdings.close()
 
     def __enter__(self) -> Engine:
         return self

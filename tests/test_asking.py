@@ -16,7 +16,8 @@ from edgespec.control.controller import Adaptive, Fixed
 from edgespec.control.early_exit import KNOWN, TRIED, Asking
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Trace
-from edgespec.drafters.kinds import choose_drafters, find_drafters
+from edgespec.drafters.choice import choose_drafters
+from edgespec.drafters.kinds import find_drafters
 from edgespec.drafters.resident import Search
 from edgespec.models import planning
 from edgespec.offload.plan import fill, pinning

@@ -492,12 +492,13 @@ def test_a_losing_cascade_makes_room_for_layers(model: Path) -> None:
     with load(model, "random") as engine:
         after = without_drafter(replace(engine.plan, ledger=replace(engine.plan.ledger, dial=10**10)))
         assert after is not None
-        engine._without_drafter = after  # as if the layers had not been pinned by hand
+        engine.holdings.without_drafter = after  # as if the layers had not been pinned by hand
         (cascade,) = engine.resident
         assert isinstance(cascade, Cascade)
         session = engine.new_session()
         assert isinstance(session.schedule, Serial)
-        engine._handover.record = lambda tokens, took: len(session.tokens) > 40  # type: ignore[method-assign]
+        handover = engine.holdings.handover
+        handover.record = lambda tokens, took: len(session.tokens) > 40  # type: ignore[method-assign]
         assert [r.token for r in session.generate(prompt_of(20), options)] == expected
         assert engine.resident == []
         assert cascade.draft.nbytes == 0

@@ -20,7 +20,7 @@ from edgespec.core.acceptance import make_acceptance
 from edgespec.core.schedule import TreeBudget
 from edgespec.drafters import beside
 from edgespec.drafters.channel import Cancel, Commit, Draft, Open, Prefill, RootPath, Stop, encoded
-from edgespec.drafters.kinds import choose_drafters
+from edgespec.drafters.choice import choose_drafters
 from edgespec.drafters.remote import host as hosts
 from edgespec.drafters.remote import server as servers
 from edgespec.drafters.remote.opening import open_host

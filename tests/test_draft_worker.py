@@ -25,7 +25,8 @@ from edgespec.drafters import beside
 from edgespec.drafters.base import Drafter, Root
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.channel import Cancel, Commit, Draft, GoAhead, Sent, Stop
-from edgespec.drafters.kinds import choose_drafters, find_drafters
+from edgespec.drafters.choice import choose_drafters
+from edgespec.drafters.kinds import find_drafters
 from edgespec.drafters.resident import Search
 from edgespec.engine import Engine
 from edgespec.errors import CorruptFileError, OptionError

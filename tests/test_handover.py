@@ -59,7 +59,7 @@ def engine(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
         engine.eos = frozenset()
         assert engine.drafters == ("ngram", "substitute")
         assert engine.plan.streamed
-        engine._handover = HandOver(2.0)
+        engine.holdings.handover = HandOver(2.0)
         yield engine
 
 
@@ -94,7 +94,7 @@ def test_a_losing_copy_becomes_pinned_layers(
 
 
 def test_another_session_keeps_the_drafter(engine: Engine, expected: list[int]) -> None:
-    engine._handover.record = lambda tokens, took: True  # type: ignore[method-assign]
+    engine.holdings.handover.record = lambda tokens, took: True  # type: ignore[method-assign]
     other = engine.new_session(100)
     session = engine.new_session(150)
     assert [r.token for r in session.generate(prompt_of(20), REPLY)] == expected
@@ -108,7 +108,7 @@ def test_a_failed_hand_over_is_gone_on_with(
     engine: Engine, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error in the middle of pinning leaves a sound stream, and the next reply finishes the work."""
-    engine._handover.record = lambda tokens, took: True  # type: ignore[method-assign]
+    engine.holdings.handover.record = lambda tokens, took: True  # type: ignore[method-assign]
     weights = engine.target.weights
     pin, before = weights.pin, set(weights.pinned)
 
@@ -138,7 +138,7 @@ def test_a_failed_hand_over_is_gone_on_with(
 def test_nobody_begins_while_memory_changes_hands(
     engine: Engine, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine._handover.record = lambda tokens, took: True  # type: ignore[method-assign]
+    engine.holdings.handover.record = lambda tokens, took: True  # type: ignore[method-assign]
     pin, begun, go_on = engine.target.weights.pin, threading.Event(), threading.Event()
 
     def slow(*args: Any, **kwargs: Any) -> None:
@@ -206,7 +206,7 @@ def test_cancel_is_heard_while_the_copy_drafts(engine: Engine, monkeypatch: pyte
 
 def test_a_closed_session_frees_its_cache_at_once(engine: Engine) -> None:
     """Not when Python happens to collect circles: the ledger has room for one."""
-    engine._handover.record = lambda tokens, took: False  # type: ignore[method-assign]
+    engine.holdings.handover.record = lambda tokens, took: False  # type: ignore[method-assign]
     session = engine.new_session()
     list(session.generate(prompt_of(20), REPLY))
     early = iter(session.generate(prompt_of(25), REPLY))

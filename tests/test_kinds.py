@@ -22,8 +22,9 @@ from edgespec.core.schedule import Controller, Place
 from edgespec.core.tree import TokenTree
 from edgespec.drafters import kinds
 from edgespec.drafters.base import Drafter, Root, TreeBudget, Watching
+from edgespec.drafters.choice import choose_drafters
 from edgespec.drafters.kind import Kind
-from edgespec.drafters.kinds import KINDS, choose_drafters, drafter_names, find_drafters
+from edgespec.drafters.kinds import KINDS, drafter_names, find_drafters
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.resident import Drafters, Found, Search
 from edgespec.engine import Engine

@@ -416,8 +416,8 @@ def test_any_schedule_teaches_and_gives_memory_back(
     model: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with edgespec.load(model, memory="4GB", context=400, draft_model=model) as engine:
-        engine._without_drafter = engine.plan
-        monkeypatch.setattr(engine._handover, "record", lambda tokens, took: took == 3.0)
+        engine.holdings.without_drafter = engine.plan
+        monkeypatch.setattr(engine.holdings.handover, "record", lambda tokens, took: took == 3.0)
         session, controller = engine.new_session(), Adaptive()
         session.schedule = schedule = Taught(controller)
         assert tokens_of(replies(session, PROMPTS[0])) == expected[0]

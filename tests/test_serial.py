@@ -18,8 +18,8 @@ from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
+from edgespec.drafters.choice import check_acceptance, choose_drafters
 from edgespec.drafters.combined import Combined
-from edgespec.drafters.kinds import check_acceptance, choose_drafters
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import BudgetError, ModelError, OptionError, TokenizerError
@@ -252,11 +252,12 @@ def test_a_losing_draft_model_makes_room_for_layers(model: Path) -> None:
         assert "drafter" not in after.owners
         assert after.ledger.used <= plan.ledger.used
         assert speedup(plan, after) >= 1
-        engine.plan, engine._without_drafter = plan, after
+        engine.holdings.plan, engine.holdings.without_drafter = plan, after
         session = engine.new_session()
         schedule = session.schedule
         assert isinstance(schedule, Serial)
-        engine._handover.record = lambda tokens, took: len(session.tokens) > 40  # type: ignore[method-assign]
+        handover = engine.holdings.handover
+        handover.record = lambda tokens, took: len(session.tokens) > 40  # type: ignore[method-assign]
         tokens = [r.token for r in session.generate(prompt_of(20), options)]
         assert tokens == expected
         assert engine.resident == []

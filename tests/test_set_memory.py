@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-import edgespec.engine
 from benchmarks import cgroup, measure
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.handover import HandOver
 from edgespec.core.trace import Cycle, Trace
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, BusyError, ClosedError, CorruptFileError, DeviceError, OptionError
+from edgespec.models import holdings
 from edgespec.models.packing import pack_model
 from edgespec.offload.chunks import ChunkEvent
 from edgespec.offload.plan.replan import at_dial
@@ -98,7 +98,7 @@ def replying(
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is looked at in other processes; a collection takes 70 ms in one that has seen many tests."""
-    monkeypatch.setattr(edgespec.engine, "return_freed_memory", lambda: None)
+    monkeypatch.setattr(holdings, "return_freed_memory", lambda: None)
 
 
 @pytest.fixture(scope="module")

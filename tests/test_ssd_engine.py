@@ -18,7 +18,8 @@ from edgespec.control.controller import Fixed
 from edgespec.core import passes
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Trace
-from edgespec.drafters.kinds import KINDS, choose_drafters
+from edgespec.drafters.choice import choose_drafters
+from edgespec.drafters.kinds import KINDS
 from edgespec.engine import Engine
 from edgespec.offload.chunks import Chunk
 from edgespec.offload.streamer import Streamer

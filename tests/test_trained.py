@@ -23,8 +23,9 @@ from edgespec.core.sampling import Noise
 from edgespec.core.tree import TokenTree
 from edgespec.drafters import kinds
 from edgespec.drafters.cascade.files import find_cascade
+from edgespec.drafters.choice import choose_drafters
 from edgespec.drafters.kind import Kind
-from edgespec.drafters.kinds import KINDS, choose_drafters
+from edgespec.drafters.kinds import KINDS
 from edgespec.drafters.watch import StateWatch, watch_bytes
 from edgespec.errors import Cancelled, CorruptFileError, ModelError, UnsupportedModelError
 from edgespec.runtimes.base import PREFILL_ROWS

@@ -11,7 +11,8 @@ import pytest
 
 import edgespec
 from edgespec.config import EngineOptions
-from edgespec.drafters.kinds import choose_drafters, drafter_names
+from edgespec.drafters.choice import choose_drafters
+from edgespec.drafters.kinds import drafter_names
 from edgespec.errors import ModelError, OptionError
 from edgespec.models.packing import pack_model
 from edgespec.tuning import tune as tuning

@@ -15,7 +15,7 @@ import edgespec
 from edgespec.apps import main
 from edgespec.config import EngineOptions
 from edgespec.devices.machine import Machine
-from edgespec.drafters.kinds import choose_drafters
+from edgespec.drafters.choice import choose_drafters
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, ModelError, OptionError
 from edgespec.models.packing import pack_model

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from edgespec.errors import BudgetError
+from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.formats.needs import pool_positions, round_up
 
 
@@ -39,6 +41,17 @@ class Pool:
     def beside(self) -> str:
         """What another session takes beside its own positions, in words."""
         return f", and a further one takes {rows} for its trees" if (rows := self.of(0)) else ""
+
+    def full(self, asked: str, plan: Plan) -> BudgetError:
+        """What to raise where there is no room for what was asked."""
+        return BudgetError(
+            f"{asked} does not fit: the plan has KV memory for {self.positions} positions and open sessions "
+            f"hold {self.held}{self.beside}; close one, give each fewer (new_session takes all that is free "
+            "unless it is given context=), or load with a larger context=",
+            plan.owners,
+            plan.dial,
+            plan.dial,
+        )
 
     def share(self, number: int) -> int:
         """What a session holds."""

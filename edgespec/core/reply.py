@@ -14,11 +14,11 @@ from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.schedule import Schedule
 from edgespec.core.trace import Cycle, Layer, Phase, Trace
 from edgespec.core.verify import Cancellation, Verifier
+from edgespec.core.writer import Writer
 from edgespec.progress import Progress, ProgressCallback
-from edgespec.response import Response, Stats, Withdrawn
+from edgespec.response import Response, Stats
 from edgespec.runtimes.base import Seat
 from edgespec.runtimes.rows import Rows
-from edgespec.text.detokenize import Detokenizer
 from edgespec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Reply:
         self.cancellation = Cancellation()
         self.stats = Stats(prompt_tokens=len(prompt), dial=host.dial)
         self.stats.acceptance, self.stats.lossless = acceptance.name, acceptance.lossless
-        self.writer = _Writer(host, options, limit, self.stats)
+        self.writer = Writer(host.tokenizer, host.eos, options, limit, self.stats)
         self.clock = _Clock(host, self.stats)
         self.cycle: Cycle | None = None  # the latest; None in the prompt
         self.over = False
@@ -170,7 +170,7 @@ class Reply:
     def cancelled(self) -> Response:
         """The last response of a reply that was broken off."""
         self.clock.measure()
-        return self.writer.cancelled()
+        return self.writer.ended("cancelled")
 
 
 class _Observer:
@@ -215,80 +215,6 @@ class _Observer:
             self.trace.phase(Phase("draft in a wait", True, began))
             self.trace.phase(Phase("draft in a wait", False, perf_counter()))
         return worked
-
-
-class _Writer:
-    """Turns tokens into responses until the reply is over: EOS, a stop string, or the limit."""
-
-    def __init__(self, host: SessionHost, options: GenerationOptions, limit: int, stats: Stats) -> None:
-        self.host, self.stop = host, options.stop
-        self.text = self._detokenizer()
-        self.tokens: list[int] = []
-        self.shown = 0  # characters
-        self.eos = frozenset[int]() if options.ignore_eos else host.eos
-        self.limit = limit
-        self.stats = stats
-        self.finished = False
-
-    def _detokenizer(self) -> Detokenizer:
-        return Detokenizer(self.host.tokenizer, self.stop, continues=True)
-
-    def write(self, tokens: Sequence[int], drafted: int, verified: bool = True) -> Iterator[Response]:
-        """One response a token, the first `drafted` of which came from the drafter."""
-        for place, token in enumerate(tokens):
-            self._count(token, verified)
-            reason = None
-            if token in self.eos:
-                text, reason = self.text.finish(), "stop"
-            else:
-                text = self.text.add(token)
-                if self.text.stopped:
-                    reason = "stop"
-                elif self.stats.reply_tokens == self.limit:
-                    text, reason = text + self.text.finish(), "length"
-            self.finished = reason is not None
-            self.shown += len(text)
-            yield Response(text, token, place < drafted, reason, stats=self.stats, verified=verified)
-            if self.finished:
-                return
-
-    def _count(self, token: int, verified: bool) -> None:
-        self.tokens.append(token)
-        self.stats.reply_tokens += 1
-        self.stats.unverified_tokens += not verified
-
-    def _uncount(self, count: int) -> None:
-        """The last tokens, which were not verified."""
-        del self.tokens[len(self.tokens) - count :]
-        self.stats.reply_tokens -= count
-        self.stats.unverified_tokens -= count
-
-    def hold(self, last: Response) -> None:
-        """The step that was made last, unverified, is not to end the reply yet, nor to be shown."""
-        self._uncount(1)
-        self.shown -= len(last.text)
-        self.finished = False
-
-    def release(self, last: Response) -> Response:
-        """It is, after all."""
-        assert last.token is not None
-        self._count(last.token, verified=False)
-        self.finished = True
-        return last
-
-    def withdraw(self, count: int) -> Response:
-        """The last `count` tokens, which were not verified, are no part of the reply any more."""
-        self._uncount(count)
-        self.text, shown = self._detokenizer(), self.shown
-        self.shown = sum(len(self.text.add(token)) for token in self.tokens)
-        return Response("", stats=self.stats, withdrawn=Withdrawn(shown - self.shown, count))
-
-    def cancelled(self) -> Response:
-        return self.ended("cancelled")
-
-    def ended(self, reason: str) -> Response:
-        self.finished = True
-        return Response(self.text.finish(), None, False, reason, stats=self.stats)
 
 
 class _Clock:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.config import EngineOptions, check_device
+from edgespec.drafters.choice import choose_drafters, given_files
 from edgespec.drafters.engines import check_engine_option, with_engine
-from edgespec.drafters.kinds import choose_drafters, given_files
 from edgespec.errors import OptionError
 from edgespec.models.hub import resolve_model
 from edgespec.progress import ProgressCallback

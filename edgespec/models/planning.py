@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from edgespec.config import MOST_BATCH, EngineOptions
 from edgespec.devices.machine import Machine
+from edgespec.drafters.choice import choose_drafters
 from edgespec.drafters.kind import Kind
-from edgespec.drafters.kinds import choose_drafters, kinds_of
+from edgespec.drafters.kinds import kinds_of
 from edgespec.drafters.resident import Drafters
 from edgespec.errors import BudgetError
 from edgespec.offload.plan.fill import check_dial

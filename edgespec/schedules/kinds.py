@@ -14,7 +14,7 @@ from edgespec.control.partner import Partner
 from edgespec.control.shares import Shares
 from edgespec.core.acceptance import Acceptance
 from edgespec.core.schedule import Controller, Place, Schedule
-from edgespec.drafters import kinds
+from edgespec.drafters import choice, kinds
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.kind import Kind
@@ -105,9 +105,9 @@ def check_schedule(name: str, members: Sequence[str]) -> None:
 
 
 def check_acceptance(acceptance: Acceptance, options: EngineOptions, members: tuple[str, ...]) -> None:
-    """Raises OptionError when the acceptance cannot judge the trees of these drafters (see `drafters.kinds`),
+    """Raises OptionError when the acceptance cannot judge these drafters' trees (see `drafters.choice`),
     or the schedule would not do for them what it is asked for."""
-    kinds.check_acceptance(acceptance, options.drafter, members, options.draft_worker is not None)
+    choice.check_acceptance(acceptance, options.drafter, members, options.draft_worker is not None)
     if acceptance.name != "ratio" or options.schedule == "auto" or not members:
         return
     if not schedule_kind(options.schedule).drawn:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.config import EngineOptions
+from edgespec.drafters.choice import choose_drafters
 from edgespec.drafters.client_model import ClientModel
 from edgespec.drafters.engines import check_engine_option
-from edgespec.drafters.kinds import choose_drafters, kinds_of
+from edgespec.drafters.kinds import kinds_of
 from edgespec.errors import OptionError
 from edgespec.models.hub import find_here
 from edgespec.schedules.kinds import check_idle, check_schedule

@@ -31,6 +31,7 @@ from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.needs import plan_model
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.torch.blocks import swiglu_bytes
 from edgespec.runtimes.torch.machine import measure_machine
 from edgespec.runtimes.torch.moa import written_states
 from edgespec.runtimes.torch.open import open_target
@@ -219,7 +220,7 @@ def pass_bytes(files: ModelFiles, rows: int, depths: int) -> int:
     """Memory of `FrozenTarget` for a pass of so many (padded) rows, at its peak."""
     c, e = files.config, files.dtype.itemsize
     kept = c.hidden_size * e * (4 + 2 * depths) + 2 * c.kv_size * e
-    mlp = c.intermediate_size * (3 * e + 8)
+    mlp = c.intermediate_size * swiglu_bytes(e)
     attention = c.q_size * (4 * e + 4) + c.kv_size * 4 * e
     return rows * (kept + max(mlp, attention)) + padded(rows) // 64
 

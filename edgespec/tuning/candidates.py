@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.config import EngineOptions
+from edgespec.drafters.choice import choose_drafters
 from edgespec.drafters.drawn import kept_bytes
-from edgespec.drafters.kinds import choose_drafters
 from edgespec.drafters.low_bit import AHEAD_ROWS, copy_extras
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.errors import Call, OptionError

@@ -9,7 +9,8 @@ from math import exp, hypot, log
 from edgespec.config import EngineOptions
 from edgespec.control.controller import ALLOWANCE
 from edgespec.control.estimates import STEPS
-from edgespec.drafters.kinds import check_worker, kinds_of
+from edgespec.drafters.choice import check_worker
+from edgespec.drafters.kinds import kinds_of
 from edgespec.errors import Call, OptionError
 from edgespec.offload.plan.costs import LAYER_SECONDS, CostModel
 from edgespec.offload.plan.plan import Plan

@@ -17,7 +17,7 @@ from edgespec.config import EngineOptions
 from edgespec.devices.filesystem import filesystem_of
 from edgespec.devices.machine import Machine
 from edgespec.devices.presets import Preset
-from edgespec.drafters.kinds import choose_drafters
+from edgespec.drafters.choice import choose_drafters
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.schedules.kinds import check_model, check_schedule

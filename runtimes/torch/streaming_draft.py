@@ -23,6 +23,7 @@ from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.needs import cache_bytes
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.attention import AttentionPlan
+from edgespec.runtimes.torch.blocks import swiglu_bytes
 from edgespec.runtimes.torch.exit import HeadPass
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.streaming import Streaming, StreamingShape
@@ -162,6 +163,6 @@ def pass_bytes(config: ModelConfig, shape: StreamingShape, rows: int, width: int
     whose logits are kept until the next."""
     rows = max(rows, width * (1 + shape.streams))
     layer = shape.layer(config)
-    mlp = max(rows, PREFILL_ROWS) * layer.intermediate_size * (3 * element + 8)
+    mlp = max(rows, PREFILL_ROWS) * layer.intermediate_size * swiglu_bytes(element)
     states = max(rows, PREFILL_ROWS) * (6 * config.hidden_size + 2 * layer.q_size) * element
     return mlp + states + rows * config.vocab_size * (element + 8)
