@@ -260,9 +260,14 @@ class Engine:
             if self.closed:
                 raise ClosedError("the engine was closed; load the model again")
             plan = at_dial(self.plan, dial, self.holdings.as_asked)
-            self.holdings.move(plan, [session.schedule for session in self._open_sessions()])
+            self.holdings.move(plan, self._give_back)
             self._knowledge.stop()
             self._choose_schedule()
+
+    def _give_back(self, reason: str) -> None:
+        for session in self._open_sessions():
+            if not session.closed:  # else it has no schedule any more
+                session.schedule.give_back(reason)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of text, of chat messages (by the model's template), or of ids as they are."""

@@ -93,6 +93,18 @@ def _given_kernels() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _small_matmuls() -> Iterator[None]:
+    """How long matmuls take is measured with small matrices: those of a 7B model take 13 s, every time that a
+    test that remembers nothing asks."""
+    from edgespec.runtimes.torch import matmuls
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, size in (("OUT", 256), ("INNER", 256), ("CYCLED", 2**20)):
+            patch.setattr(matmuls, name, size)
+        yield
+
+
 @pytest.fixture
 def best_level() -> Iterator[None]:
     """Compiled kernels use this CPU's best instructions again, whatever a test has tried."""

@@ -135,7 +135,7 @@ def test_the_next_turn_computes_what_is_new(scheduler: Scheduler, alone: Engine)
             )
             # The last token of a reply is not computed before the next turn.
             prompt = [*prompt, *said.tokens, *prompt_of(11, seed=turn)]
-            assert scheduler.state.kept == 1
+            wait_for(lambda: scheduler.state.kept == 1)  # after the reply was said
 
 
 def test_what_others_asked_changes_no_reply(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from edgespec.control.handover import HandOver, speedup, without_drafter
 from edgespec.core.schedule import Schedule
@@ -70,9 +70,9 @@ class Holdings:
         self.target.weights.pin(after.pinned, progress=lambda nbytes: check())
         self.plan, self.without_drafter = after, None
 
-    def move(self, plan: Plan, schedules: Iterable[Schedule]) -> None:
+    def move(self, plan: Plan, give_back: Callable[[str], None]) -> None:
         """Use memory by another plan. After any error it is used as before, but for drafters whose copies
-        are gone: they are closed, and `schedules` told."""
+        are gone: they are closed, and `give_back` told why."""
         copies = plan.copied != self.plan.copied
         sharing = [resident for resident in self.resident if copies and isinstance(resident, Sharing)]
         try:
@@ -81,8 +81,7 @@ class Holdings:
                 resident.share(plan.copied)
         except BaseException:
             if sharing:  # of what is gone
-                for schedule in schedules:
-                    schedule.give_back("its memory could not follow the dial")
+                give_back("its memory could not follow the dial")
                 self.close()
             self.target.weights.move(self.plan)
             raise
