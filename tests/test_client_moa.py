@@ -355,8 +355,10 @@ def test_who_attends_to_nothing_is_sent_nothing(caller: Caller) -> None:
 # Neither end believes the other
 
 
-def recalled(start: int, count: int, width: int = 8, packed: bool = False, extra: bytes = b"") -> Recalled:
-    body = pack_vectors(np.ones((count, width), dtype=np.float32)) + extra
+def recalled(
+    start: int, count: int, width: int = 8, packed: bool = False, extra: bytes = b"", value: float = 1.0
+) -> Recalled:
+    body = pack_vectors(np.full((count, width), value, dtype=np.float32)) + extra
     return Recalled(1, start, packed, zlib.compress(body) if packed else body)
 
 
@@ -381,6 +383,20 @@ def test_what_is_recalled_is_bounded() -> None:
     recollection.truncate(4, 6)
     recollection.take(recalled(4, 2), 10)  # late, and of the text before
     assert recollection.length == 4
+
+
+def test_an_answer_to_who_has_heard_more_since() -> None:
+    """A round is asked before all that the one before recalls has come: so its own begins too early."""
+    recollection = Recollection(8)
+    recollection.take(recalled(0, 3), 10)
+    recollection.take(recalled(1, 4, value=2.0), 10)
+    assert recollection.vectors(0, 5)[:, 0].tolist() == pytest.approx([1, 1, 1, 2, 2], rel=0.01)
+    recollection.take(recalled(1, 2, value=3.0), 10)
+    assert recollection.vectors(0, 5)[:, 0].tolist() == pytest.approx([1, 1, 1, 2, 2], rel=0.01)
+    with pytest.raises(ProtocolError):
+        recollection.take(recalled(1, 10), 10)
+    recollection.take(recalled(6, 2), 10)  # what is between has not come
+    assert recollection.length == 5
 
 
 def test_a_server_without_the_other_half_is_told_so(model: Path, tmp_path: Path) -> None:

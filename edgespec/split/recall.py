@@ -95,15 +95,15 @@ class Recollection:
 
     def take(self, answer: Recalled, committed: int) -> None:
         """What has come; committed: tokens that both ends have. Raises ProtocolError."""
-        if answer.round < self._since or answer.start != self.length or committed <= self.length:
+        if answer.round < self._since or answer.start > self.length or committed <= self.length:
             return  # it is of another text, or here already
-        body = unsqueeze(
-            answer.packed, answer.vectors, (committed - self.length) * vector_bytes(1, self.width)
-        )
+        # Who asked for it may not have had yet what came since: what is here stays.
+        most = (committed - answer.start) * vector_bytes(1, self.width)
+        body = unsqueeze(answer.packed, answer.vectors, most)
         count = len(body) // vector_bytes(1, self.width)
         if not count:
             raise ProtocolError("the server recalls nothing, and says so")
-        self.put(unpack_vectors(body, count, self.width))
+        self.put(unpack_vectors(body, count, self.width)[self.length - answer.start :])
 
     def put(self, vectors: NDArray[np.float32]) -> None:
         length = self.length + len(vectors)
