@@ -128,9 +128,10 @@ class EngineOptions(Options):
     draft_worker: Annotated[
         int | None,
         Option(
-            "Draft in a process of its own, with so many threads, while the target verifies (drafter model, "
-            "streaming or spd): for cores, or a device, that the target leaves free.",
-            metavar="THREADS", panel=DRAFTING, default="none, drafts are made in the target's process",
+            "Draft in a process of its own, with so many threads, while the target verifies (drafter model "
+            "or streaming), or in so many processes that share its tracks (spd): for cores, or a device, "
+            "that the target leaves free.",
+            metavar="N", panel=DRAFTING, default="none, drafts are made in the target's process",
             least=1, most=MOST_THREADS,
         ),
     ] = None  # fmt: skip

@@ -1,65 +1,84 @@
-"""One worker of SPD drafters, by itself: opens each tiny target, and its own tracks, and drafts.
+"""An SPD drafter in several processes, whose collectives are counted: what leads them, and what follows.
 
-python -m tests.spd_worker STORE WORKERS RANK TARGET...
+python -m tests.spd_worker TARGET WORKERS
 """
 
 from __future__ import annotations
 
+import os
 import sys
-from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
-from edgespec.runtimes.formats.describe import describe_model
-from edgespec.runtimes.torch.spd import KIND, Spd, SpdShape
-from edgespec.runtimes.torch.streaming import streaming_shapes
-from edgespec.runtimes.torch.streaming_draft import StreamingDraft
-from edgespec.runtimes.torch.track_group import TrackGroup
-from edgespec.runtimes.torch.trained_files import describe_module
-from tests.streamings import drafted_logits
-from tests.tiny import open_tiny
+from edgespec.drafters.channel import Load
+from edgespec.drafters.process import command
+from edgespec.drafters.streaming import spd
+from edgespec.drafters.streaming.drafter import StreamingDrafter
+from edgespec.runtimes.torch.spd import Spd
+from tests.streamings import drafted_logits, drafted_tree
 
-PATIENCE = timedelta(seconds=30)
+COUNTED = "SPD_COLLECTIVES"  # the directory of what each process counts
 COLLECTIVES = [
     *("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "broadcast", "reduce"),
     *("gather", "scatter", "all_to_all", "all_to_all_single", "barrier", "send", "recv"),
 ]
 
 
-def main(store: str, workers: str, rank: str, *targets: str) -> None:
-    torch.set_num_threads(1)
-    files = dist.FileStore(store, int(workers))
-    dist.init_process_group("gloo", timeout=PATIENCE, store=files, world_size=int(workers), rank=int(rank))
-    called: Counter[str] = Counter()
+def lead(target: str, workers: str) -> None:
+    os.environ[COUNTED] = target
+    counts = count()
+    spd.command = lambda program: command("tests.spd_worker:follow_counted")
+    load = Load(target, int(workers), adapters=str(Path(target) / "spd"))
+    opened = spd.spd_model(load, lambda nbytes: None)
+    draft = opened.runtime(100)
+    left = draft.prefill(range(3, 60))  # a prompt that is cancelled in its second segment,
+    assert [next(left) for _ in range(3)] == [0, 0, 0]
+    del left
+    other = opened.runtime(50)  # a conversation that is over,
+    for _ in other.prefill([1, 2, 3]):
+        pass
+    del other
+    under_way = draft.begin([1, 2], [-1, 0])  # and a pass that nobody goes on with
+    for _ in range(2):
+        under_way.advance()
+    del under_way
+    draft.truncate(0)
+    before = counts.stat().st_size
+    said = drafted_logits(draft, lambda: counts.stat().st_size - before)
+    tree = drafted_tree(StreamingDrafter(opened.runtime(100), 100))
+    assert isinstance(draft.module, Spd)
+    own = list(draft.module.meeting.own)
+    np.savez(Path(target) / "said.npz", own=own, cached=draft.cache.nbytes, **said, **tree)
+    print(opened.placement, opened.peak())
+
+
+def count() -> Path:
+    """From now on, this process notes its collectives, a letter each, before they begin."""
+    path = Path(os.environ[COUNTED]) / f"collectives-{os.getpid()}"
+    path.touch()
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            with path.open("a") as file:
+                file.write("r" if name == "all_reduce" else "b" if name == "barrier" else "?")
+            return function(*args, **named)
+
+        return call
+
     for name in COLLECTIVES:
-        setattr(dist, name, counted(called, name, getattr(dist, name)))
-    for target in map(Path, targets):
-        called.clear()
-        found = describe_module(target / KIND, KIND, SpdShape, streaming_shapes, describe_model(target))
-        opened = open_tiny(target)
-        meeting = TrackGroup(found.shape.tracks)
-        module = Spd(opened.config, found.shape, opened.dtype, opened.device, meeting).eval()
-        found.read(module)
-        draft = StreamingDraft(module, opened, 100, 40, 8)
-        logits = drafted_logits(draft, lambda: sum(called.values()))
-        assert called == {"all_reduce": meeting.collectives}, called
-        np.savez(target / f"said-{rank}.npz", own=list(meeting.own), cached=draft.cache.nbytes, **logits)
-    dist.destroy_process_group()
+        setattr(dist, name, counted(name, getattr(dist, name)))
+    return path
 
 
-def counted(called: Counter[str], name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **named: Any) -> Any:
-        called[name] += 1
-        return function(*args, **named)
-
-    return call
+def follow_counted() -> None:
+    """What the others run."""
+    count()
+    spd.follow_main()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    lead(*sys.argv[1:])

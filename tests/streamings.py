@@ -11,6 +11,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
+from edgespec.core.acceptance import Outcome
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.drafters.base import Root
+from edgespec.drafters.streaming.drafter import StreamingDrafter
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.torch import spd, streaming
 from edgespec.runtimes.torch.spd import Spd, SpdShape
@@ -80,3 +84,21 @@ def drafted_logits(draft: StreamingDraft, count: Callable[[], int]) -> dict[str,
     draft.commit([0, 2, 3], [])
     one = run(draft, [7], [-1])
     return {"tree": tree, "one": one, "counts": np.array([before, between - before, count() - between])}
+
+
+def drafted_tree(drafter: StreamingDrafter) -> dict[str, NDArray[Any]]:
+    """Of a prompt, and what follows a token: the tree, and that behind its likeliest node."""
+    drafter.prefill(Context([3 + 7 * i % 90 for i in range(20)]))
+    found: dict[str, NDArray[Any]] = {}
+    root = 5
+    for name in ("first", "second"):
+        drafting = drafter.start([Root((root,))], TreeBudget(16, 6, 3))
+        while drafting.step():
+            pass
+        tree = drafting.tree()
+        drafting.stop()
+        found |= {f"{name} tokens": tree.tokens, f"{name} logprobs": tree.logprobs}
+        best = int(tree.children(0)[0])
+        drafter.commit(root, Outcome(np.array([0, best]), (int(tree.tokens[best]), 9)))
+        root = 9
+    return found

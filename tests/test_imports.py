@@ -401,6 +401,7 @@ def test_targets_are_known_by_their_protocol() -> None:
         "specformer/context",
         "specformer/files",
         "streaming/files",
+        "streaming/tracks",
         "trained",
     }
     named = {p for p in (ROOT / "edgespec").rglob("*.py") if "TorchTarget" in p.read_text("utf-8")}

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +23,10 @@ from benchmarks.spd import main as print_latency
 from edgespec.config import EngineOptions
 from edgespec.control.controller import Fixed
 from edgespec.core.schedule import TreeBudget
+from edgespec.drafters.beside import Beside
+from edgespec.drafters.model import DRAFT_ROWS
+from edgespec.drafters.streaming.drafter import STREAM_ROWS, StreamingDrafter
+from edgespec.engine import Engine
 from edgespec.errors import CorruptFileError, OptionError
 from edgespec.models.asked import check_options
 from edgespec.runtimes.formats.describe import describe_model
@@ -26,7 +35,7 @@ from edgespec.runtimes.torch.streaming_draft import StreamingDraft, conversation
 from edgespec.runtimes.torch.track_group import TrackGroup
 from edgespec.runtimes.torch.trained_files import parameter_bytes, save_module
 from tests.drafted import REPLY, SAMPLED, load_with, two_turns, undrafted
-from tests.streamings import drafted_logits, random_streaming, run, write_spd
+from tests.streamings import drafted_logits, drafted_tree, random_streaming, run, write_spd
 from tests.test_cascade import quiet_model
 from tests.test_session import prompt_of
 from tests.tiny import open_tiny, write_checkpoint
@@ -94,36 +103,30 @@ def test_tracks_meet_at_the_ends_of_two_segments_alone(tmp_path: Path) -> None:
         assert not same[..., :width].any(), index
 
 
-def test_two_workers_take_two_collectives_a_step_and_give_the_same_bits(tmp_path: Path) -> None:
-    """Each reads its own tracks alone, and keeps their keys and values alone."""
-    paths = [write_checkpoint(tmp_path / t, torch_dtype=t) for t in ("float32", "bfloat16")]
-    whole = {}
-    for path in paths:
-        module = module_of(path)
-        save_module(path / "spd", "spd", SHAPE, module, describe_model(path), {}, module.norm.dtype)
-        whole[path] = StreamingDraft(module, open_tiny(path), 100, 40, 8)
-    command = [sys.executable, "-m", "tests.spd_worker", str(tmp_path / "store"), "2"]
-    workers = [
-        subprocess.Popen([*command, str(rank), *map(str, paths)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    try:
-        for worker in workers:
-            errors = worker.communicate(timeout=90)[1]
-            assert worker.returncode == 0, errors
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.communicate()
-    for path, draft in whole.items():
-        expected = drafted_logits(draft, lambda: 0)
-        for rank in range(2):
-            said: dict[str, NDArray[np.float32]] = dict(np.load(path / f"said-{rank}.npz"))
-            assert said["own"].tolist() == [2 * rank, 2 * rank + 1]
-            assert said["counts"].tolist() == [2, 2, 2]
-            assert np.array_equal(said["tree"], expected["tree"])
-            assert np.array_equal(said["one"], expected["one"])
-            assert 2 * said["cached"] == draft.cache.nbytes
+def test_workers_take_two_collectives_a_step_and_draft_the_same_bits(tmp_path: Path) -> None:
+    """Also after a prompt and a pass that were left in the middle; each has its own tracks' keys and values
+    alone."""
+    workers, path = 4, write_checkpoint(tmp_path / "m")
+    module = module_of(path)
+    save_module(path / "spd", "spd", SHAPE, module, describe_model(path), {}, module.norm.dtype)
+    command = [sys.executable, "-m", "tests.spd_worker", str(path), str(workers)]
+    led = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
+    assert led.returncode == 0, led.stderr
+    assert led.stdout.startswith("4 workers have 1 of 4 tracks each")
+    assert int(led.stdout.split()[-1]) > 50e6 * workers, "all of them hold torch"
+    said: dict[str, NDArray[Any]] = dict(np.load(path / "said.npz"))
+    drafts = [StreamingDraft(module, open_tiny(path), 100, DRAFT_ROWS, STREAM_ROWS) for _ in range(2)]
+    expected = drafted_logits(drafts[0], lambda: 0) | drafted_tree(StreamingDrafter(drafts[1], 100))
+    assert said["own"].tolist() == [0]
+    assert said["counts"].tolist() == [2, 2, 2]
+    for name in expected.keys() - {"counts"}:
+        assert np.array_equal(said[name], expected[name]), name
+    assert workers * said["cached"] == drafts[0].cache.nbytes
+    counted = [file.read_text() for file in path.glob("collectives-*")]
+    assert len(counted) == workers
+    assert len(set(counted)) == 1, "each takes part in the same"
+    assert set(counted[0][1:]) == {"r"}, "all-reduces, once they have met"
+    assert len(counted[0]) % 2 == 0, "two a step, behind the two by which they meet and are ready"
 
 
 def test_workers_have_equal_shares(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +150,67 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plain(model: Path) -> dict[float, list[int]]:
     return undrafted(model)
+
+
+@pytest.fixture(scope="module")
+def several(model: Path) -> Iterator[Engine]:
+    with load_with(model, "spd", model / "spd-exits", schedule="ssd", draft_worker=2) as engine:
+        yield engine
+
+
+def test_two_processes_draft(model: Path, several: Engine, plain: dict[float, list[int]]) -> None:
+    """What they take is in the plan, and in the peak."""
+    planned = several.plan.owners
+    (worker,) = several.resident
+    assert isinstance(worker, Beside)
+    assert worker.placement == "2 workers have 1 of 2 tracks each"
+    processes = planned["draft worker"] + planned["draft worker 2"]
+    assert processes == 2 * planned["draft worker"]
+    for options in (REPLY, SAMPLED):
+        with several.new_session(300, Fixed(TreeBudget(16, 6, 2))) as session:
+            said, stats = two_turns(session, options)
+        assert said == plain[options.temperature]
+        assert stats[0].undrafted is None
+        assert sum(s.accepted for s in stats) > 5
+    assert planned["draft worker"] < worker.outside < 1.1 * (processes + planned["drafter"])
+    assert several.peak_memory() > worker.outside
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_a_worker_of_several_is_killed_in_mid_draft(
+    model: Path, several: Engine, plain: dict[float, list[int]]
+) -> None:
+    """The target goes on alone, and none of them stays."""
+    (worker,) = several.resident
+    assert isinstance(worker, Beside)
+    leader = worker.worker._process.pid
+    (follower,) = children(leader)
+    with several.new_session(300, Fixed(TreeBudget(16, 6, 2))) as session:
+        said: list[int] = []
+        for response in session.generate(prompt_of(50), REPLY):
+            said += [] if response.token is None else [response.token]
+            if len(said) == 3:
+                os.kill(follower, signal.SIGKILL)
+    assert said == plain[0.0][: len(said)]
+    assert len(said) == REPLY.max_tokens
+    assert "a worker of the drafter's tracks is gone" in response.stats.undrafted
+    assert not children(leader)
+    assert worker.gone
+
+
+def children(parent: int) -> list[int]:
+    """Processes."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            if int(entry.read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(entry.parent.name))
+    return found
+
+
+def test_so_many_workers_cannot_share_the_tracks(model: Path) -> None:
+    with pytest.raises(OptionError, match="draft_worker is 3: 3 workers cannot share 2 tracks; take 1 or 2"):
+        load_with(model, "spd", model / "spd-exits", draft_worker=3)
 
 
 @pytest.mark.parametrize("schedule", ["serial", "ssd", "mirror"])

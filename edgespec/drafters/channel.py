@@ -164,8 +164,8 @@ class Loading(Sent):
 
 
 class Ready(Sent):
-    """The model is open. peak: bytes, the most that this process has taken. placement: what runs where, in
-    words, where an engine has several providers."""
+    """The model is open. peak: bytes, the most that this process, and what it has started, has taken.
+    placement: what runs where, in words, where an engine has several providers."""
 
     peak: Annotated[int, Meta(ge=0, le=2**48)]
     placement: Words = ""

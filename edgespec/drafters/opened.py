@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from edgespec.devices.probe import peak_memory
 from edgespec.drafters.channel import Load
 from edgespec.drafters.model import ModelDrafter
 from edgespec.runtimes.base import DraftRuntime
@@ -13,12 +14,13 @@ from edgespec.runtimes.base import DraftRuntime
 
 @dataclass(frozen=True)
 class Opened:
-    """An open model. runtime: opens a conversation of so many positions with it. placement: see
+    """An open model. runtime: opens a conversation of so many positions with it. placement, peak: see
     `channel.Ready`. drafts: what drafts with such a runtime, for a vocabulary of so many tokens."""
 
     runtime: Callable[[int], DraftRuntime]
     placement: str = ""
     drafts: Callable[[Any, int], ModelDrafter] = ModelDrafter
+    peak: Callable[[], int] = peak_memory
 
     def drafter(self, capacity: int, vocabulary: int) -> ModelDrafter:
         """For a conversation of so many positions."""

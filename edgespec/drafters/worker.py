@@ -89,9 +89,10 @@ class Desk:
         say: Callable[[Sent], None],
         open_drafter: Callable[[int, int], ModelDrafter],
         recalls: Callable[[int], bool] = lambda seat: False,
+        peak: Callable[[], int] = peak_memory,
     ) -> None:
-        """open_drafter: see `Opened.drafter`. recalls: see `inbox.Inbox`."""
-        self.say, self.open_drafter, self.recalls = say, open_drafter, recalls
+        """open_drafter, peak: see `Opened`. recalls: see `inbox.Inbox`."""
+        self.say, self.open_drafter, self.recalls, self.peak = say, open_drafter, recalls, peak
         self.seats: dict[int, _Seat] = {}
         self._said = 0.0  # when it was last said that it is at work
 
@@ -152,7 +153,7 @@ class Desk:
             self._judge(seat, message.tokens)
             outcome = Outcome(np.arange(len(message.tokens)), tuple(message.tokens))
             seat.drafter.commit(message.root, outcome)
-            self.say(Committed(message.question, seat.drafter.prepared(), peak_memory()))
+            self.say(Committed(message.question, seat.drafter.prepared(), self.peak()))
         elif seat.drafting is not None:
             if isinstance(message, Stop):
                 seat.drafting.stop()
@@ -250,7 +251,7 @@ def serve(hear: BinaryIO, speak: BinaryIO, open_model: OpenModel) -> None:
     """Work until the parent is gone, or something goes wrong, which it is told. Does not return before."""
     inbox = Inbox()
     Thread(target=inbox.listen, args=(hear,), daemon=True).start()
-    Thread(target=_look_for_parent, args=(os.getppid(),), daemon=True).start()
+    end_with_parent()
 
     def say(message: Sent) -> None:
         speak.write(frame(message))
@@ -269,8 +270,8 @@ def _serve(inbox: Inbox, say: Callable[[Sent], None], open_model: OpenModel) -> 
     if not isinstance(load, Load):
         raise Nonsense(f"{load}, and no model is open")
     opened = open_model(load, lambda nbytes: say(Loading(nbytes)))
-    desk = Desk(say, opened.drafter, inbox.recalls)
-    say(Ready(peak_memory(), opened.placement))
+    desk = Desk(say, opened.drafter, inbox.recalls, opened.peak)
+    say(Ready(opened.peak(), opened.placement))
     while True:
         try:
             message = inbox.take(wait=desk.idle)
@@ -282,11 +283,17 @@ def _serve(inbox: Inbox, say: Callable[[Sent], None], open_model: OpenModel) -> 
         desk.take(message)
 
 
-def _look_for_parent(parent: int) -> None:
-    """A process that the parent has forked may hold the pipe open when it is gone itself."""
-    while os.getppid() == parent:
-        sleep(LOOK)
-    os._exit(0)
+def end_with_parent() -> None:
+    """From now on, whatever is under way: a process that the parent has forked may hold the pipe open when it
+    is gone itself."""
+    parent = os.getppid()
+
+    def look() -> None:
+        while os.getppid() == parent:
+            sleep(LOOK)
+        os._exit(0)
+
+    Thread(target=look, daemon=True).start()
 
 
 def run(open_model: OpenModel) -> None:

@@ -88,7 +88,8 @@ class SpdShape(StreamingShape, frozen=True, forbid_unknown_fields=True, kw_only=
 class Meeting(Protocol):
     """Which tracks are here, and how they meet the others."""
 
-    own: Sequence[int]
+    @property
+    def own(self) -> Sequence[int]: ...
 
     def assemble(self, shards: Tensor, width: int) -> Tensor:
         """Of the own tracks' shards, one behind the other [..., w], those of all tracks [..., width]."""

@@ -69,9 +69,14 @@ class StreamingFiles(TrainedFiles[StreamingShape]):
     def extras(self) -> Extras:
         if self.worker is None:
             return super().extras
-        copies = self.files.table.embedding.nbytes * (not self.files.table.tied) + self.head_bytes
-        own = copies + first_pass_bytes(self.files)
+        own = self.copied_bytes
         return Extras({"drafter": lambda c: self.nbytes(c) + own}, processes=("draft worker",))
+
+    @property
+    def copied_bytes(self) -> int:
+        """Of the target, in a process of its own, and of what a first pass leaves there."""
+        embedding = self.files.table.embedding.nbytes * (not self.files.table.tied)
+        return embedding + self.head_bytes + first_pass_bytes(self.files)
 
     @property
     def head_bytes(self) -> int:
@@ -89,7 +94,12 @@ class StreamingFiles(TrainedFiles[StreamingShape]):
         config, shape, e = self.files.config, self.module.shape, self.files.element
         parameters = parameter_bytes(streaming_shapes(config, shape), e)
         conversation = conversation_bytes(config, shape, context, DRAFT_ROWS, STREAM_ROWS, e)
-        return parameters + conversation + pass_bytes(config, shape, PASS_ROWS, STREAM_ROWS, e)
+        return parameters + conversation + self.pass_bytes
+
+    @property
+    def pass_bytes(self) -> int:
+        config, shape = self.files.config, self.module.shape
+        return pass_bytes(config, shape, PASS_ROWS, STREAM_ROWS, self.files.element)
 
     @property
     def further_rows(self) -> int:
@@ -135,11 +145,23 @@ Look = Callable[[Path, ModelFiles, bool], StreamingFiles]
 
 
 def streaming_model(look: Look, load: Load, progress: Callable[[int], None]) -> Opened:
-    """The drafter that `look` finds, and the target's head and embedding, which it multiplies; see
-    `drafters.opened.OpenModel`. Raises as `describe_module`, CorruptFileError and StorageError."""
+    """The drafter that `look` finds; see `drafters.opened.OpenModel`. Raises as `describe_module` and
+    `open_apart`."""
     use_threads(load.threads)
-    files = describe_model(Path(load.model))
-    found, head = look(Path(load.adapters), files, False), tuple(files.table.end())
+    found = look(Path(load.adapters), describe_model(Path(load.model)), False)
+    opened = open_apart(found, found.made, progress)
+    return Opened(
+        partial(StreamingDraft, *opened, rows=DRAFT_ROWS, width=STREAM_ROWS), drafts=StreamingDrafter
+    )
+
+
+def open_apart(
+    found: StreamingFiles, made: Callable[..., Streaming], progress: Callable[[int], None]
+) -> tuple[Streaming, TorchTarget[Weights]]:
+    """The module, `made` as `StreamingFiles.made`, and its target's head and embedding, which it multiplies,
+    for a process of its own. Raises CorruptFileError and StorageError."""
+    files = found.files
+    head = tuple(files.table.end())
     table = replace(files.table, chunks=head)  # the target's layers are nobody's here
     warm_up(table, files.dtype)
     weights = Weights(table, 0, files.dtype)
@@ -147,11 +169,10 @@ def streaming_model(look: Look, load: Load, progress: Callable[[int], None]) -> 
     if not files.table.tied:  # drafting must not wait for flash
         weights.embedding.keep(True)
     target = TorchTarget(files.config, weights, DRAFT_ROWS)
-    module = found.made(files.config, found.module.shape, target.dtype, target.device).eval()
+    module = made(files.config, found.module.shape, target.dtype, target.device).eval()
     found.module.read(module)
     progress(found.module.nbytes)
-    runtime = lambda capacity: StreamingDraft(module, target, capacity, DRAFT_ROWS, STREAM_ROWS)  # noqa: E731
-    return Opened(runtime, drafts=StreamingDrafter)
+    return module, target
 
 
 def main() -> None:
