@@ -3,7 +3,8 @@
     python -m benchmarks.streaming --trained ss-0,ar-0 --passes 1,2,3,4 --schedules serial,ssd,mirror
 
 Directories of trained drafters, best an equal-size one without streams (`train streaming --streams 0`) among
-them. All answer the same held-out prompts, greedily, and must say what is said without drafts.
+them, or of what was exported of one, which drafts in a process of its own. All answer the same held-out
+prompts, greedily, and must say what is said without drafts.
 
     tokens a cycle   in trees of so many nodes, from exactly so many passes of the drafter before each
     accepted a pass  drafted tokens that the target took, over passes of the drafter
@@ -28,6 +29,7 @@ from edgespec.apps.common import demo_model
 from edgespec.config import GenerationOptions
 from edgespec.control.controller import Fixed
 from edgespec.core.schedule import TreeBudget
+from edgespec.runtimes.formats.exported import is_exported
 from edgespec.runtimes.formats.trained import trained_kind
 
 DEPTH = 16
@@ -40,6 +42,8 @@ def load(args: argparse.Namespace, directory: Path | None, schedule: str) -> edg
         options["resident_layers"] = args.resident_layers
     if directory is None:
         return edgespec.load(args.model, drafter="none", **options)
+    if is_exported(directory):
+        return edgespec.load(args.model, drafter="model", draft_model=directory, **options)
     kind = trained_kind(directory)
     return edgespec.load(args.model, drafter=kind or "none", adapters=directory, **options)
 

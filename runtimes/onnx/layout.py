@@ -23,7 +23,7 @@ from edgespec.runtimes.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig
 
 ROPE = "rope"
 STREAM_PROJ, STREAM_BIAS = "stream_proj.weight", "stream_bias"
-BLOCK = 32  # numbers of a row that share a scale, of int8 matrices
+BLOCK = 64  # numbers of a row that share a scale, of int8 matrices
 ZERO = 128  # the byte that means 0
 
 
