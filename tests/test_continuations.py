@@ -59,6 +59,15 @@ def test_the_same_logits_say_the_same_token() -> None:
     assert np.mean(known == drawn) > np.mean(blind == drawn) + 0.15
 
 
+def test_each_row_has_the_tokens_of_a_full_sort() -> None:
+    rng = np.random.default_rng(2)
+    for m in (3, 63, 64, 700, 5000):
+        rows = rng.integers(0, 40, (7, m)).astype(np.float32)
+        rows[2, 1:] = -np.inf
+        expected = np.argsort(-rows, axis=1, kind="stable")[:, :10]
+        assert likeliest(rows, 10)[0].tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("damage", [np.nan, np.inf])
 def test_damaged_rows_say_nothing(damage: float) -> None:
     rows = np.zeros((2, 50), dtype=np.float32)

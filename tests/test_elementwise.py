@@ -86,6 +86,26 @@ def test_a_sum_and_its_norm_are_those_one_by_one(dtype: torch.dtype) -> None:
                 assert same(found[1], elementwise.rms_norm(total, weight, 1e-5))
 
 
+@pytest.mark.parametrize(
+    "shape", [(1, 896), (36, 896), (37, 896), (64, 4096), (600, 4096), (3, 40000), (0, 8)]
+)
+def test_sums_in_pieces_are_torchs(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = (torch.randn(shape, generator=torch.Generator().manual_seed(n)).bfloat16() for n in (0, 1))
+    row = y.new_ones(shape[1])
+    expected, wide = (x + y, x.T.contiguous().T + row), x.float() + y
+    sizes, add = list[int](), torch.add
+
+    def adds(*operands: Tensor, **where: Tensor) -> Tensor:
+        sizes.append(operands[0].numel())
+        return add(*operands, **where)
+
+    monkeypatch.setattr(torch, "add", adds)
+    for found, sum_ in zip((dispatch.add(x, y), dispatch.add(x, row)), expected, strict=True):
+        assert torch.equal(found, sum_)
+    assert max(sizes, default=0) < 2**15, "torch would wake its threads"
+    assert torch.equal(dispatch.add(x.float(), y), wide)  # of two types: torch's own
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_swiglu_is_the_definition(dtype: torch.dtype) -> None:
     for columns in COLUMNS:

@@ -286,6 +286,7 @@ class World:
 
     def play(self, watch: Watch, setting: Setting, candidate: Candidate, cycles: int) -> Trial | None:
         reading, computing, step = self.costs(setting, candidate)
+        ahead = costs_of(setting.plan, candidate).ahead * self.factors[0]  # what the ring has room for
         drafts = bool(candidate.members)
         depth, nodes = (setting.steps, setting.tree_nodes) if drafts else (0, 1)
         given, shown = tree_tokens(self.chance, depth, nodes) if drafts else 1.0, 0
@@ -297,7 +298,6 @@ class World:
                 rest = nodes - len(tree)
                 parents = np.append(tree.parents, np.zeros(rest, dtype=np.int64))
                 tree = TokenTree(np.ones(nodes, dtype=np.int64), parents, np.zeros(nodes), None)
-            verifying = max(reading, computing(nodes)) * self.dice.lognormvariate(0, 0.03)
             hit = self.dice.random() < expected_hits(8, self.spread) if setting.schedule == "ssd" else None
             late = drafts and not hit
             overlap = (
@@ -305,13 +305,16 @@ class World:
                 if hit is not None
                 else None
             )
+            passes = None if not drafts else depth if late else 0
+            drafting = step * (passes or 0)
+            left = reading - min(drafting, ahead)
+            luck = self.dice.lognormvariate(0, 0.03)
+            verifying = max(left, computing(nodes)) * luck
             watch.phase(Phase("verify", True, 0.0))
-            waited = max(0.0, verifying - computing(nodes))
+            waited = max(0.0, verifying - computing(nodes) * luck)
             watch.chunk(ChunkEvent("wait", setting.plan.table.chunks[0], 0.0, waited))
             watch.chunk(ChunkEvent("read", setting.plan.table.chunks[0], 0.0, 99.0))  # nobody waited for that
             outcome = Outcome(np.arange(tokens), (1,) * tokens, nodes - 1, verifying)
-            passes = None if not drafts else depth if late else 0
-            drafting = step * (passes or 0)
             watch.cycle(Cycle(passes, tree, outcome, drafting, verifying, overlap=overlap))
         prompt = self.prompt * max(reading, computing(200))
         return watch.reply(Stats(prompt_tokens=200, prefill_seconds=prompt))

@@ -29,6 +29,8 @@ TARGET_DRAW = 0  # the target's own token: plain decoding, the bonus token, the 
 ACCEPT_DRAW = 1  # + rank among its siblings: whether `ratio` keeps a drafted child
 DRAFT_DRAW = 1 << 32  # + depth in its chain: a drafter that samples its proposals
 
+FOLDED = 64  # values in each part of a row (`floor`)
+
 
 class Noise:
     """Uniform numbers keyed by (seed, position, draw): the top 53 bits of XXH3-64 over the three, as
@@ -112,7 +114,8 @@ class Sampler:
         options, vocabulary = self.options, len(logits)
         best, ids, kept = logits[argmax(logits)], None, logits
         if 0 < options.top_k < vocabulary:
-            kth = np.partition(logits, vocabulary - options.top_k)[vocabulary - options.top_k]
+            high = logits[logits >= floor(logits, options.top_k)]
+            kth = np.partition(high, -options.top_k)[-options.top_k]
             ids = np.flatnonzero(logits >= kth)
             kept = logits[ids]
         if self._buffers.shape[1] < len(kept):
@@ -163,8 +166,22 @@ def largest(values: NDArray[np.floating[Any]], count: int) -> IntArray:
     Sorts no more than it must: all of 152k would take 24 ms."""
     if not 0 < count < len(values):
         return np.argsort(-values, kind="stable")[: max(count, 0)]
-    found = np.flatnonzero(values >= np.partition(values, -count)[-count])
+    found = np.flatnonzero(values >= floor(values, count))
     return found[np.argsort(-values[found], kind="stable")[:count]]
+
+
+def floor(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.floating[Any]]:
+    """[..., m] -> [...]: a value of each row that at least `count` of it reach, and few more; count in 1...m.
+
+    It is that of the largest of each of some parts of the row: where so many parts have one, so many values
+    are there. Ten of 152k numbers took 1.2 ms to find, and of eight rows 10, more where many are equal; this
+    takes 0.04 and 0.3.
+    """
+    m = values.shape[-1]
+    if (parts := m // FOLDED) > count:
+        values = values[..., : parts * FOLDED].reshape(*values.shape[:-1], FOLDED, parts).max(axis=-2)
+    least: NDArray[np.floating[Any]] = np.partition(values, -count)[..., -count]
+    return least
 
 
 def argmax(logits: NDArray[np.float32]) -> int:

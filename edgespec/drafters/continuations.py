@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.core.sampling import FloatArray, IntArray, Sampler, largest
+from edgespec.core.sampling import FloatArray, IntArray, Sampler, floor, largest
 from edgespec.core.schedule import Context
 
 BLUR = 0.1  # of cumulative probability, by which drafter and target are taken to differ
@@ -58,8 +58,8 @@ def likeliest(logits: NDArray[np.float32], count: int) -> tuple[IntArray, FloatA
 
 def _largest(values: NDArray[np.float32], count: int) -> IntArray:
     """`sampling.largest` of each row, [n, m] -> [n, count], of all rows at once."""
-    least = np.partition(values, -count, axis=1)[:, -count]
-    rows, found = np.nonzero(values >= least[:, None])
+    reached = values >= floor(values, count)[:, None]
+    rows, found = np.divmod(np.flatnonzero(reached), values.shape[1])
     order = np.lexsort((found, -values[rows, found], rows))
     first = np.searchsorted(rows, np.arange(len(values)))  # of each row's, which are `count` or more
     best: IntArray = found[order[first[:, None] + np.arange(count)]]

@@ -21,8 +21,8 @@ class Candidate:
 
     drafter: the option's value. members: its kinds. extras: what it keeps in memory. reads: what one of its
     steps reads. layers: that a step passes. prior: believed of its drafts. files: the options that name its
-    files. before: what must be made first. set_: other options that it is this one by. ahead_rows: of a step
-    in the target's waits.
+    files. before: what must be made first. set_: other options that it is this one by. rows: of a step
+    between two passes, ahead_rows: of one in the target's waits.
     """
 
     drafter: str
@@ -34,6 +34,7 @@ class Candidate:
     files: Mapping[str, str] = field(default_factory=dict)
     before: tuple[Call, ...] = ()
     set_: Mapping[str, int] = field(default_factory=dict)
+    rows: int = 1
     ahead_rows: int = 1
 
     @property

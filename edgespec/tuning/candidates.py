@@ -157,5 +157,6 @@ def draft_model(draft: Subject, options: EngineOptions, converts: frozenset[str]
         files.config.layers,
         lambda plan: prior,
         {"draft_model": draft.name},
+        rows=prior.width,
         ahead_rows=ModelDrafter.ahead_width,
     )

@@ -15,7 +15,7 @@ from math import exp, hypot, log, sqrt
 from statistics import median
 
 from edgespec.offload.plan.costs import CostModel
-from edgespec.tuning.acceptance import MOST_NODES, SPREAD, Prior, tree_tokens
+from edgespec.tuning.acceptance import MOST_NODES, Prior, tree_tokens
 from edgespec.tuning.runs import Trial, runs_of
 
 LEAN = 4.0  # cycles' worth of trust in what is believed without runs
@@ -62,8 +62,8 @@ class Ran:
 @dataclass(frozen=True)
 class Seen:
     """What runs have shown of a drafter. cycles: that were judged, `texts` of them runs of their own.
-    spread: of misses (`acceptance.expected_hits`). rest: by schedule, what the laws leave over of its speed.
-    ran: by plan, schedule and budgets.
+    spread: of misses (`acceptance.expected_hits`), as so many lookups have shown. rest: by schedule, what the
+    laws leave over of its speed. ran: by plan, schedule and budgets.
     """
 
     step: Factor = Factor()
@@ -71,19 +71,23 @@ class Seen:
     sd: float = TEXTS_SD
     cycles: int = 0
     texts: int = 0
-    spread: float = SPREAD
+    spread: float = 0.0
+    lookups: int = 0
     rest: Mapping[str, Factor] = field(default_factory=dict)
     ran: tuple[Ran, ...] = ()
 
     def prior(self, believed: Prior) -> Prior:
         """What is believed of its drafts now."""
+        missed = (self.lookups * self.spread + LEAN * believed.spread) / (self.lookups + LEAN)
+        believed = replace(believed, spread=missed)
         if not self.cycles:
             return believed
         middle = (self.cycles * self.chance + LEAN * believed.middle) / (self.cycles + LEAN)
         wide = NORMAL_80 * self.sd * sqrt(1 + 1 / max(1, self.texts))
         low, high = max(0.01, middle - wide), min(0.99, middle + wide)
         source = f"measured, {self.cycles} cycles"
-        return Prior(min(low, middle), middle, max(high, middle), source, believed.branches, believed.width)
+        low, high = min(low, middle), max(high, middle)
+        return replace(believed, low=low, middle=middle, high=high, source=source)
 
     def ran_at(self, reads: int) -> list[Ran]:
         """What ran with a plan that reads about as much, by schedule; what has most replies first."""
@@ -132,6 +136,7 @@ class Fit:
             ahead=costs.ahead * flash,
             compute=costs.compute * compute,
             overhead=costs.overhead * compute,
+            apart=costs.apart * compute,
             by_rows=tuple(seconds * compute for seconds in costs.by_rows),
             step=costs.step * step,
             waiting_step=costs.waiting_step * step,
@@ -169,7 +174,8 @@ def _seen(runs: Sequence[Trial], least: int) -> Seen:
         sd=sd,
         cycles=cycles,
         texts=len(judged),
-        spread=(lookups * spread + LEAN * SPREAD) / (lookups + LEAN),
+        spread=spread,
+        lookups=lookups,
         rest={
             schedule: _factor((run.rest for run in runs if run.schedule == schedule), least)
             for schedule in {run.schedule for run in runs}

@@ -138,7 +138,7 @@ def costs_of(plan: Plan, candidate: Candidate) -> CostModel:
     largest = max((chunk.read_bytes for chunk in plan.streamed), default=0)
     return replace(
         plan.costs(),
-        step=drafting.working(1),
+        step=drafting.working(candidate.rows),
         waiting_step=drafting.working(candidate.ahead_rows),
         ahead=plan.rates.flash(max(0, plan.ring_bytes - largest)),
     )
@@ -165,7 +165,7 @@ def predict(
         def guess(depth: int, nodes: int) -> float:
             return tree_tokens(chance, depth, nodes, prior.branches, prior.width)
 
-        return rate_of(schedule, costs, guess, *way, seen.spread)
+        return rate_of(schedule, costs, guess, *way, prior.spread)
 
     def choose(schedule: str, ran: Ran | None = None) -> tuple[Way, Rate]:
         """The best of its ways, and what the laws say of that."""

@@ -57,7 +57,15 @@ def find_trained(subject: Subject, kind: str, adapters: str, prepares: bool) -> 
         return stored
 
     files = {"adapters": adapters}
-    rows = AHEAD.get(kind, 1)
+    grows = kind in AHEAD
     return Candidate(
-        kind, (kind,), found.extras, reads, found.layers, lambda plan: prior, files, ahead_rows=rows
+        kind,
+        (kind,),
+        found.extras,
+        reads,
+        found.layers,
+        lambda plan: prior,
+        files,
+        rows=PRIORS[kind].width if grows else 1,
+        ahead_rows=AHEAD[kind] if grows else 1,
     )

@@ -224,12 +224,20 @@ def _passes(run: Trial, cycles: Sequence[_Seen], candidate: Candidate) -> Trial:
         if one.plan is not plan:
             plan, costs = one.plan, costs_of(one.plan, candidate)
         if costs.io and one.waited > WAITED * one.verifying:
-            reading.append((one.verifying + min(one.drafting, costs.ahead)) / costs.io)
+            reading.append(_reading(one, costs))
         if not one.overlap.steps and not one.overlap.nodes:
             computing.append((one.verifying - one.waited) / costs.working(one.rows))
         if one.passes and costs.step:
             steps.append(one.drafting / one.passes / costs.step)
     return replace(run, flash=_median(reading), compute=_median(computing), step=_median(steps))
+
+
+def _reading(one: _Seen, costs: CostModel) -> float:
+    """What a pass that waited for flash has read, over what it should have in that time: from the draft's
+    beginning on, or with the ring full before the pass began."""
+    factor = (one.verifying + one.drafting) / costs.io
+    full = factor * costs.ahead < one.drafting and costs.ahead < costs.io
+    return one.verifying / (costs.io - costs.ahead) if full else factor
 
 
 def _pace(run: Trial, cycles: Sequence[_Seen], candidate: Candidate) -> Trial:

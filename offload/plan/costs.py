@@ -20,6 +20,9 @@ FloatArray = NDArray[np.float64]
 # Of a pass of one row, beside the weights: attention, norms, Python. Measured with the demo model, whose
 # weights hardly count (2 cores, compiled kernels).
 LAYER_SECONDS = 0.25e-3
+# More of a layer that streams, whose matrices are multiplied one by one as they come and not in one call
+# (0.5b shape: 1.5 to 2.4 ms with 1 to 64 rows).
+STREAMED_SECONDS = 1.5e-3
 # So many rows more take as long again: 64 rows of 0.5b and 1b shapes took 1.3 to 2.6 ms a layer.
 BESIDE_ROWS = 10
 FREE_ROWS = 32  # so many cost one more: between what was measured with AMX (64) and plain AVX2 (16)
@@ -58,16 +61,17 @@ class CostModel:
     """Seconds.
 
     io: to read what one pass streams. compute: a pass of one row, its weights alone. step: one step of
-    whoever works between two passes, likewise. overhead: of a pass of one row, beside its weights. ahead: of
-    reading that the ring has room for, and which goes on between two passes. by_rows: what a pass's weights
-    take for each number of ROWS, where that was measured. waiting_step: of who works in a pass's waits, with
-    as many rows as it has there.
+    whoever works between two passes, likewise. overhead: of a pass of one row, beside its weights; apart: of
+    any pass, for layers that stream. ahead: of reading that the ring has room for, and which goes on between
+    two passes. by_rows: what a pass's weights take for each number of ROWS, where that was measured.
+    waiting_step: of who works in a pass's waits, with as many rows as it has there.
     """
 
     io: float = 0.0
     compute: float = 0.0
     step: float = 0.0
     overhead: float = 0.0
+    apart: float = 0.0
     ahead: float = 0.0
     by_rows: tuple[float, ...] = ()
     waiting_step: float = 0.0
@@ -82,7 +86,7 @@ class CostModel:
     def working(self, rows: float) -> float:
         """A pass of so many rows that waits for nothing: its weights, and what is beside them."""
         beside = self.overhead * (1 + (rows - 1) / BESIDE_ROWS)
-        return float(self.computing(np.array(rows))) + beside
+        return float(self.computing(np.array(rows))) + beside + self.apart
 
     def passes(self, rows: FloatArray) -> FloatArray:
         """[...] -> [...]: the shape of what passes of so many rows cost. What is beside the weights is left

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from edgespec.offload.chunks import Chunk, ChunkTable
-from edgespec.offload.plan.costs import LAYER_SECONDS, CostModel, Rates
+from edgespec.offload.plan.costs import LAYER_SECONDS, STREAMED_SECONDS, CostModel, Rates
 from edgespec.offload.plan.ledger import Ledger, gigabytes
 from edgespec.offload.plan.needs import Extras
 
@@ -65,6 +65,7 @@ class Plan:
             compute=by_rows[0] if by_rows else rates.memory(table.nbytes),
             step=rates.memory(step_bytes),
             overhead=table.layers * LAYER_SECONDS,
+            apart=len({chunk.layer for chunk in self.streamed}) * STREAMED_SECONDS,
             by_rows=by_rows,
         )
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edgespec.errors import Call, ModelError, OptionError
-from edgespec.kernels.dispatch import add_norm, rms_norm, rotate, swiglu
+from edgespec.kernels.dispatch import add, add_norm, rms_norm, rotate, swiglu
 from edgespec.kernels.layer import LayerPass
 from edgespec.kernels.matmul import Block, Together
 from edgespec.kernels.threads import use_threads
@@ -226,7 +226,7 @@ class TorchTarget(Generic[W]):
         weight = self.weights.small[name + "post_attention_layernorm.weight"]
         hidden, x = add_norm(hidden, attended, weight, c.norm_eps)
         [down] = linear(swiglu(*linear(x, "mlp.gate_proj", "mlp.up_proj")), "mlp.down_proj")
-        return hidden + down
+        return add(hidden, down)
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return rms_norm(x, self.weights.small[name + ".weight"], self.config.norm_eps)

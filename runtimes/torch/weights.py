@@ -9,6 +9,7 @@ from torch import Tensor
 
 from edgespec.devices.disk import ReadSettings
 from edgespec.kernels.choice import FEWS
+from edgespec.kernels.dispatch import add
 from edgespec.kernels.matmul import Block, Together, linear, ragged, typed
 from edgespec.offload.chunks import ChunkTable, Piece, TensorSource
 from edgespec.runtimes.base import IntArray
@@ -118,7 +119,7 @@ class Weights(StoredChunks):
 def with_biases(outs: Sequence[Tensor], names: Sequence[str], small: Mapping[str, Tensor]) -> list[Tensor]:
     """Products [n, out] of the matrices `names`, each with its bias where there is one."""
     biases = [small.get(name + ".bias") for name in names]
-    return [out if bias is None else out + bias for out, bias in zip(outs, biases, strict=True)]
+    return [out if bias is None else add(out, bias) for out, bias in zip(outs, biases, strict=True)]
 
 
 def as_block(data: Tensor, piece: Piece, scale: Piece | None) -> Block:
