@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.controller import Fixed
 from edgespec.core.schedule import TreeBudget
+from edgespec.core.trace import Cycle, Trace
 from edgespec.core.tree import TokenTree
 from edgespec.engine import Engine
 from edgespec.errors import CorruptFileError, EdgeSpecError, ModelError, OptionError, ProtocolError
@@ -210,6 +212,30 @@ def test_who_drafts_nothing_does_not_wait_for_what_drafts_attend_to(
     assert (len(waits) > 1) == (budget is BUDGET)
 
 
+def test_the_wait_for_what_drafts_attend_to_is_their_price(
+    engine: Engine, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the controller thinks them cheap: over a near link replies with them took three times as long."""
+    wait = RemoteSeat._recollect
+
+    def slow(seat: RemoteSeat) -> Generator[None, None, None]:
+        until = time.monotonic() + 0.05
+        while time.monotonic() < until:
+            yield
+        yield from wait(seat)
+
+    monkeypatch.setattr(RemoteSeat, "_recollect", slow)
+    cycles = list[Cycle]()
+    with Running(engine) as running:
+        options = EngineOptions(drafter="moa", adapters=str(model.parent / "client"))
+        far = RemoteEngine(Wires(running.host), "the server", ConnectOptions(), options)
+        with far, far.new_session(CONTEXT, Fixed(BUDGET), Trace(cycles.append)) as session:
+            whole(session.generate(PROMPT, GenerationOptions(max_tokens=12, ignore_eos=True)))
+    drafted = [cycle for cycle in cycles if len(cycle.tree) > 1]
+    assert drafted
+    assert all(cycle.verify_seconds >= 0.05 for cycle in drafted)
+
+
 CLIENT = """
 import json, sys
 class Nothing:
@@ -220,6 +246,7 @@ sys.meta_path.insert(0, Nothing())
 import edgespec
 from edgespec.control.controller import Fixed
 from edgespec.core.schedule import TreeBudget
+from edgespec.core.trace import Cycle, Trace
 from edgespec.response import whole
 with edgespec.connect({url!r}, drafter="moa", adapters={adapters!r}) as engine:
     with engine.new_session(controller=Fixed(TreeBudget(16, 5, 5))) as session:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from functools import partial
 
 from edgespec.core.batch import Part, PrefillBlock
@@ -177,7 +178,11 @@ class RemoteSeat:
             self.transcript.extend(part.tree.tokens[part.outcome.path])
             self._agreed = len(self.transcript)
         if len(part) > 1:  # else nobody drafts at present
+            began = time.monotonic()
             yield from self._recollect()
+            if not isinstance(part, PrefillBlock) and part.outcome is not None:  # it is the price of drafting
+                seconds = part.outcome.seconds + time.monotonic() - began
+                part.outcome = replace(part.outcome, seconds=seconds)
 
     def _recollect(self) -> Generator[None, None, None]:
         """What the drafter attends to comes right behind the answer: it is waited for, but not for long."""
