@@ -41,8 +41,7 @@ class World:
 
     def split(self, hit: float) -> np.ndarray:
         """[BRANCH] chances of a node's children."""
-        weights = self.share * (1 - self.share) ** np.arange(BRANCH)
-        return hit * weights / weights.sum()
+        return _split(hit, self.share)
 
     def tree(self, steps: int) -> TokenTree:
         return _grow(tuple(self.split(self.claim)), max(steps, self.free))
@@ -77,6 +76,12 @@ class World:
     @property
     def plain_rate(self) -> float:
         return float(1 / self.verify(np.array([1]))[0])
+
+
+@lru_cache
+def _split(hit: float, share: float) -> np.ndarray:
+    weights = share * (1 - share) ** np.arange(BRANCH)
+    return hit * weights / weights.sum()
 
 
 @lru_cache
@@ -214,7 +219,13 @@ def test_it_finds_the_best_fixed_choice(name: str) -> None:
         assert run.rate(100) >= 0.96 * world.plain_rate
 
 
-@pytest.mark.parametrize(("times", "cycles"), [(2, 5), (3, 5), (5, 5), (3, 20)])
+@lru_cache
+def settled_rate(name: str) -> float:
+    world, prior = (REGIMES | SUBSTITUTES)[name]
+    return simulate([(200, world)], prior).rate(80)
+
+
+@pytest.mark.parametrize(("times", "cycles"), [(2, 5), (5, 5), (3, 20)])
 @pytest.mark.parametrize("name", ["right 0.9", "right 0.8", "flash-bound", "compute-bound"])
 def test_a_slow_spell_of_the_machine_is_forgotten(name: str, times: float, cycles: int) -> None:
     """Everything takes so many times as long for some cycles, and is as it was."""
@@ -224,10 +235,10 @@ def test_a_slow_spell_of_the_machine_is_forgotten(name: str, times: float, cycle
         return times * world.verify(nodes)
 
     spell = replace(world, verify=slow, step=world.step * times)
-    usual = simulate([(200, world)], prior).rate(80)
+    usual = settled_rate(name)
     rates = [
         simulate([(60, world), (cycles, spell), (100, world)], prior, seed, noise).rate(60 + cycles)
-        for seed, noise in [(0, 0.0), (1, 0.0), (2, 0.0), (0, 0.1), (1, 0.1), (2, 0.1)]
+        for seed, noise in [(0, 0.0), (1, 0.0), (0, 0.1), (1, 0.1)]
     ]
     assert np.mean(rates) >= 0.93 * usual
     assert min(rates) >= 0.8 * usual
@@ -236,7 +247,7 @@ def test_a_slow_spell_of_the_machine_is_forgotten(name: str, times: float, cycle
 def test_a_pause_of_the_machine_does_not_end_drafting() -> None:
     """One cycle in a hundred takes ten times as long; short drafts do not pay here, and long ones do."""
     world, prior = REGIMES["a jump behind one row"]
-    rates = [simulate([(400, world)], prior, seed, noise=0.1).rate(150) for seed in range(12)]
+    rates = [simulate([(400, world)], prior, seed, noise=0.1).rate(150) for seed in range(8)]
     assert min(rates) >= 0.87 * world.oracle()[0]
 
 
@@ -370,7 +381,7 @@ def test_false_hope_has_a_bound(name: str) -> None:
     process, and in the middle of a conversation that had saved all that may be saved."""
     world, prior = (REGIMES | SUBSTITUTES)[name]
     converse([(80, world)], taught := Adaptive(prior))
-    for seed in range(6):
+    for seed in range(3):
         for hit in (0.0, 0.05, 0.2):
             other = replace(world, hit=hit)
             (new := Adaptive(prior)).recall(taught.notes())
@@ -382,7 +393,7 @@ def test_false_hope_has_a_bound(name: str) -> None:
 @pytest.mark.parametrize("name", ["compute-bound", "right 0.8", "flash-bound, dear drafter"])
 def test_bad_luck_does_not_end_what_pays(name: str) -> None:
     world, prior = (REGIMES | SUBSTITUTES)[name]
-    for seed in range(12):
+    for seed in range(8):
         run = simulate([(100, world)], prior, seed)
         assert np.mean([steps is None for steps in run.steps[30:]]) <= 0.15
 
