@@ -16,9 +16,9 @@ from edgespec.apps.bench_runs import Arm, Test, measure
 from edgespec.apps.bench_tables import as_text
 from edgespec.apps.terminal import Terminal
 from edgespec.apps.timeline import TRACE_HELP
-from edgespec.config import OF_SCHEDULES, EngineOptions, GenerationOptions, with_keywords
+from edgespec.config import OF_SCHEDULES, EngineOptions, GenerationOptions
 from edgespec.errors import BudgetError, EdgeSpecError, OptionError
-from edgespec.values import Option, Options, count_of, format_bytes, options_of
+from edgespec.values import Option, Options, count_of, format_bytes, options_of, with_keywords
 
 SWEPT = ("memory", "batch", "threads", "drafter", "schedule")
 OUTPUTS = ("md", "csv", "json", "jsonl")

@@ -11,9 +11,9 @@ from edgespec.apps import saved
 from edgespec.apps.options import LIVE, in_flags
 from edgespec.apps.stats import stats_table
 from edgespec.apps.tune_words import speed_of
-from edgespec.config import EngineOptions, GenerationOptions, with_keywords
+from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import OptionError
-from edgespec.values import count_of, did_you_mean, format_bytes, options_of
+from edgespec.values import count_of, did_you_mean, format_bytes, options_of, with_keywords
 
 if TYPE_CHECKING:
     from edgespec.apps.talk import Talk

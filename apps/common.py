@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.config import DEVICES, NOT_YET, EngineOptions
+from edgespec.config import EngineOptions
+from edgespec.devices.names import DEVICES, NOT_YET
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.split.options import ConnectOptions

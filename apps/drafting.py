@@ -13,7 +13,7 @@ from edgespec.apps.common import describe_plan, open_engine, say_whose
 from edgespec.apps.talk import Talk
 from edgespec.apps.terminal import Terminal
 from edgespec.chat import Chat
-from edgespec.config import EngineOptions, GenerationOptions, with_keywords
+from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import ClosedError, EdgeSpecError, LinkError, OptionError, RefusedError
 from edgespec.progress import Progress
 from edgespec.response import Stats, whole
@@ -24,7 +24,7 @@ from edgespec.split.keys import read_keys
 from edgespec.split.options import ConnectOptions
 from edgespec.split.websocket import websocket
 from edgespec.tuning.predict import Interval
-from edgespec.values import count_of
+from edgespec.values import count_of, with_keywords
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from edgespec.arguments import check_engine, check_progress, given_options
-from edgespec.config import EngineOptions, GenerationOptions, refuse_idle, with_keywords
+from edgespec.config import EngineOptions, GenerationOptions, refuse_idle
 from edgespec.engine import Engine
 from edgespec.errors import EdgeSpecError, OptionError
 from edgespec.progress import ProgressCallback
@@ -20,6 +20,7 @@ from edgespec.tuning.measure import check_measuring, measure_model
 from edgespec.tuning.profile import read_profile
 from edgespec.tuning.result import Tuning
 from edgespec.tuning.tune import tune_model
+from edgespec.values import with_keywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -10,11 +10,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from edgespec.arguments import check_engine, check_progress, check_text, given_options
-from edgespec.config import GenerationOptions, refuse_idle, with_keywords
+from edgespec.config import GenerationOptions, refuse_idle
 from edgespec.errors import OptionError
 from edgespec.progress import ProgressCallback
 from edgespec.response import InThread, Response, Stats, whole
 from edgespec.text.conversation import Conversation, Message
+from edgespec.values import with_keywords
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -12,28 +12,11 @@ Where their values come from: `edgespec.apps.settings`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from edgespec.errors import DeviceError, OptionError
-from edgespec.values import MOST, Option, Options, did_you_mean, options_of
-
-DEVICES = ("auto", "cpu", "cuda")
-# Devices that people have and ask for, and why they are not among these.
-NOT_YET = {
-    "mps": "torch computes on Metal only in memory that Metal has allotted, so each chunk would be copied "
-    "within the one memory that dial and device share, and not counted as this process's; and whether a "
-    "row's bits there depend on the rows beside it has not been measured"
-}
-
-
-def check_device(name: str) -> None:
-    """Raises DeviceError for a device that is unknown, or not supported."""
-    if name in NOT_YET:
-        raise DeviceError(f"device {name!r} is not supported yet: {NOT_YET[name]}; use cpu")
-    if name not in DEVICES:
-        raise DeviceError(f"device {name!r} is unknown; choose {', '.join(DEVICES)}")
-
+from edgespec.errors import OptionError
+from edgespec.values import MOST, Option, Options, options_of
 
 PRECISIONS = ("source", "bf16", "int8", "int4")
 FAN_OUTS = ("best-first", "geometric", "uniform", "measured")
@@ -318,17 +301,6 @@ class GenerationOptions(Options):
 
 
 STANDING = (EngineOptions, GenerationOptions)  # also heard from the environment and edgespec.toml
-T = TypeVar("T", bound=Options)
-
-
-def with_keywords(options: T, keywords: Mapping[str, Any]) -> T:
-    """`options` with some fields changed. Raises OptionError for an unknown name or a wrong value."""
-    known = options_of(type(options))
-    for name in keywords:
-        if name not in known:
-            kind = type(options).__name__.removesuffix("Options").lower()
-            raise OptionError(f"unknown {kind} option {name}; {did_you_mean(name, known)}")
-    return replace(options, **keywords)  # type: ignore[type-var]
 
 
 def refuse_idle(options: GenerationOptions, given: Mapping[str, Any]) -> None:

@@ -12,11 +12,11 @@ import math
 import operator
 import os
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from edgespec.errors import OptionError
 
@@ -279,3 +279,16 @@ def _options_of(kind: type[Any]) -> dict[str, Field]:
         plain, item = get_origin(kinds[0]) or kinds[0], (*get_args(kinds[0]), None)[0]
         found[field.name] = Field(field.name, plain, item, type(None) in kinds, field.default, option)
     return found
+
+
+T = TypeVar("T", bound=Options)
+
+
+def with_keywords(options: T, keywords: Mapping[str, Any]) -> T:
+    """`options` with some fields changed. Raises OptionError for an unknown name or a wrong value."""
+    known = options_of(type(options))
+    for name in keywords:
+        if name not in known:
+            kind = type(options).__name__.removesuffix("Options").lower()
+            raise OptionError(f"unknown {kind} option {name}; {did_you_mean(name, known)}")
+    return replace(options, **keywords)  # type: ignore[type-var]

@@ -49,13 +49,13 @@ from edgespec.drafters.channel import (
 )
 from edgespec.drafters.colleague import Question
 from edgespec.drafters.combined import Combined
+from edgespec.drafters.desk import Desk
 from edgespec.drafters.inbox import Inbox
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.opened import Opened
 from edgespec.drafters.process import Program, command
 from edgespec.drafters.sent_trees import as_sent
-from edgespec.drafters.worker import Desk
 from edgespec.errors import Cancelled, CorruptFileError, DeviceError
 from edgespec.schedules.serial import Serial
 from edgespec.schedules.ssd import Ssd

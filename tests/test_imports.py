@@ -70,6 +70,7 @@ TORCH_FREE = [
     "edgespec.drafters.choice",
     "edgespec.drafters.combined",
     "edgespec.drafters.continuations",
+    "edgespec.drafters.desk",
     "edgespec.drafters.drawn",
     "edgespec.drafters.engine_facts",
     "edgespec.drafters.engines",

@@ -18,10 +18,10 @@ from edgespec.drafters import channel
 from edgespec.drafters.beside import BesideDrafter
 from edgespec.drafters.channel import Beat, Expect, GoAhead, Hear, Nonsense, Open, Prefill, Sent, Stop, Worked
 from edgespec.drafters.combined import Combined
+from edgespec.drafters.desk import Desk
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.drafters.opened import Opened
-from edgespec.drafters.worker import Desk
 from edgespec.models.asked import check_options
 from edgespec.schedules.mirror import Mirror
 from tests import table_runtime
@@ -171,7 +171,7 @@ def test_a_target_that_never_waits_asks_its_exit_at_once() -> None:
 def test_the_workers_seconds_are_the_drafting_of_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
     """Since it has heard: told in its beats, by its own clock."""
     seconds = iter(range(10**9))
-    monkeypatch.setattr("edgespec.drafters.worker.monotonic", lambda: float(next(seconds)))
+    monkeypatch.setattr("edgespec.drafters.desk.monotonic", lambda: float(next(seconds)))
     drafter, worker = drafter_of(noise=0.5)
     schedule = Mirror(drafter, Known(BUDGET, 1e9), 64, TableExit())
     _, cycles = reply(schedule, 30)

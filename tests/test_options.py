@@ -22,12 +22,7 @@ from edgespec.apps.bench import BenchFlags
 from edgespec.apps.chat import ChatFlags
 from edgespec.apps.generate import GenerateFlags
 from edgespec.apps.settings import read_settings, resolve
-from edgespec.config import (
-    EngineOptions,
-    GenerationOptions,
-    refuse_idle,
-    with_keywords,
-)
+from edgespec.config import EngineOptions, GenerationOptions, refuse_idle
 from edgespec.errors import Call, OptionError
 from edgespec.models.exporting import export_model
 from edgespec.models.options import ExportOptions, PackOptions
@@ -41,7 +36,7 @@ from edgespec.training.options import CascadeOptions
 from edgespec.training.spd import train_spd
 from edgespec.training.specformer import train_specformer
 from edgespec.training.streaming import train_streaming
-from edgespec.values import Field, did_you_mean, format_bytes, options_of, parse_bytes
+from edgespec.values import Field, did_you_mean, format_bytes, options_of, parse_bytes, with_keywords
 
 ROOT = Path(__file__).resolve().parent.parent
 NO_FILE = Path("/no/such/edgespec.toml")

@@ -12,9 +12,9 @@ import pytest
 
 import edgespec
 from edgespec.apps.main import run
-from edgespec.config import NOT_YET
 from edgespec.devices import rates
 from edgespec.devices.disk import ReadSettings, aligned_buffer, open_for_reading
+from edgespec.devices.names import NOT_YET
 from edgespec.errors import CorruptFileError, DeviceError, StorageError
 from edgespec.offload import reader
 from edgespec.offload.reader import DirectFile

@@ -210,8 +210,8 @@ def check(pair: tuple[str, str], tally: Tally) -> None:
 @pytest.mark.parametrize(("number", "pair"), list(enumerate(PAIRS + AUTO)))
 def test_hundreds_of_tokens(families: dict[str, Family], number: int, pair: tuple[str, str]) -> None:
     """Each pair on each architecture, with every number of waits; all of them in the slow test."""
-    long = 48 if pair[0] == "ngram" else 24  # until something is said again
-    tally, greedy, sampled = Tally(), replace(GREEDY, max_tokens=long), replace(SAMPLED, max_tokens=24)
+    long = 48 if pair[0] == "ngram" else 18  # until something is said again
+    tally, greedy, sampled = Tally(), replace(GREEDY, max_tokens=long), replace(SAMPLED, max_tokens=18)
     waits = islice(cycle(WAITS), number, None)
     for place, family in enumerate(families.values()):
         jobs: list[Job] = [

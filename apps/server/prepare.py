@@ -14,8 +14,9 @@ from msgspec import UNSET, Raw
 from edgespec.apps.server.fields import ChatMessage, ChatRequest, CompletionRequest, ReplyRequest, unpacked
 from edgespec.apps.server.heard import check_heard
 from edgespec.apps.server.problems import Problem
-from edgespec.config import GenerationOptions, with_keywords
+from edgespec.config import GenerationOptions
 from edgespec.text.tokenizer import Tokenizer
+from edgespec.values import with_keywords
 
 
 @dataclass(frozen=True)

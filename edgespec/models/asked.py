@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.config import EngineOptions, check_device
+from edgespec.config import EngineOptions
+from edgespec.devices.names import check_device
 from edgespec.drafters.choice import choose_drafters, given_files
 from edgespec.drafters.engines import check_engine_option, with_engine
 from edgespec.errors import OptionError

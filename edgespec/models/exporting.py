@@ -10,7 +10,6 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.config import with_keywords
 from edgespec.drafters.exported_model import slots_in
 from edgespec.drafters.vocabulary import vocabulary_digest
 from edgespec.errors import OptionError
@@ -28,6 +27,7 @@ from edgespec.runtimes.onnx.design import Design, Precision
 from edgespec.runtimes.onnx.export import write_exported
 from edgespec.runtimes.onnx.layout import ROPE
 from edgespec.text.tokenizer import load_tokenizer
+from edgespec.values import with_keywords
 
 POSITIONS = 2048  # of a cache of static shapes, if nothing else is said
 CORE_ML_ROWS = 32  # of a pass, if nothing else is said: fewer take the Neural Engine as long

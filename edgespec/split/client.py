@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from edgespec.config import EngineOptions, with_keywords
+from edgespec.config import EngineOptions
 from edgespec.control.controller import Adaptive
 from edgespec.core.schedule import Controller, Place, Schedule
 from edgespec.core.trace import Cycle, Trace
@@ -33,7 +33,7 @@ from edgespec.split.standby import Reserve, as_announced, check_standby
 from edgespec.split.vocabulary import fetched_tokenizer
 from edgespec.split.websocket import websocket
 from edgespec.text.prompt import Prompt, encode_prompt
-from edgespec.values import options_of
+from edgespec.values import options_of, with_keywords
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine

@@ -1,6 +1,6 @@
 """A small model that drafts for targets elsewhere: the server's end of `remote.wire`. Needs no torch.
 
-Each connection has a thread, with the desk that a worker process has (`drafters.worker`); they take turns,
+Each connection has a thread, with the desk that a worker process has (`drafters.desk`); they take turns,
 step by step. What a client says is bounded before it comes there.
 """
 
@@ -34,12 +34,12 @@ from edgespec.drafters.channel import (
     decoded,
     encoded,
 )
+from edgespec.drafters.desk import Desk
 from edgespec.drafters.growth import MAX_PASSES
 from edgespec.drafters.inbox import Inbox
 from edgespec.drafters.opened import Opened
 from edgespec.drafters.remote.turns import Turns
 from edgespec.drafters.remote.wire import ASKED, DRAFT_VERSION, Apply, Declined, Hired, NoRoom, Reason
-from edgespec.drafters.worker import Desk
 from edgespec.errors import OptionError
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.split.protocol import FRAME_BYTES
