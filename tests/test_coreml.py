@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from edgespec.errors import (
 )
 from edgespec.models.exporting import export_model
 from edgespec.runtimes.coreml import graph, package
-from edgespec.runtimes.coreml.model import CoreMLModel, open_function
+from edgespec.runtimes.coreml.model import CoreMLModel, model_bytes, open_function
 from edgespec.runtimes.coreml.placement import placement
 from edgespec.runtimes.coreml.stateful import StatefulDraft
 from edgespec.runtimes.exported.draft import ExportedDraft
@@ -47,6 +48,15 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_model(folder / "m", "qwen3", num_attention_heads=8, num_hidden_layers=2, tie_word_embeddings=False)
     export_model(str(folder / "m"), folder / "x", engine="coreml", rows=8, positions=256)
     return folder / "x"
+
+
+def test_the_weights_are_counted_once(exported: Path, tmp_path: Path) -> None:
+    """All functions of a package have them."""
+    shutil.copytree(exported, tmp_path / "x")
+    one, other = open_coreml(exported), replace(open_coreml(exported), path=tmp_path / "x")
+    with next((tmp_path / "x").rglob("weight.bin")).open("ab") as file:
+        file.write(bytes(1000))
+    assert model_bytes(other, 256, 64) - model_bytes(one, 256, 64) == 1000
 
 
 def test_the_package_says_what_torch_says(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:

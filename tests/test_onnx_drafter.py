@@ -23,7 +23,15 @@ from edgespec.drafters.model import DRAFT_ROWS, PASS_ROWS
 from edgespec.drafters.onnx_model import find
 from edgespec.drafters.resident import Search
 from edgespec.engine import Engine
-from edgespec.errors import Call, DeviceError, EdgeSpecError, ModelError, OptionError, TokenizerError
+from edgespec.errors import (
+    Call,
+    CorruptFileError,
+    DeviceError,
+    EdgeSpecError,
+    ModelError,
+    OptionError,
+    TokenizerError,
+)
 from edgespec.models.asked import check_options
 from edgespec.models.exporting import export_model
 from edgespec.runtimes.base import TREE_ROWS
@@ -108,6 +116,15 @@ def test_it_is_killed_while_it_drafts(models: Path, expected: list[list[int]]) -
         assert responses[-1].stats.undrafted == "the draft worker is lost: it was killed by signal 9"
         session.close()
     assert process.poll() is not None
+
+
+def test_damaged_weights_are_told_by_the_worker(models: Path, tmp_path: Path) -> None:
+    """In words that need no library: `edgespec` shows commands."""
+    shutil.copytree(models / "x", tmp_path / "x")
+    weights = tmp_path / "x" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    with pytest.raises(CorruptFileError, match=r"has checksum .* or export the model anew$"):
+        load(models, draft_model=tmp_path / "x")
 
 
 def test_its_memory_is_in_the_plan(models: Path) -> None:

@@ -22,6 +22,7 @@ from edgespec.drafters.desk import Desk
 from edgespec.drafters.inbox import Inbox
 from edgespec.drafters.model import DRAFT_ROWS
 from edgespec.drafters.opened import Opened, OpenModel
+from edgespec.errors import EdgeSpecError
 
 LOOK = 1.0  # seconds between two looks whether the parent is still there
 
@@ -39,8 +40,10 @@ def serve(hear: BinaryIO, speak: BinaryIO, open_model: OpenModel) -> None:
     try:
         _serve(inbox, say, open_model)
     except BaseException as error:
+        # Without the hint, a call of the library: who hears it may show commands.
+        words = error.message if isinstance(error, EdgeSpecError) else str(error)
         with suppress(OSError):
-            say(Failed(type(error).__name__, str(error)[:2000]))
+            say(Failed(type(error).__name__, words[:2000]))
         raise
 
 

@@ -6,6 +6,7 @@ NOT RUN on a Mac yet. On Linux the tests put an interpreter of the program in Co
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -13,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelError
-from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.config import EMBEDDING
 from edgespec.runtimes.coreml.directory import (
     HOST,
@@ -25,7 +25,14 @@ from edgespec.runtimes.coreml.directory import (
 )
 from edgespec.runtimes.coreml.graph import head_parts
 from edgespec.runtimes.coreml.package import check_here, runtime
-from edgespec.runtimes.exported.host import mask_name, mask_of, mask_windows, rotation_of, states_of
+from edgespec.runtimes.exported.host import (
+    PassRows,
+    mask_name,
+    mask_of,
+    mask_windows,
+    rotation_of,
+    states_of,
+)
 
 Half = NDArray[np.float16]
 
@@ -90,24 +97,21 @@ class CoreMLModel:
     def run(
         self,
         tokens: Sequence[int],
-        positions: IntArray,
-        seen: tuple[NDArray[np.bool_], IntArray],
-        among: NDArray[np.bool_],
+        rows: PassRows,
         cache: Sequence[NDArray[Any]],
-        place: int,
         kept: int = 0,
         state: Any = None,
     ) -> NDArray[Any]:
         """See `exported.draft.OpenModel`. kept: positions that are in `state`, of a model that has some; what
         lies behind them in the cache is handed over."""
         n = len(tokens)
-        rows, (layers, _) = self._bucket(n)
-        states = {"hidden": states_of(self._embedding, tokens)} | rotation_of(self._angles, positions)
-        inputs = {name: _turned(array, rows) for name, array in states.items()}
+        count, (layers, _) = self._bucket(n)
+        states = {"hidden": states_of(self._embedding, tokens)} | rotation_of(self._angles, rows.positions)
+        inputs = {name: _turned(array, count) for name, array in states.items()}
         inputs["hidden"] = inputs["hidden"].swapaxes(1, 2)  # channels first
-        held = self._apart(seen, kept)
+        held = self._apart(rows, kept)
         for window in self._windows:
-            mask = mask_of(window, positions, held, among, self.positions, rows)
+            mask = mask_of(window, held, self.positions, count)
             inputs[mask_name(window)] = mask.astype(np.float16)[None, None]
         for name, part in zip(self.shapes.caches, cache, strict=True):
             inputs[name] = _handed(part[:, kept : kept + self.shapes.handed])
@@ -116,23 +120,20 @@ class CoreMLModel:
         self._check(normed, "layers")
         for name, part in zip(self.shapes.caches, cache, strict=True):
             new = outputs[f"new_{name}"]  # [1, kv, hd, T]
-            part[:, place : place + n] = new[0, :, :, :n].transpose(0, 2, 1)
+            part[:, rows.place : rows.place + n] = new[0, :, :, :n].transpose(0, 2, 1)
         return normed
 
-    def _apart(
-        self, seen: tuple[NDArray[np.bool_], IntArray], kept: int
-    ) -> tuple[NDArray[np.bool_], IntArray]:
-        """What rows see of a cache of which so much is in states, and what they see behind all the room that
-        states have."""
-        visible, keys = seen
+    def _apart(self, rows: PassRows, kept: int) -> PassRows:
+        """The same of a cache of which so much is in states: what rows see is there, and behind all the room
+        that states have."""
         if not self.shapes.kept:
-            return seen
-        columns = np.arange(len(keys))
+            return rows
+        columns = np.arange(rows.place)
         columns[kept:] += self.shapes.kept - kept
-        wide = np.zeros((len(visible), self.positions), dtype=np.bool_)
-        places = np.zeros(self.positions, dtype=np.int64)
-        wide[:, columns], places[columns] = visible, keys
-        return wide, places
+        seen = np.zeros((len(rows.seen), self.positions), dtype=np.bool_)
+        keys = np.zeros(self.positions, dtype=np.int64)
+        seen[:, columns], keys[columns] = rows.seen, rows.keys
+        return replace(rows, seen=seen, keys=keys)
 
     def new_state(self) -> Any:
         """A conversation's states. Raises ModelError where Core ML has none."""
@@ -182,12 +183,13 @@ class CoreMLModel:
 def model_bytes(exported: CoreMLExported, context: int, slots: int) -> int:
     """Bytes of an open model with one conversation of any `context`: its shapes are static.
 
-    Core ML compiles a package for each function; what of it the Neural Engine keeps is not known here.
+    Functions share the package's weights, which are mapped; what of them the Neural Engine keeps in memory of
+    its own is not known here.
     """
     config, rows, positions = exported.config, exported.manifest.rows, exported.manifest.positions
     states = rows[-1] * (8 * config.hidden_size + 4 * config.intermediate_size + 2 * config.vocab_size)
     seen = positions * rows[-1] * (config.heads + 2)
-    return 2 * exported.nbytes + config.kv_bytes(exported.cached, 2) + 4 * (states + seen)
+    return exported.nbytes + config.kv_bytes(exported.cached, 2) + 4 * (states + seen)
 
 
 def _handed(part: NDArray[Any]) -> Half:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from edgespec.errors import ContextError
 from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.config import ModelConfig
+from edgespec.runtimes.exported.host import PassRows
 from edgespec.runtimes.rows import kept_parents, slot_depths
 
 GROWTH = 256  # positions that a cache begins with, where it may grow; then a half more each time
@@ -38,21 +39,9 @@ class OpenModel(Protocol):
     def new_cache(self, positions: int) -> NDArray[Any]:
         """Keys, or values, of one layer: [kv_heads, positions, head_dim]."""
 
-    def run(
-        self,
-        tokens: Sequence[int],
-        positions: IntArray,
-        seen: tuple[NDArray[np.bool_], IntArray],
-        among: NDArray[np.bool_],
-        cache: Sequence[NDArray[Any]],
-        place: int,
-    ) -> NDArray[Any]:
-        """States [n, d] behind the last norm, of n rows at absolute `positions`; their keys and values go
-        into the cache, to `place` and behind.
-
-        seen: what rows see of the cache up to `place`, [n, place], and the positions [place] of what lies
-        there. among: [n, n] what they see of one another. Raises ModelError where states are not finite.
-        """
+    def run(self, tokens: Sequence[int], rows: PassRows, cache: Sequence[NDArray[Any]]) -> NDArray[Any]:
+        """States [n, d] behind the last norm, of n rows; their keys and values go into the cache, to
+        `rows.place` and behind. Raises ModelError where states are not finite."""
 
     def head(self, normed: NDArray[Any], logits: NDArray[np.float32]) -> None:
         """Fills logits [n, V]. Raises ModelError where they are not finite."""
@@ -135,7 +124,7 @@ class ExportedDraft:
         seen = np.concatenate([np.ones((n, self.length), dtype=np.bool_), sees[:, :-n]], axis=1)
         try:
             run = run or self.model.run
-            return run(tokens, self.length + depths, (seen, keys), sees[:, -n:], self._cache, place)
+            return run(tokens, PassRows(self.length + depths, seen, keys, sees[:, -n:]), self._cache)
         except BaseException:  # 0 times NaN is NaN, also where nobody looks
             for part in self._cache:
                 part[:, self.length :] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,25 @@ from edgespec.runtimes.config import ModelConfig
 MASKED = -4e4  # added to a score that does not count: fp16 holds it
 
 
+@dataclass(frozen=True)
+class PassRows:
+    """Rows of a pass, and what they attend to.
+
+    positions: [n] absolute ones. seen: [n, m] what they see of the first m positions of a cache, in which
+    `keys` [m], absolute positions, lie. among: [n, n] what they see of one another.
+    """
+
+    positions: IntArray
+    seen: NDArray[np.bool_]
+    keys: IntArray
+    among: NDArray[np.bool_]
+
+    @property
+    def place(self) -> int:
+        """In the cache, behind all that they see: theirs."""
+        return len(self.keys)
+
+
 def mask_windows(config: ModelConfig) -> list[int | None]:
     """How far back layers attend: a mask for each; None = to all positions."""
     return sorted({config.window(layer) for layer in range(config.layers)}, key=lambda w: w or 0)
@@ -23,23 +43,12 @@ def mask_name(window: int | None) -> str:
     return "mask" if window is None else f"mask_{window}"
 
 
-def mask_of(
-    window: int | None,
-    positions: IntArray,
-    seen: tuple[NDArray[np.bool_], IntArray],
-    among: NDArray[np.bool_],
-    held: int,
-    rows: int,
-) -> NDArray[np.float32]:
-    """[rows, held + rows], for n rows at absolute `positions`: 0 where they attend.
-
-    seen: what they see of the cache's first m of `held` positions, [n, m], and the absolute positions [m] of
-    what lies there. among: [n, n] what they see of one another.
-    """
-    n, mask = len(positions), np.full((rows, held + rows), MASKED, dtype=np.float32)
-    for column, visible, keys in ((0, *seen), (held, among, positions)):
+def mask_of(window: int | None, rows: PassRows, held: int, count: int) -> NDArray[np.float32]:
+    """[count, held + count], of a cache of `held` positions and padded rows: 0 where they attend."""
+    n, mask = len(rows.positions), np.full((count, held + count), MASKED, dtype=np.float32)
+    for column, visible, keys in ((0, rows.seen, rows.keys), (held, rows.among, rows.positions)):
         if window is not None:
-            visible = visible & (keys[None] > positions[:, None] - window)
+            visible = visible & (keys[None] > rows.positions[:, None] - window)
         mask[:n, column : column + len(keys)][visible] = 0
     return mask
 

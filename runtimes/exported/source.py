@@ -51,8 +51,8 @@ class SourceRecord(msgspec.Struct, forbid_unknown_fields=True):
         return path if self.path and path.exists() else None
 
     def again(self, out: Path) -> Call:
-        """What exports the model anew."""
-        return Call("export_model", {"model": str(self.where(out) or "MODEL"), "out": str(out)})
+        """What exports the model in `out` anew; there is no room for it there."""
+        return Call("export_model", {"model": str(self.where(out) or "MODEL"), "out": "DIR"})
 
     def check(self, out: Path, again: Call, digest_of: Callable[[Path], str | None] = model_digest) -> None:
         """Raises ModelError, with the call that exports anew, where what was exported to `out` is here, and

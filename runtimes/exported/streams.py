@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.exported.draft import ExportedDraft, ExportedDraftPass, OpenModel
+from edgespec.runtimes.exported.host import PassRows
 
 
 class StreamedModel(OpenModel, Protocol):
@@ -27,13 +27,7 @@ class StreamedModel(OpenModel, Protocol):
         """Rows of one call that may have streams; None = all."""
 
     def run_streams(
-        self,
-        tokens: Sequence[int],
-        positions: IntArray,
-        seen: tuple[NDArray[np.bool_], IntArray],
-        among: NDArray[np.bool_],
-        cache: Sequence[NDArray[Any]],
-        place: int,
+        self, tokens: Sequence[int], rows: PassRows, cache: Sequence[NDArray[Any]]
     ) -> NDArray[Any]:
         """As `run`, and behind these states those of the streams: [n + n gamma, d]."""
 

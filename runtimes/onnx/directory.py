@@ -111,7 +111,7 @@ class Exported:
         if trained is None:
             return source.again(self.path)
         model, adapters = source.where(self.path) or "MODEL", trained.where(self.path) or "ADAPTERS"
-        return Call("export_model", {"model": str(model), "adapters": str(adapters), "out": str(self.path)})
+        return Call("export_model", {"model": str(model), "adapters": str(adapters), "out": "DIR"})
 
 
 def open_exported(path: Path) -> Exported:

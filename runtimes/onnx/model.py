@@ -9,9 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ModelError
-from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.config import EMBEDDING
-from edgespec.runtimes.exported.host import mask_name, mask_of, mask_windows, rotation_of, states_of
+from edgespec.runtimes.exported.host import (
+    PassRows,
+    mask_name,
+    mask_of,
+    mask_windows,
+    rotation_of,
+    states_of,
+)
 from edgespec.runtimes.onnx.design import WEIGHTS, Part
 from edgespec.runtimes.onnx.directory import Exported
 from edgespec.runtimes.onnx.layout import ROPE
@@ -19,7 +25,6 @@ from edgespec.runtimes.onnx.sessions import Assignment, OpenGraph
 
 STEP_ROWS = 64  # that graphs for any number run at a time: milliseconds
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
-Seen = tuple[NDArray[np.bool_], IntArray]
 
 
 class OnnxModel:
@@ -58,46 +63,34 @@ class OnnxModel:
         """See `exported.draft.OpenModel`."""
         return np.zeros((self.config.kv_heads, positions, self.config.head_dim), dtype=self.dtype)
 
-    def run(
-        self,
-        tokens: Sequence[int],
-        positions: IntArray,
-        seen: Seen,
-        among: NDArray[np.bool_],
-        cache: Sequence[NDArray[Any]],
-        place: int,
-    ) -> NDArray[Any]:
+    def run(self, tokens: Sequence[int], rows: PassRows, cache: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """See `exported.draft.OpenModel`."""
-        states = states_of(self._embedding, tokens)
-        return self._through("layers", states, positions, seen, among, cache, place, len(tokens))
+        return self._through("layers", states_of(self._embedding, tokens), rows, cache, len(tokens))
 
     def _through(
         self,
         part: Part,
         states: NDArray[Any],
-        positions: IntArray,
-        seen: Seen,
-        among: NDArray[np.bool_],
+        rows: PassRows,
         cache: Sequence[NDArray[Any]],
-        place: int,
         kept: int,
     ) -> NDArray[Any]:
         """States [n, d] through the layers of a part, whose cache that is; keys and values of the first
-        `kept` rows stay. Others as `exported.draft.OpenModel.run`."""
+        `kept` rows stay."""
         n, (bucket, graph) = len(states), self._graph(part, len(states))
-        rows, held = bucket or n, cache[0].shape[1]
-        host = {"hidden": states} | rotation_of(self._angles, positions)
-        inputs = {name: padded(array.astype(self.dtype), rows) for name, array in host.items()}
+        count, held, place = bucket or n, cache[0].shape[1], rows.place
+        host = {"hidden": states} | rotation_of(self._angles, rows.positions)
+        inputs = {name: padded(array.astype(self.dtype), count) for name, array in host.items()}
         for window in self._windows:
-            mask = mask_of(window, positions, seen, among, held, rows).astype(self.dtype)
+            mask = mask_of(window, rows, held, count).astype(self.dtype)
             inputs[mask_name(window)] = np.tile(mask, (self.config.heads // self.config.kv_heads, 1))
-        out = np.empty((rows, self.config.hidden_size), dtype=self.dtype)
+        out = np.empty((count, self.config.hidden_size), dtype=self.dtype)
         outputs = {"states" if part == "before" else "normed": out}
         first = 0 if part == "before" else self.config.layers - len(cache) // 2
         for index, kv in enumerate(cache):
             name = f"{'values' if index % 2 else 'keys'}.{first + index // 2}"
             inputs[name] = kv
-            outputs[f"new_{name}"] = np.empty((kv.shape[0], rows, kv.shape[2]), dtype=self.dtype)
+            outputs[f"new_{name}"] = np.empty((kv.shape[0], count, kv.shape[2]), dtype=self.dtype)
         graph.run(inputs, outputs)
         self._check(out[:n], "layers")
         for kv, new in zip(cache, list(outputs.values())[1:], strict=True):

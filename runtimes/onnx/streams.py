@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.base import IntArray
-from edgespec.runtimes.exported.host import states_of
+from edgespec.runtimes.exported.host import PassRows, states_of
 from edgespec.runtimes.onnx.directory import Exported
-from edgespec.runtimes.onnx.model import STEP_ROWS, OnnxModel, Seen, padded
+from edgespec.runtimes.onnx.model import STEP_ROWS, OnnxModel, padded
 
 
 class OnnxStreams(OnnxModel):
@@ -38,57 +37,32 @@ class OnnxStreams(OnnxModel):
         bucket = self._graphs["layers"][-1][0]
         return bucket and min(bucket // (1 + self.streams), self.most_rows)
 
-    def run(
-        self,
-        tokens: Sequence[int],
-        positions: IntArray,
-        seen: Seen,
-        among: NDArray[np.bool_],
-        cache: Sequence[NDArray[Any]],
-        place: int,
-    ) -> NDArray[Any]:
+    def run(self, tokens: Sequence[int], rows: PassRows, cache: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """See `exported.draft.OpenModel`."""
-        hidden, kept = self._main(tokens, positions, seen, among, cache, place), len(tokens)
-        behind = cache[2 * self._before :]
-        return self._through("layers", hidden, positions, seen, among, behind, place, kept)
+        hidden = self._main(tokens, rows, cache)
+        return self._through("layers", hidden, rows, cache[2 * self._before :], len(tokens))
 
     def run_streams(
-        self,
-        tokens: Sequence[int],
-        positions: IntArray,
-        seen: Seen,
-        among: NDArray[np.bool_],
-        cache: Sequence[NDArray[Any]],
-        place: int,
+        self, tokens: Sequence[int], rows: PassRows, cache: Sequence[NDArray[Any]]
     ) -> NDArray[Any]:
         """See `exported.streams.StreamedModel`."""
-        hidden = self._main(tokens, positions, seen, among, cache, place)
+        hidden = self._main(tokens, rows, cache)
         n, gamma = len(tokens), self.streams
-        rows = np.concatenate([hidden, self._begun(hidden)])
-        beyond = (positions[:, None] + 1 + np.arange(gamma)).ravel()
-        sees = np.concatenate([seen[0], np.repeat(seen[0], gamma, axis=0)])
+        hidden = np.concatenate([hidden, self._begun(hidden)])
+        beyond = (rows.positions[:, None] + 1 + np.arange(gamma)).ravel()
+        sees = np.concatenate([rows.seen, np.repeat(rows.seen, gamma, axis=0)])
         own = np.kron(np.eye(n, dtype=np.bool_), np.tri(gamma, dtype=np.bool_))
-        wide = np.zeros((len(rows), len(rows)), dtype=np.bool_)
-        wide[:n, :n], wide[n:, :n], wide[n:, n:] = among, np.repeat(among, gamma, axis=0), own
-        places, behind = np.concatenate([positions, beyond]), cache[2 * self._before :]
-        return self._through("layers", rows, places, (sees, seen[1]), wide, behind, place, n)
+        among = np.zeros((len(hidden), len(hidden)), dtype=np.bool_)
+        among[:n, :n], among[n:, :n], among[n:, n:] = rows.among, np.repeat(rows.among, gamma, axis=0), own
+        wide = PassRows(np.concatenate([rows.positions, beyond]), sees, rows.keys, among)
+        return self._through("layers", hidden, wide, cache[2 * self._before :], n)
 
-    def _main(
-        self,
-        tokens: Sequence[int],
-        positions: IntArray,
-        seen: Seen,
-        among: NDArray[np.bool_],
-        cache: Sequence[NDArray[Any]],
-        place: int,
-    ) -> NDArray[Any]:
+    def _main(self, tokens: Sequence[int], rows: PassRows, cache: Sequence[NDArray[Any]]) -> NDArray[Any]:
         """States [n, d] of tokens, as streams begin."""
         states = states_of(self._embedding, tokens)
         if not self._before:
             return states
-        return self._through(
-            "before", states, positions, seen, among, cache[: 2 * self._before], place, len(tokens)
-        )
+        return self._through("before", states, rows, cache[: 2 * self._before], len(tokens))
 
     def _begun(self, states: NDArray[Any]) -> NDArray[Any]:
         """[n, d] -> [n gamma, d]"""
