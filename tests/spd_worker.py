@@ -54,6 +54,7 @@ def lead(target: str, workers: str) -> None:
     own = list(draft.module.meeting.own)
     np.savez(Path(target) / "said.npz", own=own, cached=draft.cache.nbytes, **said, **tree)
     print(opened.placement, opened.peak())
+    dist.destroy_process_group()
 
 
 def count() -> Path:

@@ -134,7 +134,7 @@ def _write(process: subprocess.Popen[bytes], order: Order) -> None:
 
 
 class LeadingDraft(StreamingDraft):
-    """See `runtimes.base.DraftRuntime`: what it does, its followers are told first."""
+    """See `runtimes.base.DraftRuntime`. Its followers are told all that it does."""
 
     def __init__(
         self,
