@@ -92,11 +92,20 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
+@pytest.fixture(scope="module")
+def started() -> Iterator[list[Beside]]:
+    found: list[Beside] = []
+    yield found
+    for opened in found:
+        opened.close()
+
+
 @pytest.fixture
-def worker() -> Iterator[Beside]:
-    opened = start()
-    yield opened
-    opened.close()
+def worker(started: list[Beside]) -> Beside:
+    """The one of the tests before, for other conversations; another where they have lost it."""
+    if not started or started[-1].gone:
+        started.append(start())
+    return started[-1]
 
 
 def drafter_of(opened: Beside, capacity: int = 400) -> BesideDrafter:

@@ -501,11 +501,11 @@ def check(told: Any) -> None:
 
 
 def test_memory_goes_back_before_the_call_returns(large: Path) -> None:
-    check(in_a_process(large, "none", {"random": 10, "tokens": 24}))
+    check(in_a_process(large, "none", {"random": 6, "tokens": 24}))
 
 
 def test_in_a_cgroup_that_follows(large: Path) -> None:
-    told = in_a_process(large, "ngram+substitute", {"random": 10, "tokens": 24}, memory=4 * 10**9)
+    told = in_a_process(large, "ngram+substitute", {"random": 6, "tokens": 24}, memory=4 * 10**9)
     check(told)
     assert told["drafters"] == ["ngram", "substitute"]
     assert not told["hits"]
