@@ -7,11 +7,9 @@ import ast
 import importlib
 import json
 import math
-import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,34 +22,28 @@ if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
 from benchmarks import (
     bills,
     budgets,
-    cgroup,
     common,
     engine_process,
     held_out,
     hits,
     laws,
-    measure,
-    page_cache,
     peers,
-    raw_rates,
     regret,
     tables,
     tau,
 )
-from benchmarks.drafters import SetAcceptance, Wrong
+from benchmarks.drafters import Wrong
 from benchmarks.held_out import repetition
 from benchmarks.models import checkpoint, make_model, repeat_layers, tokenizer
 from benchmarks.models.shapes import Shape, get_shape
-from benchmarks.set_acceptance import Costs, best_steps, expected_tokens
 from benchmarks.tables import Store
 from edgespec.apps.common import demo_model
 from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
-from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
-from edgespec.devices.disk import drop_pages, files_under
-from edgespec.drafters.base import Drafting, Root
+from edgespec.drafters.base import Root
 from edgespec.engine import Engine
 from tests.moa import write_moa
 from tests.test_imports import circles, imported_modules
@@ -136,97 +128,6 @@ def test_unknown_shape_names_the_known() -> None:
         get_shape("8b")
 
 
-def test_cgroup_v2_files(tmp_path: Path) -> None:
-    (tmp_path / "memory.swap.max").write_text("max")
-    (tmp_path / "memory.peak").write_text("123456\n")
-    (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 2\noom_group_kill 0\n")
-    group = cgroup.Cgroup(tmp_path, None, cgroup.V2)
-    group.limit_memory(5000)
-    assert (tmp_path / "memory.max").read_text() == "5000"
-    assert (tmp_path / "memory.swap.max").read_text() == "0"
-    assert (group.peak(), group.limit_hits(), group.oom_kills()) == (123456, 7, 2)
-    with pytest.raises(cgroup.CgroupUnavailable, match="throttled"):
-        group.limit_reads(tmp_path, 1000)
-
-
-def test_no_cgroup_says_why(tmp_path: Path) -> None:
-    with pytest.raises(cgroup.CgroupUnavailable, match="root or a delegated subtree"):
-        cgroup.make_child([tmp_path / "missing" / "a", tmp_path / "missing"], None, "x")
-
-
-@pytest.mark.parametrize(
-    ("hits", "peak", "met"),
-    [(0, 999_999_999, False), (3, 10, True), (None, 900_000_000, False), (None, 999_000_000, True)],
-)
-def test_meeting_the_limit(hits: int | None, peak: int, met: bool) -> None:
-    usage = measure.Usage(["x"], 10**9, peak=peak, limit_hits=hits)
-    assert usage.met_limit is met
-    assert measure.Usage(["x"], None, peak=peak, limit_hits=hits).met_limit is False
-
-
-def test_run_in_a_cgroup() -> None:
-    code = "import sys; sys.stdout.write('out'); x = bytearray(60_000_000); x[::4096] = b'1' * len(x[::4096])"
-    try:
-        free = measure.run([sys.executable, "-c", code])
-        tight = measure.run([sys.executable, "-c", code], memory=40_000_000)
-    except cgroup.CgroupUnavailable as error:
-        pytest.skip(str(error))
-    assert free.exit_code == 0
-    assert free.stdout == "out"
-    assert free.peak > 60_000_000
-    assert not free.met_limit
-    assert tight.oom_kills
-    assert tight.met_limit
-    assert "out of memory" in tight.failure()
-
-
-def test_throttled_reads(tmp_path: Path) -> None:
-    """Direct reads by this process, at the rate that is asked for; and what is remembered is not ours."""
-    file = tmp_path / "file"
-    file.write_bytes(bytes(2 * raw_rates.REQUEST))
-    asked = 80 * 10**6
-    try:
-        cgroup.require_throttle(file)
-        with cgroup.throttled(file, asked):
-            remembered = os.environ["EDGESPEC_CACHE"]
-            assert common.environment()["EDGESPEC_CACHE"] == remembered
-            rate = raw_rates.direct_rate([file], None, 32 * 2**20, 1)
-    except (cgroup.CgroupUnavailable, OSError) as error:
-        pytest.skip(str(error))
-    assert rate < 3 * asked  # the kernel lets the first tenth of a second through; the disk gives much more
-    assert os.environ.get("EDGESPEC_CACHE") != remembered
-    assert not Path(remembered).exists()
-
-
-def test_no_throttle_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @contextmanager
-    def without(memory: int | None = None) -> Iterator[cgroup.Cgroup]:
-        yield cgroup.Cgroup(tmp_path, None, cgroup.V1)
-
-    monkeypatch.setattr(cgroup, "fresh_cgroup", without)
-    with pytest.raises(cgroup.CgroupUnavailable, match="skipped: no blkio"):
-        cgroup.require_throttle(tmp_path)
-    monkeypatch.setattr(cgroup.Cgroup, "limit_reads", lambda *_: os.stat(tmp_path / "missing"))
-    with pytest.raises(cgroup.CgroupUnavailable, match="skipped: reads cannot be throttled"):
-        cgroup.require_throttle(tmp_path)
-
-
-def test_dropped_pages_are_read_again(tmp_path: Path) -> None:
-    """Also what was written just now; other files keep theirs."""
-    folder, other = tmp_path / "model" / "inside", tmp_path / "other"
-    folder.mkdir(parents=True)
-    for file in (folder / "weights", other):
-        file.write_bytes(bytes(10**6))
-    page_cache.drop_caches([other])
-    if page_cache.cached_bytes([other]):
-        pytest.skip("this filesystem is memory")
-    other.write_bytes(bytes(10**6))
-    assert page_cache.cached_bytes(files_under(tmp_path)) >= 2 * 10**6
-    drop_pages([tmp_path / "model"])
-    assert page_cache.cached_bytes(files_under(tmp_path / "model")) == 0
-    assert page_cache.cached_bytes([other]) >= 10**6
-
-
 def test_every_peer_has_a_command(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     args = argparse.Namespace(
         model=tiny,
@@ -283,83 +184,6 @@ def test_repeated_layer_names() -> None:
     assert repeat_layers.renamed("model.norm.weight", 8) == "model.norm.weight"
 
 
-class Steps:
-    """A drafter that counts the steps it is asked for."""
-
-    resident = True
-    passes = range(1, 17)
-
-    def __init__(self) -> None:
-        self.context = Context([])
-        self.taken = 0
-
-    def prefill(self, context: Context) -> None:
-        self.context = context
-
-    def start(self, roots: list[Root], budget: TreeBudget) -> Drafting:
-        self.nodes = 1
-        return self  # type: ignore[return-value]
-
-    def step(self) -> bool:
-        self.taken += 1
-        self.nodes += 1
-        return True
-
-    def tree(self, root: int = 0) -> TokenTree:
-        return TokenTree.chain([0] * self.nodes)
-
-    def commit(self, root: int, outcome: Outcome) -> None:
-        pass
-
-
-REPLY = [(7 * i) % 50 for i in range(4000)]
-
-
-def follow(drafter: SetAcceptance, steps: int) -> list[int]:
-    """Accepted tokens of each cycle of a target that says REPLY."""
-    accepted = []
-    drafter.prefill(Context([1, 2]))
-    at = 0
-    while at + steps + 1 < len(REPLY):
-        drafting = drafter.start([Root((REPLY[at],))], TreeBudget(64, steps, steps))
-        while drafting.step():
-            pass
-        tree = drafting.tree()
-        assert tree.parents.tolist() == list(range(-1, steps))  # a chain
-        right = 0
-        while right < steps and tree.tokens[right + 1] == REPLY[at + right + 1]:
-            right += 1
-        accepted.append(right)
-        drafter.commit(REPLY[at], Outcome(np.arange(right + 1), tuple(REPLY[at + 1 : at + right + 2]), steps))
-        at += right + 1
-    return accepted
-
-
-@pytest.mark.parametrize("p", [0.5, 0.9])
-def test_set_acceptance(p: float) -> None:
-    inner = Steps()
-    accepted = follow(SetAcceptance(inner, REPLY, p, 0, 50), steps=6)
-    assert inner.taken == 6 * len(accepted)  # at the real drafter's cost
-    assert inner.context.drawn  # and in its way of drafting chains
-    tokens = 1 + sum(accepted) / len(accepted)
-    spread = 4 * np.std(accepted) / len(accepted) ** 0.5
-    assert abs(tokens - expected_tokens(p, 6)) < spread
-    assert follow(SetAcceptance(Steps(), REPLY, p, 0, 50), steps=6) == accepted  # seeded
-    assert follow(SetAcceptance(Steps(), REPLY, p, 1, 50), steps=6) != accepted
-
-
-def test_set_acceptance_at_the_bounds() -> None:
-    assert set(follow(SetAcceptance(Steps(), REPLY, 0.0, 0, 50), steps=3)) == {0}
-    assert set(follow(SetAcceptance(Steps(), REPLY, 1.0, 0, 50), steps=3)) == {3}
-
-
-def test_set_acceptance_notices_another_text() -> None:
-    drafter = SetAcceptance(Steps(), REPLY, 0.9, 0, 50)
-    drafter.prefill(Context([1]))
-    with pytest.raises(ValueError, match="token 0 of the reply is 3; 0 was recorded"):
-        drafter.start([Root((3,))], TreeBudget(64, 4, 4))
-
-
 def test_wrong_trees_have_every_size() -> None:
     drafter = Wrong(1000, seed=0)
     for nodes in (1, 2, 64):
@@ -368,19 +192,6 @@ def test_wrong_trees_have_every_size() -> None:
         assert len(tree) == nodes
         assert int(tree.depths.max()) == min(1, nodes - 1)
     assert isinstance(tree, TokenTree)
-
-
-def test_speed_model() -> None:
-    assert expected_tokens(0.5, 2) == 1.75
-    cycles = [
-        {"steps": n, "nodes": n + 1, "draft": 0.1 + 0.2 * n, "verify": 3.0 + 0.01 * (n + 1)}
-        for n in (2, 4, 8)
-    ]
-    costs = Costs.fit([*cycles, {"steps": 0, "nodes": 1, "draft": 9.0, "verify": 9.0}])
-    assert costs.cycle(5) == pytest.approx(0.1 + 0.2 * 5 + 3.0 + 0.01 * 6)
-    assert best_steps(costs, 0.1) < best_steps(costs, 0.7) < best_steps(costs, 0.99) == 16
-    with pytest.raises(ValueError, match="two points"):
-        Costs.fit(cycles[:1])
 
 
 def test_measurements_survive(tmp_path: Path) -> None:

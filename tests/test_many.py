@@ -466,7 +466,7 @@ def test_other_commands_do_not_hear_of_batch(
 
 def test_a_killed_run_goes_on_where_it_was(model: Path, tmp_path: Path) -> None:
     """Every prompt is answered once, by what an unbroken run says."""
-    rows, out = [f"{word} {n}" for n, word in enumerate(ROWS * 3) if "{" not in word], tmp_path / "out"
+    rows, out = [f"{word} {n}" for n, word in enumerate(ROWS * 2) if "{" not in word], tmp_path / "out"
     (tmp_path / "prompts").write_text("\n".join(rows))
     flags = ["--memory", "4GB", "--context", "300", "--max-tokens", "50", "--ignore-eos"]
     flags += ["--batch", "2", "--resident-layers", "1", "-o", str(out)]
