@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import log2
 
 import numpy as np
@@ -118,25 +118,16 @@ class Curve:
             return self.shape(wanted)
         with self._lock:
             line = self._line = self._line or self._fit()
-            pace = self._pace
-        if wanted.ndim:
-            return pace * self._read(line, wanted)
-        one = float(wanted)  # the same few are asked for again and again
-        if one not in line.known:
-            line.known[one] = pace * self._read(line, wanted)
-        return line.known[one]
-
-    def _read(self, line: _Line, wanted: FloatArray) -> FloatArray:
-        """At the usual pace."""
         first, last = float(line.counts[0]), float(line.counts[-1])
-        found: FloatArray = np.interp(wanted, line.counts, line.seconds)
+        found = np.interp(wanted, line.counts, line.seconds)
         if (wanted < first).any():
             found = found - line.first_slope * np.minimum(np.maximum(first - wanted, 0.0), WIDTH * first)
         if (wanted > last).any():
             there = np.maximum(wanted, last)
             beyond = np.maximum(line.scale * (self.shape(there) - self.shape(np.asarray(last))), 0.0)
             found = found + np.minimum(beyond, line.slope * (there - last))
-        return found
+        seconds: FloatArray = self._pace * found
+        return seconds
 
     def _fit(self) -> _Line:
         points = [self._points[bucket] for bucket in sorted(self._points)]
@@ -266,7 +257,6 @@ class _Line:
     first_slope: float  # between the first two points: a bucket's lower counts cost less than its mean one
     slope: float  # of what was measured, without the first point
     scale: float  # of the shape behind the last point
-    known: dict[float, FloatArray] = field(default_factory=dict)  # seconds, at this pace, of single counts
 
 
 class _Point:
