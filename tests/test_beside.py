@@ -150,14 +150,22 @@ def test_the_text_is_plain_decodings(
 ) -> None:
     for controller in (Fixed(BUDGET), Adaptive()):
         members: list[Drafter] = [NGram()] if "ngram" in names else []
-        schedule = kind(Combined([*members, drafter_of(worker)]), controller, 64)
+        drafter = drafter_of(worker)
+        schedule = kind(Combined([*members, drafter]), controller, 64)
+
+        def verify(cycle: int, waits: bool = kind is Ssd and isinstance(controller, Fixed)) -> None:
+            if waits and cycle < 12:  # however busy the machine is
+                wait_for(lambda: worker.worker.nodes[drafter.seat] > 40)  # noqa: B023
+            else:
+                time.sleep(0.003)
+
         for _ in range(3):
-            said, cycles = reply(schedule, options, verify=lambda cycle: time.sleep(0.003))
+            said, cycles = reply(schedule, options, verify=verify)
             assert said == plain(options)
         if isinstance(controller, Fixed):
             assert sum(cycle.outcome.accepted for cycle in cycles) > 15
             if kind is Ssd:
-                hits = [c.overlap.hit for c in cycles if c.overlap is not None]
+                hits = [c.overlap.hit for c in cycles[:12] if c.overlap is not None]
                 assert hits.count(True) > len(hits) // 2
                 assert sum(c.overlap.nodes for c in cycles if c.overlap) > 50
                 assert not any(c.overlap.steps for c in cycles if c.overlap), "none of this process"
