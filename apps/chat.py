@@ -26,7 +26,8 @@ from edgespec.apps.prompts import read_text
 from edgespec.apps.reader import Interrupted, PipeReader, Reader, TerminalReader, history_file
 from edgespec.apps.talk import Talk
 from edgespec.apps.terminal import Terminal
-from edgespec.apps.yielding import Yielding
+from edgespec.apps.yielding import HELP as YIELD_HELP
+from edgespec.apps.yielding import giving_way
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import ContextError, EdgeSpecError, OptionError
 from edgespec.split.keys import read_keys
@@ -70,9 +71,7 @@ class ChatFlags(Options):
         ),
     ] = None  # fmt: skip
     api_key_file: Annotated[Path | None, Option("The server's key, in a file.", metavar="FILE")] = None
-    yield_: Annotated[
-        bool, Option("Lower --memory while the machine, or the container, is short of memory (Linux).")
-    ] = False
+    yield_: Annotated[bool, Option(YIELD_HELP)] = False
 
 
 @options.takes()
@@ -113,9 +112,7 @@ def chat(
             opened = stack.enter_context(open_engine(source, engine, terminal))
             talk = Talk(opened, source, terminal, generation, wanted.stats, wanted.verbose, remembers)
             if wanted.yield_:
-                talk.yielding = Yielding(opened)
-                if not talk.yielding.able:
-                    terminal.note("--yield does nothing: this system does not tell how short of memory it is")
+                stack.enter_context(giving_way(opened, talk.given.append))
             if system:
                 _check_system(system, wanted.system_file, opened)
         if wanted.show_drafts and not terminal.show_drafts():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,6 +22,8 @@ from edgespec.apps.reply import follow
 from edgespec.apps.stats import stats_line, stats_object
 from edgespec.apps.terminal import Terminal
 from edgespec.apps.timeline import TRACE_HELP, Timeline, new_session, timeline
+from edgespec.apps.yielding import HELP as YIELD_HELP
+from edgespec.apps.yielding import giving_way
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.errors import EdgeSpecError, OptionError
 from edgespec.response import Response, Stats
@@ -65,6 +67,7 @@ class GenerateFlags(Options):
         ),
     ] = None  # fmt: skip
     api_key_file: Annotated[Path | None, Option("The server's key, in a file.", metavar="FILE")] = None
+    yield_: Annotated[bool, Option(YIELD_HELP)] = False
     private: Annotated[
         bool,
         Option(
@@ -108,16 +111,18 @@ def generate(
             Terminal() as terminal,
             output_file(wanted.output) as output,
             open_engine(model, engine, terminal) as opened,
+            giving_way(opened, terminal.note) if wanted.yield_ else nullcontext(),
         ):
             SharedRun(opened, generation, terminal, output, total, wanted.stats).all(queue)
         return
-    queue = _prompts(wanted.prompt, wanted.keep_going)
+    queue, given = _prompts(wanted.prompt, wanted.keep_going), list[str]()
     with (
         timeline(wanted.trace) as traced,
         Terminal() as terminal,
         open_engine(model, engine, terminal) as opened,
+        giving_way(opened, given.append) if wanted.yield_ else nullcontext(),
     ):
-        _LocalRun(opened, generation, terminal, wanted, traced).all(queue)
+        _LocalRun(opened, generation, terminal, wanted, traced, given).all(queue)
 
 
 def _from_server(
@@ -146,6 +151,8 @@ def _from_server(
 
 def _check(wanted: GenerateFlags, engine: EngineOptions) -> None:
     """Raises OptionError for flags that do not go together."""
+    if wanted.yield_ and wanted.server is not None:
+        raise OptionError("--yield does not go with --server, whose memory is its own")
     if wanted.output is None and engine.batch != 1:
         raise OptionError(
             "replies of a batch end in any order; say where they go: --output FILE, one JSON object a line"
@@ -264,10 +271,12 @@ class _LocalRun(PromptRun):
         terminal: Terminal,
         wanted: GenerateFlags,
         traced: Timeline | None,
+        given: list[str],
     ) -> None:
+        """given: what is to be said of memory when a reply has ended; another thread adds to it."""
         from edgespec.tuning.watch import Watch  # numpy: not for --help
 
-        self.watch = Watch(engine)
+        self.watch, self.given = Watch(engine), given
         super().__init__(engine, new_session(engine, traced, watch=self.watch), options, terminal, wanted)
         terminal.count_reads(lambda: engine.bytes_read)
         self.plan = engine.plan.to_dict()
@@ -275,4 +284,5 @@ class _LocalRun(PromptRun):
     def learn(self, stats: Stats) -> list[str]:
         self.watch.reply(stats)
         self.expected_speed = self.watch.expected_speed
-        return self.watch.warnings()
+        said = [self.given.pop(0) for _ in range(len(self.given))]
+        return [*self.watch.warnings(), *said]

@@ -21,10 +21,8 @@ def follow(
     cancel: Callable[[], None],
     terminal: Terminal,
     show: bool = True,
-    between: Callable[[], object] = lambda: None,
 ) -> Response:
-    """The whole reply, written as it comes if `show`. Ctrl-C calls `cancel` and so ends it. `between` is
-    called behind each step."""
+    """The whole reply, written as it comes if `show`. Ctrl-C calls `cancel` and so ends it."""
     reply = Response("", finish_reason="cancelled")
     with closing(steps), stop_on_interrupt(cancel):
         try:
@@ -34,7 +32,6 @@ def follow(
                 reply.add(step)
                 if show and step.withdrawn is not None:
                     terminal.take_back(reply.text)
-                between()
         except KeyboardInterrupt:
             reply.finish_reason = "cancelled"
     return reply

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,8 @@ from edgespec.apps import options
 from edgespec.apps.common import check_source, demo_model, demo_options, describe_plan, load_engine, say_whose
 from edgespec.apps.interrupts import held
 from edgespec.apps.terminal import Terminal
+from edgespec.apps.yielding import HELP as YIELD_HELP
+from edgespec.apps.yielding import giving_way
 from edgespec.config import MOST_BATCH, EngineOptions, GenerationOptions
 from edgespec.errors import ClosedError, EdgeSpecError, MissingExtraError, OptionError
 from edgespec.split.keys import read_keys
@@ -54,6 +57,7 @@ class ServeFlags(Options):
         Path | None,
         Option("The certificate's private key (PEM).", metavar="FILE", default="in --ssl-certfile"),
     ] = None
+    yield_: Annotated[bool, Option(YIELD_HELP)] = False
     max_sessions: Annotated[
         int,  # 0 = auto
         Option(
@@ -80,6 +84,8 @@ def serve(
     targets elsewhere."""
     source = model or str(demo_model())
     drafts = wanted.as_ == "drafter"
+    if drafts and wanted.yield_:
+        raise OptionError("--yield does not go with --as drafter, whose weights stay in memory; leave it out")
     if model is None and not drafts:
         adapters, engine = engine.adapters, demo_options(engine)
         if wanted.max_sessions != 1:  # the demo's adapters draft for one reply at a time
@@ -102,13 +108,19 @@ def serve(
     keys = [] if wanted.api_key_file is None else read_keys(wanted.api_key_file)
     tls = tls_context(wanted.ssl_certfile, wanted.ssl_keyfile)
     name = Path(source).resolve().name if Path(source).exists() else source
-    with Terminal() as terminal, listening(wanted.host, wanted.port, bool(keys), tls) as (socket, url):
+    with (
+        Terminal() as terminal,
+        listening(wanted.host, wanted.port, bool(keys), tls) as (socket, url),
+        ExitStack() as stack,
+    ):
         locked = ", with a key" if keys else ""
 
         def ready(engine: Engine) -> None:
             terminal.note(describe_plan(name, engine.plan, engine.drafters))
             most = engine.plan.sequences
             terminal.note(f"serving at {url}/v1{locked}, {count_of(most, 'request')} at once; Ctrl-C ends it")
+            if wanted.yield_:
+                stack.enter_context(giving_way(engine, terminal.note))
 
         def ready_to_draft(host: DraftHost) -> None:
             terminal.note(
@@ -129,6 +141,7 @@ def serve(
         try:
             server.run([socket])
         finally:
+            stack.close()
             service.close()
         broken = service.error
         if broken is not None and not isinstance(broken, EdgeSpecError):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from edgespec.apps.terminal import Terminal
-    from edgespec.apps.yielding import Yielding
     from edgespec.engine import Engine
     from edgespec.offload.plan.plan import Plan
     from edgespec.text.conversation import Message
@@ -38,7 +37,7 @@ class Talk:
         interrupted: whether the last reply was stopped with Ctrl-C.
         leaving: set by /exit.
         files: that this chat was saved in or loaded from.
-        yielding: gives memory back in the middle of replies; None = nobody does.
+        given: what is to be said of memory when a reply has ended; other threads add to it.
     """
 
     def __init__(
@@ -68,8 +67,7 @@ class Talk:
         self.interrupted = False
         self.leaving = False
         self.files: set[Path] = set()
-        self.yielding: Yielding | None = None
-        self._given: list[str] = []  # what is to be said of memory, when the reply has ended
+        self.given: list[str] = []
         self._said_undrafted = False  # once a chat; /stats always has it
 
     def describe(self) -> str:
@@ -140,7 +138,7 @@ class Talk:
             steps = begin()
             assert self.chat.last is not None
             self.terminal.busy(f"prompt {count_of(self.chat.last.stats.prompt_tokens, 'token')}")
-            reply = follow(steps, self.chat.cancel, self.terminal, between=self._give_way)
+            reply = follow(steps, self.chat.cancel, self.terminal)
         except BaseException:
             broken = self.chat.last if self.chat.last is not earlier else None
             if broken is not None and broken.tokens:
@@ -150,8 +148,8 @@ class Talk:
             raise
         if reply.tokens:
             self.terminal.end_reply()
-        while self._given:
-            self.terminal.note(self._given.pop(0))
+        while self.given:
+            self.terminal.note(self.given.pop(0))
         self.interrupted = reply.finish_reason == "cancelled"
         if self.interrupted:
             self.terminal.note(f"[stopped; {_kept(reply, again)}]")
@@ -164,10 +162,6 @@ class Talk:
             for warning in warnings:
                 self.terminal.note(warning)
             self._remember()
-
-    def _give_way(self) -> None:
-        if self.yielding is not None and (said := self.yielding.look()) is not None:
-            self._given.append(said)
 
     def _report(self, stats: Stats) -> None:
         if self.show_stats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import time
@@ -58,7 +59,9 @@ def remember_matmuls(found: Matmuls, kernels: str) -> None:
 
 
 def _key() -> str:
-    return f"matmuls {MULTIPLIED} {cpu_count()}"
+    """Threads that the user sets beforehand multiply at another rate than all processors do."""
+    threads = os.environ.get("OMP_NUM_THREADS", "")[:8]
+    return " ".join(filter(None, (f"matmuls {MULTIPLIED} {cpu_count()}", threads)))
 
 
 def _sound(row: Any) -> bool:

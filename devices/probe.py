@@ -124,7 +124,7 @@ def cpu_count() -> int:
 def cpu_name() -> str:
     """The processor as its maker calls it."""
     if sys.platform == "darwin":
-        return _sysctl("machdep.cpu.brand_string").strip() or platform.machine()
+        return sysctl("machdep.cpu.brand_string").strip() or platform.machine()
     found = re.search(r"^model name\s*:\s*(.+)$", _text(Path("/proc/cpuinfo")), re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()
 
@@ -136,7 +136,7 @@ def cpu_features() -> frozenset[str]:
     Empty where the system does not say (Windows).
     """
     if sys.platform == "darwin":
-        return parse_features(_sysctl("hw.optional"))
+        return parse_features(sysctl("hw.optional"))
     return parse_features(_text(Path("/proc/cpuinfo")))
 
 
@@ -205,7 +205,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _sysctl(name: str) -> str:
+def sysctl(name: str) -> str:
     command = ["/usr/sbin/sysctl", name] if name == "hw.optional" else ["/usr/sbin/sysctl", "-n", name]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=False).stdout

@@ -90,7 +90,7 @@ def read_table(path: Path, fresh: bool = False) -> tuple[ReadRate, ...] | None:
     """The rate of the disk that holds `path` for each of the `GRID` (settings, in its order): remembered, or
     measured with that file, when `read_rate` is set anew, too.
 
-    Measuring takes two seconds, moves at most 1.6 GB and needs 64 MiB of memory. None means unknown, as for
+    Measuring takes two seconds, moves at most 2 GB and needs 64 MiB of memory. None means unknown, as for
     `read_rate`.
     """
     try:
@@ -101,8 +101,15 @@ def read_table(path: Path, fresh: bool = False) -> tuple[ReadRate, ...] | None:
     if known is not None or (found := _try_settings(path, GRID)) is None:
         return known
     _store(key, {"gbps": [rate.gbps for rate in found], "when": time()})
-    _store(_disk_key("read", path), _record(_best(found)))
+    _store(_disk_key("read", path), _record(_quickest(path, found)))
     return found
+
+
+def _quickest(path: Path, found: Sequence[ReadRate]) -> ReadRate:
+    """The best, as it is when it is tried again beside the default: one trial each flatters the luckiest."""
+    finalist = max(found, key=lambda rate: rate.gbps).settings
+    again = _try_settings(path, tuple(dict.fromkeys((CANDIDATES[0], finalist))), ROUNDS)
+    return _best(again or found)
 
 
 def is_fresh(when: float) -> bool:

@@ -586,6 +586,7 @@ def test_what_can_be_refused_before_loading_is(refused: Callable[..., str], tmp_
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert f"port {port} of 127.0.0.1 is in use; name another with --port" in refused("--port", port)
+    assert "--yield does not go with --as drafter" in refused("--as", "drafter", "--yield")
     for host in ("0.0.0.0", "::"):
         assert "nobody is asked for a key; give --api-key-file" in refused("--host", host)
     (tmp_path / "keys").write_text("k\n")

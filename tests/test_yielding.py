@@ -1,16 +1,18 @@
-"""What the system says of its memory, and a chat that gives way to it."""
+"""What the system says of its memory, and who gives way to it."""
 
 from __future__ import annotations
 
+import queue
+import time
 from pathlib import Path
 
 import pytest
 
 from edgespec.apps import yielding
-from edgespec.apps.yielding import AGAIN, PART, Yielding
+from edgespec.apps.yielding import AGAIN, PART, Yielding, giving_way
 from edgespec.devices import pressure
 from edgespec.devices.pressure import Pressure, memory_pressure
-from edgespec.errors import BudgetError, StorageError
+from edgespec.errors import BudgetError, ClosedError, StorageError
 from tests.fake_engine import FakeEngine
 
 GB = 10**9
@@ -77,8 +79,6 @@ def test_the_dial_goes_down_under_pressure_and_never_up(machine: Machine) -> Non
     way = Yielding(engine, lambda: machine.now)  # type: ignore[arg-type]
     assert way.look() is None
     machine.told = Pressure(50.0, None)
-    assert way.look() is None, "not so soon again"
-    machine.now += 1
     said = way.look()
     assert said is not None
     assert "50% of the time" in said
@@ -129,6 +129,68 @@ def test_all_is_needed_or_nothing_can_be_given(machine: Machine, monkeypatch: py
         assert words in said
         machine.now += 100
         assert way.look() is None, "said once"
+
+
+def test_who_counts_nobody_that_waits_tells_what_is_left(proc: Path) -> None:
+    """Android keeps apps from /proc/pressure."""
+    for left, short in [(600_000, True), (1_000_000, False)]:
+        write(proc / "meminfo", f"MemTotal:       16000000 kB\nMemAvailable:   {left} kB\n")
+        assert memory_pressure(proc) == Pressure(None, None, short)
+    for damaged in (
+        "MemTotal: 16 kB\n",
+        "MemTotal: 0 kB\nMemAvailable: 0 kB\n",
+        "MemTotal: 16\nMemAvailable: 1\n",
+    ):
+        write(proc / "meminfo", damaged)
+        assert memory_pressure(proc) is None
+    write(proc / "meminfo", "MemTotal: 16000000 kB\nMemAvailable: 1 kB\n")
+    write(proc / "pressure/memory", PSI.format("0.50"))
+    assert memory_pressure(proc) == Pressure(0.5, None), "who counts knows better"
+
+
+def test_macos_has_levels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pressure.sys, "platform", "darwin")
+    for level, told in [("1\n", False), ("2\n", True), ("4\n", True)]:
+        monkeypatch.setattr(pressure, "sysctl", {"kern.memorystatus_vm_pressure_level": level}.__getitem__)
+        assert memory_pressure() == Pressure(None, None, told)
+    monkeypatch.setattr(pressure, "sysctl", lambda name: "")
+    assert memory_pressure() is None
+
+
+def test_a_system_that_is_short_of_memory(machine: Machine) -> None:
+    engine = FakeEngine()
+    way = Yielding(engine, lambda: machine.now)  # type: ignore[arg-type]
+    machine.told = Pressure(None, None, short=True)
+    said = way.look()
+    assert said is not None
+    assert "the system is short of memory" in said
+    assert engine.plan.dial == PART * 8 * GB
+    assert way.look() is None, "what was given back has to show first"
+
+
+def test_it_looks_now_and_beside_whatever_runs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yielding, "LOOK", 0.001)
+    engine, said = FakeEngine(), queue.Queue[str]()
+    machine.told = Pressure(0.0, 6 * GB)
+    with giving_way(engine, said.put):  # type: ignore[arg-type]
+        assert "6 GB" in said.get_nowait(), "before anything runs"
+        machine.told = Pressure(0.0, 3 * GB)
+        assert "3 GB" in said.get(timeout=60)
+        assert engine.plan.dial == 3 * GB
+    machine.told = Pressure(0.0, 2 * GB)
+    time.sleep(0.05)
+    assert engine.plan.dial == 3 * GB, "no longer"
+
+
+def test_a_closed_engine_is_left_alone(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+
+    def closed(memory: object) -> None:
+        raise ClosedError("the engine was closed")
+
+    monkeypatch.setattr(engine, "set_memory", closed)
+    machine.told = Pressure(90.0, None)
+    assert Yielding(engine, lambda: machine.now).look() is None  # type: ignore[arg-type]
 
 
 def test_the_module_only_reads() -> None:

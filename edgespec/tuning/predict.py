@@ -67,7 +67,7 @@ class Doubt:
 
 
 MEASURED = Doubt(flash=0.15, compute=0.15)  # a shared virtual disk's own, within an hour
-UNMEASURED = Doubt(flash=0.15, compute=0.3)  # memory's rate alone is known
+UNMEASURED = Doubt(flash=0.15, compute=0.7)  # memory's rate alone is known: matmuls take 1 to 4 times as long
 PRESET = Doubt(flash=0.25, compute=0.3)  # data sheets
 
 

@@ -37,7 +37,7 @@ def _bound(setting: Setting) -> list[str]:
     )
     if setting.bound == "flash":
         return [f"flash-bound: {said}; every pinned byte saves time, and more rows a pass cost none"]
-    return [f"compute-bound: {said}; a larger dial would hardly help"]
+    return [f"compute-bound: {said}"]
 
 
 def _drafting(setting: Setting, plain: Setting, best: Setting) -> list[str]:
