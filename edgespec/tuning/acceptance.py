@@ -42,9 +42,10 @@ class Prior:
 
 # spread, where it is not the law's: 68 % of outcomes were hit by 16 passes of a draft model, a quarter to a
 # third by 4 of a copy, which are of few rows (benchmarks/README.md).
-# N-grams: 1.4 tokens a cycle where 9 % of 4-grams repeat (benchmarks/README.md), more where text is copied.
+# N-grams: 1.4 tokens a cycle where 9 % of 4-grams repeat, 1.0 to 1.2 in new stories (benchmarks/README.md),
+# more where text is copied.
 PRIORS = {
-    "ngram": Prior(0.05, 0.28, 0.55, "what benchmarks measured of short answers", branches=False),
+    "ngram": Prior(0.02, 0.2, 0.5, "what benchmarks measured of stories and answers", branches=False),
     "model": Prior(0.5, HOPE, 0.9, "what the controller hopes; SubSpec has more", width=8, spread=0.4),
     "substitute": Prior(0.8, 0.9, 0.96, "QuantSpec: 4-bit copies agree in about 90 %", width=1, spread=0.2),
     "cascade": Prior(0.45, 0.62, 0.75, "CATS on Vicuna-7B"),
