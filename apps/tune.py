@@ -184,8 +184,8 @@ def _show_chosen(found: Tuning, engine: EngineOptions, terminal: Terminal) -> No
 
 
 def _show(found: Tuning, engine: EngineOptions, terminal: Terminal) -> None:
-    width = min(120, shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100)
-    terminal.result(_described(found, engine, width))
+    columns = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else None
+    terminal.result(_described(found, engine, columns))
     _tell_notes(found, terminal)
 
 
@@ -201,12 +201,14 @@ def _tell_files(model: str, wanted: TuneFlags, terminal: Terminal) -> None:
         terminal.note(f"written to {path}")
 
 
-def _described(found: Tuning, engine: EngineOptions, width: int) -> str:
+def _described(found: Tuning, engine: EngineOptions, columns: int | None) -> str:
+    """columns: of the terminal; None = of a file, which has room for all of the table."""
+    width = min(120, columns or 100)
     lines = [
         f"{found.model}: {model_line(found)}",
         machine_line(found),
         "",
-        *_table(found.rows, width),
+        *_table(found.rows, width if columns else sys.maxsize),
         "",
     ]
     best = found.recommended

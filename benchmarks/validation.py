@@ -59,6 +59,7 @@ WAYS |= {
     "copy ssd": ("substitute", "ssd"),
     "copy mirror": ("substitute", "mirror"),
     "model": ("model", "serial"),
+    "cascade": ("cascade", "serial"),
 }
 
 
@@ -82,6 +83,8 @@ class Case:
         options: Row = {"memory": self.megabytes * 10**6, "drafter": drafter, "schedule": schedule}
         if drafter == "model":
             return options | {"draft_model": str(models_dir() / "0.5b-inflated")}
+        if drafter == "cascade":
+            return options | {"adapters": str(models_dir() / "7b-adapters")}
         if drafter == "substitute":
             options["draft_model"] = str(low_bit(models_dir() / self.model)["draft_model"])
         return options
@@ -92,7 +95,8 @@ SLOW = [Case(*one) for one in SMALL.items()]  # on every disk, also a throttled 
 SLOW += [Case("0.5b-inflated", 1000, way, *DRAFTED) for way in ("ngram", "copy ssd")]
 FAST = [*SLOW, Case("1b-bf16", 1200), *(Case(name, 4000) for name in SMALL)]
 FAST += [Case("0.5b-inflated", 1000, way, *DRAFTED) for way in ("copy", "copy mirror")]
-FAST += [Case("7b-inflated", 8000, replies=2), Case("7b-inflated", 8000, "model", 3, 60.0)]
+FAST += [Case("7b-inflated", 8000, replies=2)]
+FAST += [Case("7b-inflated", 8000, way, 5, 60.0) for way in ("model", "cascade")]
 FAST += [Case("7b-inflated-int4", 2500, replies=2), Case("7b-inflated-int4", 6000, replies=2)]
 HELD = {**{name: (dial, 4000) for name, dial in SMALL.items()}, "7b-inflated-int4": (2500, 6000)}
 CONTEXTS = 512, 2048

@@ -12,7 +12,7 @@ from edgespec.apps.stats import memory_line
 from edgespec.control.handover import without_drafter
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.chunks import PAGE, Chunk, ChunkTable, Piece, TensorSource
-from edgespec.offload.plan.costs import Rates
+from edgespec.offload.plan.costs import LAYER_SECONDS, Rates
 from edgespec.offload.plan.device import DeviceMemory, make_device_plan
 from edgespec.offload.plan.fill import cycle_seconds, make_plan
 from edgespec.offload.plan.needs import Extras, Needs, Request, StandIn
@@ -176,7 +176,7 @@ def test_prediction_is_the_slower_of_reading_and_computing() -> None:
     made = plan(200 * MB)
     assert made.predicted_cycle_seconds == pytest.approx(made.bytes_per_pass / 2e9)
     resident = plan(10**9)
-    assert resident.predicted_cycle_seconds == pytest.approx(resident.table.nbytes / 10e9 + 8 * 0.25e-3)
+    assert resident.predicted_cycle_seconds == pytest.approx(resident.table.nbytes / 10e9 + 8 * LAYER_SECONDS)
     unknown = make_plan(table(), needs(), Rates(None, 10.0), Request(200 * MB))
     assert unknown.predicted_tokens_per_second is None
 

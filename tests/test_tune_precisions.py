@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from edgespec.config import EngineOptions
+from edgespec.errors import BudgetError
 from edgespec.models.packing import pack_model
+from edgespec.runtimes.formats.needs import DRIFT
 from edgespec.tuning import search as searching
 from edgespec.tuning.predict import Setting
 from edgespec.tuning.runs import keep_run
@@ -92,5 +94,29 @@ def test_of_usual_dials_those_are_left_out_that_gain_least(monkeypatch: pytest.M
 
     monkeypatch.setattr(searching, "choose_dial", lambda options, machine: 40 * GB)
     search: Any = SimpleNamespace(options=EngineOptions(), machine=MACHINE, row=row)
+    search._least_that_holds_all = lambda below, row: row
     shown = [row.dial // GB for row in SettingSearch.usual_rows(search)]
     assert shown == [1, 2, 3, 8, 24, 32]
+
+
+@pytest.mark.parametrize("free", [16 * GB, 15_987_654_321])
+@pytest.mark.parametrize("needed", [12 * GB + 1, 13.35 * GB, 13.38 * GB, 13.4 * GB, 15.98 * GB])
+def test_the_least_dial_that_holds_the_whole_model(needed: float, free: int) -> None:
+    def row(dial: int, lossy: bool = True) -> Any:
+        setting = SimpleNamespace(streams=dial < needed)
+        return SimpleNamespace(dial=dial, plain=setting, best=setting)
+
+    search: Any = SimpleNamespace(row=row, at=row)
+    found = SettingSearch._least_that_holds_all(search, 12 * GB, row(free))
+    assert found.dial == free or (found.dial % searching.STEP == 0 and found.dial - DRIFT >= needed)
+    assert found.dial <= free
+    assert found.dial - searching.STEP < needed + DRIFT
+
+
+def test_of_usual_dials_the_last_holds_the_whole_model_and_no_more(checkpoint: Path) -> None:
+    (row,) = tune_model(str(checkpoint)).rows
+    assert row.dial < GB
+    assert row.plain is not None
+    assert not row.plain.streams
+    with pytest.raises(BudgetError):  # it streams nothing, or does not run
+        tune_model(str(checkpoint), memory=[row.dial - searching.STEP - DRIFT])

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from edgespec.config import EngineOptions
 from edgespec.errors import CorruptFileError, ModelError, OptionError
+from edgespec.models import headers
 from edgespec.models.packing import pack_model
 from edgespec.offload.chunk_store import open_store
 from edgespec.runtimes.formats.describe import describe_model
@@ -143,6 +145,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     monkeypatch.setattr(huggingface_hub, "HfFileSystem", Files)
+    monkeypatch.setattr(headers, "_check_ranges", lambda *asked: None)
     Remote.read_bytes = 0
     return root
 
@@ -173,8 +176,6 @@ def test_a_model_on_the_hub_is_known_by_its_headers(checkpoint: Path, hub: Path)
 def test_a_gguf_on_the_hub_is_known_by_its_header(
     checkpoint: Path, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edgespec.models import headers
-
     monkeypatch.setattr(headers, "BLOCK", 1000)  # so that the header comes in parts
     hub.mkdir()
     scaled = make_checkpoint(tmp_path / "scaled", "llama3", dtype="bfloat16")
@@ -199,37 +200,49 @@ def test_headers_on_the_hub_that_lie(hub: Path, header: int) -> None:
     assert Remote.read_bytes < 2 * 10**6
 
 
-def test_the_hub_s_own_library_asks_for_ranges(checkpoint: Path, tmp_path: Path) -> None:
-    """Against a hub on 127.0.0.1, in a process of its own: the library reads its environment at import."""
+@pytest.fixture
+def served(checkpoint: Path, tmp_path: Path) -> Iterator[FakeHub]:
+    """A hub on 127.0.0.1 that has org/m and org/g/m.gguf, as in `tmp_path`."""
     enlarge = make_checkpoint(tmp_path / "m", dtype="bfloat16", hidden_size=512, vocab_size=4000)
     write_gguf(enlarge, tmp_path / "m.gguf", "Q8_0")
     REPOS["org/m"] = {path.name: path.read_bytes() for path in enlarge.iterdir()}
     REPOS["org/g"] = {"m.gguf": (tmp_path / "m.gguf").read_bytes()}
     hub = FakeHub()
     threading.Thread(target=hub.serve_forever, daemon=True).start()
+    yield hub
+    hub.shutdown()
+    hub.server_close()
+    del REPOS["org/m"], REPOS["org/g"]
+
+
+def asked_of(hub: FakeHub, home: Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: the library reads its environment at import."""
     script = (
         "from edgespec.tuning.subject import open_subject\n"
         "for name in ('org/m', 'org/g/m.gguf'):\n"
         "    with open_subject(name) as subject:\n"
         "        print(subject.files.table.nbytes, subject.here)\n"
     )
-    environment = os.environ | {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_HUB_OFFLINE": "0",
-    }
-    try:
-        run = [sys.executable, "-c", script]
-        done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
-    finally:
-        hub.shutdown()
-        hub.server_close()
-        del REPOS["org/m"], REPOS["org/g"]
-    sizes = [describe_model(path).table.nbytes for path in (enlarge, tmp_path / "m.gguf")]
-    assert done.stdout.split() == [str(sizes[0]), "False", str(sizes[1]), "False"]
-    ends = [int(asked.rpartition("-")[2]) for asked in hub.ranges]
-    assert len(ends) == len(hub.fetched), "everything by ranges"
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
+    run = [sys.executable, "-c", script]
+    return subprocess.run(run, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_hub_s_own_library_asks_for_ranges(served: FakeHub, tmp_path: Path) -> None:
+    done = asked_of(served, tmp_path / "hf")
+    sizes = [describe_model(path).table.nbytes for path in (tmp_path / "m", tmp_path / "m.gguf")]
+    assert done.stdout.split() == [str(sizes[0]), "False", str(sizes[1]), "False"], done.stderr
+    ends = [int(asked.rpartition("-")[2]) for asked in served.ranges]
+    assert len(ends) == len(served.fetched), "everything by ranges"
     assert max(ends) < sizes[0] / 2
+
+
+def test_a_mirror_without_ranges_is_not_read_whole(served: FakeHub, tmp_path: Path) -> None:
+    served.whole = True
+    done = asked_of(served, tmp_path / "hf")
+    assert done.returncode == 1
+    assert "gives whole files only" in done.stderr
+    assert served.fetched == ["model.safetensors"], "asked for once, and not read"
 
 
 def test_sizes_that_lie_are_refused(hub: Path) -> None:

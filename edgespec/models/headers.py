@@ -6,6 +6,7 @@ code reads and judges them. Needs no torch.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from edgespec.values import format_bytes
 SMALL = {"config.json", "generation_config.json", INDEX}  # fetched whole
 SMALL_LIMIT = 64 * 2**20  # bytes
 BLOCK = 2**20  # bytes that a header is fetched in
+PARTIAL = 206  # HTTP's status of a range
 LONGEST = 2**46  # bytes; no file of weights is longer
 FREQUENCIES = "rope_freqs.weight"  # small, and part of a GGUF's configuration
 
@@ -26,8 +28,8 @@ FREQUENCIES = "rope_freqs.weight"  # small, and part of a GGUF's configuration
 def fetch_headers(model: HubModel, folder: Path, offline: bool = False) -> Path:
     """Headers and configuration of a model on the hub, in `folder`; the path to describe.
 
-    Raises ModelError when there is no such model, or it cannot be reached (or may not: `offline`), and
-    CorruptFileError for headers that are longer than they may be.
+    Raises ModelError when there is no such model, it cannot be reached (or may not: `offline`) or only whole
+    files can be had, and CorruptFileError for headers that are longer than they may be.
     """
     from huggingface_hub import HfApi, HfFileSystem, constants
 
@@ -36,12 +38,35 @@ def fetch_headers(model: HubModel, folder: Path, offline: bool = False) -> Path:
     with explained(model):
         info = HfApi().model_info(model.repo, revision=model.revision, files_metadata=True, timeout=10)
         sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
-        files = HfFileSystem()
-        for name in wanted_files(model, sizes, info.sha):
+        files, wanted = HfFileSystem(), wanted_files(model, sizes, info.sha)
+        _check_ranges(model, info.sha, max(wanted, key=lambda name: sizes[name]))
+        for name in wanted:
             if name.endswith((".safetensors", ".gguf")) or name in SMALL:
                 with files.open(f"{model.repo}@{info.sha}/{name}", "rb", block_size=BLOCK) as remote:
                     _fetch(remote, sizes[name], folder / name)
         return folder / model.file if model.file else folder
+
+
+def _check_ranges(model: HubModel, commit: str | None, name: str) -> None:
+    """Mirrors that know no ranges answer with gigabytes, all of which the library would hold. Raises
+    ModelError."""
+    from huggingface_hub import constants, hf_hub_url
+    from huggingface_hub import utils as of_this_version
+
+    utils: Any = of_this_version
+    url = hf_hub_url(model.repo, name, revision=commit)
+    what: dict[str, Any] = {"headers": utils.build_hf_headers() | {"Range": "bytes=0-0"}}
+    with ExitStack() as stack:
+        if hasattr(utils, "http_stream_backoff"):  # huggingface_hub 1.0
+            answer = stack.enter_context(utils.http_stream_backoff("GET", url, follow_redirects=True, **what))
+        else:
+            answer = stack.enter_context(utils.http_backoff("GET", url, stream=True, **what))
+        utils.hf_raise_for_status(answer)
+        if answer.status_code != PARTIAL:
+            raise ModelError(
+                f"{constants.ENDPOINT} gives whole files only, so headers alone cannot be had of it; "
+                f"download {model.repo}, and name its folder"
+            )
 
 
 def _fetch(remote: Any, size: int, path: Path) -> None:

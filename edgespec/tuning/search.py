@@ -12,7 +12,7 @@ from edgespec.errors import BudgetError, Call, OptionError
 from edgespec.models.planning import choose_dial
 from edgespec.offload.plan.needs import Request
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.formats.needs import plan_model
+from edgespec.runtimes.formats.needs import DRIFT, plan_model
 from edgespec.tuning.candidate import PLAIN, Candidate
 from edgespec.tuning.candidates import find_candidates
 from edgespec.tuning.fit import Fit
@@ -23,6 +23,7 @@ from edgespec.values import format_bytes
 
 USUAL_DIALS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # GB, where none is named
 SHOWN_DIALS = 6
+STEP = 10**8  # bytes, in which the least dial that holds a whole model is told
 MORE = 10**9  # bytes: what so many more would give is told for every dial
 TOLD = 0.95  # of the fastest: what ran and gave so much is preferred to what only should be faster
 LOSSY = ("int8", "int4")  # precisions that are tried beside the files' own, unless one is named
@@ -85,12 +86,23 @@ class SettingSearch:
             row = self.row(dial)
             if row.plain is not None or dial == free:
                 rows.append(row)
-            if row.plain is not None and not row.plain.streams:
+            if _holds_all(row):
+                rows[-1] = self._least_that_holds_all(rows[-2].dial if len(rows) > 1 else 0, row)
                 break
         while len(rows) > SHOWN_DIALS:  # the one that gains least over that before it; not the first or last
             speeds = [middle(row.best) for row in rows if row.best is not None]
             del rows[min(range(1, len(rows) - 1), key=lambda i: speeds[i] / speeds[i - 1])]
         return rows
+
+    def _least_that_holds_all(self, below: int, row: Row) -> Row:
+        """A row that holds the whole model with as little as that takes, in whole steps; `row` holds it, and
+        a dial `below` does not."""
+        low, high = below // STEP, -(-row.dial // STEP)
+        while high - low > 1:
+            half = (low + high) // 2
+            held = _holds_all(self.at(half * STEP - DRIFT, lossy=False))  # at every start
+            low, high = (low, half) if held else (half, high)
+        return row if high * STEP >= row.dial else self.row(high * STEP)
 
     def settings(self, dial: int, like: Setting | None = None, lossy: bool = True) -> list[Setting]:
         """All settings at a dial; or those of the drafter and the precision of one. Raises BudgetError when
@@ -138,6 +150,11 @@ class SettingSearch:
         name, precision = subject.name, subject.precision
         pack = Call("pack_model", {"model": name, "out": f"packed-{precision}", "precision": precision})
         return [replace(s, before=(pack, *s.before)) for s in found]
+
+
+def _holds_all(row: Row) -> bool:
+    """Neither plain decoding nor what is fastest streams."""
+    return row.best is not None and row.plain is not None and not (row.plain.streams or row.best.streams)
 
 
 def middle(setting: Setting) -> float:

@@ -17,9 +17,9 @@ from edgespec.devices.matmuls import ROWS, Matmuls
 
 FloatArray = NDArray[np.float64]
 
-# Of a pass of one row, beside the weights: attention, norms, Python. Measured with the demo model, whose
-# weights hardly count (2 cores, compiled kernels).
-LAYER_SECONDS = 0.25e-3
+# Of a layer in memory for one row, beside the weights: attention, norms, Python. 0.06 to 0.12 ms with 0.5b
+# and 1b shapes in five encodings, 0.02 with the demo model (2 cores, compiled kernels, one call a layer).
+LAYER_SECONDS = 0.1e-3
 # More of a layer that streams, whose matrices are multiplied one by one as they come and not in one call
 # (0.5b shape: 1.5 to 2.4 ms with 1 to 64 rows).
 STREAMED_SECONDS = 1.5e-3
