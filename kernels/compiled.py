@@ -28,7 +28,7 @@ from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
 from edgespec.kernels.scratch import at_hand, scratch
 
-VERSION = 16  # of native.c's functions
+VERSION = 17  # of native.c's functions
 FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "F16": 7, "BF16": 8}
 SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # native/floats.h's
 MOST_BLOCKS = 16  # of a call: native.c's MOST_PARTS
@@ -119,21 +119,25 @@ def _chosen(encoding: str) -> Choice | None:
 
 
 def usual_order(encoding: str) -> int:
-    """By features: bf16 and low-bit prompts on AMX and AVX-512 BF16, fp16 prompts on AMX; and bf16, and fp16
-    prompts, where torch would make such weights fp32 first."""
+    """By features: bf16 and low-bit prompts on AMX and AVX-512 BF16, fp16 prompts on AMX; and where torch would
+    make weights or what they are multiplied with fp32 first, all of them in a tree's order."""
     best = level()
     if best == AMX or (best == AVX512_BF16 and encoding != "F16"):
         return best
-    dtype = {"F16": torch.float16, "BF16": torch.bfloat16}.get(encoding)
-    converted = dtype is not None and matmul_dtype(dtype) != dtype
-    return min(best, AVX512) if converted and best >= AVX2 else TORCH
+    dtype = torch.float16 if encoding == "F16" else torch.bfloat16
+    return min(best, AVX512) if matmul_dtype(dtype) != dtype and best >= AVX2 else TORCH
+
+
+def as_trees(order: int) -> bool:
+    """Whether low-bit weights' order of sums is that of a tree's rows."""
+    return AVX2 <= order <= AVX512
 
 
 def usual_few(encoding: str) -> int:
     """By features: more rows than these are multiplied faster by low-bit weights unpacked to bf16. Of Q4_K,
     11008 x 4096, on AMX 16 rows take 4.6 ms so and 2.4 as a tree's, 32 4.1 and 4.3, 64 5.2 and 8.5; of 1024 x
     4096 on one core of an EPYC 64 rows take 2.8 and 3.6 ms."""
-    return FEWS[encoding in ("F16", "BF16") or usual_order(encoding) == TORCH]
+    return FEWS[encoding in ("F16", "BF16") or usual_order(encoding) < AVX512_BF16]
 
 
 def choose(encoding: str, choice: Choice) -> Choice:

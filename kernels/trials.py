@@ -107,7 +107,7 @@ def _winner(took: Mapping[int, float], lead: float) -> int:
 
 def _few(usual: Choice, order: int, as_trees: float, as_prompts: float) -> int:
     """Up to which row a prompt's are multiplied as a tree's, by what PROMPTS[0] of them took."""
-    if order == TORCH:
+    if order == TORCH or compiled.as_trees(order):
         return FEWS[1]
     took = {FEWS[0]: as_prompts, FEWS[1]: as_trees}
     return _winner({usual.few: took[usual.few]} | took, OTHER_BITS)

@@ -153,6 +153,18 @@ def test_an_order_that_was_chosen_is_every_rows() -> None:
     assert one_class("BF16", 513)
 
 
+@pytest.mark.parametrize("encoding", ["I8", "U8", "Q4_K"])
+def test_a_prompts_order_may_be_a_trees(encoding: str) -> None:
+    """As where torch would multiply in fp32."""
+    if compiled.level() < AVX2:
+        pytest.skip("torch multiplies prompts here")
+    compiled.choose(encoding, replace(trials.by_features(encoding), order=AVX2, few=FEWS[1]))
+    block, _ = weights(encoding, 40, 512)
+    x = inputs(2 * FEWS[1] + 44, 512)
+    assert compiled.own_prompt(encoding, torch.bfloat16)
+    assert torch.equal(linear(x, block, exact=False), linear(x, block, exact=True))
+
+
 @bf16_instructions
 def test_torch_multiplies_where_it_was_chosen() -> None:
     x = inputs(300, 512)

@@ -5,7 +5,6 @@
 
 #define DECODE(x) x86_##x
 #define NAME(x) avx512_##x
-#define APART /* avx512_few.c, avx512_many.c */
 #define SET 2 /* as es_level counts */
 #include "rows.inc"
 #include "attention.inc"

@@ -76,6 +76,8 @@ Arrange avx512_order; /* for avx512_rows */
 #define X_ROWS 16
 typedef int64_t Packed(const Matmul *m);
 typedef void Pack(const Matmul *m, const void *x, int64_t block, void *packed);
+Packed avx2_packed;
+Pack avx2_pack;
 
 #if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define HAS_AMX
