@@ -171,8 +171,8 @@ def linear(x: Tensor, block: Block, exact: bool) -> Tensor:
     as_exact = exact or len(x) <= most_as_exact(block, x)
     prompt = cpu and not as_exact
     if prompt and compiled.own_prompt(block.encoding, x.dtype):
-        # x is made fp32 beside fp16, and in a tree's order numbers, twice.
-        rows = FEW if block.encoding == "F16" or compiled.as_trees(compiled.order(block.encoding)) else PROMPT_ROWS
+        twice = block.encoding == "F16" or compiled.as_trees(compiled.order(block.encoding))
+        rows = FEW if twice else PROMPT_ROWS  # x is made fp32, or numbers that are then arranged
         parts = [
             compiled.linear(part, block.encoding, block.data, block.scale, x.dtype, prompt)
             for part in torch.split(x, rows)

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from edgespec.demo_model.recipe import tokenizer as demo_tokenizer
 from edgespec.demo_model.recipe import train as demo
+from edgespec.kernels.cpu import matmul_dtype
 from edgespec.training import llama
 from edgespec.training.data import Numbered
 from edgespec.training.trainer import LOG, Loss, Report, Settings, Trainer, read_log
@@ -116,7 +117,8 @@ def windows(tokens: Tensor, starts: Tensor) -> Tensor:
 
 def losses(model: nn.Module, rows: Tensor) -> Tensor:
     """Sum of the tokens' cross-entropies."""
-    with torch.autocast("cpu", torch.bfloat16):
+    arithmetic = matmul_dtype(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16, enabled=arithmetic == torch.bfloat16):
         logits = model(rows[:, :-1])
     return F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
 

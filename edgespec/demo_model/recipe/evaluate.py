@@ -26,6 +26,7 @@ from edgespec.demo_model.recipe.product_exam import DRAWN
 from edgespec.demo_model.recipe.product_questions import QUESTIONS
 from edgespec.demo_model.recipe.stories import story
 from edgespec.errors import EdgeSpecError
+from edgespec.kernels.cpu import matmul_dtype
 from edgespec.training import llama
 
 SPLITS = {
@@ -151,7 +152,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(2)
     try:
-        model = llama.load(options.model, torch.float32 if options.float32 else torch.bfloat16)
+        model = llama.load(options.model, torch.float32 if options.float32 else matmul_dtype(torch.bfloat16))
     except EdgeSpecError as error:
         sys.exit(f"error: {error}")
     tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))

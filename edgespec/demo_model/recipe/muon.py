@@ -11,12 +11,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from edgespec.kernels.cpu import matmul_dtype
+
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # Jordan's quintic: singular values go near 1 in five steps
 
 
 def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
-    """The semi-orthogonal matrix near each of g [k, m, n], in bf16."""
-    x = g.bfloat16()
+    """The semi-orthogonal matrix near each of g [k, m, n], in bf16 where the CPU has it."""
+    x = g.to(matmul_dtype(torch.bfloat16))
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT

@@ -21,6 +21,7 @@ from edgespec.demo_model.recipe import tokenizer as demo_tokenizer
 from edgespec.demo_model.recipe.batches import TOKENS, Batch, batch
 from edgespec.demo_model.recipe.muon import Muon
 from edgespec.errors import EdgeSpecError
+from edgespec.kernels.cpu import matmul_dtype
 from edgespec.training import llama
 from edgespec.training.data import Numbered
 from edgespec.training.trainer import Loss, Report, Settings, Trainer
@@ -82,13 +83,14 @@ def train(
         demo_tokenizer.save(tokenizer, out)
     torch.manual_seed(seed)
     begun = llama.load(first) if first else llama.Llama(shape(tokenizer))
-    model = begun.to(torch.bfloat16)
+    arithmetic = matmul_dtype(torch.bfloat16)  # torch's bf16 takes a hundred times fp32's time on AVX2 alone
+    model = begun.to(arithmetic)
     loss_of = loss_function(model)
     if compiled:
         loss_of = torch.compile(loss_of, dynamic=False)
 
     def loss(_: nn.Module, b: Batch) -> Loss:
-        total = loss_of(b.inputs, b.targets, b.weights, b.positions, b.mask(torch.bfloat16))
+        total = loss_of(b.inputs, b.targets, b.weights, b.positions, b.mask(arithmetic))
         return Loss({"text": total}, float(b.weights.sum()), b.inputs.numel())
 
     def report(line: Report) -> None:
