@@ -119,7 +119,7 @@ def _chosen(encoding: str) -> Choice | None:
 
 
 def usual_order(encoding: str) -> int:
-    """By features: bf16 and low-bit prompts on AMX and AVX-512 BF16, fp16 prompts on AMX; and where torch would
+    """By features: bf16 and low-bit prompts by AMX and AVX-512 BF16, fp16 prompts by AMX; where torch would
     compute in fp32, all of them in a tree's order."""
     best = level()
     if best == AMX or (best == AVX512_BF16 and encoding != "F16"):
