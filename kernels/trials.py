@@ -48,8 +48,8 @@ FILLED = 0x11  # every byte of the weights: a small normal number in each float 
 Call = Callable[[], object]
 
 
-# What others do meanwhile does not count: beside three busy programs on two cores, torch was by the clock on the
-# wall four times as fast at prompts as what is a tenth slower. Windows counts a thread's time too coarsely.
+# What others do meanwhile does not count: beside three busy programs torch was four times as fast at prompts,
+# by a clock on the wall, as what is a tenth slower. Windows counts a thread's time too coarsely.
 _now = thread_time if get_clock_info("thread_time").resolution <= 1e-6 else perf_counter
 
 
