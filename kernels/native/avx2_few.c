@@ -143,8 +143,21 @@ INLINE __m256i dots(int format, const Words *w, const int16_t *x, const int32_t 
   return format == INT4 ? _mm256_mullo_epi32(a, w->times) : a;
 }
 
+/* Of 256 columns; int4's multipliers apart. */
+INLINE int bytes_of(int format) {
+  switch (format) {
+    case INT4: return 128;
+    case Q8_0: return GROUPS * 34;
+    case Q4_0: return GROUPS * 18;
+    case Q4_K: return 144;
+    case Q5_K: return 176;
+    case Q6_K: return 210;
+    default: return SUPER;
+  }
+}
+
 INLINE void few(const Matmul *m, int format, int rows, int64_t first, int64_t last) {
-  const int64_t span = m->row_bytes / m->supers;
+  const int span = bytes_of(format);
   for (int64_t w = first; w < last; w++) {
     const Row row = row_of(m, w);
     __m256 sums[FEW];
