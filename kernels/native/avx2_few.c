@@ -1,6 +1,7 @@
 /* One to four rows of x on AVX2, where decoding is most of the work: native.h's sums, bit for bit. A row's numbers stay in
-   registers, as the words that a shift and a mask make of what is stored (a group's even columns, then its odd ones), and x is
-   arranged to match once a call. */
+   registers: as the words that a shift and a mask make of what is stored (a group's even columns, then its odd ones), or, of four
+   bits, as bytes, that are multiplied with two digits of x, 128 * high + low, whose sums of up to 16 columns fit into 16 bits. x
+   is arranged to match once a call. */
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c")
 #include "formats_x86.h"
@@ -9,14 +10,16 @@
 #define LANES 8
 #define WORDS_OF 16 /* vectors of 16 words: 256 columns */
 
-/* 256 columns of a row: of each group even and odd columns (Q4_0: of each two groups four vectors, the first group's in their
-   lower halves). */
+/* 256 columns of a row: of each group even and odd columns. Of four bits eight vectors: of each pair of groups the first 16
+   columns of one and of the other, then the other 16. */
 typedef struct {
   __m256i word[WORDS_OF];
   __m256 factor, minimum;
   __m256i times; /* int4: of a group; Q6_K: of 16 columns, groups 0 to 3, the first halves, then the second */
   __m256i more;  /* Q6_K: groups 4 to 7 */
 } Words;
+
+INLINE int of_four_bits(int format) { return format == Q4_0 || format == INT4 || format == Q4_K; }
 
 INLINE int offset_of(int format) { return format == Q4_0 || format == INT4 ? 8 : format == Q6_K ? 32 : 0; }
 
@@ -31,19 +34,22 @@ INLINE void signed_words(__m256i v, __m256i *word) {
   word[0] = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8);
   word[1] = _mm256_srai_epi16(v, 8);
 }
-/* The same of a byte's low and high halves. */
-INLINE void nibbles(__m256i v, __m256i *low, __m256i *high) {
-  low[0] = _mm256_and_si256(v, each(15));
-  high[0] = _mm256_and_si256(_mm256_srli_epi16(v, 4), each(15));
-  low[1] = _mm256_and_si256(_mm256_srli_epi16(v, 8), each(15));
-  high[1] = _mm256_srli_epi16(v, 12);
+/* The low halves of 16 bytes, then their high halves. */
+INLINE __m256i nibbles(const uint8_t *p) {
+  const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
+  return _mm256_and_si256(_mm256_srlv_epi32(twice, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)), _mm256_set1_epi8(15));
 }
 
-/* Q4_K's and Q5_K's eight factors and minima. */
+/* Q4_K's and Q5_K's eight factors and minima: out of ordinary registers, as vectors' are what there is too little of. */
 INLINE void scales_of(const uint8_t *block, Words *w) {
-  Decoded d;
-  x86_scales_k(block, &d);
-  w->factor = _mm256_loadu_ps(d.factor), w->minimum = _mm256_loadu_ps(d.minimum);
+  uint32_t a, b, c;
+  memcpy(&a, block + 4, 4), memcpy(&b, block + 8, 4), memcpy(&c, block + 12, 4);
+  const uint32_t factors = (c & 0x0F0F0F0F) | (a >> 2 & 0x30303030), minima = (c >> 4 & 0x0F0F0F0F) | (b >> 2 & 0x30303030);
+  const uint64_t f = (a & 0x3F3F3F3F) | (uint64_t)factors << 32, m = (b & 0x3F3F3F3F) | (uint64_t)minima << 32;
+  const __m128 d = _mm_cvtph_ps(_mm_loadu_si32(block)); /* of the factors, of the minima */
+  w->factor = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)f))), _mm256_broadcastss_ps(d));
+  w->minimum = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)m))),
+                             _mm256_broadcastss_ps(_mm_movehdup_ps(d)));
 }
 
 /* A row's bytes, or where it ends before them a copy with zeros behind it. */
@@ -68,7 +74,7 @@ INLINE void words_of(int format, const Row *r, int64_t s, Words *w) {
     const uint8_t *q = whole(r->row + s * 128, 32 * some, 128, room);
     w->times = times_of_int4(m, s, groups, some);
 #pragma GCC unroll 8
-    for (int g = 0; g < 4; g++) nibbles(bytes32(q + 32 * g), w->word + 2 * g, w->word + 8 + 2 * g);
+    for (int v = 0; v < 8; v++) w->word[v] = nibbles(q + 16 * v);
   } else if (format == Q8_0 || format == Q4_0) {
     const int bytes = format == Q8_0 ? 34 : 18, some = clip(r->columns / GROUP - s * GROUPS, GROUPS);
     const uint8_t *q = whole(r->row + s * GROUPS * bytes, some * bytes, GROUPS * bytes, room);
@@ -78,13 +84,14 @@ INLINE void words_of(int format, const Row *r, int64_t s, Words *w) {
 #pragma GCC unroll 8
     for (int g = 0; format == Q4_0 && g < GROUPS; g += 2, q += 36) {
       const __m128i a = _mm_loadu_si128((const __m128i *)(q + 2)), b = _mm_loadu_si128((const __m128i *)(q + 20));
-      nibbles(_mm256_set_m128i(b, a), w->word + 2 * g, w->word + 2 * g + 2);
+      const __m256i both = _mm256_set_m128i(b, a);
+      w->word[g] = low_nibbles(both), w->word[g + 1] = high_nibbles(both);
     }
   } else if (format == Q4_K) {
     const uint8_t *block = r->row + s * 144;
     scales_of(block, w);
 #pragma GCC unroll 8
-    for (int g = 0; g < GROUPS; g += 2) nibbles(bytes32(block + 16 + 16 * g), w->word + 2 * g, w->word + 2 * g + 2);
+    for (int v = 0; v < 8; v++) w->word[v] = nibbles(block + 16 + 16 * v);
   } else if (format == Q5_K) {
     const uint8_t *block = r->row + s * 176;
     const __m256i high = bytes32(block + 16), odd = _mm256_srli_epi16(high, 1); /* bit g of byte j: column j of group g */
@@ -122,25 +129,48 @@ INLINE __m256i add_64(__m256i a, __m256i b) {
   return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
 }
 
-/* The groups' sums of products with a row of x. */
-INLINE __m256i dots(int format, const Words *w, const int16_t *x, const int32_t *offset) {
-  const int sums = format == Q4_0 ? 4 : 8, each_sum = WORDS_OF / sums;
-  __m256i sum[8];
-#pragma GCC unroll 8
-  for (int v = 0; v < sums; v++) {
-    sum[v] = offset_of(format) ? bytes32(offset + LANES * v) : _mm256_setzero_si256();
-#pragma GCC unroll 8
-    for (int i = each_sum * v; i < each_sum * (v + 1); i++)
-      sum[v] = _mm256_add_epi32(sum[v], _mm256_madd_epi16(w->word[i], bytes32(x + 16 * i)));
+/* Neighbouring sums of each of two vectors added: 32 bits of the one, then of the other, twice. */
+INLINE __m256i halved(__m256i a, __m256i b) {
+  return _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+}
+
+/* The groups' sums of products with a row of x, of four bits. A sum of 16 columns is at most 15 * 128 * 16, below 2^15. */
+INLINE __m256i byte_dots(int format, const Words *w, const int16_t *x, const int32_t *offset) {
+  __m256i high[2], low[2];
+#pragma GCC unroll 2
+  for (int h = 0; h < 2; h++, x += 128) {
+    const __m256i *word = w->word + 4 * h;
+    __m256i sums[2][2];
+#pragma GCC unroll 2
+    for (int c = 0; c < 2; c++)
+      for (int digit = 0; digit < 2; digit++)
+        sums[c][digit] = _mm256_add_epi16(_mm256_maddubs_epi16(word[2 * c], bytes32(x + 64 * c + 16 * digit)),
+                                          _mm256_maddubs_epi16(word[2 * c + 1], bytes32(x + 64 * c + 16 * digit + 32)));
+    high[h] = halved(sums[0][0], sums[1][0]), low[h] = halved(sums[0][1], sums[1][1]);
+    __asm__ volatile("" ::: "memory"); /* or all products are made first, for which there are not enough registers */
   }
-  if (format == Q4_0) /* groups 0 2 4 6 1 3 5 7 */
-    return _mm256_permutevar8x32_epi32(add_64(add_32(sum[0], sum[1]), add_32(sum[2], sum[3])),
-                                       _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  const __m256i top = _mm256_add_epi16(_mm256_unpacklo_epi64(high[0], high[1]), _mm256_unpackhi_epi64(high[0], high[1]));
+  const __m256i rest = _mm256_add_epi16(_mm256_unpacklo_epi64(low[0], low[1]), _mm256_unpackhi_epi64(low[0], low[1]));
+  __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(top, each(128)), _mm256_madd_epi16(rest, each(1)));
+  if (offset_of(format)) sum = _mm256_add_epi32(sum, bytes32(offset));
+  if (format == INT4) return _mm256_mullo_epi32(sum, w->times); /* whose pairs are groups 0 and 4, 1 and 5, ... */
+  return _mm256_permutevar8x32_epi32(sum, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+
+/* The same of longer numbers. */
+INLINE __m256i dots(int format, const Words *w, const int16_t *x, const int32_t *offset) {
+  if (of_four_bits(format)) return byte_dots(format, w, x, offset);
+  __m256i sum[GROUPS];
+#pragma GCC unroll 8
+  for (int g = 0; g < GROUPS; g++) {
+    const __m256i even = _mm256_madd_epi16(w->word[2 * g], bytes32(x + GROUP * g));
+    sum[g] = _mm256_add_epi32(even, _mm256_madd_epi16(w->word[2 * g + 1], bytes32(x + GROUP * g + 16)));
+    if (offset_of(format)) sum[g] = _mm256_add_epi32(sum[g], bytes32(offset + LANES * g));
+  }
   __m256i a = add_64(add_32(sum[0], sum[1]), add_32(sum[2], sum[3])); /* first halves of groups 0 to 3, second ones */
   __m256i b = add_64(add_32(sum[4], sum[5]), add_32(sum[6], sum[7]));
   if (format == Q6_K) a = _mm256_mullo_epi32(a, w->times), b = _mm256_mullo_epi32(b, w->more);
-  a = _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
-  return format == INT4 ? _mm256_mullo_epi32(a, w->times) : a;
+  return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
 /* Of 256 columns; int4's multipliers apart. */
@@ -195,27 +225,36 @@ void avx2_few(const Matmul *m, int64_t first, int64_t last, void *room) {
   }
 }
 
+/* 256 numbers of a row of x as two digits, beside the pairs of groups that `Words` has: 32 high ones, 32 low ones, ... */
+static void arrange_bytes(int format, const int16_t *from, int8_t *to, int32_t *offset) {
+  for (int v = 0; v < 8; v++, to += 64)
+    for (int j = 0; j < GROUP; j++) {
+      const int pair = v / 2, second = j / 16, g = format == INT4 ? pair + 4 * second : 2 * pair + second;
+      const int16_t number = from[g * GROUP + v % 2 * 16 + j % 16];
+      to[j] = (int8_t)(number >> 7), to[GROUP + j] = (int8_t)(number & 127);
+    }
+  for (int l = 0; offset_of(format) && l < LANES; l++) {
+    const int g = format == INT4 ? l : l % 4 * 2 + l / 4;
+    int32_t sum = 0;
+    for (int j = 0; j < GROUP; j++) sum += from[g * GROUP + j];
+    offset[l] = -offset_of(format) * sum;
+  }
+}
+
 /* A row of x, in place: its numbers in the order of `Words`, and what the numbers' offsets subtract in each lane. */
 void avx2_arrange(int format, int64_t supers, int16_t *x, int32_t *offset, float *step, float *sum) {
   (void)step, (void)sum;
   for (int64_t s = 0; s < supers; s++, x += SUPER, offset += SUPER / 4) {
     int16_t from[SUPER];
     memcpy(from, x, sizeof from);
-    for (int i = 0; i < SUPER; i++) {
-      const int v = i / 16, j = i % 16;
-      if (format == Q4_0) /* of groups 2 k and 2 k + 1: columns 0 2 .. 14 of each, 1 3 .. 15, 16 18 .. and 17 19 .. */
-        x[i] = from[(v / 4 * 2 + j / 8) * GROUP + v % 4 / 2 * 16 + j % 8 * 2 + v % 2];
-      else
-        x[i] = from[v / 2 * GROUP + 2 * j + v % 2];
+    if (of_four_bits(format)) {
+      arrange_bytes(format, from, (int8_t *)x, offset);
+      continue;
     }
-    const int sums = format == Q4_0 ? 4 : 8, each_sum = WORDS_OF / sums;
-    for (int l = 0; offset_of(format) && l < LANES * sums; l++) {
-      int32_t sum = 0;
-      for (int i = 0; i < each_sum; i++) {
-        const int16_t *two = x + (l / LANES * each_sum + i) * 16 + l % LANES * 2;
-        sum += two[0] + two[1];
-      }
-      offset[l] = -offset_of(format) * sum;
+    for (int i = 0; i < SUPER; i++) x[i] = from[i / GROUP * GROUP + 2 * (i % 16) + i / 16 % 2];
+    for (int l = 0; offset_of(format) && l < LANES * GROUPS; l++) {
+      const int16_t *even = x + l / LANES * GROUP + l % LANES * 2, *odd = even + 16;
+      offset[l] = -offset_of(format) * (even[0] + even[1] + odd[0] + odd[1]);
     }
   }
 }
