@@ -18,9 +18,7 @@ from msgspec.structs import replace as replace_shape
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.controller import Fixed
-from edgespec.control.partner import Partner
-from edgespec.control.shares import Shares
-from edgespec.core.schedule import Offer, TreeBudget
+from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TreeBuilder
 from edgespec.drafters.base import Root
 from edgespec.drafters.specformer.batch import SpecFormerBatch
@@ -46,6 +44,7 @@ from tests.drafted import (
     ONE_TYPE,
     REPLY,
     SAMPLED,
+    draft_always,
     interrupt_anywhere,
     load_with,
     say,
@@ -434,10 +433,7 @@ def test_in_a_batch_each_reads_its_own_states(
     forwards, usual, run = list[int](), SpecFormer.say, Eagle.run
     monkeypatch.setattr(SpecFormer, "say", say_counted)
     monkeypatch.setattr(Eagle, "run", run_counted)
-    allot, record = Shares.allot, Shares.record
-    monkeypatch.setattr(Partner, "budget", always)
-    monkeypatch.setattr(Shares, "allot", free)
-    monkeypatch.setattr(Shares, "record", quick)
+    draft_always(monkeypatch)
     adapters = write_eagle(model, "exits") if kind == "eagle" else model / "specformer"
     prompts = [prompt_of(n, n) for n in (20, 33, 7, 50)]
     with load_with(model, "none", None) as engine:
