@@ -41,8 +41,8 @@ def given(**changes: Any) -> Iterator[None]:
 
 @cache
 def worker_bytes() -> int:
-    """What a process that drafts with torch takes before it has a model: what is mapped of its libraries differs
-    between file systems by tens of MB."""
+    """What a process that drafts with torch takes before it has a model: what is mapped of its libraries
+    differs between machines by tens of MB."""
     program = (
         "import edgespec.drafters.streaming.spd; from edgespec.devices.probe import peak_memory; "
         "print(peak_memory())"

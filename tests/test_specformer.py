@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -409,18 +409,6 @@ def test_in_a_batch_each_reads_its_own_states(
     model: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Both drafters that read states: replies that share passes, and draft in each."""
-
-    def always(self: Partner, limit: TreeBudget, passes: range) -> TreeBudget | None:
-        able = limit.depth > 0 and limit.nodes > 1
-        return replace(limit, passes=min(4, passes.stop - 1)) if able else None
-
-    def free(self: Shares, offers: Sequence[Offer], most: Sequence[int], others: int, room: int) -> list[Any]:
-        return allot(self, [replace(offer, seconds=0.0) for offer in offers], most, others, min(room, 20))
-
-    def quick(
-        self: Shares, offers: Sequence[Offer], rows: int, tokens: int, seconds: float, prompts: bool
-    ) -> None:
-        record(self, [replace(offer, seconds=0.0) for offer in offers], rows, tokens, 1e-3, prompts)
 
     def say_counted(self: SpecFormer, states: torch.Tensor) -> torch.Tensor:
         forwards.append(len(states))
