@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,9 @@ import pytest
 
 import edgespec
 from edgespec.config import GenerationOptions
+from edgespec.control.partner import Partner
+from edgespec.control.shares import Shares
+from edgespec.core.schedule import Offer, TreeBudget
 from edgespec.engine import Engine
 from edgespec.errors import Cancelled
 from edgespec.response import Stats
@@ -71,3 +76,24 @@ def interrupt_anywhere(engine: Engine, session: Session, step: int) -> None:
         finally:
             del engine.target.weights.linear
         assert responses[-1].finish_reason == "cancelled"
+
+
+def draft_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a batch everybody drafts in every cycle, four passes at most, as if that took no time."""
+    allot, record = Shares.allot, Shares.record
+
+    def always(self: Partner, limit: TreeBudget, passes: range) -> TreeBudget | None:
+        able = limit.depth > 0 and limit.nodes > 1
+        return replace(limit, passes=min(4, passes.stop - 1)) if able else None
+
+    def free(self: Shares, offers: Sequence[Offer], most: Sequence[int], others: int, room: int) -> list[Any]:
+        return allot(self, [replace(offer, seconds=0.0) for offer in offers], most, others, min(room, 20))
+
+    def quick(
+        self: Shares, offers: Sequence[Offer], rows: int, tokens: int, seconds: float, prompts: bool
+    ) -> None:
+        record(self, [replace(offer, seconds=0.0) for offer in offers], rows, tokens, 1e-3, prompts)
+
+    monkeypatch.setattr(Partner, "budget", always)
+    monkeypatch.setattr(Shares, "allot", free)
+    monkeypatch.setattr(Shares, "record", quick)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +37,14 @@ def given(**changes: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Machine, "measure", staticmethod(found))
         yield
+
+
+@cache
+def worker_bytes() -> int:
+    """What a process that drafts with torch takes before it has a model: what is mapped of its libraries
+    differs between machines by tens of MB."""
+    program = (
+        "import edgespec.drafters.streaming.spd; from edgespec.devices.probe import peak_memory; "
+        "print(peak_memory())"
+    )
+    return int(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)

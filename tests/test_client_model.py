@@ -27,6 +27,7 @@ from edgespec.errors import (
     ModelError,
     OptionError,
     TokenizerError,
+    UnsupportedModelError,
 )
 from edgespec.models.exporting import export_model
 from edgespec.response import Response, whole
@@ -260,7 +261,7 @@ def test_what_was_not_exported_is_refused(wires: Wires, models: Path, tmp_path: 
     (tmp_path / "exported.json").write_text('{"format": 1, "engine": "coreml"}')
     refused(wires, OptionError, "was exported for coreml, and a client drafts with onnx", tmp_path)
     (tmp_path / "exported.json").write_text('{"format": 1, "engine": "tensorrt"}')
-    refused(wires, OptionError, "draft_engine 'tensorrt' is unknown", tmp_path)
+    refused(wires, UnsupportedModelError, "exported for 'tensorrt', an engine that this EdgeSpec", tmp_path)
 
 
 @pytest.mark.parametrize(

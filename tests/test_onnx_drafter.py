@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +33,7 @@ from edgespec.errors import (
     ModelError,
     OptionError,
     TokenizerError,
+    UnsupportedModelError,
 )
 from edgespec.models.asked import check_options
 from edgespec.models.exporting import export_model
@@ -226,6 +229,48 @@ def test_who_runs_what(models: Path) -> None:
         load(models, draft_engine="onnx:npu")
     with pytest.raises(OptionError, match="batch is 4, and a draft worker drafts for one conversation"):
         load(models, batch=4)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        ("onnx:qnn", "no provider qnn here, only cpu(.|\n)*pip install onnxruntime-qnn"),
+        ("onnx:coreml", "(.|\n)*pip install 'onnxruntime>=1.22' on macOS"),
+        ("onnx:npu", "provider 'npu' is unknown; choose cpu, coreml"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="others have more providers")
+def test_what_cannot_run_here_is_told_before_torch_is_read(models: Path, engine: str, words: str) -> None:
+    program = (
+        "import sys, edgespec\n"
+        "try: edgespec.load(sys.argv[1], draft_model=sys.argv[2], draft_engine=sys.argv[3])\n"
+        "except edgespec.EdgeSpecError as error: print(error)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    command = [sys.executable, "-c", program, str(models / "target"), str(models / "x"), engine]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.search(words, done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "error", "words"),
+    [
+        ("{", CorruptFileError, "exported.json is not valid JSON"),
+        ("[]", CorruptFileError, "exported.json holds a list"),
+        ('{"format": 3, "engine": "tflite"}', UnsupportedModelError, "for 'tflite', an engine that this"),
+        ('{"format": 3, "engine": "torch"}', UnsupportedModelError, "for 'torch', an engine that this"),
+    ],
+)
+def test_an_export_for_nobody_is_refused_by_its_manifest(
+    models: Path, tmp_path: Path, manifest: str, error: type[Exception], words: str
+) -> None:
+    """Nobody has named an engine, so nothing is said of draft_engine."""
+    shutil.copytree(models / "x", tmp_path / "x")
+    (tmp_path / "x" / "exported.json").write_text(manifest)
+    with pytest.raises(error, match=words) as raised:
+        load(models, draft_model=tmp_path / "x")
+    assert "draft_engine" not in str(raised.value)
 
 
 def test_the_help_names_all_engines() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,7 @@ from msgspec.structs import replace as replace_shape
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.controller import Fixed
-from edgespec.control.partner import Partner
-from edgespec.control.shares import Shares
-from edgespec.core.schedule import Offer, TreeBudget
+from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TreeBuilder
 from edgespec.drafters.base import Root
 from edgespec.drafters.specformer.batch import SpecFormerBatch
@@ -46,6 +44,7 @@ from tests.drafted import (
     ONE_TYPE,
     REPLY,
     SAMPLED,
+    draft_always,
     interrupt_anywhere,
     load_with,
     say,
@@ -411,18 +410,6 @@ def test_in_a_batch_each_reads_its_own_states(
 ) -> None:
     """Both drafters that read states: replies that share passes, and draft in each."""
 
-    def always(self: Partner, limit: TreeBudget, passes: range) -> TreeBudget | None:
-        able = limit.depth > 0 and limit.nodes > 1
-        return replace(limit, passes=min(4, passes.stop - 1)) if able else None
-
-    def free(self: Shares, offers: Sequence[Offer], most: Sequence[int], others: int, room: int) -> list[Any]:
-        return allot(self, [replace(offer, seconds=0.0) for offer in offers], most, others, min(room, 20))
-
-    def quick(
-        self: Shares, offers: Sequence[Offer], rows: int, tokens: int, seconds: float, prompts: bool
-    ) -> None:
-        record(self, [replace(offer, seconds=0.0) for offer in offers], rows, tokens, 1e-3, prompts)
-
     def say_counted(self: SpecFormer, states: torch.Tensor) -> torch.Tensor:
         forwards.append(len(states))
         return usual(self, states)
@@ -434,10 +421,7 @@ def test_in_a_batch_each_reads_its_own_states(
     forwards, usual, run = list[int](), SpecFormer.say, Eagle.run
     monkeypatch.setattr(SpecFormer, "say", say_counted)
     monkeypatch.setattr(Eagle, "run", run_counted)
-    allot, record = Shares.allot, Shares.record
-    monkeypatch.setattr(Partner, "budget", always)
-    monkeypatch.setattr(Shares, "allot", free)
-    monkeypatch.setattr(Shares, "record", quick)
+    draft_always(monkeypatch)
     adapters = write_eagle(model, "exits") if kind == "eagle" else model / "specformer"
     prompts = [prompt_of(n, n) for n in (20, 33, 7, 50)]
     with load_with(model, "none", None) as engine:

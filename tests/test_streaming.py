@@ -25,6 +25,7 @@ from edgespec.drafters.streaming.growth import StreamedAhead, StreamedTree, fore
 from edgespec.engine import Engine
 from edgespec.errors import CorruptFileError, ModelError, OptionError
 from edgespec.models.asked import check_options
+from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.formats.needs import first_pass_bytes
 from edgespec.runtimes.torch.streaming import Streaming, StreamingShape, seen, streaming_shapes
@@ -37,13 +38,14 @@ from tests.drafted import (
     ONE_TYPE,
     REPLY,
     SAMPLED,
+    draft_always,
     interrupt_anywhere,
     load_with,
     say,
     two_turns,
     undrafted,
 )
-from tests.machine import GIVEN
+from tests.machine import GIVEN, worker_bytes
 from tests.streamings import SHAPE, random_streaming, run, write_spd, write_streaming
 from tests.table_runtime import VOCABULARY, TableRuntime
 from tests.test_cascade import quiet_model
@@ -277,6 +279,34 @@ def test_it_changes_the_speed_and_not_the_text(
             assert sum(s.accepted for s in stats) > 5
 
 
+@pytest.mark.parametrize("options", [REPLY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafter", ["streaming", "spd"])
+@ONE_TYPE
+def test_in_a_batch_each_drafts_by_itself(
+    model: Path, monkeypatch: pytest.MonkeyPatch, drafter: str, options: GenerationOptions
+) -> None:
+    """In few slots of its own, which are in the plan, and to the text that it has alone."""
+    adapters = model / "streaming-exits" if drafter == "streaming" else write_spd(model)
+    prompts = [prompt_of(n, n) for n in (20, 33, 7, 50)]
+    with load_with(model, "none", None) as engine:
+        expected = [edgespec.generate(engine, prompt, options).tokens for prompt in prompts]
+    draft_always(monkeypatch)
+    with load(model, drafter=drafter, adapters=adapters, context=200, batch=4) as engine:
+        for place, said in edgespec.generate_batch(engine, prompts, options):
+            assert said.tokens == expected[place]
+            assert said.stats.drafted > 12
+        (resident,) = engine.resident
+        assert isinstance(resident, StreamingResident)
+        sessions = [engine.new_session(200) for _ in prompts]
+        drafts = [drafter_of(session).streaming for session in sessions]
+        assert {draft.rows for draft in drafts} == {TREE_ROWS}
+        held = sum(draft.cache.nbytes for draft in drafts)  # type: ignore[attr-defined]
+        held += sum(p.nbytes for p in resident.module.parameters())
+        assert held < engine.plan.owners["drafter"]
+        for session in sessions:
+            session.close()
+
+
 @ONE_TYPE
 def test_waits_are_drafted_in_and_the_exit_is_heard(
     model: Path, plain: dict[float, list[int]], monkeypatch: pytest.MonkeyPatch
@@ -310,8 +340,7 @@ def test_it_drafts_in_a_process_of_its_own(
         assert engine.plan.owners["drafter"] - beside == copies + first_pass_bytes(engine.files)
         (worker,) = engine.resident
         assert isinstance(worker, Beside)
-        planned = engine.plan.owners["drafter"] + engine.plan.owners["draft worker"]
-        assert 0 < worker.outside < planned * 1.1
+        assert 0 < worker.outside < 1.1 * (engine.plan.owners["drafter"] + worker_bytes())
         with engine.new_session(300, Fixed(BUDGET)) as session:
             tokens, stats = two_turns(session, REPLY)
     assert tokens == plain[0]
@@ -389,10 +418,9 @@ def test_the_directory_says_what_it_is(model: Path, plain: dict[float, list[int]
             assert two_turns(session, REPLY)[0] == plain[0]
     check_options(EngineOptions(adapters=adapters, schedule="mirror", drafter="streaming"))
     check_options(EngineOptions(drafter="streaming", adapters=adapters, draft_worker=1))
-    with pytest.raises(
-        OptionError, match="batch is 4, and the streaming drafter drafts for one conversation"
-    ):
-        check_options(EngineOptions(drafter="streaming", adapters=adapters, batch=4))
+    check_options(EngineOptions(drafter="streaming", adapters=adapters, batch=4))
+    with pytest.raises(OptionError, match="batch is 4, and a draft worker drafts for one conversation"):
+        check_options(EngineOptions(drafter="streaming", adapters=adapters, batch=4, draft_worker=1))
     with pytest.raises(OptionError, match=r"needs what was trained.*train_streaming\(model="):
         check_options(EngineOptions(drafter="streaming"))
     with pytest.raises(ModelError, match="of drafter streaming, not eagle; use drafter=streaming"):

@@ -15,7 +15,6 @@ from edgespec.drafters.worker import run
 from edgespec.errors import CorruptFileError
 from edgespec.runtimes.coreml.directory import CoreMLExported, open_coreml
 from edgespec.runtimes.coreml.model import CoreMLModel, model_bytes
-from edgespec.runtimes.coreml.package import check_here
 from edgespec.runtimes.coreml.placement import placement
 from edgespec.runtimes.coreml.stateful import StatefulDraft
 from edgespec.runtimes.exported.draft import ExportedDraft
@@ -24,10 +23,8 @@ from edgespec.runtimes.exported.draft import ExportedDraft
 def find(search: Search, found: dict[str, Found]) -> ExportedFiles:
     """The exported model that is named.
 
-    Raises DeviceError where there is no Core ML, MissingExtraError, ModelError as `open_coreml`,
-    TokenizerError when its tokens are not the target's.
+    Raises ModelError as `open_coreml`, TokenizerError when its tokens are not the target's.
     """
-    check_here()
     assert search.worker is not None
     exported = _open(search.given["draft_model"])
     load = Load(str(exported.path.resolve()), search.worker)

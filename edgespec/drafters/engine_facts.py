@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from edgespec.errors import DeviceError, MissingExtraError
 from edgespec.runtimes.coreml import package as coreml
 from edgespec.runtimes.llama_cpp import package as llama_cpp
-from edgespec.runtimes.onnx.providers import INSTALL, PROVIDERS, available
+from edgespec.runtimes.onnx.providers import PROVIDERS, available
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,8 @@ def engine_facts() -> list[EngineFact]:
         there, own = [], ""
     found = [torch]
     for name, provider in PROVIDERS.items():
-        bundled = provider.package == "onnxruntime"
-        install = INSTALL if bundled else f"pip install {provider.package}"
-        if name == "coreml":
-            install += " on macOS"
         engine = "onnx" if name == "cpu" else f"onnx:{name}"
-        found.append(EngineFact(engine, provider.use, own if name in there else None, install))
+        found.append(EngineFact(engine, provider.use, own if name in there else None, provider.install))
     try:
         coreml.check_here()
         there_is: str | None = coreml.package_version()

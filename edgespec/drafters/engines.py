@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 
 from edgespec.config import EngineOptions
 from edgespec.drafters.resident import Find, Found, Search
-from edgespec.errors import Call, OptionError
+from edgespec.errors import Call, OptionError, UnsupportedModelError
 from edgespec.runtimes.formats.exported import exported_engine, is_exported
 from edgespec.values import did_you_mean
 
@@ -20,21 +20,40 @@ WORKER_THREADS = 1  # of another engine's process, if nothing else is said
 class DraftEngine:
     """An engine.
 
-    find: "module:name" of a `drafters.resident.Find`, imported when it is needed. exports: it runs what was
-    exported for it, and nothing else. beside: it drafts in a process of its own.
+    find: "module:name" of a `drafters.resident.Find`, imported when it is needed. check: likewise of what
+    raises, of a provider or "", where it is not here. exports: it runs what was exported for it, and nothing
+    else. beside: it drafts in a process of its own.
     """
 
     name: str
     find: str
+    check: str | None = None
     exports: bool = False
     beside: bool = False
 
 
 ENGINES = (
     DraftEngine("torch", "edgespec.drafters.draft_model:find"),
-    DraftEngine("onnx", "edgespec.drafters.onnx_model:find", exports=True, beside=True),
-    DraftEngine("coreml", "edgespec.drafters.coreml_model:find", exports=True, beside=True),
-    DraftEngine("llama_cpp", "edgespec.drafters.llama_cpp_model:find", beside=True),
+    DraftEngine(
+        "onnx",
+        "edgespec.drafters.onnx_model:find",
+        "edgespec.runtimes.onnx.providers:check_here",
+        exports=True,
+        beside=True,
+    ),
+    DraftEngine(
+        "coreml",
+        "edgespec.drafters.coreml_model:find",
+        "edgespec.runtimes.coreml.package:check_here",
+        exports=True,
+        beside=True,
+    ),
+    DraftEngine(
+        "llama_cpp",
+        "edgespec.drafters.llama_cpp_model:find",
+        "edgespec.runtimes.llama_cpp.package:check_here",
+        beside=True,
+    ),
 )
 
 
@@ -64,13 +83,27 @@ def check_engine_option(options: EngineOptions) -> None:
         )
 
 
+def check_engine_here(options: EngineOptions) -> None:
+    """Asked before torch is imported, which takes seconds. Raises DeviceError and MissingExtraError where the
+    engine, or its provider, cannot run here, OptionError for an unknown provider."""
+    name, _, provider = (options.draft_engine or "torch").partition(":")
+    if (check := engine_named(name).check) is not None:
+        resolve_name(check)(provider)
+
+
 def with_engine(options: EngineOptions, given: Mapping[str, Path]) -> EngineOptions:
     """The options with the engine that runs the draft model, if one is given, as its files say; and with the
-    process that other engines than torch draft in. Raises OptionError for another engine than theirs."""
+    process that other engines than torch draft in. Raises OptionError for another engine than theirs, and as
+    `exported_engine`."""
     path = given.get("draft_model")
     if path is None:
         return options
-    made_for = exported_engine(path) or "" if is_exported(path) else None
+    made_for = exported_engine(path) if is_exported(path) else None
+    if made_for not in (None, *(engine.name for engine in ENGINES if engine.exports)):
+        raise UnsupportedModelError(
+            f"{path} was exported for {made_for!r}, an engine that this EdgeSpec does not know; export the "
+            "model again"
+        )
     asked = options.draft_engine or made_for or "torch"
     engine = engine_named(asked)
     if engine.exports and made_for is None:
@@ -80,8 +113,7 @@ def with_engine(options: EngineOptions, given: Mapping[str, Path]) -> EngineOpti
         )
     if made_for is not None and engine.name != made_for:
         raise OptionError(
-            f"draft_engine is {asked}, but {path} was exported for {made_for or 'none that is known'}; leave "
-            "draft_engine= out"
+            f"draft_engine is {asked}, but {path} was exported for {made_for}; leave draft_engine= out"
         )
     worker = options.draft_worker or (WORKER_THREADS if engine.beside else None)
     return replace(options, draft_engine=asked, draft_worker=worker)

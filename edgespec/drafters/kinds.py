@@ -66,13 +66,12 @@ KINDS = (
         needs="trained adapters; make them, and name their directory with adapters=DIR",
     ),
     _trained("moa", "the MoA drafter", "edgespec.drafters.moa:find", roots=True),
-    replace(
-        _trained("eagle", "the EAGLE drafter", "edgespec.drafters.eagle.files:find", roots=True), shares=True
-    ),
-    replace(
-        _trained(
-            "specformer", "the SpecFormer drafter", "edgespec.drafters.specformer.files:find", roots=False
-        ),
+    _trained("eagle", "the EAGLE drafter", "edgespec.drafters.eagle.files:find", roots=True, shares=True),
+    _trained(
+        "specformer",
+        "the SpecFormer drafter",
+        "edgespec.drafters.specformer.files:find",
+        roots=False,
         shares=True,
     ),
     _trained(
@@ -80,9 +79,17 @@ KINDS = (
         "the streaming drafter",
         "edgespec.drafters.streaming.files:find",
         roots=True,
+        shares=True,
         beside=True,
     ),
-    _trained("spd", "the SPD drafter", "edgespec.drafters.streaming.spd:find", roots=True, beside=True),
+    _trained(
+        "spd",
+        "the SPD drafter",
+        "edgespec.drafters.streaming.spd:find",
+        roots=True,
+        shares=True,
+        beside=True,
+    ),
     Kind(
         "remote",
         "the draft server",

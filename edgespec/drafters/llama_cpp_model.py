@@ -21,7 +21,6 @@ from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.llama_cpp.draft import LlamaCppDraft
 from edgespec.runtimes.llama_cpp.files import read_gguf_draft
 from edgespec.runtimes.llama_cpp.model import LlamaCppModel
-from edgespec.runtimes.llama_cpp.package import package_version
 from edgespec.runtimes.target import Target
 from edgespec.text.tokenizer import Tokenizer
 
@@ -34,10 +33,8 @@ INSTEAD = "leave draft_engine= out to draft with torch, if that runs the file"
 def find(search: Search, found: dict[str, Found]) -> GGUFFiles:
     """The GGUF file that is named.
 
-    Raises MissingExtraError, ModelError as `read_gguf_draft`, TokenizerError when its tokens are not the
-    target's.
+    Raises ModelError as `read_gguf_draft`, TokenizerError when its tokens are not the target's.
     """
-    package_version()
     assert search.worker is not None
     return GGUFFiles(search.given["draft_model"], search.tokenizer, search.worker)
 

@@ -19,7 +19,6 @@ from edgespec.runtimes.exported.draft import ExportedDraft
 from edgespec.runtimes.exported.streams import ExportedStreams
 from edgespec.runtimes.onnx.directory import Exported, open_exported
 from edgespec.runtimes.onnx.model import STEP_ROWS, OnnxModel, model_bytes
-from edgespec.runtimes.onnx.providers import find_provider
 from edgespec.runtimes.onnx.streams import OnnxStreams
 
 
@@ -27,11 +26,9 @@ def find(search: Search, found: dict[str, Found]) -> ExportedFiles:
     """The exported model that is named.
 
     Raises ModelError for files that are damaged, of another EdgeSpec, or older than their source,
-    TokenizerError when its tokens are not the target's, OptionError, DeviceError and MissingExtraError for a
-    provider that is not there.
+    TokenizerError when its tokens are not the target's.
     """
     provider = search.engine.partition(":")[2] or "cpu"
-    find_provider(provider)
     assert search.worker is not None
     exported = open_exported(search.given["draft_model"])
     load = Load(str(exported.path.resolve()), search.worker, provider)

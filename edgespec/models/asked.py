@@ -7,7 +7,7 @@ from pathlib import Path
 from edgespec.config import EngineOptions
 from edgespec.devices.names import check_device
 from edgespec.drafters.choice import choose_drafters, given_files
-from edgespec.drafters.engines import check_engine_option, with_engine
+from edgespec.drafters.engines import check_engine_here, check_engine_option, with_engine
 from edgespec.errors import OptionError
 from edgespec.models.hub import resolve_model
 from edgespec.progress import ProgressCallback
@@ -32,10 +32,11 @@ def with_files(
     options: EngineOptions, progress: ProgressCallback | None
 ) -> tuple[EngineOptions, dict[str, Path]]:
     """The options with what drafters' files say, and these files, by option. Raises as `check_options`, and
-    ModelError for a model that is not there."""
+    ModelError for a model that is not there, and as `check_engine_here`."""
     given = drafters_files(options, progress)
     settled = with_engine(options, given)
     check_options(settled)
+    check_engine_here(settled)
     return settled, given
 
 

@@ -27,7 +27,7 @@ from edgespec.training.held_out import Agreement
 from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, RowsLoss, distill, make_loss
 from edgespec.training.options import TOP_K, CascadeOptions
 from edgespec.training.run import train_drafter
-from edgespec.training.target import KERNELS_BYTES, FrozenTarget, pass_bytes, target_matrix
+from edgespec.training.target import KERNELS_BYTES, FrozenTarget, element, pass_bytes, target_matrix
 from edgespec.training.trainer import Loss, Report
 
 DRAFT_SHARE, VERIFY_SHARE = 3 / 32, 15 / 32  # of the layers: the paper's choice for 32 of them
@@ -194,7 +194,7 @@ def copy_attention(adapter: Adapter, target: TorchTarget[Weights]) -> None:
 
 def training_bytes(files: ModelFiles, rows: int, adapters: int) -> int:
     """Memory of training beside the open target, at its peak, for passes of so many (padded) rows."""
-    c, e = files.config, files.dtype.itemsize
+    c, e = files.config, element(files)
     parameters = adapter_bytes(c, torch.float32)
     states = adapters * (4 * parameters + parameters // 2)  # masters, gradients, two moments; the cast copies
     row = (16 + 10 * e) * c.hidden_size + 2 * e * (c.q_size + 2 * c.kv_size)  # measured: 0.7 to 0.85 of this

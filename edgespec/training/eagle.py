@@ -27,7 +27,7 @@ from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, distill, full_kl
 from edgespec.training.one_module import ModulePupil, ModuleRecipe
 from edgespec.training.options import EagleOptions
 from edgespec.training.run import train_drafter
-from edgespec.training.target import KERNELS_BYTES, Features, FrozenTarget, pass_bytes, target_matrix
+from edgespec.training.target import KERNELS_BYTES, Features, FrozenTarget, element, pass_bytes, target_matrix
 from edgespec.training.trainer import Loss, Report
 
 TOKEN_WEIGHT = 0.1  # w: of L_cls; both of the paper's
@@ -43,7 +43,7 @@ class EagleRecipe(ModuleRecipe[EagleShape]):
         super().__init__(files, KIND, EagleShape(options.mlp), eagle_shapes, depths, options.from_)
 
     def nbytes(self, rows: int) -> int:
-        c, e = self.files.config, self.files.dtype.itemsize
+        c, e = self.files.config, element(self.files)
         row = (
             (32 + 20 * e) * c.hidden_size
             + 6 * e * widened(c, self.shape.mlp).intermediate_size

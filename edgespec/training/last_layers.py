@@ -22,14 +22,20 @@ MATRICES = (*ATTENTION, "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp
 
 
 class LastLayers:
-    """So many of them; copies of their matrices, in the target's type."""
+    """So many of them; copies of their matrices and biases, as drafters compute."""
 
     def __init__(self, frozen: FrozenTarget, layers: int) -> None:
         self.frozen, self.config = frozen, frozen.target.config
         self.layers = range(self.config.layers - layers, self.config.layers)
         self.rope = RopeTable(self.config.rope, self.config.head_dim, frozen.target.device)
         names = [f"model.layers.{layer}.{name}" for layer in self.layers for name in MATRICES]
-        self.matrices = {name: target_matrix(frozen.target, name).clone() for name in names}
+        self.matrices = {
+            name: target_matrix(frozen.target, name).to(frozen.dtype, copy=True) for name in names
+        }
+        small = frozen.target.weights.small
+        self.biases = {
+            name: small[f"{name}.bias"].to(frozen.dtype) for name in names if f"{name}.bias" in small
+        }
 
     def __call__(self, x: Tensor, known: Tensor, asked: Questions) -> Tensor:
         """States before these layers [b, s, d], as `asked` of whole sequences, and what the target has of all
@@ -60,7 +66,7 @@ class LastLayers:
         small = self.frozen.target.weights.small
 
         def times(y: Tensor, matrix: str) -> Tensor:
-            return F.linear(y, self.matrices[name + matrix], small.get(f"{name}{matrix}.bias"))
+            return F.linear(y, self.matrices[name + matrix], self.biases.get(name + matrix))
 
         z = rms_norm(x, small[name + "input_layernorm.weight"], c.norm_eps)
         q, k, v = (times(z, matrix).view(*x.shape[:2], -1, c.head_dim) for matrix in ATTENTION)

@@ -41,7 +41,7 @@ from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, distill, full_kl
 from edgespec.training.one_module import ModulePupil, ModuleRecipe
 from edgespec.training.options import MoaOptions
 from edgespec.training.run import train_drafter
-from edgespec.training.target import KERNELS_BYTES, Features, FrozenTarget, pass_bytes
+from edgespec.training.target import KERNELS_BYTES, Features, FrozenTarget, element, pass_bytes
 from edgespec.training.trainer import Loss, Report
 
 KL_WEIGHT, L1_WEIGHT = 0.1, 1.0  # Table 6
@@ -190,7 +190,7 @@ def distance(ours: Tensor, target: Tensor) -> Tensor:
 
 def training_bytes(files: ModelFiles, sizes: MoaSizes, rows: int) -> int:
     """Memory of training beside the open target, at its peak, for passes of so many (padded) rows."""
-    c, e = files.config, files.dtype.itemsize
+    c, e = files.config, element(files)
     d, w = c.hidden_size, memory_width(c)
     trained = parameters(c, sizes)
     states = trained * (4 * 4 + 2)  # masters, gradients, two moments, all fp32; the cast copies

@@ -18,7 +18,7 @@ from edgespec.training.one_module import ModuleRecipe
 from edgespec.training.options import SpdOptions
 from edgespec.training.run import train_drafter
 from edgespec.training.streaming import StreamingPupil, StreamingRecipe, initialise_rest
-from edgespec.training.target import FrozenTarget
+from edgespec.training.target import FrozenTarget, element
 from edgespec.training.trainer import Report
 
 
@@ -41,7 +41,7 @@ class SpdRecipe(StreamingRecipe):
 
     def nbytes(self, rows: int) -> int:
         """Beside the layers', what tracks begin segments with."""
-        c, e, s = self.files.config, self.files.dtype.itemsize, self.shape
+        c, e, s = self.files.config, element(self.files), self.shape
         return super().nbytes(rows) + rows * (2 + s.streams) * (12 + 6 * e) * c.hidden_size
 
     def begin(self, target: FrozenTarget, generator: torch.Generator, device: torch.device) -> StreamingPupil:

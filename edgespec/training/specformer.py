@@ -38,7 +38,7 @@ from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, name_tokens
 from edgespec.training.one_module import ModulePupil, ModuleRecipe
 from edgespec.training.options import SpecFormerOptions
 from edgespec.training.run import train_drafter
-from edgespec.training.target import KERNELS_BYTES, FrozenTarget, pass_bytes
+from edgespec.training.target import KERNELS_BYTES, FrozenTarget, element, pass_bytes
 from edgespec.training.trainer import Loss, Report
 
 
@@ -66,7 +66,7 @@ class SpecFormerRecipe(ModuleRecipe[SpecFormerShape]):
         super().__init__(files, KIND, shape, specformer_shapes, shape.hooks, options.from_)
 
     def nbytes(self, rows: int) -> int:
-        c, e, length = self.files.config, self.files.dtype.itemsize, self.shape.length
+        c, e, length = self.files.config, element(self.files), self.shape.length
         hooks, width = len(self.shape.hooks), widened(c, self.shape.mlp).intermediate_size
         context = (16 + 14 * e + 2 * hooks * e) * c.hidden_size + 2 * e * (c.q_size + 2 * c.kv_size)
         draft = (16 + 12 * e) * c.hidden_size + 6 * e * width + 2 * e * (c.q_size + 2 * c.kv_size)

@@ -35,7 +35,7 @@ from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, distill, full_kl
 from edgespec.training.one_module import ModulePupil, ModuleRecipe
 from edgespec.training.options import StreamingOptions
 from edgespec.training.run import train_drafter
-from edgespec.training.target import KERNELS_BYTES, Features, FrozenTarget, pass_bytes
+from edgespec.training.target import KERNELS_BYTES, Features, FrozenTarget, element, pass_bytes
 from edgespec.training.trainer import Loss, Report
 
 FADING = 0.5  # a stream's weight over that of the one before it; the main stream's is 1
@@ -58,7 +58,7 @@ class StreamingRecipe(ModuleRecipe[StreamingShape]):
         super().__init__(files, KIND, shape, streaming_shapes, (0,), options.from_)
 
     def nbytes(self, rows: int) -> int:
-        c, e, s = self.files.config, self.files.dtype.itemsize, self.shape
+        c, e, s = self.files.config, element(self.files), self.shape
         own = s.layer(c)
         layer = (
             (12 + 12 * e) * own.hidden_size

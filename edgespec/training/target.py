@@ -152,7 +152,10 @@ class Features:
 
 
 class FrozenTarget:
-    """Features of whole sequences, and the LM head as a differentiable function."""
+    """Features of whole sequences, and the LM head as a differentiable function.
+
+    dtype: of what drafters compute with, and of features but for `final`: the target's own, or fp32.
+    """
 
     def __init__(self, target: TorchTarget[Weights], depths: Sequence[int]) -> None:
         """`depths`: layers below each hidden state that is wanted, 0 (the embeddings) to layers."""
@@ -162,13 +165,13 @@ class FrozenTarget:
         if head is None:  # on a discrete accelerator it may be pinned in host memory
             raise OptionError("training needs the LM head on the device; use a larger device_memory=")
         self._head = head
-        dtype = target.dtype
-        self._head_dtype = matmul_dtype(dtype) if target.device.type == "cpu" else dtype
+        # Where the CPU has no bf16, gradients in it took 50 times as long as in fp32 (Zen 3, AVX2).
+        self.dtype = matmul_dtype(target.dtype) if target.device.type == "cpu" else target.dtype
 
     def head(self, normed: Tensor) -> Tensor:
         """[m, d] -> logits [m, V]; gradients reach `normed` alone."""
-        x = normed.to(self._head_dtype)
-        parts = [F.linear(x, tile) for block in self._head for tile in block.tiles(self._head_dtype)]
+        x = normed.to(self.dtype)
+        parts = [F.linear(x, tile) for block in self._head for tile in block.tiles(self.dtype)]
         return torch.cat(parts, dim=1)
 
     @property
@@ -190,10 +193,11 @@ class FrozenTarget:
             for start, stop in sample.spans:
                 supervised[i, start - 1 : stop - 1] = True
         # clone(): tensors made in inference mode cannot take part in a gradient.
-        hidden = {depth: _padded(states.clone(), lengths) for depth, states in watch.states.items()}
+        hidden = {d: _padded(x.to(self.dtype, copy=True), lengths) for d, x in watch.states.items()}
         final = _padded(last.clone(), lengths)[supervised]
         normed = rms_norm(final, self.final_norm, target.config.norm_eps)
-        return Features(hidden, normed, supervised, torch.cat(watch.layers, 1) if layers else None)
+        kept = torch.cat(watch.layers, 1).to(self.dtype) if layers else None
+        return Features(hidden, normed, supervised, kept)
 
     def _rows(self, n: int) -> Rows:
         """A sequence in a cache of its own, computed in one pass."""
@@ -216,10 +220,15 @@ def target_matrix(target: TorchTarget[Weights], name: str) -> Tensor:
     return matrix
 
 
+def element(files: ModelFiles) -> int:
+    """Bytes of a number of what drafters of this target compute, at most: see `FrozenTarget.dtype`."""
+    return matmul_dtype(files.dtype).itemsize
+
+
 def pass_bytes(files: ModelFiles, rows: int, depths: int) -> int:
     """Memory of `FrozenTarget` for a pass of so many (padded) rows, at its peak."""
     c, e = files.config, files.dtype.itemsize
-    kept = c.hidden_size * e * (4 + 2 * depths) + 2 * c.kv_size * e
+    kept = c.hidden_size * (4 * e + depths * (e + element(files))) + 2 * c.kv_size * e
     mlp = c.intermediate_size * swiglu_bytes(e)
     attention = c.q_size * (4 * e + 4) + c.kv_size * 4 * e
     return rows * (kept + max(mlp, attention)) + padded(rows) // 64

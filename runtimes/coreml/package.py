@@ -40,8 +40,8 @@ def runtime() -> Any:
     return coremltools
 
 
-def check_here() -> None:
-    """Raises DeviceError where Core ML cannot run anything, MissingExtraError."""
+def check_here(provider: str = "") -> None:
+    """Raises DeviceError where Core ML cannot run anything, MissingExtraError. It has one provider."""
     here: str = sys.platform
     if here != "darwin":
         raise DeviceError(f"{ABOUT}, and this is {here}; export the model with engine=onnx, which runs here")

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from edgespec.devices.files import read_bounded
-from edgespec.errors import EdgeSpecError
+from edgespec.offload.strict_json import parse_manifest
 
 MANIFEST = "exported.json"
 MANIFEST_BYTES = 2**20  # at most
@@ -25,9 +25,8 @@ def is_exported(path: Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def exported_engine(path: Path) -> str | None:
-    """The engine that runs the model in a directory, as its manifest says; None where none can be read."""
-    try:
-        return msgspec.json.decode(read_bounded(path / MANIFEST, MANIFEST_BYTES), type=ExportHead).engine
-    except (EdgeSpecError, OSError, msgspec.MsgspecError):
-        return None
+def exported_engine(path: Path) -> str:
+    """The engine that runs the model in a directory, as its manifest says; at most 80 characters. Raises
+    CorruptFileError for one that says nothing, StorageError."""
+    file = path / MANIFEST
+    return parse_manifest(read_bounded(file, MANIFEST_BYTES), file, ExportHead).engine[:80]

@@ -31,6 +31,11 @@ def package_version() -> str:
     return found
 
 
+def check_here(provider: str) -> None:
+    """Raises as `package_version`. It has one provider."""
+    package_version()
+
+
 def runtime() -> Any:
     """The module `llama_cpp`, ready. Raises MissingExtraError."""
     package_version()

@@ -33,6 +33,13 @@ class Provider:
     options: Mapping[str, str] = field(default_factory=dict)
     static: bool = False
 
+    @property
+    def install(self) -> str:
+        """The line that brings it."""
+        plain = self.package == "onnxruntime"
+        where = " on macOS" if self.official == "CoreMLExecutionProvider" else ""
+        return (INSTALL if plain else f"pip install {self.package}") + where
+
 
 PROVIDERS: Mapping[str, Provider] = {
     "cpu": Provider("CPUExecutionProvider", "onnxruntime", "drafts on cores that the target leaves free"),
@@ -80,16 +87,20 @@ def available() -> list[str]:
     return [name for name, provider in PROVIDERS.items() if provider.official in there]
 
 
+def check_here(provider: str) -> None:
+    """Raises as `find_provider`; "" is the CPU."""
+    find_provider(provider or "cpu")
+
+
 def find_provider(name: str) -> Provider:
     """Raises OptionError for an unknown one, DeviceError for one that is not there, MissingExtraError."""
     provider = PROVIDERS.get(name)
     if provider is None:
         raise OptionError(f"provider {name[:80]!r} is unknown; choose {', '.join(PROVIDERS)}", "draft_engine")
     if name not in (there := available()):
-        where = " on macOS" if name == "coreml" else ""
         raise DeviceError(
             f"ONNX Runtime has no provider {name} here, only {', '.join(there)}; it comes with\n"
-            f"  pip install {provider.package}{where}"
+            f"  {provider.install}"
         )
     return provider
 

@@ -43,32 +43,38 @@ from edgespec.runtimes.torch.weights import Weights
 
 def find(search: Search, found: dict[str, Found]) -> StreamingFiles:
     """What is in the directory that is named. Raises as `describe_module`."""
-    return find_streaming(search.given["adapters"], search.files, search.prepares, search.worker)
+    found = find_streaming(search.given["adapters"], search.files, search.prepares)
+    return replace(found, worker=search.worker, several=search.several)
 
 
-def find_streaming(
-    directory: Path, files: ModelFiles, prepares: bool, worker: int | None = None
-) -> StreamingFiles:
-    """What `train streaming` made for these files; `prepares`, `worker`: see `drafters.resident.Search`."""
+def find_streaming(directory: Path, files: ModelFiles, prepares: bool) -> StreamingFiles:
+    """What `train streaming` made for these files; `prepares`: see `drafters.resident.Search`."""
     module = describe_module(directory, KIND, StreamingShape, streaming_shapes, files)
-    return StreamingFiles(files, module, prepares, worker=worker)
+    return StreamingFiles(files, module, prepares)
 
 
 @dataclass(frozen=True)
 class StreamingFiles(TrainedFiles[StreamingShape]):
-    """See `drafters.resident.Found`. Head and embedding are the target's; a process of its own has copies."""
+    """See `drafters.resident.Found`. Head and embedding are the target's; a process of its own has copies.
+
+    worker, several: see `drafters.resident.Search`.
+    """
 
     worker: int | None = None
+    several: bool = False
     label = "the streaming drafter"
     kind: ClassVar[str] = KIND
     program: ClassVar[str] = "edgespec.drafters.streaming.files:main"
     made: ClassVar[Callable[..., Streaming]] = Streaming  # (config, shape, dtype, device), uninitialised
-    slots = DRAFT_ROWS
+
+    @property
+    def slots(self) -> int:
+        return TREE_ROWS if self.several else DRAFT_ROWS
 
     @property
     def extras(self) -> Extras:
         if self.worker is None:
-            return super().extras
+            return replace(super().extras, further={"drafter": self.conversation_bytes})
         own = self.copied_bytes
         return Extras({"drafter": lambda c: self.nbytes(c) + own}, processes=("draft worker",))
 
@@ -91,10 +97,15 @@ class StreamingFiles(TrainedFiles[StreamingShape]):
 
     def nbytes(self, context: int) -> int:
         """Bytes of the open module with one conversation of `context` positions, and of a pass."""
+        parameters = parameter_bytes(
+            streaming_shapes(self.files.config, self.module.shape), self.files.element
+        )
+        return parameters + self.conversation_bytes(context) + self.pass_bytes
+
+    def conversation_bytes(self, context: int) -> int:
+        """Bytes of one conversation of `context` positions. Passes are one conversation's at a time."""
         config, shape, e = self.files.config, self.module.shape, self.files.element
-        parameters = parameter_bytes(streaming_shapes(config, shape), e)
-        conversation = conversation_bytes(config, shape, context, DRAFT_ROWS, STREAM_ROWS, e)
-        return parameters + conversation + self.pass_bytes
+        return conversation_bytes(config, shape, context, self.slots, STREAM_ROWS, e)
 
     @property
     def pass_bytes(self) -> int:
@@ -107,7 +118,7 @@ class StreamingFiles(TrainedFiles[StreamingShape]):
         and of its own, a slot more its own alone."""
         config, shape, e = self.files.config, self.module.shape, self.files.element
         target, own = config.kv_bytes(1, e), shape.cached(config).kv_bytes(1, e)
-        return ceil((DRAFT_ROWS + STREAM_ROWS * shape.streams - TREE_ROWS) * own / (own + target))
+        return ceil((self.slots + STREAM_ROWS * shape.streams - TREE_ROWS) * own / (own + target))
 
     def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Resident:
         """Raises as `StreamingResident`, or `process.Worker`."""
@@ -133,11 +144,11 @@ class StreamingResident(TrainedResident[Streaming]):
         config = found.files.config
         module = found.made(config, found.module.shape, target.dtype, target.device).eval()
         super().__init__(found.kind, module, found, plan, target, progress)
-        self.rows = found.further_rows
-        self.room = Room(kept_bytes(DRAFT_ROWS, config.vocab_size))
+        self.rows, self.slots = found.further_rows, found.slots
+        self.room = Room(kept_bytes(self.slots, config.vocab_size))
 
     def drafter(self, cache: KVCache, vocabulary: int) -> StreamingDrafter:
-        runtime = StreamingDraft(self.module, self.target, cache.capacity, DRAFT_ROWS, STREAM_ROWS)
+        runtime = StreamingDraft(self.module, self.target, cache.capacity, self.slots, STREAM_ROWS)
         return StreamingDrafter(runtime, vocabulary, self.room)
 
 

@@ -4,7 +4,7 @@ processes of its own (`draft_worker`), with equal shares of them in so many."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -33,19 +33,17 @@ from edgespec.runtimes.torch.trained_files import describe_module, parameter_byt
 def find(search: Search, found: dict[str, Found]) -> SpdFiles:
     """What is in the directory that is named. Raises as `describe_module`, and OptionError for workers that
     cannot have equal shares of its tracks."""
-    drafter = find_spd(search.given["adapters"], search.files, search.prepares, search.worker)
+    drafter = find_spd(search.given["adapters"], search.files, search.prepares)
     try:
         tracks_of_each(drafter.tracks, search.worker or 1)
     except OptionError as error:
         raise OptionError(f"draft_worker is {search.worker}: {error}", "draft_worker") from None
-    return drafter
+    return replace(drafter, worker=search.worker, several=search.several)
 
 
-def find_spd(directory: Path, files: ModelFiles, prepares: bool, worker: int | None = None) -> SpdFiles:
-    """What `train spd` made for these files; `prepares`, `worker`: see `drafters.resident.Search`."""
-    return SpdFiles(
-        files, describe_module(directory, KIND, SpdShape, streaming_shapes, files), prepares, worker=worker
-    )
+def find_spd(directory: Path, files: ModelFiles, prepares: bool) -> SpdFiles:
+    """What `train spd` made for these files; `prepares`: see `drafters.resident.Search`."""
+    return SpdFiles(files, describe_module(directory, KIND, SpdShape, streaming_shapes, files), prepares)
 
 
 @dataclass(frozen=True)
