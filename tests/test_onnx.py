@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -441,6 +444,23 @@ def test_it_runs_without_torch(exported: Path) -> None:
     draft = exported_draft(exported)
     list(draft.prefill(range(3, 40)))
     assert there.stdout.split() == ["37", *map(str, run(draft, [7, 8], [-1, 0]).argmax(axis=1))]
+
+
+def test_what_the_documentation_shows_runs_without_torch(exported: Path, tmp_path: Path) -> None:
+    """Of the torch-free API, in a folder where `draft` is an export."""
+    said = (ROOT / "docs" / "engines.md").read_text().split("Without torch, from Python:\n\n")[1]
+    lines = itertools.takewhile(lambda line: not line or line.startswith("    "), said.splitlines())
+    program = "import sys; sys.modules['torch'] = None\n" + textwrap.dedent("\n".join(lines))
+    shutil.copytree(exported, tmp_path / "draft")
+    there = subprocess.run(
+        [sys.executable, "-c", program + "\nprint(*logits.shape, draft.length)"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert there.returncode == 0, there.stderr
+    assert there.stdout.split() == ["3", str(open_exported(exported).config.vocab_size), "5"]
 
 
 def test_devices_lists_engines_and_what_installs_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
