@@ -43,8 +43,8 @@ from edgespec.runtimes.torch.weights import Weights
 
 def find(search: Search, found: dict[str, Found]) -> StreamingFiles:
     """What is in the directory that is named. Raises as `describe_module`."""
-    found = find_streaming(search.given["adapters"], search.files, search.prepares)
-    return replace(found, worker=search.worker, several=search.several)
+    drafter = find_streaming(search.given["adapters"], search.files, search.prepares)
+    return replace(drafter, worker=search.worker, several=search.several)
 
 
 def find_streaming(directory: Path, files: ModelFiles, prepares: bool) -> StreamingFiles:
