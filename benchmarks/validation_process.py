@@ -26,6 +26,7 @@ from edgespec.devices.probe import forget_peak, peak_memory, process_memory
 from edgespec.devices.rates import measure_reads
 from edgespec.engine import Engine
 from edgespec.runtimes.base import TREE_ROWS
+from edgespec.runtimes.formats.passes import FEW
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.matmuls import measure
 from edgespec.text.prompt import Prompt
@@ -106,8 +107,9 @@ def raw(file: Path) -> float:
 
 def memory(engine: Engine) -> Row:
     """Bytes by owner, as they are: of weights, what their buffers take; of a conversation, by how much the
-    process has grown with the whole context in use, and the largest tree judged there. `peak`: of the
-    process, from its start on."""
+    process has grown with the whole context in use and the largest tree judged there, at most. There are two,
+    as what one pass leaves with its thread the next has beside it: the first has a prompt whose rows are
+    multiplied as a tree's. `peak`: of the process, from its start on."""
     return_freed_memory()
     peak = peak_memory()
     weights, loaded = engine.target.weights, process_memory().current
@@ -117,15 +119,17 @@ def memory(engine: Engine) -> Row:
         "ring": 0 if ring is None else len(ring.buffer),
     }
     forget_peak()
-    with engine.new_session() as session:
-        length = session.context - 8
-        prompt = np.random.default_rng(0).integers(300, 3000, length).tolist()
-        for _ in session.generate(prompt, GenerationOptions(max_tokens=8, ignore_eos=True)):
-            pass
-        rows = Rows.append(session.cache, np.arange(TREE_ROWS) - 1)
-        target = engine.target
-        target.logits(target.run(target.embed(prompt[:TREE_ROWS]), rows, range(target.config.layers)))
-        owners[TALK] = peak_memory() - loaded
+    target = engine.target
+    for most in (FEW, engine.plan.context):
+        with engine.new_session() as session:
+            length = min(most, session.context - 8)
+            prompt = np.random.default_rng(0).integers(300, 3000, length).tolist()
+            for _ in session.generate(prompt, GenerationOptions(max_tokens=8, ignore_eos=True)):
+                pass
+            rows = Rows.append(session.cache, np.arange(TREE_ROWS) - 1)
+            target.logits(target.run(target.embed(prompt[:TREE_ROWS]), rows, range(target.config.layers)))
+            del rows  # which has the cache
+    owners[TALK] = peak_memory() - loaded
     return {
         "owners": {BASE: engine.plan.owners[BASE], **owners},
         "resident": max(peak, loaded + owners[TALK]),

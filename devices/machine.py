@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import time
 
+from edgespec.devices.arithmetic import USUAL, Arithmetic
 from edgespec.devices.disk import ReadSettings
 from edgespec.devices.matmuls import Matmuls, recall_matmuls
 from edgespec.devices.probe import cpu_count, cpu_features, memory_available, memory_total, process_memory
@@ -34,7 +35,7 @@ class Machine:
     disk: ReadRate | None = None  # direct reads where the weights lie; None = unknown
     accelerator: Accelerator | None = None  # None also where it shares the processor's memory
     matmuls: Matmuls | None = None  # None = not measured
-    converts: frozenset[str] = frozenset()  # types of weights ("bfloat16") that matmuls make fp32 first
+    arithmetic: Arithmetic = USUAL
 
     @property
     def read_gbps(self) -> float | None:
@@ -70,7 +71,7 @@ class Machine:
     def remembered(weights: Path) -> Machine:
         """This machine, with what processes that opened a model before have found and measured; where none
         has, that is assumed. Libraries need not be loaded."""
-        baseline, converts = _process()
+        baseline, arithmetic = _process()
         return Machine(
             total=memory_total(),
             available=memory_available() - baseline,
@@ -79,11 +80,13 @@ class Machine:
             memory_gbps=memory_rate(),
             disk=read_rate(weights),
             matmuls=recall_matmuls(),
-            converts=converts,
+            arithmetic=arithmetic,
         )
 
 
 _PROCESS = "process"
+TYPES = ("bfloat16", "float16")
+LOW_BIT = ("I8", "U8", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 
 
 def remember_process(machine: Machine) -> None:
@@ -91,25 +94,32 @@ def remember_process(machine: Machine) -> None:
     others have loaded more than that."""
     known = _stored_process()
     if known is None or machine.baseline < known[0]:
-        converts = sorted(machine.converts)
-        remember(_PROCESS, {"baseline": machine.baseline, "converts": converts, "when": time()})
+        how = machine.arithmetic
+        converts, prompts = sorted(how.converts), sorted(how.prompts)
+        remember(_PROCESS, {"baseline": machine.baseline, "converts": converts, "prompts": prompts,
+                            "compiled": how.compiled, "when": time()})  # fmt: skip
 
 
-def _process() -> tuple[int, frozenset[str]]:
-    """Bytes of a process before it holds a model, and what its matmuls convert: remembered, or assumed."""
+def _process() -> tuple[int, Arithmetic]:
+    """Bytes of a process before it holds a model, and what multiplies in it: remembered, or assumed."""
     if (known := _stored_process()) is not None:
         return known
-    native = cpu_features() & {"amx_bf16", "avx512_bf16", "bf16"}
-    return BASELINE, frozenset() if native else frozenset({"bfloat16", "float16"})
+    features = cpu_features()
+    converts = frozenset() if features & {"amx_bf16", "avx512_bf16", "bf16"} else frozenset(TYPES)
+    prompts = frozenset(LOW_BIT) if features & {"amx_bf16", "avx512_bf16"} else frozenset()
+    return BASELINE, Arithmetic(converts, prompts=prompts, threads=cpu_count())
 
 
-def _stored_process() -> tuple[int, frozenset[str]] | None:
+def _stored_process() -> tuple[int, Arithmetic] | None:
     """What was remembered, if it is sound and fresh."""
     stored = recall(_PROCESS)
-    if not isinstance(stored, dict) or set(stored) != {"baseline", "converts", "when"}:
+    if not isinstance(stored, dict) or set(stored) != {"baseline", "converts", "prompts", "compiled", "when"}:
         return None
-    baseline, converts, when = stored["baseline"], stored["converts"], stored["when"]
-    sound = type(baseline) is int and 10**7 < baseline < 10**11 and isinstance(converts, list)
+    baseline, converts, prompts, when = (stored[key] for key in ("baseline", "converts", "prompts", "when"))
+    sound = type(baseline) is int and 10**7 < baseline < 10**11 and type(stored["compiled"]) is bool
     if not sound or not isinstance(when, (int, float)) or not is_fresh(when):
         return None
-    return (baseline, frozenset(converts)) if all(c in ("bfloat16", "float16") for c in converts) else None
+    for names, known in ((converts, TYPES), (prompts, (*LOW_BIT, "F16"))):
+        if not isinstance(names, list) or any(name not in known for name in names):
+            return None
+    return baseline, Arithmetic(frozenset(converts), stored["compiled"], frozenset(prompts), cpu_count())

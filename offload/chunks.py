@@ -113,6 +113,22 @@ class ChunkEvent:
     ended: float
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a matrix is cut, without the layer that it is of: `part` as in "q_proj"; `rows` of each block, of
+    `inner` columns. together: rows of all matrices that the same activations are multiplied with."""
+
+    part: str
+    encoding: str
+    inner: int
+    row_bytes: int
+    rows: tuple[int, ...]
+    together: int
+
+
+# Matrices of a layer that the same activations are multiplied with.
+TOGETHER = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+
 Blocks = dict[str, list[tuple[Chunk, Piece, Piece | None]]]  # by matrix: where its rows lie, and their scales
 
 
@@ -174,6 +190,25 @@ class ChunkTable:
             for piece, scale in chunk.matrices():
                 found.setdefault(piece.tensor, []).append((chunk, piece, scale))
         return found
+
+    @cached_property
+    def cuts(self) -> frozenset[Cut]:
+        """Of all layers and the head; few differ."""
+        blocks = {
+            name.removesuffix(".weight"): [piece for _, piece, _ in found]
+            for name, found in self.blocks().items()
+        }
+        rows = {name: tuple(piece.shape[0] for piece in pieces) for name, pieces in blocks.items()}
+        cuts = set[Cut]()
+        for name, pieces in blocks.items():
+            at, _, part = name.rpartition(".")
+            beside = next((parts for parts in TOGETHER if part in parts), (part,))
+            named = [f"{at}.{other}" if at else other for other in beside]
+            together = sum(sum(rows[other]) for other in named if other in rows)
+            first = pieces[0]
+            row_bytes = first.nbytes // first.shape[0]
+            cuts.add(Cut(part, first.encoding, first.shape[1], row_bytes, rows[name], together))
+        return frozenset(cuts)
 
     @property
     def tied(self) -> bool:

@@ -2,33 +2,123 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from edgespec.kernels import compiled, scratch
+from edgespec.core.batch import blocks, run_pass
+from edgespec.devices.arithmetic import Arithmetic
+from edgespec.kernels import compiled, matmul, scratch
+from edgespec.kernels.choice import AVX2, FEWS
 from edgespec.kernels.gguf_blocks import row_bytes
-from edgespec.kernels.matmul import PROMPT_TILE_BYTES, Block, linear
+from edgespec.kernels.low_bit import int4_row_bytes
+from edgespec.kernels.matmul import Block, linear
 from edgespec.models.packing import pack_model
+from edgespec.offload.chunks import Cut
 from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
-from edgespec.runtimes.formats.describe import describe_model
-from edgespec.runtimes.formats.needs import UNPACKED_TILE, activation_bytes, context_bytes, pool_positions
+from edgespec.runtimes.formats import passes
+from edgespec.runtimes.formats.describe import ModelFiles, describe_model
+from edgespec.runtimes.formats.needs import context_bytes, pool_positions
+from edgespec.runtimes.formats.passes import UNPACKED_TILE, pass_bytes, room_bytes
+from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.torch import rope
+from edgespec.runtimes.torch.draft import open_draft
+from edgespec.runtimes.torch.machine import arithmetic
+from tests.allocated import Allocated
 from tests.models import make_checkpoint, write_gguf
+
+SHAPE = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 2}
+BF16 = Arithmetic()  # a CPU that has it
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16", "float16", "int4", "Q8_0"])
+def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    folder, kind = tmp_path_factory.mktemp("model"), request.param
+    plain = make_checkpoint(
+        folder / "m", dtype=kind if "float" in kind else "bfloat16", max_position_embeddings=1024, **SHAPE
+    )
+    if kind == "int4":
+        pack_model(str(plain), folder / "low", precision=kind)
+        return describe_model(folder / "low")
+    return describe_model(write_gguf(plain, folder / "m.gguf", kind) if kind == "Q8_0" else plain)
+
+
+def test_the_plan_counts_what_passes_hold(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU that runs this: a prompt whose rows are a tree's, the largest tree, a whole block."""
+    monkeypatch.setattr(scratch, "_BUFFERS", scratch._Buffers())
+    target, context = open_draft(files, TREE_ROWS), 2 * PREFILL_ROWS - TREE_ROWS
+    cache = target.new_cache(context, TREE_ROWS)
+    weights = [block.data for block in target.weights.resident.values()]
+    weights += [block.scale for block in target.weights.resident.values() if block.scale is not None]
+    known = {tensor.untyped_storage().data_ptr() for tensor in (*weights, cache.k, cache.v)}
+
+    def counts(tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() not in known
+
+    prompt = np.random.default_rng(0).integers(0, 200, context).tolist()
+    with Allocated(counts) as taken:
+        for length in (passes.FEW, context):
+            cache.truncate(0)
+            for block in blocks(cache, prompt[:length]):
+                run_pass(target, [block])
+                block.raise_error()
+            rows = Rows.append(cache, np.arange(TREE_ROWS) - 1)
+            target.logits(target.run(target.embed(prompt[:TREE_ROWS]), rows, range(files.config.layers)))
+            cache.truncate(cache.length)
+    planned = pass_bytes(files, arithmetic(), context)
+    assert 0.9 * planned < taken.peak <= planned
+
+
+def test_what_is_known_of_kernels_is_theirs() -> None:
+    assert compiled.FORMATS.keys() == passes.NATIVE
+    assert passes.UNPACKED_TILE == matmul.PROMPT_TILE_BYTES
+    assert max(FEWS) == passes.FEW
+    assert passes.ANGLES == rope.TABLE
+
+
+@pytest.mark.skipif(bool(compiled.unavailable()), reason="the kernels were not built")
+@pytest.mark.parametrize("encoding", ["I8", "U8", "Q8_0", "Q4_K", "F16", "BF16"])
+@pytest.mark.parametrize(("rows", "inner"), [(320, 512), (1408, 2048), (96, 5632)])
+def test_the_room_of_the_kernels_is_what_they_ask_for(encoding: str, rows: int, inner: int) -> None:
+    if compiled.level() < AVX2:
+        pytest.skip("no AVX2 here")
+    library, threads = compiled.library(), torch.get_num_threads()
+    assert library is not None
+    each = {"I8": inner, "U8": int4_row_bytes(inner), "F16": 2 * inner, "BF16": 2 * inner}
+    nbytes = each.get(encoding) or row_bytes(encoding, inner)
+    block = Block.of_bytes(
+        encoding, torch.zeros(rows, nbytes, dtype=torch.uint8), rows, inner, torch.ones(rows)
+    )
+    matrices = compiled.Matrices([[(encoding, block.data, block.scale)]], inner)
+    cut = Cut("down_proj", encoding, inner, nbytes, (rows,), rows)
+    out = (compiled._P * 1)(0)
+    for n in (TREE_ROWS, passes.FEW):
+        x = torch.zeros(n, inner, dtype=torch.bfloat16)
+        asked = library.es_linear(
+            matrices.described, 1, inner, x.data_ptr(), compiled.SOURCES[x.dtype], n, False, 1 + 2 * AVX2, 1,
+            out, compiled.SOURCES[x.dtype], threads, None, 0,
+        )  # fmt: skip
+        assert asked <= room_bytes(cut, threads, n, 2) <= 1.02 * asked + 4096
 
 
 def test_weights_of_another_type_take_a_tile_more(tmp_path: Path) -> None:
-    """Of Q4_K_M and Q8_0 a conversation took up to 17 MB more than was planned."""
-    plain = make_checkpoint(tmp_path / "m", dtype="bfloat16")
+    """Where torch multiplies a prompt's rows by them; the compiled kernels arrange these rows."""
+    plain = make_checkpoint(tmp_path / "m", dtype="bfloat16", **SHAPE)
     pack_model(str(plain), tmp_path / "low", precision="int4")
-    low = [tmp_path / "low", write_gguf(plain, tmp_path / "m.gguf", "Q8_0")]
-    own = activation_bytes(describe_model(plain), converts=False)
-    more = [activation_bytes(describe_model(path), converts=False) - own for path in low]
-    assert more == [UNPACKED_TILE] * 2
+    own, low = describe_model(plain), describe_model(tmp_path / "low")
+    torch_s = replace(BF16, compiled=False)
+    tile = passes.scratch_bytes(low, torch_s)
+    assert tile == max(cut.inner * sum(cut.rows) * 2 for cut in low.table.cuts) <= UNPACKED_TILE
+    assert passes.scratch_bytes(own, torch_s) == 0
+    packed = passes.scratch_bytes(low, replace(BF16, prompts=frozenset({"U8"})))
+    assert PREFILL_ROWS * 2048 * 2 < packed < PREFILL_ROWS * 2048 * 2 * 2
 
 
 def test_a_prompt_unpacks_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert UNPACKED_TILE == PROMPT_TILE_BYTES
     monkeypatch.setattr(scratch, "_BUFFERS", scratch._Buffers())
     monkeypatch.setattr(compiled, "own_prompt", lambda *arguments: False)
     inner, rows = 4096, 4096
@@ -39,20 +129,19 @@ def test_a_prompt_unpacks_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> 
     assert UNPACKED_TILE / 2 < taken <= UNPACKED_TILE
 
 
-def test_a_tree_s_outputs_lie_where_a_prompt_s_numbers_do_as_far_as_there_is_room(tmp_path: Path) -> None:
+def test_without_kernels_a_tree_s_outputs_lie_where_a_prompt_s_numbers_do(tmp_path: Path) -> None:
     """One is never there with the other, so that the larger of both is planned; of many sequences both."""
     wide = describe_model(make_checkpoint(tmp_path / "m", dtype="bfloat16", intermediate_size=2048))
-    config, element = wide.config, wide.element
-    room = activation_bytes(wide, converts=False) * TREE_ROWS // PREFILL_ROWS
+    config, element, how = wide.config, wide.element, replace(BF16, compiled=False)
 
     def held(positions: int, sequences: int = 1) -> int:
         """Beside keys and values."""
-        pool = pool_positions(positions, sequences)
-        return context_bytes(config, positions, element, sequences) - config.kv_bytes(pool, element)
+        pool = config.kv_bytes(pool_positions(positions, sequences), element)
+        return context_bytes(wide, how, positions, sequences) - pool
 
     for positions in (512, 2**14, 2**18):
         outputs = TREE_ROWS * positions // 64 * (config.q_size * element + config.heads * 8)
-        assert held(positions) >= PREFILL_ROWS * positions * (1 + element)
-        assert held(positions) + activation_bytes(wide, converts=False) >= outputs + room
-        assert held(positions, 2) >= held(positions) + outputs - room
+        assert held(positions) >= PREFILL_ROWS * positions
+        assert pass_bytes(wide, how, positions) >= outputs
+        assert held(positions, 2) >= held(positions) + min(outputs, held(positions)) // 2
     assert held(2**18) - held(2**17) > TREE_ROWS * 2**17 // 64 * config.q_size * element  # no room is left

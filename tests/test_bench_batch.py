@@ -18,7 +18,8 @@ from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.core.trace import Cycle
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError
-from edgespec.runtimes.formats.needs import BLOCK, context_of, pool_positions, round_up
+from edgespec.runtimes.formats.needs import context_of, pool_positions, round_up
+from edgespec.runtimes.formats.passes import BLOCK
 from tests.test_session import prompt_of, write_model
 
 PROMPTS = [prompt_of(n, seed=n) for n in (7, 3, 12)]

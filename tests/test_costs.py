@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edgespec.devices import machine as machines
+from edgespec.devices.arithmetic import Arithmetic
 from edgespec.devices.machine import BASELINE, Machine, remember_process
 from edgespec.devices.matmuls import ROWS, Matmuls
 from edgespec.devices.rates import STALE, cache_folder
@@ -98,10 +99,11 @@ def test_what_a_process_has_found_is_remembered(weights: Path, monkeypatch: pyte
     monkeypatch.setattr(machines, "time", lambda: now)
     monkeypatch.setattr("edgespec.devices.rates.time", lambda: now)
     assert Machine.remembered(weights).baseline == BASELINE
-    remember_process(replace(GIVEN, baseline=400 * 10**6, converts=frozenset({"bfloat16"})))
+    how = Arithmetic(frozenset({"bfloat16"}), False, frozenset({"Q4_K"}), machines.cpu_count())
+    remember_process(replace(GIVEN, baseline=400 * 10**6, arithmetic=how))
     found = Machine.remembered(weights)
     assert found.baseline == 400 * 10**6
-    assert found.converts == {"bfloat16"}
+    assert found.arithmetic == how
     assert found.matmuls is None
     assert found.baseline + found.available <= found.total
     remember_process(replace(GIVEN, baseline=9 * GB))  # a service that has loaded much else
@@ -124,6 +126,8 @@ def test_what_a_process_has_found_is_remembered(weights: Path, monkeypatch: pyte
         {"converts": "bfloat16"},
         {"converts": ["int8"]},
         {"converts": None},
+        {"prompts": ["BF16"]},
+        {"compiled": 1},
         {"when": "now"},
         {"more": 1},
     ],
@@ -145,5 +149,6 @@ def test_loading_a_model_remembers_its_process(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(measured, "matmul_dtype", lambda dtype: measured.torch.float32)
     files = SimpleNamespace(table=SimpleNamespace(files=lambda: iter([weights])), dtype=None)
     found = measured.measure_machine(files)  # type: ignore[arg-type]
-    assert found.converts == {"bfloat16", "float16"}
+    assert found.arithmetic.converts == {"bfloat16", "float16"}
+    assert Machine.remembered(weights).arithmetic.converts == found.arithmetic.converts
     assert Machine.remembered(weights).baseline == found.baseline == GIVEN.baseline

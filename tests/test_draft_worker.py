@@ -37,6 +37,7 @@ from edgespec.offload.plan.plan import Plan
 from edgespec.progress import Progress
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.formats.needs import first_pass_bytes
+from edgespec.runtimes.torch.machine import arithmetic
 from edgespec.schedules.ssd import Ssd
 from edgespec.text.tokenizer import load_tokenizer
 from tests.machine import GIVEN
@@ -218,7 +219,7 @@ def test_its_memory_is_in_the_plan_and_in_the_peak(engine: Engine, model: Path) 
     assert engine.peak_memory() >= probe.process_memory().current + 0.7 * process.memory_info().rss
     options = EngineOptions(memory=4 * 10**9, context=200)
     without, beside = (plan(model, options, worker) for worker in (None, 1))
-    left = first_pass_bytes(describe_model(model))
+    left = first_pass_bytes(describe_model(model), arithmetic())
     assert beside.ledger.used - without.ledger.used == beside.owners["interpreter and libraries"] + left
     assert set(beside.extras.names) == {"drafter", "draft worker"}, "what a hand-over would free"
 

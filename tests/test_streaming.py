@@ -28,6 +28,7 @@ from edgespec.models.asked import check_options
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.formats.needs import first_pass_bytes
+from edgespec.runtimes.torch.machine import arithmetic
 from edgespec.runtimes.torch.streaming import Streaming, StreamingShape, seen, streaming_shapes
 from edgespec.runtimes.torch.streaming_draft import StreamingDraft
 from edgespec.runtimes.torch.trained_files import parameter_bytes
@@ -337,7 +338,7 @@ def test_it_drafts_in_a_process_of_its_own(
     with load(model, draft_worker=1, **options) as engine:
         assert engine.drafters == (drafter,)
         copies = 2 * engine.plan.table.embedding.nbytes
-        assert engine.plan.owners["drafter"] - beside == copies + first_pass_bytes(engine.files)
+        assert engine.plan.owners["drafter"] - beside == copies + first_pass_bytes(engine.files, arithmetic())
         (worker,) = engine.resident
         assert isinstance(worker, Beside)
         assert 0 < worker.outside < 1.1 * (engine.plan.owners["drafter"] + worker_bytes())

@@ -11,6 +11,7 @@ import pytest
 
 import edgespec
 from edgespec.config import EngineOptions
+from edgespec.drafters import draft_model
 from edgespec.drafters.choice import choose_drafters
 from edgespec.drafters.kinds import drafter_names
 from edgespec.errors import ModelError, OptionError
@@ -42,8 +43,9 @@ pytestmark = pytest.mark.usefixtures("tuned_machine")
 @pytest.mark.parametrize("schedule", ["serial", "ssd"])
 @pytest.mark.parametrize("drafter", ["substitute", "model", "moa", "ngram"])
 def test_the_memory_of_drafters_is_what_loading_takes(
-    checkpoint: Path, tmp_path: Path, drafter: str, schedule: str
+    checkpoint: Path, tmp_path: Path, drafter: str, schedule: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(draft_model, "arithmetic", lambda: MACHINE.arithmetic)
     pack_model(str(checkpoint), tmp_path / "p", substitute="int4")
     draft = str(make_checkpoint(tmp_path / "d", dtype="bfloat16", num_hidden_layers=1))
     adapters = str(write_moa(tmp_path / "p", tmp_path / "moa")) if drafter == "moa" else None

@@ -10,19 +10,19 @@ from edgespec.drafters.channel import Load
 from edgespec.drafters.drawn import kept_bytes
 from edgespec.drafters.forest import Room
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter, further_rows
+from edgespec.drafters.model_memory import model_extras
 from edgespec.drafters.resident import Found, Resident, Search
 from edgespec.drafters.substitute import is_copy
 from edgespec.drafters.vocabulary import check_vocabulary
 from edgespec.errors import OptionError
-from edgespec.kernels.cpu import matmul_dtype
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
-from edgespec.runtimes.formats.needs import cache_bytes, first_pass_bytes, resident_bytes
 from edgespec.runtimes.target import Target
 from edgespec.runtimes.torch.draft import TorchDraft, open_draft
+from edgespec.runtimes.torch.machine import arithmetic
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 from edgespec.text.tokenizer import Tokenizer, load_tokenizer
@@ -74,13 +74,7 @@ class DraftFiles:
     @property
     def extras(self) -> Extras:
         """See `drafters.resident.Found`."""
-        if self.worker is None:
-            if not self.prepares:
-                return Extras({"drafter": self.nbytes}, further={"drafter": self.cache_bytes})
-            kept = kept_bytes(DRAFT_ROWS, self.files.config.vocab_size)
-            return Extras({"drafter": self.nbytes, "drawn drafts": lambda context: kept})
-        left = first_pass_bytes(self.files)
-        return Extras({"drafter": lambda c: self.nbytes(c) + left}, processes=("draft worker",))
+        return model_extras(self.files, arithmetic(), self.worker is not None, self.prepares, self.rows)
 
     def unused(self, plan: Plan) -> str | None:
         """See `drafters.resident.Found`."""
@@ -101,16 +95,6 @@ class DraftFiles:
     def further_rows(self, target: ModelConfig) -> int:
         """See `drafters.resident.Resident.rows`."""
         return further_rows(self.rows, self.files.config.kv_bytes(1, self.files.dtype.itemsize), target)
-
-    def nbytes(self, context: int) -> int:
-        """Bytes of the open model with one conversation of `context` positions."""
-        dtype = self.files.dtype
-        return resident_bytes(self.files, context, self.rows, matmul_dtype(dtype) != dtype)
-
-    def cache_bytes(self, context: int) -> int:
-        """Bytes of one conversation of `context` positions."""
-        config = self.files.config
-        return cache_bytes(config, min(context, config.max_context), self.rows, self.files.dtype.itemsize)
 
     def open(self, progress: Callable[[int], None] | None = None) -> TorchTarget[Weights]:
         """Read all its weights. Raises StorageError and CorruptFileError; `progress` gets bytes read."""

@@ -16,7 +16,7 @@ from edgespec.kernels.threads import threads_for, use_threads
 from edgespec.models.planning import plan_engine
 from edgespec.offload.plan.plan import Plan
 from edgespec.progress import Progress, ProgressCallback
-from edgespec.runtimes.formats.needs import judged_rows, pass_rows
+from edgespec.runtimes.formats.passes import judged_rows, pass_rows
 from edgespec.runtimes.target import Target
 from edgespec.runtimes.torch.choices import reasons, settle
 from edgespec.runtimes.torch.machine import measure_machine

@@ -8,16 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.config import EngineOptions
+from edgespec.devices.arithmetic import Arithmetic
 from edgespec.drafters.choice import choose_drafters
-from edgespec.drafters.drawn import kept_bytes
 from edgespec.drafters.low_bit import AHEAD_ROWS, copy_extras
-from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
+from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.model_memory import model_extras
 from edgespec.errors import Call, OptionError
 from edgespec.offload.chunk_store import is_store
 from edgespec.offload.pack.layout import LOW_BIT
-from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.formats.needs import first_pass_bytes, resident_bytes
 from edgespec.runtimes.formats.packed import SUBSTITUTE
 from edgespec.tuning.acceptance import PRIORS
 from edgespec.tuning.candidate import NGRAM, PLAIN, Candidate, Stored
@@ -25,12 +24,12 @@ from edgespec.tuning.subject import Subject, low_bit_bytes, open_subject
 
 
 def find_candidates(
-    subject: Subject, options: EngineOptions, converts: frozenset[str], stack: ExitStack
+    subject: Subject, options: EngineOptions, how: Arithmetic, stack: ExitStack
 ) -> list[Candidate]:
     """Ways of drafting for a model that the options leave open, plain decoding first. What `stack` holds must
     stay open while they are used.
 
-    `converts`: see `devices.machine.Machine`. Under drafter `auto` a low-bit copy that is not there is one of
+    `how`: see `devices.machine.Machine`. Under drafter `auto` a low-bit copy that is not there is one of
     them, where a model can have one. Raises OptionError for what is asked for and not there, and what opening
     a model raises.
     """
@@ -50,7 +49,7 @@ def find_candidates(
             found.append(made)
     if "model" in members and copy is None and options.draft_model is not None:
         draft = stack.enter_context(open_subject(options.draft_model, options.offline))
-        found.append(draft_model(draft, options, converts))
+        found.append(draft_model(draft, options, how))
     if "cascade" in members and options.adapters is not None:
         from edgespec.tuning.cascade import cascade_with_copy, find_cascade_candidates  # torch: seconds
 
@@ -139,15 +138,10 @@ def substitute(
     )
 
 
-def draft_model(draft: Subject, options: EngineOptions, converts: frozenset[str]) -> Candidate:
+def draft_model(draft: Subject, options: EngineOptions, how: Arithmetic) -> Candidate:
     """Another model: all of it is in memory, and read in every step."""
     files = draft.files
-    convert = files.activations in converts
-    left = 0 if options.draft_worker is None else first_pass_bytes(files)
-    owners = {"drafter": lambda context: left + resident_bytes(files, context, DRAFT_ROWS, convert)}
-    if options.draft_worker is None and options.schedule != "serial":
-        owners["drawn drafts"] = lambda context: kept_bytes(DRAFT_ROWS, files.config.vocab_size)
-    extras = Extras(owners, processes=("draft worker",) if options.draft_worker is not None else ())
+    extras = model_extras(files, how, options.draft_worker is not None, options.schedule != "serial")
     stored, prior = files.table.stored, PRIORS["model"]
     return Candidate(
         "model",

@@ -43,7 +43,7 @@ class SettingSearch:
     ) -> None:
         self.options, self.machine, self.doubt, self.fit = options, machine, doubt, fit
         own = subject if options.precision is None else subject.variant(options.precision)
-        self.subjects = [(own, find_candidates(own, options, machine.converts, stack))]
+        self.subjects = [(own, find_candidates(own, options, machine.arithmetic, stack))]
         # What drafts with the target's own chunks would be another there.
         free = [c for c in self.subjects[0][1] if not {"substitute", "cascade"} & {*c.members}]
         fixed = options.drafter not in ("auto", "none") and free == [PLAIN]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Overlap, Phase, Trace
+from edgespec.devices.arithmetic import USUAL
 from edgespec.drafters.resident import away
 from edgespec.errors import EdgeSpecError
 from edgespec.offload.plan.costs import CostModel, Rates
@@ -204,7 +205,7 @@ def _candidate_of(engine: Engine) -> Candidate | None:
     try:
         subject = Subject(str(engine.files.path), engine.files, None, here=True)
         with ExitStack() as stack:
-            found = find_candidates(subject, engine.options, frozenset(), stack)
+            found = find_candidates(subject, engine.options, USUAL, stack)
     except EdgeSpecError:
         return None
     named = [c for c in found if c.drafter == engine.options.drafter]  # of the copy in a cascade nobody hears

@@ -5,29 +5,24 @@ Needs no torch.
 
 from __future__ import annotations
 
+from edgespec.devices.arithmetic import Arithmetic
 from edgespec.devices.machine import Machine
 from edgespec.offload.plan.costs import Rates
 from edgespec.offload.plan.device import DeviceMemory, make_device_plan
 from edgespec.offload.plan.fill import make_plan
 from edgespec.offload.plan.needs import Extras, Needs, Request
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import EXIT_ROWS, PREFILL_ROWS, TREE_ROWS
+from edgespec.runtimes.base import EXIT_ROWS, TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles
-from edgespec.runtimes.formats.gguf import PLAIN
+from edgespec.runtimes.formats.passes import BLOCK, pass_bytes
 
-BLOCK = 64  # positions per attention block; see torch/attention.py
 SHARED_POSITIONS = 512  # that most prompts take with their replies
-SHARED_ROWS = 9  # of each of many trees in a pass, on average: a root and eight drafts; some have more
-# Weights of another type than activations, as a prompt's block is multiplied by them: kernels/matmul.py's
-# PROMPT_TILE_BYTES, or where kernels unpack them the block in their order and sums, so many bytes a row. Both
-# stay with the thread.
-UNPACKED_TILE = 8 * 2**20
-SUMS = 2 * 2**10
 # What the first pass leaves in the process: code of libraries that nothing before it ran, 7.5 MB, and holes
-# in the heap; where torch multiplies weights of activations' own type, what it compiles for their shapes.
-FIRST_PASS = 13 * 10**6
-COMPILED = 4 * 10**6
+# in the heap, which differ by some megabytes from run to run; where torch multiplies, what it keeps for that:
+# oneDNN compiled code by shape, MKL the room that it arranges matrices in.
+FIRST_PASS = 15 * 10**6
+KEPT = 4 * 10**6
 DEVICE_SLOTS = 3  # device buffers: one computed on, one being copied to, one between
 
 # Page cache of programs and libraries that a cold start reads but does not map, and the kernel's own tables:
@@ -44,13 +39,13 @@ def plan_model(files: ModelFiles, machine: Machine, request: Request, extras: Ex
 
     Raises BudgetError or OptionError before any weight is read.
     """
-    config, element, sequences, trees = files.config, files.element, request.sequences, request.trees
-    converts = files.activations in machine.converts
+    config, sequences, trees = files.config, request.sequences, request.trees
+    how = machine.arithmetic
     needs = Needs(
         baseline=machine.baseline,
         small=sum(t.nbytes for t in files.table.small),
-        activations=activation_bytes(files, converts, sequences, trees) + first_pass_bytes(files),
-        kv=lambda positions: context_bytes(config, positions, element, sequences, trees),
+        activations=pass_bytes(files, how, 0, sequences, trees) + first_pass_bytes(files, how),
+        kv=lambda positions: context_bytes(files, how, positions, sequences, trees),
         max_context=config.max_context,
         extras=(extras or Extras()).for_many(sequences - 1, SHARED_POSITIONS),
         program_cache=PROGRAM_CACHE,
@@ -71,16 +66,6 @@ def round_up(positions: int) -> int:
 def cache_bytes(config: ModelConfig, context: int, slots: int, element: int) -> int:
     """Bytes of a cache for `context` positions and `slots` uncommitted rows, of `element`-byte numbers."""
     return config.kv_bytes(round_up(context + slots), element)
-
-
-def pass_rows(sequences: int, trees: bool) -> int:
-    """Most rows of a pass: of so many, all have their trees beside a block of a newcomer's prompt."""
-    return PREFILL_ROWS + (judged_rows(sequences, trees) if sequences > 1 else 0)
-
-
-def judged_rows(sequences: int, trees: bool) -> int:
-    """Most rows of a pass whose logits are looked at: one tree's, or those of each of so many sequences."""
-    return max(TREE_ROWS, sequences * (SHARED_ROWS if trees else 1))
 
 
 def pool_positions(context: int, sequences: int) -> int:
@@ -117,54 +102,24 @@ def exit_bytes(config: ModelConfig, element: int) -> int:
 
 
 def context_bytes(
-    config: ModelConfig, positions: int, element: int, sequences: int = 1, trees: bool = False
+    files: ModelFiles, how: Arithmetic, positions: int, sequences: int = 1, trees: bool = False
 ) -> int:
-    """What grows with the context: KV caches, and attention's temporaries over that many keys: each block's
-    outputs and mask for a tree's rows, and the mask of a prompt's block. One cache attends after the other;
-    of many, the masks of all are kept. Of one, a tree's outputs lie where a prompt's block has its numbers of
-    an MLP (`activation_bytes`), as far as there is room."""
-    blocks, e = -(-positions // BLOCK) + 2, element
-    outputs = TREE_ROWS * blocks * (config.q_size * e + config.heads * 8)
-    tree_mask = judged_rows(sequences, trees) * (config.heads // config.kv_heads) * positions * (1 + e)
-    prompt_mask = PREFILL_ROWS * positions * (1 + e)
-    attention = outputs + tree_mask + prompt_mask
-    if sequences == 1:
-        room = (PREFILL_ROWS - TREE_ROWS) * 3 * config.intermediate_size * e
-        attention = max(prompt_mask, tree_mask + max(0, outputs - room))
-    return config.kv_bytes(pool_positions(positions, sequences), e) + attention
+    """What grows with the context: KV caches, and what passes over so many positions take beyond others."""
+    longer = pass_bytes(files, how, positions, sequences, trees) - pass_bytes(files, how, 0, sequences, trees)
+    return files.config.kv_bytes(pool_positions(positions, sequences), files.element) + longer
 
 
-def activation_bytes(files: ModelFiles, converts: bool, sequences: int = 1, trees: bool = False) -> int:
-    """Temporaries of the largest pass, at their peak: in the MLP, in attention, or at the head; weights being
-    converted to fp32 or not."""
-    config, n, e = files.config, pass_rows(sequences, trees), files.element
-    d, f = config.hidden_size, config.intermediate_size
-    # Of a layer: what came in, what goes out, what of it is normed, queries, keys and values.
-    layer = n * (3 * d + config.q_size + 2 * config.kv_size) * e
-    mlp = n * 3 * f * e  # gate, up, product
-    attention = n * (3 * config.q_size * e + config.heads * 4)  # queries and outputs, each arranged anew
-    head = judged_rows(sequences, trees) * config.vocab_size * (e + 4)
-    tile = max(config.matrix_shapes(0).values(), key=lambda s: s[0] * s[1])
-    arranged = PREFILL_ROWS * (max(d, f) * e + SUMS)
-    unpacked = tile[1] * 4 * 4096 if converts else max(UNPACKED_TILE, arranged) if _unpacks(files) else 0
-    return layer + max(mlp, attention, head) + unpacked
-
-
-def first_pass_bytes(files: ModelFiles) -> int:
+def first_pass_bytes(files: ModelFiles, how: Arithmetic) -> int:
     """What the first pass leaves behind, whatever model runs."""
-    return FIRST_PASS if _unpacks(files) else FIRST_PASS + COMPILED
+    all_ours = not how.converts and how.prompts >= files.table.stored.keys()
+    return FIRST_PASS if all_ours else FIRST_PASS + KEPT
 
 
-def _unpacks(files: ModelFiles) -> bool:
-    """There are weights of another type than activations."""
-    return any(PLAIN.get(encoding) != files.activations for encoding in files.table.stored)
-
-
-def resident_bytes(files: ModelFiles, context: int, rows: int, converts: bool) -> int:
+def resident_bytes(files: ModelFiles, context: int, rows: int, how: Arithmetic) -> int:
     """A whole model in memory, with one conversation of `context` positions and `rows` uncommitted rows."""
     config, table, element = files.config, files.table, files.element
     weights = sum(c.read_bytes for c in table.chunks) + sum(t.nbytes for t in table.small)
     if not table.tied:
         weights += table.embedding.nbytes
-    kv = cache_bytes(config, min(context, config.max_context), rows, element)
-    return weights + kv + activation_bytes(files, converts)
+    positions = min(context, config.max_context)
+    return weights + cache_bytes(config, positions, rows, element) + pass_bytes(files, how, positions)

@@ -20,7 +20,8 @@ from edgespec.kernels.reference import Mask
 from edgespec.kernels.threads import alone
 from edgespec.kernels.tree_attention import Past, TreeAttention, suits
 from edgespec.runtimes.base import IntArray
-from edgespec.runtimes.formats.needs import BLOCK, round_up
+from edgespec.runtimes.formats.needs import round_up
+from edgespec.runtimes.formats.passes import BLOCK
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.kv_cache import Inside, Overlay, TorchKVCache
 

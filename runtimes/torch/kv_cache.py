@@ -13,7 +13,8 @@ from torch import Tensor
 from edgespec.errors import BusyError, ContextError, DeviceError
 from edgespec.runtimes.base import IntArray, KVCache
 from edgespec.runtimes.config import ModelConfig
-from edgespec.runtimes.formats.needs import BLOCK, overlay_positions, round_up
+from edgespec.runtimes.formats.needs import overlay_positions, round_up
+from edgespec.runtimes.formats.passes import BLOCK
 from edgespec.runtimes.rows import kept_parents
 from edgespec.runtimes.torch.reserved import Reserved
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import torch
 
+from edgespec.devices.arithmetic import Arithmetic
 from edgespec.devices.machine import Accelerator, Machine, remember_process
+from edgespec.kernels import compiled
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.warm_up import warm_up
@@ -24,7 +26,18 @@ def measure_machine(files: ModelFiles, device: torch.device = CPU) -> Machine:
         torch.zeros(1, device=device)  # the driver's context exists from here on, and counts as used
         free, total = torch.cuda.mem_get_info(device)
         accelerator = Accelerator(total, total - free)
-    converts = frozenset(name for name, dtype in CONVERTED.items() if matmul_dtype(dtype) != dtype)
-    found = replace(Machine.measure(next(files.table.files()), accelerator), converts=converts)
+    how = arithmetic() if device.type == "cpu" else Arithmetic(compiled=False)
+    found = replace(Machine.measure(next(files.table.files()), accelerator), arithmetic=how)
     remember_process(found)
     return found
+
+
+def arithmetic() -> Arithmetic:
+    """Who multiplies in this process."""
+    converts = frozenset(name for name, dtype in CONVERTED.items() if matmul_dtype(dtype) != dtype)
+    prompts = frozenset(
+        encoding
+        for encoding in compiled.FORMATS
+        if compiled.own_prompt(encoding, torch.float16 if encoding == "F16" else torch.bfloat16)
+    )
+    return Arithmetic(converts, not compiled.unavailable(), prompts, torch.get_num_threads())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgespec.config import EngineOptions
+from edgespec.devices.arithmetic import Arithmetic
 from edgespec.devices.probe import cpu_count, memory_available, memory_total, process_memory
 from edgespec.drafters.channel import Load
 from edgespec.drafters.model import DRAFT_ROWS
@@ -38,15 +39,15 @@ def open_host(
     path = resolve_model(model, progress, options.offline)
     files = describe_model(path)
     tokenizer = load_tokenizer(files, path)
-    from edgespec.kernels.cpu import matmul_dtype  # torch: seconds, after what is refused without it
+    from edgespec.runtimes.torch.machine import arithmetic  # torch: seconds, after what is refused without it
 
-    converts = matmul_dtype(files.dtype) != files.dtype
+    how = arithmetic()
     positions = min(options.context or DEFAULT_CONTEXT, files.config.max_context, MOST_POSITIONS)
     own = process_memory().current
     dial = options.memory or own + memory_available()
     check_dial(dial, memory_total())
     seats = options.batch or DEFAULT_SEATS
-    while (book := _ledger(files, converts, dial, own, positions, seats)).free < 0:
+    while (book := _ledger(files, how, dial, own, positions, seats)).free < 0:
         if options.batch or seats == 1:
             book.require(
                 smallest_dial(book), f" with {count_of(seats, 'conversation')} of {positions} positions."
@@ -59,12 +60,12 @@ def open_host(
     return DraftHost(opened, name, vocabulary, files.config.vocab_size, positions, seats, nbytes)
 
 
-def _ledger(files: ModelFiles, converts: bool, dial: int, own: int, positions: int, seats: int) -> Ledger:
+def _ledger(files: ModelFiles, how: Arithmetic, dial: int, own: int, positions: int, seats: int) -> Ledger:
     further = cache_bytes(files.config, positions, DRAFT_ROWS, files.dtype.itemsize) * (seats - 1)
     owners = {
         "interpreter and libraries": own,
         HEADROOM: headroom_of(dial),
-        "model, activations, one conversation": resident_bytes(files, positions, DRAFT_ROWS, converts),
+        "model, activations, one conversation": resident_bytes(files, positions, DRAFT_ROWS, how),
         "further conversations": further,
     }
     return Ledger(dial, owners)

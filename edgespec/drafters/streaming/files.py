@@ -28,6 +28,7 @@ from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.needs import first_pass_bytes
 from edgespec.runtimes.target import Target
+from edgespec.runtimes.torch.machine import arithmetic
 from edgespec.runtimes.torch.streaming import (
     KIND,
     Streaming,
@@ -82,7 +83,7 @@ class StreamingFiles(TrainedFiles[StreamingShape]):
     def copied_bytes(self) -> int:
         """Of the target, in a process of its own, and of what a first pass leaves there."""
         embedding = self.files.table.embedding.nbytes * (not self.files.table.tied)
-        return embedding + self.head_bytes + first_pass_bytes(self.files)
+        return embedding + self.head_bytes + first_pass_bytes(self.files, arithmetic())
 
     @property
     def head_bytes(self) -> int:

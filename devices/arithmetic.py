@@ -1,0 +1,20 @@
+"""Who multiplies here, as far as memory depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """converts: types of weights ("bfloat16") whose matmuls torch does in fp32. compiled: our kernels are
+    there. prompts: encodings of weights that they multiply a whole block of a prompt with; other blocks
+    are torch's, and all on a device is. threads: that compute."""
+
+    converts: frozenset[str] = frozenset()
+    compiled: bool = True
+    prompts: frozenset[str] = frozenset()
+    threads: int = 2
+
+
+USUAL = Arithmetic()
