@@ -9,12 +9,14 @@ from dataclasses import dataclass
 class Arithmetic:
     """converts: types of weights ("bfloat16") whose matmuls torch does in fp32. compiled: our kernels are
     there. prompts: encodings of weights that they multiply a whole block of a prompt with; other blocks
-    are torch's, and all on a device is. threads: that compute."""
+    are torch's, and all on a device is. threads: that compute. arranged: numbers of x that low-bit weights
+    are multiplied with are packed once more (AVX2, AMX)."""
 
     converts: frozenset[str] = frozenset()
     compiled: bool = True
     prompts: frozenset[str] = frozenset()
     threads: int = 2
+    arranged: bool = False
 
 
 USUAL = Arithmetic()

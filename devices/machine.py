@@ -97,7 +97,7 @@ def remember_process(machine: Machine) -> None:
         how = machine.arithmetic
         converts, prompts = sorted(how.converts), sorted(how.prompts)
         remember(_PROCESS, {"baseline": machine.baseline, "converts": converts, "prompts": prompts,
-                            "compiled": how.compiled, "when": time()})  # fmt: skip
+                            "compiled": how.compiled, "arranged": how.arranged, "when": time()})  # fmt: skip
 
 
 def _process() -> tuple[int, Arithmetic]:
@@ -106,20 +106,24 @@ def _process() -> tuple[int, Arithmetic]:
         return known
     features = cpu_features()
     converts = frozenset() if features & {"amx_bf16", "avx512_bf16", "bf16"} else frozenset(TYPES)
-    prompts = frozenset(LOW_BIT) if features & {"amx_bf16", "avx512_bf16"} else frozenset()
-    return BASELINE, Arithmetic(converts, prompts=prompts, threads=cpu_count())
+    prompts = frozenset(LOW_BIT) if features & {"amx_bf16", "avx512_bf16", "avx2"} else frozenset()
+    arranged = "amx_int8" in features or ("avx2" in features and "avx512_vnni" not in features)
+    return BASELINE, Arithmetic(converts, prompts=prompts, threads=cpu_count(), arranged=arranged)
 
 
 def _stored_process() -> tuple[int, Arithmetic] | None:
     """What was remembered, if it is sound and fresh."""
     stored = recall(_PROCESS)
-    if not isinstance(stored, dict) or set(stored) != {"baseline", "converts", "prompts", "compiled", "when"}:
+    fields = {"baseline", "converts", "prompts", "compiled", "arranged", "when"}
+    if not isinstance(stored, dict) or set(stored) != fields:
         return None
     baseline, converts, prompts, when = (stored[key] for key in ("baseline", "converts", "prompts", "when"))
-    sound = type(baseline) is int and 10**7 < baseline < 10**11 and type(stored["compiled"]) is bool
+    sound = type(baseline) is int and 10**7 < baseline < 10**11
+    sound = sound and all(type(stored[flag]) is bool for flag in ("compiled", "arranged"))
     if not sound or not isinstance(when, (int, float)) or not is_fresh(when):
         return None
     for names, known in ((converts, TYPES), (prompts, (*LOW_BIT, "F16"))):
         if not isinstance(names, list) or any(name not in known for name in names):
             return None
-    return baseline, Arithmetic(frozenset(converts), stored["compiled"], frozenset(prompts), cpu_count())
+    compiled, arranged = stored["compiled"], stored["arranged"]
+    return baseline, Arithmetic(frozenset(converts), compiled, frozenset(prompts), cpu_count(), arranged)

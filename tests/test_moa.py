@@ -234,9 +234,11 @@ def expected_logits(target: TorchTarget, moa: Moa, tokens: list[int], asked: lis
         moa.eval()
         if moa.sizes.target_layers:
             asked = Questions(places, known, np.full_like(places, True, dtype=np.bool_))
-            last = LastLayers(FrozenTarget(target, []), moa.sizes.target_layers)
-            states = last(states, token_states(keys, values)[None].clone(), asked)
-        return target.head(states[0])
+            frozen = FrozenTarget(target, [])
+            last = LastLayers(frozen, moa.sizes.target_layers)
+            known_to_it = token_states(keys, values)[None].to(frozen.dtype, copy=True)
+            states = last(states.to(frozen.dtype), known_to_it, asked)
+        return target.head(states[0].to(target.dtype))
 
 
 @pytest.mark.parametrize("sizes", [SIZES, THROUGH], ids=["head", "last layers"])

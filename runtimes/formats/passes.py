@@ -84,7 +84,7 @@ def product_bytes(files: ModelFiles, how: Arithmetic, n: int, cut: Cut, exact: b
     for rows in cut.rows:
         out = n * rows * e
         if own or plain:
-            parts = n > FEW and cut.encoding == "F16"  # multiplied in parts, and joined
+            parts = n > FEW and _in_parts(cut, how)  # multiplied so, and joined
             held = out * (2 if own and parts else 1)
         else:
             tiles = -(-rows // tile_rows(cut.inner * number))
@@ -133,29 +133,38 @@ def _room(files: ModelFiles, how: Arithmetic) -> int:
         if cut.encoding not in NATIVE or (cut.encoding == "BF16" and "bfloat16" not in how.converts):
             continue
         own = cut.encoding in how.prompts
-        tree.append(room_bytes(cut, how.threads, TREE_ROWS, e))
+        tree.append(room_bytes(cut, how, TREE_ROWS, e))
         if cut.part != "lm_head":
-            few.append(packed_bytes(cut, how.threads, e) if own else room_bytes(cut, how.threads, FEW, e))
+            few.append(packed_bytes(cut, how, e) if own else room_bytes(cut, how, FEW, e))
     layer = TREE_ROWS * (config.hidden_size + 2 * (q + kv + config.intermediate_size)) * e
     return max(*few, max(tree) + layer)
 
 
-def room_bytes(cut: Cut, threads: int, n: int, element: int) -> int:
+def _in_parts(cut: Cut, how: Arithmetic) -> bool:
+    """Whether the kernels multiply FEW rows of a prompt's block at a time: by fp16, and in a tree's order, as
+    by low-bit weights where torch would compute in fp32."""
+    return cut.encoding == "F16" or "bfloat16" in how.converts
+
+
+def room_bytes(cut: Cut, how: Arithmetic, n: int, element: int) -> int:
     """Of n rows by a matrix, as native/native.c's `lay_out` has it: sums of each thread, and x arranged."""
-    plain = cut.encoding in PLAIN
+    plain, threads = cut.encoding in PLAIN, how.threads
     terms = 2 if element == 4 and not plain else 1
     task = (2**20 if plain else 2**18) // cut.row_bytes
     rows = max(16, min(task, cut.together // (4 * threads)) // 16 * 16)
     sums = threads * (49152 + 4 * cut.inner + 4 * rows * n * terms)
     if plain:
         return sums + n * -(-cut.inner // 512) * 512 * 4
-    return sums + n * terms * -(-cut.inner // 256) * (512 + 64)
+    numbers = -(-cut.inner // 256) * (512 + 64)
+    packed = -(-n * terms // 16) * 16 * numbers if how.arranged else 0
+    return sums + n * terms * numbers + packed
 
 
-def packed_bytes(cut: Cut, threads: int, element: int) -> int:
+def packed_bytes(cut: Cut, how: Arithmetic, element: int) -> int:
     """Of a prompt's block by a matrix: the same, with x in the order of AMX or of AVX-512 BF16."""
-    if cut.encoding == "F16":
-        return room_bytes(cut, threads, FEW, element)
+    if _in_parts(cut, how):
+        return room_bytes(cut, how, FEW, element)
+    threads = how.threads
     rows = -(-max(16, min(256, cut.together // (4 * threads)) // 16 * 16) // 32) * 32
     sums = threads * (49152 + 4 * cut.inner + 4 * rows * PREFILL_ROWS)
     return sums + PREFILL_ROWS * -(-cut.inner // 512) * 512 * element
