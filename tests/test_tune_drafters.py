@@ -20,7 +20,6 @@ from edgespec.tuning import tune as tuning
 from edgespec.tuning.acceptance import PRIORS
 from edgespec.tuning.candidate import PLAIN
 from edgespec.tuning.candidates import find_candidates
-from edgespec.tuning.predict import Setting
 from edgespec.tuning.profile import settings_of
 from edgespec.tuning.subject import open_subject
 from edgespec.tuning.tune import tune_model
@@ -70,21 +69,15 @@ def test_the_memory_of_drafters_is_what_loading_takes(
             assert sum(candidate.reads(found.plan).values()) == resident.nbytes
 
 
-def test_a_gigabyte_more_may_leave_a_drafter_nothing_to_do(
-    seven: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a copy of what streams where nothing does: then it would give what the others do."""
+def test_a_gigabyte_more_is_what_a_dial_of_so_much_gives(seven: str) -> None:
+    """By whatever is best there, and not by the drafter that is best here."""
     with tuning.open_tuner(seven, EngineOptions()) as tuner:
-        settings = tuner.search.settings
-
-        def idle(dial: int, like: Setting | None = None, lossy: bool = True) -> list[Setting]:
-            return [] if like is not None else settings(dial, lossy=lossy)
-
-        monkeypatch.setattr(tuner.search, "settings", idle)
-        row, more = tuner.search.row(4 * GB), tuner.search.at(5 * GB, lossy=False)
-    assert row.best is not None
-    assert more.best is not None
-    assert row.more == pytest.approx(more.best.speed.middle / row.best.speed.middle)
+        for gigabytes in (4, 12):
+            row, more = tuner.search.row(gigabytes * GB), tuner.search.at((gigabytes + 1) * GB)
+            assert row.best is not None
+            assert more.best is not None
+            assert row.more == pytest.approx(more.best.speed.middle / row.best.speed.middle)
+            assert row.more >= 1
 
 
 def test_a_copy_that_packing_would_make_is_told_apart(seven: str) -> None:

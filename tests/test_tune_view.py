@@ -126,8 +126,8 @@ def test_a_dial_is_planned_once_and_few_plans_are_made_for_a_key(
     monkeypatch.setattr(searching, "plan_model", plan)
     state = moved(State(5 * GB), "right", view.live)
     view.lines(state)
-    # Plain decoding and n-grams have one plan, the draft model another, and 1 GB more a third.
-    assert sorted(plans) == [5_100_000_000] * 2 + [6_100_000_000]
+    # Plain decoding and n-grams have one plan, the draft model another; likewise with 1 GB more.
+    assert sorted(plans) == [5_100_000_000] * 2 + [6_100_000_000] * 2
     del plans[:]
     for height in range(10, 40):
         view.lines(state, 100, height)

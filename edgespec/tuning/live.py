@@ -29,7 +29,6 @@ class Live:
     def __init__(self, search: SettingSearch) -> None:
         self._search = search
         self._rows = dict[int, Row]()
-        self._more = dict[tuple[int, Way], float]()
         self.most = search.machine.total // GRAIN * GRAIN
         self.least = self._least()
         found = [s for dial in (self.most, self.least) for s in self.row(dial).settings]
@@ -50,15 +49,13 @@ class Live:
         return row.best if way is None else next((s for s in row.settings if way_of(s) == way), None)
 
     def more(self, setting: Setting) -> float | None:
-        """How many times as fast its drafter is with 1 GB more, by whatever schedule is best then; None =
-        the machine has no more."""
-        key = setting.dial, way_of(setting)
+        """How many times as fast it is with 1 GB more: the fastest beside the fastest there, any other beside
+        its own way where that is left; None = the machine has no more."""
         if setting.dial + MORE > self.most:
             return None
-        if key not in self._more:
-            found = self._search.settings(setting.dial + MORE, setting, lossy=False)
-            self._more[key] = max(map(middle, [setting, *found])) / middle(setting)
-        return self._more[key]
+        way = None if setting is self.row(setting.dial).best else way_of(setting)
+        then = self.setting(setting.dial + MORE, way) or self.row(setting.dial + MORE).best
+        return None if then is None else max(1.0, middle(then) / middle(setting))
 
     def _least(self) -> int:
         """The refusal of a dial names the smallest one that works."""

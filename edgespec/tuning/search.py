@@ -60,10 +60,8 @@ class SettingSearch:
         row = self.at(dial)
         if row.best is None or dial + MORE > self.machine.total:
             return row
-        like = self.settings(dial + MORE, row.best)
-        if not like:  # that drafter has nothing left to stand for
-            like = [s for s in self.settings(dial + MORE, lossy=False) if not s.before]
-        return replace(row, more=max(1.0, max(map(middle, like)) / middle(row.best)))
+        more = self.at(dial + MORE, lossy=False).best
+        return row if more is None else replace(row, more=max(1.0, middle(more) / middle(row.best)))
 
     def at(self, dial: int, lossy: bool = True) -> Row:
         """Likewise, without what more would give; lossy: at other precisions than the files' own, too."""
@@ -104,15 +102,12 @@ class SettingSearch:
             low, high = (low, half) if held else (half, high)
         return row if high * STEP >= row.dial else self.row(high * STEP)
 
-    def settings(self, dial: int, like: Setting | None = None, lossy: bool = True) -> list[Setting]:
-        """All settings at a dial; or those of the drafter and the precision of one. Raises BudgetError when
-        not even plain decoding runs."""
+    def settings(self, dial: int, lossy: bool = True) -> list[Setting]:
+        """All settings at a dial. Raises BudgetError when not even plain decoding runs."""
         found = list[Setting]()
         for subject, candidates in self.subjects if lossy else self.subjects[:1]:
             plan: Plan | None = None
             for candidate in candidates:
-                if like and (like.drafter, like.precision) != (candidate.drafter, subject.precision):
-                    continue
                 try:
                     new = self._predicted(dial, subject, candidate, plan)
                 except (BudgetError, OptionError) as error:
