@@ -49,7 +49,7 @@ def test_a_given_machine_is_all_that_a_plan_asks(model: Path, monkeypatch: pytes
     with Engine.load(model, machine=small) as engine:
         assert engine.plan.dial == small.baseline + int(0.9 * small.available)
         assert (engine.plan.rates.read, engine.plan.rates.compute) == (DISK.gbps, 7.0)
-    with pytest.raises(OptionError, match=r"this machine has 3\.00 GB"):
+    with pytest.raises(OptionError, match=r"but 3\.00 GB is all that this machine"):
         Engine.load(model, EngineOptions(memory=4 * 10**9), machine=small)
 
 

@@ -337,7 +337,10 @@ def test_wrong_use_of_tune(run: Run, tmp_path: Path) -> None:
         (("m", "--memory", "big"), "--memory"),
         (("m", "--memory", "4GB,,8GB"), "--memory"),
         (("m", "--preset", "pi-6"), "--preset 'pi-6' is unknown"),
-        (("m", "--memory", "64GB"), "this machine has 16.00 GB; lower --memory"),
+        (
+            ("m", "--memory", "64GB"),
+            "16.00 GB is all that this machine, or its container, has; lower --memory",
+        ),
         (("m", "--schedule", "soon"), "schedule 'soon' is unknown"),
         (("m", "--temperature", "1"), "--temperature"),
     ):

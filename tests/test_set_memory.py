@@ -262,7 +262,7 @@ def test_refusals(packed: Path, expected: list[int]) -> None:
         for bad in ("soon", 0, -1, 5, "", float("nan"), True, [], None):
             with pytest.raises(OptionError):
                 engine.set_memory(bad)  # type: ignore[arg-type]
-        with pytest.raises(OptionError, match="this machine has"):
+        with pytest.raises(OptionError, match="is all that this machine"):
             engine.set_memory("500TB")
         with pytest.raises(BudgetError, match=r"The smallest dial that works here is \d+MB with context 200"):
             engine.set_memory("100MB")

@@ -102,9 +102,12 @@ def test_what_is_set_stays(seven: str) -> None:
 
 
 def test_dials_that_cannot_be(seven: str) -> None:
-    with pytest.raises(OptionError, match=r"the dial is 20\.00 GB, but this machine has 16\.00 GB"):
+    with pytest.raises(
+        OptionError,
+        match=r"the dial is 20\.00 GB, but 16\.00 GB is all that this machine, or its container, has",
+    ):
         tune_model(seven, memory=["4GB", "20GB"])
-    with pytest.raises(OptionError, match=r"but this machine has 8\.59 GB"):
+    with pytest.raises(OptionError, match=r"but 8\.59 GB is all that this machine"):
         tune_model(seven, memory=["12GB"], preset="raspberry-pi-5")
     with pytest.raises(BudgetError, match="smallest dial"):
         tune_model(seven, memory=["500MB"])

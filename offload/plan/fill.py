@@ -225,7 +225,8 @@ def check_dial(dial: int, total: int) -> None:
     """Raises OptionError for a dial above the memory, `total`, that the process could ever have."""
     if dial > total + 2**20:  # a cgroup's limit is cut to whole pages
         raise OptionError(
-            f"the dial is {gigabytes(dial)}, but this machine has {gigabytes(total)}; lower memory="
+            f"the dial is {gigabytes(dial)}, but {gigabytes(total)} is all that this machine, or "
+            "its container, has; lower memory="
         )
 
 
