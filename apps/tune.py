@@ -215,20 +215,20 @@ def _described(found: Tuning, engine: EngineOptions, columns: int | None) -> str
     lines += [f"Recommended, {speed_of(best.speed)} tokens/s:", f"  {command(found, best, engine)}"]
     for reason in found.reasons:
         lines += textwrap.wrap(reason, width - 1, initial_indent="  - ", subsequent_indent=MARGIN)
+    lossy = lossy_setting(found)
+    if lossy is not None:
+        lines += ["", *textwrap.wrap(lossy_line(lossy), width - 1)]
+        lines += [f"  {line}" for line in commands(found, lossy, engine)]
     lines += ["", "Where its memory goes", *best.plan.ledger.rows()]
     if found.later is not None:
         said = f"Faster still, {speed_of(found.later.speed)} tokens/s, once a low-bit copy is packed:"
         lines += ["", said]
         lines += [f"  {line}" for line in commands(found, found.later, engine)]
-    if len(found.front) > 1:
-        lines += ["", "Nothing is faster with as little memory"]
+    if 1 < len(found.front) < sum(row.best is not None for row in found.rows):  # else the table says it
+        lines += ["", "The dials at which more memory buys speed"]
         front = [(format_bytes(s.dial), speed_of(s.speed), how(s)) for s in found.front]
         wide = max(len(speed) for _, speed, _ in front)
         lines += [f"  {dial:>8}  {speed:<{wide}}  {way}" for dial, speed, way in front]
-    lossy = lossy_setting(found)
-    if lossy is not None:
-        lines += ["", *textwrap.wrap(lossy_line(lossy), width - 1)]
-        lines += [f"  {line}" for line in commands(found, lossy, engine)]
     if found.compared:
         lines += ["", "Predicted beside measured, tokens/s", *_measured(found.compared)]
     return "\n".join(lines)

@@ -223,7 +223,7 @@ def _text(column: int) -> str:
 def _more_ways(found: Tuning, engine: EngineOptions) -> list[str]:
     """The front, and what would be faster once something is packed."""
     sections = []
-    if len(found.front) > 1:
+    if 1 < len(found.front) < sum(row.best is not None for row in found.rows):  # else the table says it
         lines = "".join(
             f'<tr><th scope="row">{escape(format_bytes(s.dial))}</th><td>{escape(speed_of(s.speed))}</td>'
             f'<td class="text">{escape(how(s))}</td></tr>'
@@ -231,7 +231,7 @@ def _more_ways(found: Tuning, engine: EngineOptions) -> list[str]:
         )
         heads = '<tr><th class="text">memory</th><th>tokens/s</th><th class="text">with</th></tr>'
         table = f'<table class="front"><thead>{heads}</thead><tbody>{lines}</tbody></table>'
-        sections.append(_section("The front: nothing is faster with as little memory", table))
+        sections.append(_section("The dials at which more memory buys speed", table))
     if found.later is not None:
         body = f"<p>{escape(speed_of(found.later.speed))} tokens/s, with the same output.</p>"
         body += _codes(commands(found, found.later, engine))

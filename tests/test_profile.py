@@ -108,7 +108,18 @@ def test_another_machine_takes_what_it_has_memory_for(
     monkeypatch.setattr(profiles, "memory_total", lambda: GB // 2)
     found = read_profile(written, str(model))
     assert "memory" not in found.options
-    assert "memory= left out, as this one has 500 MB" in found.notes[0]
+    assert "memory= left out, as this one, or its container, has 500 MB" in found.notes[0]
+
+
+def test_a_container_without_the_memory_leaves_the_dial_out(
+    model: Path, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_profile(written, str(model)).notes == ()
+    monkeypatch.setattr(profiles, "memory_total", lambda: GB // 2)
+    found = read_profile(written, str(model))
+    assert "memory" not in found.options
+    assert found.options["drafter"] == "ngram"
+    assert "memory= left out, as this one, or its container, has 500 MB" in found.notes[0]
 
 
 GOOD = 'format = 1\n[model]\nname = "m"\n[machine]\nname = "x"\n[options]\n'
@@ -327,8 +338,10 @@ def test_the_first_token_has_its_interval(run: Run, tmp_path: Path) -> None:
 def test_columns_of_the_front_stay_apart(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config_only(tmp_path / "m", SEVEN)
     monkeypatch.setattr("edgespec.apps.tune.speed_of", lambda speed: "123456 (123456-123456)")
-    _, out, _ = run("tune", "m", "--memory", "4GB,8GB")
-    assert re.search(r"\(123456-123456\)  (plain|ngram)", out.split("Nothing is faster")[1])
+    _, out, _ = run("tune", "m", "--memory", "4GB,4.01GB,8GB")
+    assert re.search(
+        r"\(123456-123456\)  (plain|ngram)", out.split("The dials at which more memory buys speed")[1]
+    )
 
 
 def test_wrong_use_of_tune(run: Run, tmp_path: Path) -> None:

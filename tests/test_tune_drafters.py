@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from edgespec.config import EngineOptions
 from edgespec.drafters import draft_model
 from edgespec.drafters.choice import choose_drafters
 from edgespec.drafters.kinds import drafter_names
-from edgespec.errors import ModelError, OptionError
+from edgespec.errors import ModelError, OptionError, TokenizerError
 from edgespec.models.packing import pack_model
 from edgespec.tuning import tune as tuning
 from edgespec.tuning.acceptance import PRIORS
@@ -97,8 +99,32 @@ def test_a_draft_model_is_known_by_its_headers_too(seven: str, tmp_path: Path) -
     assert {s.schedule for s in with_it} == {"serial", "ssd", "mirror"}
     assert all(s.plan.owners["drafter"] > 0 and s.files == {"draft_model": draft} for s in with_it)
     assert found.recommended.drafter == "ngram+model"
+    # It reads the prompt, too; in a process of its own, while the target does.
+    first = {s.drafter: s.first_token.middle for s in found.rows[0].settings if s.schedule == "serial"}
+    apart = tune_model(seven, EngineOptions(draft_model=draft, draft_worker=1), ["8GB"]).rows[0].settings
+    beside = {s.drafter: s.first_token.middle for s in apart if s.schedule == "serial"}
+    assert first["ngram+model"] > 1.01 * first["none"]
+    assert beside["ngram+model"] == pytest.approx(first["none"])
     with pytest.raises(ModelError):
         tune_model(seven, EngineOptions(draft_model=str(tmp_path / "gone")), ["8GB"])
+
+
+def test_a_draft_model_of_other_tokens_is_refused(seven: str, checkpoint: Path, tmp_path: Path) -> None:
+    other = config_only(tmp_path / "other", SEVEN | {"vocab_size": 2 * SEVEN["vocab_size"]})
+    with pytest.raises(TokenizerError, match="a vocabulary of 64000, and the target's has 32000"):
+        tune_model(seven, EngineOptions(draft_model=other), ["8GB"])
+    padded = config_only(tmp_path / "padded", SEVEN | {"vocab_size": SEVEN["vocab_size"] + 64})
+    assert tune_model(seven, EngineOptions(draft_model=padded), ["16GB"])
+    swapped = tmp_path / "swapped"
+    shutil.copytree(checkpoint, swapped)
+    file = swapped / "tokenizer.json"
+    stored = json.loads(file.read_text())
+    ids = stored["model"]["vocab"]
+    first, second = sorted(ids, key=ids.__getitem__)[-2:]
+    ids[first], ids[second] = ids[second], ids[first]
+    file.write_text(json.dumps(stored))
+    with pytest.raises(TokenizerError, match="2 of the target's"):
+        tune_model(str(checkpoint), EngineOptions(draft_model=str(swapped)), ["1GB"])
 
 
 def test_a_named_copy_of_the_model_drafts(checkpoint: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import edgespec
 from edgespec.apps import main
 from edgespec.config import EngineOptions
 from edgespec.devices.machine import Machine
+from edgespec.devices.probe import ProcessMemory
 from edgespec.drafters.choice import choose_drafters
 from edgespec.engine import Engine
 from edgespec.errors import BudgetError, ModelError, OptionError
@@ -190,6 +191,31 @@ def test_settings_that_are_run_can_be_loaded(packed: str, tmp_path: Path) -> Non
     worker = EngineOptions(draft_model=small, draft_worker=1)
     for setting in tune_model(config_only(tmp_path / "seven", SEVEN), worker, ["8GB"]).rows[0].settings:
         choose_drafters(EngineOptions(**settings_of(setting, worker)))
+
+
+def test_a_process_that_has_grown_runs_what_one_that_only_loads_has_room_for(
+    packed: str, rates: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least dial that works is run, though measuring takes memory itself."""
+    tried, real, grown = list[int](), Engine.load, 70 * 10**6
+    usual = tune_model(packed, OPTIONS).recommended.plan.owners["interpreter and libraries"]
+    monkeypatch.setattr(measuring, "process_memory", lambda: ProcessMemory(usual + grown, usual + grown))
+
+    def load(model: str, options: EngineOptions, progress: Any) -> Engine:
+        assert options.memory is not None
+        tried.append(options.memory)
+        if options.memory < GB + grown:
+            raise BudgetError("it is too large", {}, options.memory, GB + grown)
+        return real(model, options, progress, machine=MACHINE)
+
+    monkeypatch.setattr(Engine, "load", load)
+    trials = list[Trial]()
+    assert measure_model(packed, OPTIONS, trials=trials, seconds=1) == []
+    assert set(tried) == {GB, GB + grown}
+    assert {one.drafter for one in trials} == {"none", "ngram"}
+    monkeypatch.setattr(measuring, "process_memory", lambda: ProcessMemory(usual, usual))
+    with pytest.raises(BudgetError):
+        measure_model(packed, OPTIONS, seconds=1)
 
 
 # What is refused.

@@ -22,7 +22,8 @@ class Candidate:
     drafter: the option's value. members: its kinds. extras: what it keeps in memory. reads: what one of its
     steps reads. layers: that a step passes. prior: believed of its drafts. files: the options that name its
     files. before: what must be made first. set_: other options that it is this one by. rows: of a step
-    between two passes, ahead_rows: of one in the target's waits.
+    between two passes, ahead_rows: of one in the target's waits. reads_prompt: with layers of its own,
+    before the first token.
     """
 
     drafter: str
@@ -36,6 +37,7 @@ class Candidate:
     set_: Mapping[str, int] = field(default_factory=dict)
     rows: int = 1
     ahead_rows: int = 1
+    reads_prompt: bool = False
 
     @property
     def named(self) -> str:

@@ -13,14 +13,18 @@ from edgespec.drafters.choice import choose_drafters
 from edgespec.drafters.low_bit import AHEAD_ROWS, copy_extras
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.model_memory import model_extras
-from edgespec.errors import Call, OptionError
+from edgespec.drafters.vocabulary import check_vocabulary
+from edgespec.errors import Call, OptionError, TokenizerError
 from edgespec.offload.chunk_store import is_store
 from edgespec.offload.pack.layout import LOW_BIT
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.formats.packed import SUBSTITUTE
+from edgespec.text.tokenizer import load_tokenizer
 from edgespec.tuning.acceptance import PRIORS
 from edgespec.tuning.candidate import NGRAM, PLAIN, Candidate, Stored
 from edgespec.tuning.subject import Subject, low_bit_bytes, open_subject
+
+PADDED = 0.01  # of a vocabulary: models of one family pad theirs to different sizes
 
 
 def find_candidates(
@@ -49,6 +53,7 @@ def find_candidates(
             found.append(made)
     if "model" in members and copy is None and options.draft_model is not None:
         draft = stack.enter_context(open_subject(options.draft_model, options.offline))
+        _check_vocabularies(subject, draft)
         found.append(draft_model(draft, options, how))
     if "cascade" in members and options.adapters is not None:
         from edgespec.tuning.cascade import cascade_with_copy, find_cascade_candidates  # torch: seconds
@@ -138,6 +143,23 @@ def substitute(
     )
 
 
+def _check_vocabularies(target: Subject, draft: Subject) -> None:
+    """As loading would, where both are here; of what is not, by size, which in one family differs by a few
+    rows. Raises TokenizerError."""
+    if target.here and draft.here:
+        own, other = (load_tokenizer(one.files, one.files.path).backend for one in (target, draft))
+        check_vocabulary(
+            own.get_vocab(with_added_tokens=True), other.get_vocab(with_added_tokens=True), draft.name
+        )
+        return
+    tokens, others = target.files.config.vocab_size, draft.files.config.vocab_size
+    if abs(tokens - others) > PADDED * tokens:
+        raise TokenizerError(
+            f"the draft model {draft.name} has another tokenizer: a vocabulary of {others}, and the target's "
+            f"has {tokens}; use a smaller model of the target's own family, or drafter=ngram"
+        )
+
+
 def draft_model(draft: Subject, options: EngineOptions, how: Arithmetic) -> Candidate:
     """Another model: all of it is in memory, and read in every step."""
     files = draft.files
@@ -153,4 +175,5 @@ def draft_model(draft: Subject, options: EngineOptions, how: Arithmetic) -> Cand
         {"draft_model": draft.name},
         rows=prior.width,
         ahead_rows=ModelDrafter.ahead_width,
+        reads_prompt=options.draft_worker is None,  # else while the target does
     )

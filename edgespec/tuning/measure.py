@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.controller import Fixed
 from edgespec.core.schedule import TreeBudget
+from edgespec.devices.probe import memory_total, process_memory
 from edgespec.devices.rates import memory_rate, read_rate
 from edgespec.errors import BudgetError, ModelError, OptionError
 from edgespec.progress import Progress, ProgressCallback
@@ -206,7 +207,14 @@ def _load(model: str, options: EngineOptions, setting: Setting, progress: Progre
     from edgespec.engine import Engine
 
     where = {name: getattr(options, name) for name in ("device", "device_memory", "threads", "offline")}
-    return Engine.load(model, EngineOptions(**where, **settings_of(setting, options)), progress)
+    chosen = settings_of(setting, options)
+    try:
+        return Engine.load(model, EngineOptions(**where, **chosen), progress)
+    except BudgetError:
+        # This process has measured, and loaded others: it has grown beyond one that only loads.
+        grown = process_memory().current - setting.plan.owners["interpreter and libraries"]
+        chosen["memory"] = min(setting.dial + max(0, grown), memory_total())
+        return Engine.load(model, EngineOptions(**where, **chosen), progress)
 
 
 def run_setting(

@@ -131,9 +131,7 @@ def legal_schedules(candidate: Candidate, options: EngineOptions, config: ModelC
 
 def costs_of(plan: Plan, candidate: Candidate) -> CostModel:
     """What passes of this plan and steps of this drafter should cost, before any run."""
-    drafting = CostModel(
-        overhead=candidate.layers * LAYER_SECONDS, by_rows=plan.rates.multiply(candidate.reads(plan))
-    )
+    drafting = _drafting(plan, candidate)
     # Spans are contiguous, so that about one of the largest chunk does not fit before the ring's end.
     largest = max((chunk.read_bytes for chunk in plan.streamed), default=0)
     return replace(
@@ -142,6 +140,17 @@ def costs_of(plan: Plan, candidate: Candidate) -> CostModel:
         waiting_step=drafting.working(candidate.ahead_rows),
         ahead=plan.rates.flash(max(0, plan.ring_bytes - largest)),
     )
+
+
+def prompt_seconds(costs: CostModel, plan: Plan, candidate: Candidate, rows: int) -> float:
+    """A prompt of so many tokens, by what passes of this plan cost: the target's pass, and the drafter's."""
+    own = _drafting(plan, candidate).working(rows) if candidate.reads_prompt else 0.0
+    return costs.cycle(nodes=rows) + own
+
+
+def _drafting(plan: Plan, candidate: Candidate) -> CostModel:
+    overhead = candidate.layers * LAYER_SECONDS
+    return CostModel(overhead=overhead, by_rows=plan.rates.multiply(candidate.reads(plan)))
 
 
 def predict(
@@ -200,7 +209,8 @@ def predict(
         speed = Interval.around(rate.speed, hypot(sd, below), hypot(sd, above))
         least = plain.speed * (1 - ALLOWANCE) * exp(-sd)  # the controller keeps to that, whatever the text
         speed = replace(speed, low=max(speed.low, min(least, speed.middle)))
-        first = (unfitted if fit.prompt.runs else costs).cycle(nodes=PROMPT) * fit.prompt.value
+        passes = unfitted if fit.prompt.runs else costs
+        first = prompt_seconds(passes, plan, candidate, PROMPT) * fit.prompt.value
         wide = hypot(doubt.flash if costs.io >= first else doubt.compute, doubt.model) * NORMAL_80
         yield Setting(
             dial=plan.dial,

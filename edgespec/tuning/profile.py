@@ -131,14 +131,13 @@ def read_profile(path: Path, model: str) -> Profile:
         EngineOptions(**values)
     except OptionError as error:
         raise OptionError(f"{path}: {error.message}", error.option) from None
-    made_for = table["machine"].get("name")
-    if made_for != this_machine():
-        dial, total = EngineOptions(**values).memory, memory_total()
-        dropped = ["memory"] if dial is not None and dial > total else []
+    made_for, dial, total = table["machine"].get("name"), EngineOptions(**values).memory, memory_total()
+    dropped = ["memory"] if dial is not None and dial > total else []
+    if made_for != this_machine() or dropped:
         notes.append(_note(f"{path} was made for the machine {_quoted(made_for)}", dropped))
-        if dropped:
-            notes[-1] += f", as this one has {format_bytes(total)}"
-            values = {option: value for option, value in values.items() if option not in dropped}
+    if dropped:
+        notes[-1] += f", as this one, or its container, has {format_bytes(total)}"
+        values = {option: value for option, value in values.items() if option not in dropped}
     return Profile(values, tuple(notes))
 
 

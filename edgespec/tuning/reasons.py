@@ -19,8 +19,11 @@ def reasons_for(setting: Setting, rows: Sequence[Row]) -> tuple[str, ...]:
     larger = [other for other in rows if other.dial > setting.dial and other.best is not None]
     if larger:
         best = max(other.best.speed.middle for other in larger if other.best is not None)
-        found.append(f"larger dials give at most {max(0.0, best / setting.speed.middle - 1):.0%} more")
-    elif row.more is not None and setting.streams:
+        more = best / setting.speed.middle
+        found.append(
+            f"larger dials give at most {more - 1:.0%} more" if more > WORTH else "larger dials give no more"
+        )
+    elif row.more is not None and row.more > WORTH:
         found.append(f"1 GB more would give {row.more - 1:.0%} more")
     return tuple(found)
 
@@ -47,6 +50,8 @@ def _drafting(setting: Setting, plain: Setting, best: Setting) -> list[str]:
         faster = best.speed.middle / plain.speed.middle
         return [f"{best.drafter} under {best.schedule} should be {faster:.1f} times as fast"]
     times = setting.speed.middle / plain.speed.middle
+    if times < WORTH and plain.speed.middle > setting.speed.middle / WORTH:
+        return [f"{setting.drafter}, as was asked for, should be no faster than plain decoding"]
     found = [
         f"{setting.drafter} should make {setting.tokens_per_cycle:.1f} tokens a cycle: {times:.1f} times as "
         "fast as plain decoding"

@@ -42,12 +42,16 @@ class SettingSearch:
         fit: Fit,
     ) -> None:
         self.options, self.machine, self.doubt, self.fit = options, machine, doubt, fit
+        # What is named stays, also where plain decoding would be faster.
+        self.named = options.drafter not in ("auto", "none")
+        self.drafts = self.named or options.schedule not in ("auto", "serial")
         own = subject if options.precision is None else subject.variant(options.precision)
         self.subjects = [(own, find_candidates(own, options, machine.arithmetic, stack))]
         # What drafts with the target's own chunks would be another there.
         free = [c for c in self.subjects[0][1] if not {"substitute", "cascade"} & {*c.members}]
-        fixed = options.drafter not in ("auto", "none") and free == [PLAIN]
-        if options.precision is None and subject.order is not None and not fixed:
+        if self.drafts:
+            free.remove(PLAIN)
+        if options.precision is None and subject.order is not None and free:
             for precision in LOSSY:
                 other = subject.variant(precision)
                 if other.files.table.nbytes < subject.files.table.nbytes:
@@ -71,7 +75,9 @@ class SettingSearch:
             self.refused = error
             refusal = f"{format_bytes(error.smallest)} is the least that works at every start"
             return Row(dial, None, None, (), refusal=refusal)
-        best = fastest_of(s for s in settings if s.exact and not s.before)
+        ready = [s for s in settings if s.exact and not s.before]
+        asked = [s for s in ready if s.drafter != "none"] if self.drafts else ready
+        best = fastest_of(asked or ready)
         plain = next(s for s in settings if s.drafter == "none" and s.exact)
         return Row(dial, plain, best, tuple(sorted(settings, key=middle, reverse=True)))
 
@@ -103,24 +109,29 @@ class SettingSearch:
         return row if high * STEP >= row.dial else self.row(high * STEP)
 
     def settings(self, dial: int, lossy: bool = True) -> list[Setting]:
-        """All settings at a dial. Raises BudgetError when not even plain decoding runs."""
-        found = list[Setting]()
+        """All settings at a dial. Raises BudgetError when not even plain decoding runs, or not the drafter
+        that is named."""
+        found, refused = list[Setting](), None
         for subject, candidates in self.subjects if lossy else self.subjects[:1]:
             plan: Plan | None = None
             for candidate in candidates:
                 try:
                     new = self._predicted(dial, subject, candidate, plan)
-                except (BudgetError, OptionError) as error:
-                    fits = isinstance(error, BudgetError) and (candidate.members or subject.packed)
-                    if (
-                        not fits and not candidate.set_
-                    ):  # the user may have fixed what another depth would need
+                except BudgetError as error:
+                    if not candidate.members and not subject.packed:
+                        raise
+                    refused = refused or error
+                    continue
+                except OptionError:
+                    if not candidate.set_:  # the user may have fixed what another depth would need
                         raise
                     continue
                 plan = new[-1].plan if new else plan
                 # What is set apart may be what the plan comes to by itself.
                 known = {(s.precision, s.drafter, s.schedule, s.depth) for s in found}
                 found += [s for s in new if (s.precision, s.drafter, s.schedule, s.depth) not in known]
+            if refused and self.named and all(s.drafter == "none" for s in found):
+                raise refused
         return found
 
     def _predicted(

@@ -68,4 +68,5 @@ def find_trained(subject: Subject, kind: str, adapters: str, prepares: bool) -> 
         files,
         rows=PRIORS[kind].width if grows else 1,
         ahead_rows=AHEAD[kind] if grows else 1,
+        reads_prompt=kind in ("streaming", "spd"),  # the others see what the target's layers said of it
     )

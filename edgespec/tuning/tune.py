@@ -8,7 +8,7 @@ Measuring belongs elsewhere: rates are looked up (`devices.rates`), and only an 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,8 @@ from edgespec.devices.machine import Machine
 from edgespec.devices.presets import Preset
 from edgespec.drafters.choice import choose_drafters
 from edgespec.errors import OptionError
+from edgespec.offload.plan.fill import PAGES
+from edgespec.offload.plan.ledger import gigabytes
 from edgespec.progress import ProgressCallback
 from edgespec.schedules.kinds import check_model, check_schedule
 from edgespec.tuning.compare import compare
@@ -36,7 +38,7 @@ from edgespec.tuning.result import Row, Tuning
 from edgespec.tuning.runs import Trial, recall_runs
 from edgespec.tuning.search import SettingSearch, middle
 from edgespec.tuning.subject import Subject, open_subject
-from edgespec.values import parse_bytes
+from edgespec.values import format_bytes, parse_bytes
 
 MOST_DIALS = 64
 ENOUGH = 0.95  # of the best speed: a smaller dial that gives so much is preferred
@@ -95,36 +97,53 @@ class Tuner:
     def tune(self, dials: Sequence[int]) -> Tuning:
         """() = usual ones that are free. Raises BudgetError when none of them is large enough."""
         subject, search = self.subject, self.search
-        rows = [search.row(dial) for dial in dials] if dials else search.usual_rows()
+        rows = [self._row(dial) for dial in dials] if dials else search.usual_rows()
         fitting = [row for row in rows if row.best is not None]
         if not fitting:
-            assert search.refused is not None
-            raise search.refused
+            raise search.refused or OptionError(f"{rows[0].refusal}; lower memory=")
         recommended = _recommended(fitting)
         later = max(
             (s for row in rows for s in row.settings if s.exact and s.before and s.dial == recommended.dial),
             key=middle,
             default=recommended,
         )
-        table = subject.files.table
+        own = search.subjects[0][0]
+        table = own.files.table
         return Tuning(
             model=self.model,
             digest=subject.files.digest,
             layers=table.layers,
             nbytes=table.nbytes,
-            precision=subject.precision,
+            precision=own.precision,
             machine=search.machine,
             preset=self.preset,
             doubt=search.doubt,
             rows=tuple(rows),
             recommended=recommended,
-            front=_front(s for row in rows for s in row.settings if s.exact and not s.before),
+            front=_front(fitting),
             later=later if middle(later) > middle(recommended) / ENOUGH else None,
             reasons=reasons_for(recommended, fitting),
-            notes=self.notes,
+            notes=(*self.notes, *self._too_little_free(fitting)),
             fit=search.fit,
             compared=compare(self.runs, [s for row in rows for s in row.settings]),
         )
+
+    def _row(self, dial: int) -> Row:
+        """Likewise of a dial that the machine does not have."""
+        total = self.search.machine.total
+        if dial <= total + PAGES:
+            return self.search.row(dial)
+        whose = "this machine, or its container," if self.preset is None else f"a {self.preset.label}"
+        refusal = f"the dial is {gigabytes(dial)}, but {gigabytes(total)} is all that {whose} has"
+        return Row(dial, None, None, (), refusal=refusal)
+
+    def _too_little_free(self, rows: Sequence[Row]) -> list[str]:
+        machine = self.search.machine
+        free = machine.baseline + machine.available
+        if rows[-1].dial <= free:
+            return []
+        when = "now" if self.preset is None else "there, as the system keeps the rest"
+        return [f"only {format_bytes(free)} are free {when}: larger dials push out what other programs hold"]
 
 
 def dials_of(memory: Sequence[str | float], options: EngineOptions) -> list[int]:
@@ -178,10 +197,10 @@ def _recommended(rows: Sequence[Row]) -> Setting:
     return next(best for best in sorted(bests, key=lambda s: s.dial) if middle(best) >= ENOUGH * fastest)
 
 
-def _front(settings: Iterable[Setting]) -> tuple[Setting, ...]:
-    """Those that are faster than all with as little memory or less, ascending."""
+def _front(rows: Sequence[Row]) -> tuple[Setting, ...]:
+    """The best of each dial that is faster than that of all smaller ones by more than is within `ENOUGH`."""
     front = list[Setting]()
-    for setting in sorted(settings, key=lambda s: (s.dial, -middle(s))):
-        if not front or middle(setting) > middle(front[-1]):
-            front.append(setting)
+    for row in sorted(rows, key=lambda row: row.dial):
+        if row.best is not None and (not front or ENOUGH * middle(row.best) > middle(front[-1])):
+            front.append(row.best)
     return tuple(front)

@@ -19,7 +19,16 @@ from edgespec.offload.plan.costs import CostModel, Rates
 from edgespec.tuning.candidate import PLAIN, Candidate
 from edgespec.tuning.candidates import find_candidates
 from edgespec.tuning.fit import Fit, fit_runs, matching_chance, matching_spread
-from edgespec.tuning.predict import FREE_DEPTH, MEASURED, UNMEASURED, Interval, Setting, costs_of, predict
+from edgespec.tuning.predict import (
+    FREE_DEPTH,
+    MEASURED,
+    UNMEASURED,
+    Interval,
+    Setting,
+    costs_of,
+    predict,
+    prompt_seconds,
+)
 from edgespec.tuning.runs import Trial, bounded, keep_run, recall_runs
 from edgespec.tuning.subject import Subject
 
@@ -180,7 +189,7 @@ class Watch:
             seconds=sum(one.drafting + one.verifying for one in cycles),
             predicted=expected.speed.middle,
             when=time(),
-            prompt=_prompt(stats, costs_of(self.plan, candidate)),
+            prompt=_prompt(stats, self.plan, candidate),
             reads=expected.plan.bytes_per_pass,
         )
         if budget is not None and candidate.members:
@@ -255,9 +264,11 @@ def _median(values: Sequence[float]) -> float | None:
     return median(found) if found else None
 
 
-def _prompt(stats: Stats, costs: CostModel) -> float | None:
+def _prompt(stats: Stats, plan: Plan, candidate: Candidate) -> float | None:
     fresh = stats.prompt_tokens - stats.reused_tokens
-    return stats.prefill_seconds / costs.cycle(nodes=fresh) if fresh >= LEAST_PROMPT else None
+    if fresh < LEAST_PROMPT:
+        return None
+    return stats.prefill_seconds / prompt_seconds(costs_of(plan, candidate), plan, candidate, fresh)
 
 
 def _drafts(run: Trial, cycles: Sequence[_Seen], candidate: Candidate, most: int) -> Trial:

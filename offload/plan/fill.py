@@ -23,6 +23,7 @@ MAX_DEFAULT_CONTEXT = 4096
 MIN_HEADROOM = 32 * 10**6  # bytes; allocator slack, thread stacks, kernels' scratch
 HEADROOM_PART = 50  # one part in so many of the dial
 ROUNDED = 5 * 10**6  # bytes: of dials that are named
+PAGES = 2**20  # bytes: by less a cgroup's limit, cut to whole pages, may be below what was written
 KV_SHARE = 1 / 8  # of the dial, unless the user names a context
 
 
@@ -223,7 +224,7 @@ def _as_far_as_it_fits(books: _Books, positions: int) -> _Choice:
 
 def check_dial(dial: int, total: int) -> None:
     """Raises OptionError for a dial above the memory, `total`, that the process could ever have."""
-    if dial > total + 2**20:  # a cgroup's limit is cut to whole pages
+    if dial > total + PAGES:
         raise OptionError(
             f"the dial is {gigabytes(dial)}, but {gigabytes(total)} is all that this machine, or "
             "its container, has; lower memory="
