@@ -245,7 +245,7 @@ def test_prompts_that_cannot_be_are_refused_before_any_work(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--prompts", "p"], "changes nothing without measure"),
+        (["--prompts", "p"], "changes nothing without {}measure"),
         (["--measure", "--preset", "raspberry-pi-5"], "another machine"),
     ],
 )
@@ -255,9 +255,10 @@ def test_what_does_not_go_together(
     Path("p").write_text("a prompt\n")
     code, _, error = run(*flags)
     assert code == 2
-    assert said in error
+    assert said.format("--") in error
+    assert "=" not in error
     keywords = {"measure": "--measure" in flags, "preset": "raspberry-pi-5" if len(flags) > 2 else None}
-    with pytest.raises(OptionError, match=said):
+    with pytest.raises(OptionError, match=said.format("")):
         edgespec.tune("m", prompts=["x"] if "p" in flags else [], **keywords)  # type: ignore[arg-type]
 
 

@@ -226,7 +226,8 @@ def check_dial(dial: int, total: int) -> None:
     if dial > total + 2**20:  # a cgroup's limit is cut to whole pages
         raise OptionError(
             f"the dial is {gigabytes(dial)}, but {gigabytes(total)} is all that this machine, or "
-            "its container, has; lower memory="
+            "its container, has; lower memory=",
+            "memory",
         )
 
 
