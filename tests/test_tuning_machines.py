@@ -386,6 +386,14 @@ def test_devices_shows_what_was_measured(
         assert len(found["choices"]["Q4_K"]["ways"]) == 7
         assert re.search(r"  Q4_K +1.* rows ", shown.out)
     assert "lie in memory" in shown.err
+    # The disk's rate, measured later by itself, differs from the table's: that is said.
+    monkeypatch.setattr(rates, "_trial", lambda fd, direct, s, start, n, memory: (n, n / 3e9))
+    assert rates.read_rate(big, fresh=True) == ReadRate(pytest.approx(3), ReadSettings(2, 4 * 2**20))
+    assert main.run(["devices", str(big)]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "reads at 3 GB/s: 4096 KiB each, 2 at a time tries, GB/s" in words
+    assert "4096 KiB 1 2 1 1 8192" in words
+    assert "plans go by the rate above, which was measured apart, and by 4096 KiB each, 2 at a time" in words
     assert all(len(line) <= 80 for line in shown.out.split("\n")), shown.out
     assert main.run(["devices", str(big.parent / "gone")]) == 1
     assert "is not there" in capsys.readouterr().err
