@@ -44,17 +44,19 @@ def cycle_svg(setting: Setting) -> str:
     """One cycle, bars by lane over seconds."""
     lanes = lanes_of(setting)
     ends = max(bar[2] for bars in lanes.values() for bar in bars)
-    ticks = ticks_to(ends)
+    scale, unit = (1, "seconds") if ends >= 1 else (1000, "ms")  # so that ticks are short, and lie apart
+    ticks = ticks_to(ends * scale)
     wide = WIDTH - NAME - RIGHT
 
     def across(seconds: float) -> float:
-        return NAME + wide * seconds / ticks[-1]
+        return NAME + wide * seconds * scale / ticks[-1]
 
     height = len(lanes) * (LANE + GAP)
-    parts = [f'<path class="grid" d="M{across(tick):.1f} 0V{height + 4}"/>' for tick in ticks]
-    for tick in ticks:
+    marks = [(tick, NAME + wide * tick / ticks[-1]) for tick in ticks]
+    parts = [f'<path class="grid" d="M{x:.1f} 0V{height + 4}"/>' for _, x in marks]
+    for tick, x in marks:
         at = "end" if tick == ticks[-1] else "middle"
-        parts.append(f'<text x="{across(tick):.1f}" y="{height + 22}" text-anchor="{at}">{tick:g}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{height + 22}" text-anchor="{at}">{tick:g}</text>')
     for n, (name, bars) in enumerate(lanes.items()):
         y = n * (LANE + GAP) + GAP // 2
         parts.append(f'<text x="{NAME - 8}" y="{y + LANE / 2 + 5}" text-anchor="end">{escape(name)}</text>')
@@ -66,7 +68,7 @@ def cycle_svg(setting: Setting) -> str:
                 f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{length:.1f}" height="{LANE}">'
                 f"<title>{told}</title></rect>"
             )
-    parts.append(f'<text x="{NAME - 8}" y="{height + 22}" text-anchor="end">seconds</text>')
+    parts.append(f'<text x="{NAME - 8}" y="{height + 22}" text-anchor="end">{unit}</text>')
     return svg(height + 28, "A cycle, as it is predicted; the list below has the numbers", parts)
 
 

@@ -85,7 +85,7 @@ def test_every_way_of_drafting_that_is_there_is_run_and_tune_goes_by_it(packed: 
     ways = {setting.drafter: setting.schedule for setting in settings_to_run(before)}
     assert {"none", "ngram", "ngram+substitute"} == set(ways)
     assert ways.items() <= {(one.drafter, one.schedule) for one in after.compared}
-    assert all(one.replies % len(SAMPLES) == 0 and one.dial == GB for one in after.compared)
+    assert all(one.replies % len(SAMPLES) == 0 and one.dials == (GB, GB) for one in after.compared)
     assert all(one.cycles <= REPLY_CYCLES * one.replies for one in after.compared)
     assert before.compared == ()
     assert after.fit.compute.runs or after.fit.flash.runs

@@ -111,6 +111,7 @@ class Tuner:
             model=self.model,
             digest=subject.files.digest,
             layers=table.layers,
+            max_context=subject.files.config.max_context,
             nbytes=table.nbytes,
             precision=subject.precision,
             machine=search.machine,
