@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
 from edgespec.apps.tune_charts import WIDTH, svg, ticks_to
-from edgespec.values import format_seconds
+from edgespec.values import format_seconds, two_digits
 
 if TYPE_CHECKING:
     from edgespec.tuning.predict import Setting
@@ -40,11 +41,21 @@ def lanes_of(setting: Setting) -> dict[str, list[Bar]]:
     return {name: bars for name, bars in lanes.items() if bars}  # n-grams' drafts take no time
 
 
+def _scale(lanes: Mapping[str, Sequence[Bar]]) -> tuple[int, str]:
+    """The unit that a cycle is told in, and how many a second has: so that ticks are short, and lie apart."""
+    ends = max(bar[2] for bars in lanes.values() for bar in bars)
+    return (1, "seconds") if ends >= 1 else (1000, "ms")
+
+
+def _time(seconds: float, unit: str) -> str:
+    return f"{two_digits(seconds * 1000)} ms" if unit == "ms" else format_seconds(seconds)
+
+
 def cycle_svg(setting: Setting) -> str:
     """One cycle, bars by lane over seconds."""
     lanes = lanes_of(setting)
     ends = max(bar[2] for bars in lanes.values() for bar in bars)
-    scale, unit = (1, "seconds") if ends >= 1 else (1000, "ms")  # so that ticks are short, and lie apart
+    scale, unit = _scale(lanes)
     ticks = ticks_to(ends * scale)
     wide = WIDTH - NAME - RIGHT
 
@@ -63,7 +74,7 @@ def cycle_svg(setting: Setting) -> str:
         for said, begins, over in bars:
             x, length = across(begins), max(1.0, across(over) - across(begins))
             kind = "free" if said.startswith("may") else f"o{n}"
-            told = escape(f"{said}: {format_seconds(over - begins)}")
+            told = escape(f"{said}: {_time(over - begins, unit)}")
             parts.append(
                 f'<rect class="{kind}" x="{x:.1f}" y="{y}" width="{length:.1f}" height="{LANE}">'
                 f"<title>{told}</title></rect>"
@@ -74,8 +85,10 @@ def cycle_svg(setting: Setting) -> str:
 
 def cycle_words(setting: Setting) -> list[str]:
     """The same in words, one bar a line."""
+    lanes = lanes_of(setting)
+    _, unit = _scale(lanes)
     return [
-        f"{name}: {said} {format_seconds(over - begins)}"
-        for name, bars in lanes_of(setting).items()
+        f"{name}: {said} {_time(over - begins, unit)}"
+        for name, bars in lanes.items()
         for said, begins, over in bars
     ]

@@ -123,12 +123,24 @@ def _line(heads: Sequence[str], cells: Sequence[str], kind: str = "") -> str:
     first, *rest = cells
     if len(cells) == len(heads):
         shown = "".join(
-            f'<td{_text(head)} data-head="{escape(head)}">{escape(cell)}</td>'
+            f'<td{_text(head)} data-head="{escape(head)}">{_words(head, cell)}</td>'
             for head, cell in zip(heads[1:], rest, strict=True)
         )
     else:
         shown = f'<td class="text" colspan="{len(heads) - 1}">{escape(rest[0])}</td>'
     return f'<tr{kind}><th scope="row" data-head="{escape(heads[0])}">{escape(first)}</th>{shown}</tr>'
+
+
+def _words(head: str, cell: str) -> str:
+    return escape(cell) if _text(head) else _figure(cell)
+
+
+def _figure(cell: str) -> str:
+    """A figure and its interval, "(0.2-0.5)": each in one line, their own where both have no room."""
+    figure, bracket, rest = cell.partition(" (")
+    parts = [figure, bracket[1:] + rest] if bracket else [figure]
+    lines = " ".join(f'<span class="line">{escape(part)}</span>' for part in parts)
+    return f"<span>{lines}</span>" if cell else ""
 
 
 def _text(head: str) -> str:
@@ -232,7 +244,7 @@ def _more_ways(found: Tuning, engine: EngineOptions) -> list[str]:
     sections = []
     if len(found.front) > 1:
         lines = "".join(
-            f'<tr><th scope="row">{escape(format_bytes(s.dial))}</th><td>{escape(speed_of(s.speed))}</td>'
+            f'<tr><th scope="row">{escape(format_bytes(s.dial))}</th><td>{_figure(speed_of(s.speed))}</td>'
             f'<td class="text">{escape(how(s))}</td></tr>'
             for s in found.front
         )

@@ -123,7 +123,10 @@ def measured_lines(compared: Sequence[Compared]) -> list[list[str]]:
 
 def _measured_cells(one: Compared, named: bool) -> list[str]:
     """named: the drafter's files tell it from another line."""
-    drafter = f"{one.drafter} ({Path(one.files).name})" if named and one.files else one.drafter
+    name = Path(one.files).name
+    if len(name) > 25:
+        name = f"{name[:12]}…{name[-12:]}"
+    drafter = f"{one.drafter} ({name})" if named and name else one.drafter
     return [
         _range(*one.dials),
         "plain decoding" if one.drafter == "none" else f"{drafter}, {one.schedule}",

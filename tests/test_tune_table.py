@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,20 +13,11 @@ from edgespec.apps.tune_table import fitted
 from edgespec.apps.tune_words import HEADS, MEASURED_HEADS, cells_of, context_note, measured_lines
 from edgespec.config import EngineOptions
 from edgespec.tuning.compare import compare
-from edgespec.tuning.runs import Trial
 from edgespec.tuning.tune import tune_model
 from tests.machine import GB
-from tests.tuned import SEVEN, SEVENTY, config_only
+from tests.tuned import SEVEN, SEVENTY, config_only, trial
 
 pytestmark = pytest.mark.usefixtures("tuned_machine")
-
-
-def trial(reads: int, dial: int = 8 * GB, **changes: Any) -> Trial:
-    values: dict[str, Any] = {
-        "dial": dial, "drafter": "none", "files": "", "schedule": "serial", "cycles": 10, "tokens": 10,
-        "seconds": 20.0, "predicted": 0.4, "when": 0.0, "reads": reads, "low": 0.3, "high": 0.6,
-    }  # fmt: skip
-    return Trial(**(values | changes))
 
 
 # The table of dials.
