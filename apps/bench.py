@@ -94,7 +94,6 @@ def bench(model: options.Model, *, wanted: BenchFlags, engine: list[EngineOption
         if measured:
             output = "json" if wanted.json else wanted.output
             terminal.result(as_text(output, Path(model).name, measured, wanted.cold))
-            _note_cgroup(measured, terminal)
     if failed or stopped:
         raise typer.Exit(130 if stopped else 1)
 
@@ -233,9 +232,3 @@ def _words(setting: Arm, among: Sequence[Arm]) -> str:
     if len({other.steps for other in among}) > 1:
         words.append("no fixed steps" if setting.steps is None else count_of(setting.steps, "step"))
     return ", ".join([*words, *(test.name for test in setting.tests)])
-
-
-def _note_cgroup(settings: Sequence[Arm], terminal: Terminal) -> None:
-    peaks = [setting.found["cgroup_peak"] for setting in settings if setting.found["cgroup_peak"] is not None]
-    if peaks:
-        terminal.note(f"peak of the cgroup around it: {format_bytes(max(peaks))}")

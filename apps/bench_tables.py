@@ -101,7 +101,9 @@ def _csv(rows: Sequence[Row]) -> str:
 def _table(rows: Sequence[Row]) -> str:
     """Columns that say the same of all rows are left out, unless they are always there."""
     swept = [key for key in SWEPT if len({row[key] for row in rows} | BATCHED.get(key, set())) > 1]
-    cells = [_cells(row, swept) for row in rows]
+    # As many for all rows; 2 as llama-bench has, unless a large model would then have but one digit.
+    decimals = 2 if min(row["tokens_per_second"] for row in rows) >= 1 else 3
+    cells = [_cells(row, swept, decimals) for row in rows]
     empty = [head for head in cells[0] if head in OPTIONAL and not any(line[head] for line in cells)]
     heads = [head for head in cells[0] if head not in empty]
     lines = [heads, *([line[head] or "–" for head in heads] for line in cells)]
@@ -113,15 +115,15 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 WORDS = ("model", "precision", "drafter", "schedule")
-OPTIONAL = ("of roofline", "accepted at 1, 2, …", "accepted a cycle", "kappa", "load")
+OPTIONAL = ("of roofline", "accepted at 1, 2, …", "accepted a cycle", "load", "cgroup's peak")
 
 
-def _cells(row: Row, swept: Sequence[str]) -> dict[str, str]:
+def _cells(row: Row, swept: Sequence[str], decimals: int) -> dict[str, str]:
     """By column; "" = there is nothing to say."""
-    cycle, share, roofline, length, kappa = (
+    cycle, share, roofline, length, cgroup = (
         row[key]
         for key in (
-            "tokens_per_cycle", "share_of_direct_read", "share_of_roofline", "accepted_length", "kappa",
+            "tokens_per_cycle", "share_of_direct_read", "share_of_roofline", "accepted_length", "cgroup_peak",
         )
     )  # fmt: skip
     accepted = " ".join(f"{100 * part:.0f}" for part in row["acceptance_by_position"][:SHOWN])
@@ -134,7 +136,7 @@ def _cells(row: Row, swept: Sequence[str]) -> dict[str, str]:
         "precision": row["precision"],
         **settings,
         "test": row["test"],
-        "tokens/s": f"{row['tokens_per_second']:.4g} ± {row['tokens_per_second_sd']:.2g}",
+        "tokens/s": f"{row['tokens_per_second']:.{decimals}f} ± {row['tokens_per_second_sd']:.{decimals}f}",
         "tokens/cycle": "" if cycle is None else f"{cycle:.3g}",
         "read a token": format_bytes(row["bytes_per_token"]),
         "read rate": f"{format_bytes(row['read_gbps'] * 1e9)}/s",
@@ -142,7 +144,7 @@ def _cells(row: Row, swept: Sequence[str]) -> dict[str, str]:
         "of roofline": "" if roofline is None else f"{roofline:.0%}",
         "accepted at 1, 2, …": f"{accepted} %" if accepted else "",
         "accepted a cycle": "" if length is None else f"{length:.3g}",
-        "kappa": "" if kappa is None else f"{kappa:.3g}",
         "load": f"{row['load_seconds']:.1f} s" if row["cold"] else "",
         "peak memory": f"{format_bytes(row['peak_memory'])} of {format_bytes(row['memory'])}",
+        "cgroup's peak": "" if cgroup is None else format_bytes(cgroup),
     }

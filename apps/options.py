@@ -180,15 +180,24 @@ def check_together(engine: EngineOptions, generation: GenerationOptions) -> None
 def in_flags(message: str, in_chat: bool = False) -> str:
     """A message of the library, which names options as Python does (`memory=`), with flags; or, in a chat,
     with /set for what can be set there."""
+    return _in_words(message, lambda name: f"/set {FLAGS[name][2:]}" if in_chat else FLAGS[name])
 
-    def flag(match: re.Match[str]) -> str:
+
+def in_fields(message: str) -> str:
+    """The same for a client of the server: fields of its requests by name, the server's options as flags."""
+    return _in_words(message, lambda name: name)
+
+
+def _in_words(message: str, settable: Callable[[str], str]) -> str:
+    """settable: the words for what can be set while an engine runs; all else is a flag."""
+
+    def word(match: re.Match[str]) -> str:
         name, value = match[1], match[2]
-        settable = in_chat and (name in options_of(GenerationOptions) or name in LIVE)
-        shown = f"/set {FLAGS[name][2:]}" if settable else FLAGS[name]
-        return shown + (f" {value}" if value else "")
+        live = name in options_of(GenerationOptions) or name in LIVE
+        return (settable(name) if live else FLAGS[name]) + (f" {value}" if value else "")
 
     # Not in paths, whose folders may be named so: runs/seed=3/model.
-    return re.sub(rf"(?<![\w/\\.-])({'|'.join(FLAGS)})=(?![^\s]*[/\\])([\w.+\"'-]*)", flag, message)
+    return re.sub(rf"(?<![\w/\\.-])({'|'.join(FLAGS)})=(?![^\s]*[/\\])([\w.+\"'-]*)", word, message)
 
 
 TASKS = {

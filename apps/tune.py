@@ -18,17 +18,19 @@ from edgespec.apps import options, prompts
 from edgespec.apps.devices import presets_text
 from edgespec.apps.terminal import Terminal
 from edgespec.apps.tune_object import object_of
+from edgespec.apps.tune_table import fitted
 from edgespec.apps.tune_words import (
     HEADS,
     MEASURED_HEADS,
     cells_of,
     command,
     commands,
+    context_note,
     how,
     lossy_line,
     lossy_setting,
     machine_line,
-    measured_cells,
+    measured_lines,
     model_line,
     notes_of,
     speed_of,
@@ -204,13 +206,17 @@ def _tell_files(model: str, wanted: TuneFlags, terminal: Terminal) -> None:
 def _described(found: Tuning, engine: EngineOptions, columns: int | None) -> str:
     """columns: of the terminal; None = of a file, which has room for all of the table."""
     width = min(120, columns or 100)
+    room = width if columns else sys.maxsize
     lines = [
         f"{found.model}: {model_line(found)}",
         machine_line(found),
         "",
-        *_table(found.rows, width if columns else sys.maxsize),
+        *_table(found.rows, room),
         "",
     ]
+    note = context_note(found, engine)
+    if note is not None:
+        lines += [*textwrap.wrap(note, width - 1), ""]
     best = found.recommended
     lines += [f"Recommended, {speed_of(best.speed)} tokens/s:", f"  {command(found, best, engine)}"]
     for reason in found.reasons:
@@ -230,40 +236,20 @@ def _described(found: Tuning, engine: EngineOptions, columns: int | None) -> str
         wide = max(len(speed) for _, speed, _ in front)
         lines += [f"  {dial:>8}  {speed:<{wide}}  {way}" for dial, speed, way in front]
     if found.compared:
-        lines += ["", "Predicted beside measured, tokens/s", *_measured(found.compared)]
+        lines += ["", "Predicted beside measured, tokens/s", *_measured(found.compared, room)]
     return "\n".join(lines)
 
 
-def _table(rows: tuple[Row, ...], width: int) -> list[str]:
-    """One line a dial; columns that do not fit are left out, the least telling first."""
-    told = [0, 5, 4, 1, 0, 0, 2, 3]  # what matters more has the lower number
-    cells = [list(HEADS), *(cells_of(row) for row in rows)]
-    shown = list(range(len(HEADS)))
-    while True:
-        wide = [max(len(line[i]) for line in cells if len(line) > i) for i in range(len(HEADS))]
-        if sum(wide[i] + 2 for i in shown) <= width or len(shown) < 4:
-            break
-        shown.remove(max(shown, key=lambda i: told[i]))
-    left = {5}
-    lines = []
-    for line in cells:
-        if len(line) < len(HEADS):
-            lines.append(f"{line[0]:>{wide[0]}}  {line[1]}")
-            continue
-        lines.append(
-            "  ".join(line[i].ljust(wide[i]) if i in left else line[i].rjust(wide[i]) for i in shown)
-        )
-    return [line.rstrip() for line in lines]
+def _table(rows: Sequence[Row], width: int) -> list[str]:
+    """One line a dial."""
+    lines = [list(HEADS), *(cells_of(row) for row in rows)]
+    # Dials are comparable where their contexts are the same, and need not be told then.
+    contexts = {row.best.plan.context for row in rows if row.best is not None}
+    told = [0, 1 if len(contexts) > 1 else 7, 6, 5, 2, 0, 0, 3, 4]
+    return fitted(lines, told, {HEADS.index("with")}, width)
 
 
-def _measured(compared: Sequence[Compared]) -> list[str]:
-    cells = [MEASURED_HEADS, *map(measured_cells, compared)]
-    wide = [max(len(line[i]) for line in cells) for i in range(len(MEASURED_HEADS))]
-    return [
-        "  "
-        + "  ".join(
-            cell.ljust(n) if i == 1 else cell.rjust(n)
-            for i, (cell, n) in enumerate(zip(line, wide, strict=True))
-        )
-        for line in cells
-    ]
+def _measured(compared: Sequence[Compared], width: int) -> list[str]:
+    lines = [list(MEASURED_HEADS), *measured_lines(compared)]
+    told = [0, 0, 2, 5, 6, 0, 0, 4, 3, 1]
+    return [f"  {line}" for line in fitted(lines, told, {MEASURED_HEADS.index("with")}, width - 2)]

@@ -54,6 +54,7 @@ def object_of(found: Tuning, engine: EngineOptions) -> dict[str, Any]:
 def _setting(found: Tuning, setting: Setting, engine: EngineOptions) -> dict[str, Any]:
     return {
         "memory": setting.dial,
+        "context": setting.plan.context,
         "precision": setting.precision,
         "drafter": setting.drafter,
         "schedule": setting.schedule,

@@ -17,11 +17,12 @@ from edgespec.apps.tune_words import (
     cells_of,
     command,
     commands,
+    context_note,
     how,
     lossy_line,
     lossy_setting,
     machine_line,
-    measured_cells,
+    measured_lines,
     model_line,
     notes_of,
     preset_figures,
@@ -53,7 +54,7 @@ def page_of(found: Tuning, engine: EngineOptions) -> str:
         _recommended(found, engine),
         f'<div class="pair">{_speeds(found)}{_shares(found.rows)}</div>',
         _owners(found.rows),
-        _dials(found),
+        _dials(found, engine),
         _cycle(found),
         *_more_ways(found, engine),
         *_measured(found),
@@ -99,18 +100,51 @@ def _measured(found: Tuning) -> list[str]:
     """Predicted beside measured, where something was run."""
     if not found.compared:
         return []
-    heads = "".join(f"<th{_left(i)}>{escape(head)}</th>" for i, head in enumerate(MEASURED_HEADS))
-    lines = []
-    for one in found.compared:
-        first, *rest = measured_cells(one)
-        cells = "".join(f"<td{_left(i)}>{escape(cell)}</td>" for i, cell in enumerate(rest, 1))
-        lines.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
-    table = f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
-    return [_section("Predicted beside measured, tokens/s", f'<div class="wide">{table}</div>')]
+    lines = [_line(MEASURED_HEADS, cells) for cells in measured_lines(found.compared)]
+    said = (
+        "<b>memory</b>: from the least to the largest dial whose passes read as much. <b>in its 80 %</b>: "
+        "replies whose speed lay between the bounds that were stated before."
+    )
+    body = f'{_cards(MEASURED_HEADS, lines)}<p class="dim">{said}</p>'
+    return [_section("Predicted beside measured, tokens/s", body)]
 
 
-def _left(column: int) -> str:
-    return ' class="text"' if MEASURED_HEADS[column] in ("memory", "with") else ""
+def _cards(heads: Sequence[str], lines: Iterable[str]) -> str:
+    """A table, whose lines become blocks on smaller screens."""
+    shown = "".join(f'<th scope="col"{_text(head)}>{escape(head)}</th>' for head in heads)
+    return (
+        f'<div class="wide"><table class="cards"><thead><tr>{shown}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
+    )
+
+
+def _line(heads: Sequence[str], cells: Sequence[str], kind: str = "") -> str:
+    """Cells that are all there are, one under each head, or two: then the second has the rest of the line."""
+    first, *rest = cells
+    if len(cells) == len(heads):
+        shown = "".join(
+            f'<td{_text(head)} data-head="{escape(head)}">{_words(head, cell)}</td>'
+            for head, cell in zip(heads[1:], rest, strict=True)
+        )
+    else:
+        shown = f'<td class="text" colspan="{len(heads) - 1}">{escape(rest[0])}</td>'
+    return f'<tr{kind}><th scope="row" data-head="{escape(heads[0])}">{escape(first)}</th>{shown}</tr>'
+
+
+def _words(head: str, cell: str) -> str:
+    return escape(cell) if _text(head) else _figure(cell)
+
+
+def _figure(cell: str) -> str:
+    """A figure and its interval, "(0.2-0.5)": each in one line, their own where both have no room."""
+    figure, bracket, rest = cell.partition(" (")
+    parts = [figure, bracket[1:] + rest] if bracket else [figure]
+    lines = " ".join(f'<span class="line">{escape(part)}</span>' for part in parts)
+    return f"<span>{lines}</span>" if cell else ""
+
+
+def _text(head: str) -> str:
+    return ' class="text"' if head in ("memory", "with") else ""
 
 
 def _section(title: str, body: str) -> str:
@@ -190,34 +224,19 @@ def _owners(rows: Sequence[Row]) -> str:
     )
 
 
-def _dials(found: Tuning) -> str:
+def _dials(found: Tuning, engine: EngineOptions) -> str:
     """Every dial, and what one more gigabyte buys."""
-    heads = "".join(f'<th scope="col"{_text(i)}>{escape(head)}</th>' for i, head in enumerate(HEADS))
-    lines = []
-    for row in found.rows:
-        dial, *rest = cells_of(row)
-        if row.best is None:
-            cells = [f'<td class="text" colspan="{len(HEADS) - 1}">{escape(row.refusal or "")}</td>']
-        else:
-            cells = [
-                f'<td{_text(i)} data-head="{HEADS[i]}">{escape(cell)}</td>' for i, cell in enumerate(rest, 1)
-            ]
-        chosen = ' class="chosen"' if row.best is found.recommended else ""
-        first = f'<th scope="row" data-head="{HEADS[0]}">{escape(dial)}</th>'
-        lines.append(f"<tr{chosen}>{first}{''.join(cells)}</tr>")
+    lines = [
+        _line(HEADS, cells_of(row), ' class="chosen"' if row.best is found.recommended else "")
+        for row in found.rows
+    ]
     said = (
         "<b>+1 GB</b>: what one more gigabyte would buy. <b>500 tokens</b>: time to the first token after "
-        "such a prompt."
+        "such a prompt. <b>context</b>: positions that prompts and replies of a conversation may have."
     )
-    return _section(
-        "The dials",
-        f'<div class="wide"><table class="dials"><thead><tr>{heads}</tr></thead>'
-        f'<tbody>{"".join(lines)}</tbody></table></div><p class="dim">{said}</p>',
-    )
-
-
-def _text(column: int) -> str:
-    return ' class="text"' if HEADS[column] in ("memory", "with") else ""
+    note = context_note(found, engine)
+    more = "" if note is None else f'<p class="dim">{escape(note)}</p>'
+    return _section("The dials", f'{_cards(HEADS, lines)}<p class="dim">{said}</p>{more}')
 
 
 def _more_ways(found: Tuning, engine: EngineOptions) -> list[str]:
@@ -225,7 +244,7 @@ def _more_ways(found: Tuning, engine: EngineOptions) -> list[str]:
     sections = []
     if 1 < len(found.front) < sum(row.best is not None for row in found.rows):  # else the table says it
         lines = "".join(
-            f'<tr><th scope="row">{escape(format_bytes(s.dial))}</th><td>{escape(speed_of(s.speed))}</td>'
+            f'<tr><th scope="row">{escape(format_bytes(s.dial))}</th><td>{_figure(speed_of(s.speed))}</td>'
             f'<td class="text">{escape(how(s))}</td></tr>'
             for s in found.front
         )

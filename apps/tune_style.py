@@ -37,7 +37,10 @@ tbody th { color: var(--text); font-size: 1rem; font-weight: 400; }
 .chosen > * { background: var(--band); }
 .swatch { display: inline-block; width: 12px; height: 12px; border-radius: 3px; margin-right: 8px;
   border: 1px solid transparent; }
-.owners td, .front td:nth-child(2), .dials td:not(.text) { white-space: nowrap; }
+.owners td, .cards th, .line { white-space: nowrap; }
+.cards td { overflow-wrap: normal; }
+.cards thead th { white-space: normal; }
+.cards .text { overflow-wrap: anywhere; }
 .front .text { overflow-wrap: break-word; }
 .front { max-width: 620px; }
 .owners th:first-child { position: sticky; left: 0; min-width: 9.5em; background: var(--card); }
@@ -71,8 +74,9 @@ circle.plain { fill: var(--plain); }
 .free { fill: var(--card); stroke: var(--line); background: var(--card); border-color: var(--line) }
 .pair { display: grid; gap: 16px; grid-template-columns: minmax(0, 1fr); }
 @media (min-width: 900px) { .pair { grid-template-columns: 1fr 1fr; } }
-/* On smaller screens a dial's line becomes a block of its own, and an owner's one of a few columns. */
-@media (max-width: 1023px) {
+@media (min-width: 1120px) { .cards td.text { min-width: 9em; } }
+/* On smaller screens a line of a table becomes a block of its own, and an owner's one of a few columns. */
+@media (max-width: 1119px) {
   .owners thead { display: none; }
   .owners tr { display: grid; grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); padding: 8px 0;
     border-bottom: 1px solid var(--line); }
@@ -80,14 +84,16 @@ circle.plain { fill: var(--plain); }
   .owners th:first-child { position: static; grid-column: 1 / -1; }
   .owners tr > * { border: 0; padding: 2px 0; text-align: left; }
   .owners td::before { content: attr(data-head); display: block; color: var(--dim); font-size: .85rem; }
-  .dials thead { display: none; }
-  .dials tr { display: block; padding: 8px; border-bottom: 1px solid var(--line); }
-  .dials tr.chosen { background: var(--band); }
-  .dials tbody tr:last-child { border-bottom: 0; }
-  .dials tr > * { display: flex; justify-content: space-between; gap: 16px; border: 0; padding: 2px 0;
+  .cards thead { display: none; }
+  .cards tr { display: block; padding: 8px; border-bottom: 1px solid var(--line); }
+  .cards tr.chosen { background: var(--band); }
+  .cards tbody tr:last-child { border-bottom: 0; }
+  .cards tr > * { display: flex; justify-content: space-between; gap: 16px; border: 0; padding: 2px 0;
     text-align: right; background: none; }
-  .dials tr > *::before { content: attr(data-head); color: var(--dim); font-size: .9rem; }
-  .dials td:not(.text) { white-space: normal; }
-  .dials th { font-weight: 650; }
+  .cards tr > *::before { content: attr(data-head); color: var(--dim); font-size: .9rem; flex: none; }
+  .cards td[colspan] { justify-content: start; text-align: left; }
+  .cards td[colspan]::before { content: none; }
+  .cards td:empty { display: none; }
+  .cards th { font-weight: 650; }
 }
 """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.apps import options
@@ -15,8 +17,11 @@ if TYPE_CHECKING:
     from edgespec.tuning.predict import Interval, Setting
     from edgespec.tuning.result import Row, Tuning
 
+SHORT = 1000  # positions of a context, from where on nothing need be said of it
+
 HEADS = (
     "memory",
+    "context",
     "pinned",
     "a pass reads",
     "plain, tokens/s",
@@ -70,6 +75,7 @@ def cells_of(row: Row) -> list[str]:
     plan = row.best.plan
     return [
         format_bytes(row.dial),
+        str(plan.context),
         f"{plan.pinned_bytes / plan.table.nbytes:.0%}",
         format_bytes(plan.bytes_per_pass) if plan.bytes_per_pass else "nothing",
         speed_of(row.plain.speed),
@@ -80,30 +86,68 @@ def cells_of(row: Row) -> list[str]:
     ]
 
 
+def context_note(found: Tuning, engine: EngineOptions) -> str | None:
+    """That a dial leaves a conversation little room; None where none does, and where it is as short as was
+    asked for, or as the model's own is."""
+    plans = [row.best.plan for row in found.rows if row.best is not None]
+    short = min(plans, key=lambda plan: plan.context)
+    if engine.context is not None or short.context >= min(SHORT, found.max_context):
+        return None
+    return (
+        f"With {format_bytes(short.dial)}, prompt and reply have room for {short.context} tokens together; "
+        f"--context N asks for more, up to the model's {found.max_context}, and leaves less for weights."
+    )
+
+
 MEASURED_HEADS = (
     "memory",
     "with",
+    "a pass reads",
     "replies",
     "tokens/cycle",
     "expected",
     "measured",
     "off by",
+    "in its 80 %",
     "expected now",
 )
 
 
-def measured_cells(one: Compared) -> list[str]:
-    """A setting's line under MEASURED_HEADS."""
+def measured_lines(compared: Sequence[Compared]) -> list[list[str]]:
+    """The lines under MEASURED_HEADS."""
+    files: dict[tuple[str, str], set[str]] = {}
+    for one in compared:
+        files.setdefault((one.drafter, one.schedule), set()).add(one.files)
+    return [_measured_cells(one, len(files[one.drafter, one.schedule]) > 1) for one in compared]
+
+
+def _measured_cells(one: Compared, named: bool) -> list[str]:
+    """named: the drafter's files tell it from another line."""
+    name = Path(one.files).name
+    if len(name) > 25:
+        name = f"{name[:12]}…{name[-12:]}"
+    drafter = f"{one.drafter} ({name})" if named and name else one.drafter
     return [
-        format_bytes(one.dial),
-        "plain decoding" if one.drafter == "none" else f"{one.drafter}, {one.schedule}",
+        _range(*one.dials),
+        "plain decoding" if one.drafter == "none" else f"{drafter}, {one.schedule}",
+        format_bytes(one.reads) if one.reads else "nothing",
         str(one.replies),
         f"{one.tokens_per_cycle:.2g}",
         two_digits(one.expected),
         two_digits(one.measured),
         f"{one.error:+.0%}",
+        f"{one.within} of {one.told}" if one.told else "",
         "" if one.now is None else speed_of(one.now),
     ]
+
+
+def _range(least: int, most: int) -> str:
+    """21.5-22 GB."""
+    first, last = format_bytes(least), format_bytes(most)
+    if first == last:
+        return first
+    number, unit = first.split()
+    return f"{number}-{last}" if last.endswith(f" {unit}") else f"{first}-{last}"
 
 
 def notes_of(found: Tuning) -> list[str]:

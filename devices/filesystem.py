@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 import psutil
 
@@ -42,14 +43,32 @@ def filesystem_of(path: Path) -> Filesystem:
 
 def largest_file(directory: Path, entries: int = 10_000) -> Path | None:
     """The largest file in a directory, or in those within it, of the first so many entries; None = there is
-    none. What cannot be read is passed over."""
+    none. What cannot be read is passed over, and so is what lies on another file system, which may be another
+    disk, or what takes no room there, as /proc/kcore, which is no file."""
     best: tuple[int, Path] | None = None
-    for folder, _, names in os.walk(directory):
+    device = _device(directory)
+    for folder, within, names in os.walk(directory):
+        within[:] = [name for name in within if _device(Path(folder) / name) == device]
         for name in names:
             entries -= 1
             path = Path(folder) / name
-            if path.is_file() and (best is None or path.stat().st_size > best[0]):
-                best = path.stat().st_size, path
+            try:
+                stat = path.stat()
+                # By folders, as in a container the files of one file system may differ in this.
+                elsewhere = path.is_symlink() and _device(path.resolve().parent) != device
+            except (OSError, RuntimeError):  # RuntimeError: links that lead to each other
+                continue
+            real = S_ISREG(stat.st_mode) and getattr(stat, "st_blocks", 1) > 0
+            if real and not elsewhere and (best is None or stat.st_size > best[0]):
+                best = stat.st_size, path
         if entries < 0:
             break
     return best[1] if best else None
+
+
+def _device(folder: Path) -> int | None:
+    """None = it cannot be read."""
+    try:
+        return folder.stat().st_dev
+    except OSError:
+        return None

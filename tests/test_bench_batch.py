@@ -106,6 +106,31 @@ def test_a_setting_with_a_batch(model: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "| batch |" not in as_text("md", "m", found[:1], False)
 
 
+def cells(peaks: list[int | None], *speeds: float) -> list[dict[str, str]]:
+    """The Markdown table of settings with these peaks of the cgroup, each run at these tokens/s."""
+    runs = [bench_runs.Run(speed, 2.0, 0.0, 0.0, None, None, 1.0, kappa=1.5) for speed in speeds]
+    found = []
+    for peak in peaks:
+        found.append(Arm(EngineOptions(memory=10**9), tests=[bench_runs.Test("tg", 6, runs=runs)]))
+        found[-1].found = dict.fromkeys(("weight_bytes", "memory", "peak_memory"), 10**9)
+        found[-1].found |= {"precision": "BF16", "cgroup_peak": peak, "memory_gbps": 9.0, "batch": 1}
+        found[-1].found |= {"rho": 2.0, "drafters": [], "schedule": "serial"}
+    head, _, *rows = (line.strip("| ").split(" | ") for line in as_text("md", "m", found, False).splitlines())
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def test_speeds_have_as_many_decimals_as_their_deviations() -> None:
+    assert cells([None], 2900.0, 3675.0, 4455.5)[0]["tokens/s"] == "3676.83 ± 777.75"
+    assert cells([None], 0.04, 0.05)[0]["tokens/s"] == "0.045 ± 0.007"
+
+
+def test_each_setting_has_its_cgroup_s_peak_where_it_is_known() -> None:
+    assert [row["cgroup's peak"] for row in cells([10**9, None, 3 * 10**9], 1.0)] == ["1 GB", "–", "3 GB"]
+    (row,) = cells([None], 1.0)
+    assert "cgroup's peak" not in row
+    assert "kappa" not in row
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

@@ -495,7 +495,7 @@ def test_bench_prints_a_table(edgespec: Edgespec, engine: FakeEngine) -> None:
     assert all(line.count("|") == head.count("|") for line in (rule, *rows))
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     assert [row[3] for row in cells] == ["pp16", "pp32", "tg4"]
-    assert [row[4] for row in cells] == ["16 ± 0", "32 ± 0", "0.25 ± 0"]
+    assert [row[4] for row in cells] == ["16.000 ± 0.000", "32.000 ± 0.000", "0.250 ± 0.000"]
     assert cells[2][:3] == ["m", "13 GB", "source"]
     assert cells[2][5:] == ["1", "8 GB", "2 GB/s", "–", "7.9 GB of 8 GB"]
     assert engine.loaded_with is not None

@@ -21,9 +21,10 @@ from edgespec.apps import main, options
 from edgespec.apps.bench import BenchFlags
 from edgespec.apps.chat import ChatFlags
 from edgespec.apps.generate import GenerateFlags
+from edgespec.apps.server.problems import problem_of
 from edgespec.apps.settings import read_settings, resolve
 from edgespec.config import EngineOptions, GenerationOptions, refuse_idle
-from edgespec.errors import Call, OptionError
+from edgespec.errors import Call, DeviceError, OptionError
 from edgespec.models.exporting import export_model
 from edgespec.models.options import ExportOptions, PackOptions
 from edgespec.models.packing import pack_model, verify_store
@@ -284,6 +285,14 @@ def test_library_messages_name_options_as_flags_on_the_command_line() -> None:
     assert options.in_flags("try temperature=0.7, memory=8GB or context=512", in_chat=True) == (
         "try /set temperature 0.7, /set memory 8GB or --context 512"
     )
+
+
+def test_a_client_of_the_server_hears_of_its_own_fields() -> None:
+    said = "lower memory=, try temperature=0.7 and max_tokens=, or set context=512"
+    assert options.in_fields(said) == "lower memory, try temperature 0.7 and max_tokens, or set --context 512"
+    hint = Call("pack_model", {"model": "a b", "out": "DIR"})
+    told = problem_of(DeviceError("use a smaller context=; pack", hint=hint)).message
+    assert told == "use a smaller --context; pack: `edgespec pack 'a b' --out DIR`"
 
 
 def test_what_only_a_command_has_is_named_as_its_flag_too() -> None:

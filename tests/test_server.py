@@ -191,6 +191,11 @@ def test_models_and_the_small_paths(client: Any, server: ServerProcess, alone: E
     status, found, _ = server.get("/v1/edgespec/memory", {"memory": "2MB"})
     assert status == 400
     assert "smallest dial" in found["error"]["message"]
+    assert (found["error"]["param"], found["error"]["code"]) == ("memory", "memory")
+    status, found, _ = server.get("/v1/edgespec/memory", {"memory": "900TB"})
+    assert status == 400
+    assert found["error"]["message"].endswith("lower memory")  # a field of the request
+    assert (found["error"]["param"], found["error"]["code"]) == ("memory", "memory")
     assert server.get("/v1/edgespec/memory", {"memory": 2e9})[1]["memory"] == 2 * 10**9
     assert server.metric("memory_bytes") == 2e9
     assert server.metric("replies_at_once") == 4

@@ -27,11 +27,12 @@ from edgespec.apps.tune_files import check_files
 from edgespec.apps.tune_page import page_of, write_page
 from edgespec.config import EngineOptions
 from edgespec.errors import OptionError
+from edgespec.tuning.compare import compare
 from edgespec.tuning.result import Tuning
 from edgespec.tuning.tune import tune_model
 from edgespec.values import two_digits as number
 from tests.machine import GB
-from tests.tuned import SEVEN, SEVENTY, config_only
+from tests.tuned import SEVEN, SEVENTY, config_only, trial
 
 pytestmark = pytest.mark.usefixtures("tuned_machine")
 
@@ -244,6 +245,25 @@ def test_the_cycle_that_is_drawn_is_the_one_that_was_predicted(tmp_path: Path, d
     assert {"serial", "ssd"} <= schedules
 
 
+def test_a_short_cycle_is_told_in_milliseconds(tmp_path: Path) -> None:
+    """Labels as 0.0025 would touch each other."""
+    setting = tuned(tmp_path / "m", ["16GB"]).recommended
+    assert not setting.streams
+    for seconds, unit in ((0.0023, "ms"), (0.97, "ms"), (1.0, "seconds"), (251.0, "seconds")):
+        costs = replace(
+            setting.costs, compute=seconds, overhead=0.0, apart=0.0, by_rows=(), step=0.0, waiting_step=0.0
+        )
+        one = replace(setting, drafter="none", schedule="serial", tree_nodes=1, costs=costs)
+        ends = max(bar[2] for bars in lanes_of(one).values() for bar in bars)
+        assert ends == pytest.approx(seconds)
+        texts = [text.text or "" for text in ElementTree.fromstring(cycle_svg(one)).iter("text")]
+        assert unit in texts
+        assert all(len(text) <= 4 for text in texts if text[0].isdigit()), texts
+        (words,) = cycle_words(one)
+        assert words.endswith(" ms") == (unit == "ms")
+    assert "verifies 2.3 ms" in cycle_words(replace(one, costs=replace(costs, compute=0.0023)))[0]
+
+
 @pytest.mark.parametrize("top", [0.0137, 0.04, 0.99, 1.0, 3.3, 251.0, 1e5])
 def test_ticks_are_few_round_and_reach_the_top(top: float) -> None:
     ticks = ticks_to(top)
@@ -442,7 +462,16 @@ PROBE = """<script>onload = () => { const all = [...document.querySelectorAll('m
   parent.postMessage(JSON.stringify([innerWidth, document.documentElement.scrollWidth,
     wide.map(e => e.tagName + '.' + e.className), getComputedStyle(document.body).backgroundColor,
     document.querySelector('svg').getBoundingClientRect().height,
-    [...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth + 1).length]), '*') }
+    [...document.querySelectorAll('.wide')].filter(e => e.scrollWidth > e.clientWidth + 1).length,
+    // Texts of a chart that touch; and short cells that have more than a line.
+    [...document.querySelectorAll('svg')].flatMap(svg => { const all = [...svg.querySelectorAll('text')];
+      return all.flatMap((a, i) => all.slice(i + 1).filter(b => { const [p, q] =
+        [a, b].map(e => e.getBoundingClientRect()); return p.left < q.right + 2 && q.left < p.right + 2 &&
+        p.top < q.bottom && q.top < p.bottom }).map(b => a.textContent + '|' + b.textContent)) }),
+    [...document.querySelectorAll('.cards td:not([colspan])')].filter(e => {
+      const inside = document.createRange(); inside.selectNodeContents(e);
+      return e.textContent.length < 14 && inside.getBoundingClientRect().height > 30 })
+      .map(e => e.textContent)]), '*') }
   </script>"""
 
 
@@ -451,16 +480,26 @@ PROBE = """<script>onload = () => { const all = [...document.querySelectorAll('m
 def test_a_browser_shows_it_on_phones_and_desks_by_day_and_by_night(tmp_path: Path) -> None:
     long = tmp_path / ("a_very_long_name_of_a_model_" * 5)
     found = tuned(long, ["500MB", "2GB", "4GB", "6GB", "8GB", "12GB", "16GB"], SEVENTY)
+    runs = [
+        trial(GB, 1_200_000_000), trial(GB, 2 * GB, predicted=1234.5),
+        trial(GB, drafter="ngram+cascade+substitute", schedule="mirror"),
+        trial(GB, drafter="model", files="/m/a"),
+        trial(GB, drafter="model", files=f"/m/{'a_long_name_' * 5}"),
+    ]  # fmt: skip
+    found = replace(found, compared=compare(runs, found.rows[-1].settings))
+    assert len(found.compared) == 4
     page = page_of(found, EngineOptions())
     probed = page.replace(tune_page.POLICY, PROBE)  # which lets no script run
     assert probed != page
-    for width in (390, 700, 1000, 1200):
+    for width in (390, 700, 1119, 1120, 1280):
         shown = json.loads(probe(tmp_path, probed, width, dark=False))
         assert shown[:2] == [width, width], shown  # nothing is wider than the window
         assert shown[2] == []
         assert shown[3] == "rgb(246, 247, 249)"
         assert shown[4] > 150
         assert shown[5] == 0, f"a table is cut off at {width}"
+        assert shown[6] == [], f"texts of a chart touch at {width}"
+        assert shown[7] == [], f"short cells are broken at {width}"
     assert json.loads(probe(tmp_path, probed, 1200, dark=True))[3] == "rgb(20, 23, 27)"
     for dark, expected in ((False, b"\xf6\xf7\xf9"), (True, b"\x14\x17\x1b")):
         browse(tmp_path, page, 600, dark, f"--screenshot={tmp_path / 'shot.png'}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,47 @@ def test_the_largest_file_is_found_through_links_and_within_bounds(tmp_path: Pat
     assert largest_file(tmp_path, entries=0) == tmp_path / "small"
     (tmp_path / "0").symlink_to(tmp_path / "a" / "b" / "large")  # as in the hub's cache
     assert largest_file(tmp_path) == tmp_path / "0"
+
+
+def test_what_cannot_be_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /proc/1/cwd is, whose name can be listed and not asked."""
+    for name in ("locked", "open", "round"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "round").unlink()
+    (tmp_path / "round").symlink_to(tmp_path / "round")
+    real = Path.stat
+
+    def stat(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if self.name == "locked":
+            raise PermissionError(13, "Permission denied")
+        return real(self, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert largest_file(tmp_path) == tmp_path / "open"
+    assert largest_file(tmp_path / "gone") is None
+
+
+def test_other_file_systems_are_not_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor are links to their files followed: they may lie on another disk."""
+    here, mount = tmp_path / "here", tmp_path / "here" / "mount"
+    mount.mkdir(parents=True)
+    (here / "small").write_bytes(b"x")
+    (mount / "large").write_bytes(b"12345")
+    (mount / "deep").mkdir()
+    (mount / "deep" / "larger").write_bytes(b"123456")
+    (here / "link").symlink_to(mount / "large")
+    (here / "hole").touch()
+    os.truncate(here / "hole", 2**20)
+    real = Path.stat
+
+    def stat(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        found = [*real(self, follow_symlinks=follow_symlinks)]
+        found[2] = 7 if self.is_relative_to(mount) else 5
+        return os.stat_result(found, {"st_blocks": 0 if self.name == "hole" else 8})
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert largest_file(here) == here / "small"
+    assert largest_file(mount) == mount / "deep" / "larger"
 
 
 def test_a_stale_disk_is_measured_again(big: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,6 +386,14 @@ def test_devices_shows_what_was_measured(
         assert len(found["choices"]["Q4_K"]["ways"]) == 7
         assert re.search(r"  Q4_K +1.* rows ", shown.out)
     assert "lie in memory" in shown.err
+    # The disk's rate, measured later by itself, differs from the table's: that is said.
+    monkeypatch.setattr(rates, "_trial", lambda fd, direct, s, start, n, memory: (n, n / 3e9))
+    rates.read_rate(big, fresh=True)
+    assert main.run(["devices", str(big)]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "reads at 3 GB/s: 4096 KiB each, 2 at a time tries, GB/s" in words
+    assert "4096 KiB 1 2 1 1 8192" in words
+    assert "plans go by the rate above, which was measured apart, and by 4096 KiB each, 2 at a time" in words
     assert all(len(line) <= 80 for line in shown.out.split("\n")), shown.out
     assert main.run(["devices", str(big.parent / "gone")]) == 1
     assert "is not there" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html import unescape
@@ -86,7 +87,7 @@ def test_every_way_of_drafting_that_is_there_is_run_and_tune_goes_by_it(packed: 
     ways = {setting.drafter: setting.schedule for setting in settings_to_run(before)}
     assert {"none", "ngram", "ngram+substitute"} == set(ways)
     assert ways.items() <= {(one.drafter, one.schedule) for one in after.compared}
-    assert all(one.replies % len(SAMPLES) == 0 and one.dial == GB for one in after.compared)
+    assert all(one.replies % len(SAMPLES) == 0 and one.dials == (GB, GB) for one in after.compared)
     assert all(one.cycles <= REPLY_CYCLES * one.replies for one in after.compared)
     assert before.compared == ()
     assert after.fit.compute.runs or after.fit.flash.runs
@@ -271,7 +272,7 @@ def test_prompts_that_cannot_be_are_refused_before_any_work(
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--prompts", "p"], "changes nothing without measure"),
+        (["--prompts", "p"], "changes nothing without {}measure"),
         (["--measure", "--preset", "raspberry-pi-5"], "another machine"),
     ],
 )
@@ -281,9 +282,10 @@ def test_what_does_not_go_together(
     Path("p").write_text("a prompt\n")
     code, _, error = run(*flags)
     assert code == 2
-    assert said in error
+    assert said.format("--") in error
+    assert "=" not in error
     keywords = {"measure": "--measure" in flags, "preset": "raspberry-pi-5" if len(flags) > 2 else None}
-    with pytest.raises(OptionError, match=said):
+    with pytest.raises(OptionError, match=said.format("")):
         edgespec.tune("m", prompts=["x"] if "p" in flags else [], **keywords)  # type: ignore[arg-type]
 
 
@@ -304,7 +306,7 @@ def test_predicted_stands_beside_measured_everywhere(
     table = out[out.index("Predicted beside measured") :].splitlines()
     assert [word in table[1] for word in ("expected", "measured", "off by", "expected now")] == [True] * 4
     assert len(table) >= 5
-    page = unescape(Path("page.html").read_text())
+    page = unescape(re.sub("</?span[^>]*>", "", Path("page.html").read_text()))
     assert "Predicted beside measured" in page
     assert "the machine's rates and what " in page
     for line in table[2:]:

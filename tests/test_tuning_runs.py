@@ -122,7 +122,7 @@ WRONG: list[Any] = [
     None, [], "x", {}, VALUES | {"more": 1}, {k: v for k, v in VALUES.items() if k != "dial"},
     *(VALUES | {name: value} for name in ("dial", "cycles", "tokens", "judged", "lookups")
       for value in (-1, 1.5, True, None, "1", 10**20)),
-    *(VALUES | {name: value} for name in ("seconds", "predicted", "when")
+    *(VALUES | {name: value} for name in ("seconds", "predicted", "when", "low", "high")
       for value in (-1.0, math.nan, math.inf, None, "1", True)),
     *(VALUES | {name: value} for name in ("flash", "compute", "step", "prompt", "chance", "spread", "rest")
       for value in (-1.0, math.nan, math.inf, "1", True, [])),
@@ -454,8 +454,13 @@ def test_a_reply_is_kept_and_tune_goes_by_it(tmp_path: Path, layers: int | None)
     assert None not in shown
     found = tune_model(str(model), options)
     (compared,) = found.compared
-    assert (compared.drafter, compared.dial, compared.replies) == ("ngram", GB, 2)
+    assert (compared.drafter, compared.dials, compared.replies) == ("ngram", (GB, GB), 2)
+    assert (compared.told, compared.within) == (
+        2,
+        sum(run.low <= run.speed <= run.high for run in shown if run),
+    )
     assert shown[0] is not None
+    assert (shown[0].low, shown[0].high) == (expected.speed.low, expected.speed.high)
     assert compared.measured < 2 * shown[0].speed + 2 * shown[-1].speed
     assert found.fit == fit_runs([run for run in shown if run is not None])
     after = next(s for s in found.rows[0].settings if same(s, expected))

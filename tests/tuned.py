@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from edgespec.tuning.runs import Trial
+from tests.machine import GB
 from tests.models import make_checkpoint
 
 SEVEN = {
@@ -34,6 +36,15 @@ def config_only(path: Path, config: dict[str, Any]) -> str:
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     return str(path)
+
+
+def trial(reads: int, dial: int = 8 * GB, **changes: Any) -> Trial:
+    """A reply of plain decoding, as it is kept."""
+    values: dict[str, Any] = {
+        "dial": dial, "drafter": "none", "files": "", "schedule": "serial", "cycles": 10, "tokens": 10,
+        "seconds": 20.0, "predicted": 0.4, "when": 0.0, "reads": reads, "low": 0.3, "high": 0.6,
+    }  # fmt: skip
+    return Trial(**(values | changes))
 
 
 @pytest.fixture

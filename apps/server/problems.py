@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from edgespec.apps.options import command_of, in_fields
 from edgespec.errors import (
     BudgetError,
     Cancelled,
@@ -57,8 +58,10 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, HTTPException):  # starlette's: no such path, or not with this method
         return Problem(error.status_code, error.detail, headers=error.headers)
     message = str(error)
+    if isinstance(error, EdgeSpecError):
+        message = in_fields(error.message) + (f": `{command_of(error.hint)}`" if error.hint else "")
     if isinstance(error, OptionError):
-        return Problem(400, message, error.option)
+        return Problem(400, message, error.option, code="memory" if error.option == "memory" else None)
     if isinstance(error, ContextError):
         return Problem(400, message, code="context_length_exceeded")
     if isinstance(error, OverloadError):
@@ -66,7 +69,7 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, ClosedError | Cancelled):
         return Problem(503, message, code="stopping", headers=again(1))
     if isinstance(error, BudgetError):
-        return Problem(400, message, code="memory")
+        return Problem(400, message, "memory", code="memory")
     if isinstance(error, ModelError):  # of this request: its template or tokenizer refused it, or NaN
         return Problem(400, message)
     if isinstance(error, EdgeSpecError):  # a disk's, a device's

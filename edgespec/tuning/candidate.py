@@ -43,14 +43,19 @@ class Candidate:
     def named(self) -> str:
         """Its files in one text, the same from every folder: what is known of a draft model is not of
         another."""
-        paths = (Path(name) for name in self.files.values())
-        return " ".join(str(path.resolve() if path.exists() else path) for path in paths)[:MOST_TEXT]
+        return name_files(self.files)
 
     def used(self, plan: Plan) -> bool:
         """The plan has room for it."""
         if self.extras.must_pin is not None and plan.depth not in self.extras.depths:
             return False
         return self.extras.stand_in is None or bool(plan.copied)
+
+
+def name_files(files: Mapping[str, str]) -> str:
+    """Options' files as a `Trial` has them."""
+    paths = (Path(name) for name in files.values())
+    return " ".join(str(path.resolve() if path.exists() else path) for path in paths)[:MOST_TEXT]
 
 
 PLAIN = Candidate("none")

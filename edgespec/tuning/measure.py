@@ -60,10 +60,12 @@ def check_measuring(measure: bool, preset: str | None, prompts: Sequence[Prompt]
     """Raises OptionError for what does not go together."""
     if measure and preset is not None:
         raise OptionError(
-            f"measure runs the model here, and preset {preset} is another machine; leave one out"
+            f"measure= runs the model here, and preset={preset} is another machine; leave one out"
         )
     if prompts and not measure:
-        raise OptionError("prompts changes nothing without measure; add it, or leave prompts out", "prompts")
+        raise OptionError(
+            "prompts changes nothing without measure=; add it, or leave prompts= out", "prompts"
+        )
 
 
 def measure_model(

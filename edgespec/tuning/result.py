@@ -33,6 +33,7 @@ class Tuning:
     model: str
     digest: str
     layers: int
+    max_context: int  # positions that the model has
     nbytes: int  # of the weights, as they are
     precision: str
     machine: Machine

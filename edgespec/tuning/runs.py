@@ -36,7 +36,8 @@ class Trial:
     """One reply, or some, under one setting.
 
     drafter, files, schedule: as in a `Setting` (`Candidate.named`); plain decoding is "none" under "serial".
-    cycles, tokens, seconds: of decoding. predicted: tokens a second that were expected.
+    cycles, tokens, seconds: of decoding. predicted: tokens a second that were expected; low, high: between
+        which 80 % should lie, 0 = that was not told.
     flash, compute, step, prompt: seconds of a pass's reading and computing, of a step of drafting and of a
         prompt, over what the cost model says without any fit.
     chance: that the likeliest child is right, by what `judged` cycles accepted.
@@ -73,6 +74,8 @@ class Trial:
     passes: float = 0.0
     rows: float = 1.0
     pace: float | None = None
+    low: float = 0.0
+    high: float = 0.0
 
     @property
     def speed(self) -> float:
@@ -90,7 +93,7 @@ _COUNTS |= {"reads": 10**15, "tree": 10**6, "steps": 10**6}
 _POSITIVE = ("cycles", "tokens")
 _TEXTS = ("drafter", "files", "schedule")
 _NUMBERS = {"seconds": (1e-9, 1e9), "predicted": (1e-9, 1e9), "when": (0.0, 1e12)}
-_NUMBERS |= {"passes": (0.0, 1e6), "rows": (1.0, 1e6)}
+_NUMBERS |= {"passes": (0.0, 1e6), "rows": (1.0, 1e6), "low": (0.0, 1e9), "high": (0.0, 1e9)}
 _FACTORS = {"flash": (1e-2, 1e2), "compute": (1e-2, 1e2), "step": (1e-2, 1e2), "prompt": (1e-2, 1e2)}
 _FACTORS |= {"chance": (0.0, 1.0), "spread": (0.0, 10.0), "rest": (1e-2, 1e2), "pace": (1e-2, 1e2)}
 _NAMES = {field.name for field in fields(Trial)}

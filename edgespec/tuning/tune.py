@@ -113,6 +113,7 @@ class Tuner:
             model=self.model,
             digest=subject.files.digest,
             layers=table.layers,
+            max_context=subject.files.config.max_context,
             nbytes=table.nbytes,
             precision=own.precision,
             machine=search.machine,

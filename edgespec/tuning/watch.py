@@ -188,6 +188,8 @@ class Watch:
             tokens=sum(one.tokens for one in cycles),
             seconds=sum(one.drafting + one.verifying for one in cycles),
             predicted=expected.speed.middle,
+            low=expected.speed.low,
+            high=expected.speed.high,
             when=time(),
             prompt=_prompt(stats, self.plan, candidate),
             reads=expected.plan.bytes_per_pass,

@@ -227,7 +227,8 @@ def check_dial(dial: int, total: int) -> None:
     if dial > total + PAGES:
         raise OptionError(
             f"the dial is {gigabytes(dial)}, but {gigabytes(total)} is all that this machine, or "
-            "its container, has; lower memory="
+            "its container, has; lower memory=",
+            "memory",
         )
 
 
