@@ -18,15 +18,15 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-import edgespec
 from benchmarks.common import Row, arguments, environment, interleave, names, numbers
 from benchmarks.models.make_model import ensure_model
 from benchmarks.tables import Report, ratio, spread
 from benchmarks.worker import Worker, per_cycle
+from edgespec.apps.common import demo_model
 from edgespec.devices.probe import cpu_count
 from edgespec.values import parse_bytes
 
-DEMO = Path(str(edgespec.__file__)).parent / "demo_model"
+DEMO = demo_model()
 SMALL_BYTES = 10**9  # the dial of the small model
 PRODUCT = "product"  # threads wait as users' do
 SETTLE_SECONDS = 0.5  # until the system has shared out the cores
