@@ -64,8 +64,8 @@ class Replies:
         parser.add_argument("--small", type=Path, required=True, help="the target, not inflated")
         parser.add_argument("--target", type=Path, required=True, help="the same, inflated")
         parser.add_argument("--draft", type=Path, help="for drafter `model`: a draft model, inflated")
-        parser.add_argument("--adapters", type=Path, help="for drafter `cascade`: its adapters, inflated")
-        parser.add_argument("--drafters", type=names, default=["model"], help="model, substitute, cascade")
+        parser.add_argument("--adapters", type=Path, help="for others: what was trained, inflated")
+        parser.add_argument("--drafters", type=names, default=["model"], help="model, substitute, ...")
         parser.add_argument("--dials", type=sizes, default=sizes("8GB,4GB"))
         parser.add_argument("--arms", type=names, default=names("serial 4,serial 8,serial,ssd"))
         parser.add_argument("--nodes", type=int, default=64, help="of a tree, with a fixed number of steps")
@@ -124,8 +124,13 @@ class Replies:
     def replies(self, dial: int, drafter: str, arm: str, asked: list[Row]) -> Row:
         schedule, _, steps = arm.partition(" ")
         mode: Row = {"kind": "fixed", "steps": [int(steps)], "nodes": self.args.nodes} if steps else OWN
-        found = {"model": {"draft_model": self.args.draft}, "cascade": {"adapters": self.args.adapters}}
-        options: Row = {**(found.get(drafter) or low_bit(self.args.target)), "schedule": schedule}
+        options: Row = {"schedule": schedule}
+        if drafter == "substitute":
+            options |= low_bit(self.args.target)
+        else:
+            options |= (
+                {"draft_model": self.args.draft} if drafter == "model" else {"adapters": self.args.adapters}
+            )
         options |= {**self.engine, "draft_worker": 1} if self.args.worker else self.engine
         with open_worker(self.args.target, dial, drafter, **options) as worker:
             if self.args.worker:

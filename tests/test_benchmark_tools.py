@@ -350,13 +350,12 @@ def test_schedules_stand_beside_what_they_should_give(
     assert [ssd[n] for n in ("hidden", "found")] == ["50%", "4.0"]  # half of its cycles draft
     beside = table("beside", "--worker", "--nodes", 9, "--resident-layers", 4)
     assert beside == right, "the same arms, and the same figures of them"
-    cores = {tuple(asked["cores"]) for asked in Canned.asked}
-    assert [len(pair) for pair in cores] == [2]  # of all arms the same
-    assert {asked["resident_layers"] for asked in Canned.asked} == {4}
-    assert {asked["nodes"] for asked in Canned.asked if asked["kind"] == "fixed"} == {9}
-    workers = [asked.get("draft_worker") for asked in Canned.asked if asked["drafter"] == "model"]
-    assert set(workers) == {1}
-    assert len(workers) == 3 * 2 * (2 + 1)  # a reply of each process is said before
+    big = [asked for asked in Canned.asked if "cores" in asked]  # not the small model, asked what it says
+    assert len(big) == 2 * (1 + 3 * (2 + 1)), "a reply of each drafting process is said before"
+    assert len({tuple(asked["cores"]) for asked in big}) == 1
+    assert {(asked["threads"], asked["resident_layers"]) for asked in big} == {(1, 4)}
+    assert {asked["nodes"] for asked in big if asked["kind"] == "fixed"} == {9}
+    assert {asked.get("draft_worker") for asked in big if asked["drafter"] == "model"} == {1}
     wrong = table("other", ssd=20)
     assert wrong["serial"]["same text"] == "yes"
     assert wrong["ssd"]["same text"] == "round 1, reply 1: other from token 21 on"
@@ -526,6 +525,24 @@ def test_trees_of_as_many_nodes_as_asked_for() -> None:
         assert drafts.cycles == counts.sum(0)[1]
         assert drafts.passes <= passes * drafts.cycles
         assert drafts.k <= 4
+
+
+def test_replies_at_once_by_drafter_and_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.batches.compile_checkout", lambda: None)
+    drafters = ["--drafters", demo_model() / "cascade", "--nodes", "4", "--tokens", 8]
+    small = ["--batch", "1,2", "--prompts", 2, "--rounds", 1, "--json", tmp_path / "r"]
+    start(monkeypatch, "batches", *drafters, *small)
+    out = capsys.readouterr().out
+    rows = json.loads((tmp_path / "r").read_text())["table"]
+    assert [(row["batch"], row["drafter"], row["nodes"]) for row in rows] == [
+        ("1", "none", ""), ("1", "cascade", "4"), ("2", "none", ""),
+    ]  # fmt: skip
+    assert [row["tokens a cycle"] for row in rows if row["drafter"] == "none"] == ["1.00", "1.00"]
+    assert 1 < float(rows[1]["tokens a cycle"]) <= 5
+    assert "batch 2, " in out
+    assert "the cascade drafts for one conversation at a time" in out
 
 
 def test_pinned_arms_share_two_cores(tmp_path: Path) -> None:

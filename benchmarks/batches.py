@@ -1,0 +1,158 @@
+"""Many replies at once, to held-out prompts: tokens a second by batch, with each drafter and without.
+
+    python -m benchmarks.batches --batch 1,4,16,64 --drafters ngram
+    python -m benchmarks.batches --drafters eagle-0,specformer-0 --nodes 4,6,8 --stories --tokens 48
+
+As `edgespec bench --batch` does it, whose prompts are no text: that many replies in the same passes, all of
+one length, and what a drafter gives depends on text. A drafter is the name of a kind, or a directory of
+something trained for the model (else a draft model); `none` goes first, and all must say what it says. With
+`--nodes` every tree has so many beside its root, whatever that costs, else the product's controller decides.
+The prompts' time counts.
+
+    tokens a cycle, kappa   as `edgespec bench` has them (`apps/bench_drafts.py`)
+    pass                    milliseconds of one of the whole batch, without the prompts' (mean)
+    over none               tokens/s over those of the same batch without drafts, round by round
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import edgespec
+from benchmarks.cgroup import require_throttle, throttled
+from benchmarks.common import Row, arguments, compile_checkout, interleave, names, numbers
+from benchmarks.held_out import prompts, stories
+from benchmarks.tables import Report, ratio
+from edgespec.apps.bench_drafts import Drafts
+from edgespec.apps.bench_replies import Several
+from edgespec.apps.common import demo_model
+from edgespec.apps.terminal import Terminal
+from edgespec.core.trace import Cycle
+from edgespec.errors import OptionError
+from edgespec.runtimes.formats.trained import trained_kind
+from edgespec.runtimes.torch.matmuls import matmuls
+from edgespec.values import format_bytes, parse_bytes
+
+DEPTH = 5  # of trees of a fixed size, at most
+PLAIN = "none"
+
+
+class Arm:
+    """An engine, and as many conversations as it makes replies at once. Raises OptionError where the drafter
+    drafts for no such batch."""
+
+    def __init__(
+        self, args: argparse.Namespace, terminal: Terminal, batch: int, drafter: str, nodes: int | None
+    ) -> None:
+        options: dict[str, Any] = {"memory": args.memory, "context": args.context, "batch": batch}
+        if args.resident_layers is not None:
+            options["resident_layers"] = args.resident_layers
+        if (directory := Path(drafter)).is_dir():
+            kind = trained_kind(directory)
+            options |= {"adapters": directory} if kind else {"draft_model": directory}
+            drafter = kind or "model"
+        if nodes is not None:
+            options["tree_nodes"] = nodes + 1
+        self.tokens, self.drafts, self.passes = args.tokens, Drafts(), list[float]()
+        self.engine = edgespec.load(args.model, drafter=drafter, schedule="serial", **options)
+        steps = None if nodes is None else min(nodes, DEPTH)
+        self.several = Several(self.engine, steps, terminal, args.context // batch, self.hear)
+
+    def hear(self, cycle: Cycle) -> None:
+        self.drafts.add(cycle)
+        if not cycle.outcome.prompts:
+            self.passes.append(cycle.verify_seconds)
+
+    def answer(self, asked: Sequence[list[int]]) -> Row:
+        """All prompts, a batch of them after the other."""
+        self.drafts, self.passes = Drafts(), []
+        said, seconds, sessions = list[list[int]](), 0.0, self.several.sessions
+        groups = [asked[i : i + len(sessions)] for i in range(0, len(asked), len(sessions))]
+        for group in groups:
+            for session in sessions:
+                session.keep(0)
+            timed = self.several.reply(group, self.tokens)
+            seconds += timed.prompt_seconds + timed.seconds
+            ends = (len(prompt) + self.tokens - 1 for prompt in group)  # of what is verified in any case
+            said += [session.tokens[:end] for session, end in zip(sessions, ends, strict=True)]
+        row = {"said": said, "tokens/s": len(asked) * self.tokens / seconds, "pass": fmean(self.passes)}
+        return row | {"tokens a cycle": self.drafts.a + 1, "kappa": self.drafts.kappa or 0.0}
+
+
+def add(report: Report, args: argparse.Namespace, terminal: Terminal, batch: int) -> None:
+    """The rows of one batch."""
+    count = max(args.prompts // batch, 1) * batch
+    asked = (stories if args.stories else prompts)(args.model, count)
+    arms: dict[tuple[str, int | None], Arm] = {}
+    with ExitStack() as opened:
+        for drafter in [PLAIN, *args.drafters]:
+            try:
+                for nodes in [None] if drafter == PLAIN else args.nodes:
+                    arm = arms[Path(drafter).name, nodes] = Arm(args, terminal, batch, drafter, nodes)
+                    opened.enter_context(arm.engine)
+                    arm.answer(asked[:batch])  # what is measured at the first use
+            except OptionError as error:
+                report.failed(f"batch {batch}, {drafter}", error.message)
+        ways: dict[str, Callable[[], Row]] = {
+            f"{name}/{nodes}": partial(arm.answer, asked) for (name, nodes), arm in arms.items()
+        }
+        found = dict(zip(arms, interleave(ways, args.rounds).values(), strict=True))
+        plan = arms[PLAIN, None].engine.plan
+    costs = plan.costs()
+    if args.throttle:
+        costs = replace(costs, io=plan.bytes_per_pass / args.throttle)
+    read = format_bytes(plan.bytes_per_pass)
+    report.notes.append(f"batch {batch}: rho is {costs.redundancy or 0:.1f} rows; a pass reads {read}")
+    plain = found[PLAIN, None]
+    for (name, nodes), rows in found.items():
+        if any(row["said"] != plain[0]["said"] for row in rows):
+            raise SystemExit(f"batch {batch}: {name} says something else than without drafts")
+        speeds = [row["tokens/s"] for row in rows]
+        report.raw[f"{batch}/{name}/{nodes}"] = speeds
+        report.add({
+            "batch": batch,
+            "drafter": name,
+            "nodes": "" if nodes is None else nodes,
+            "pass": f"{1e3 * fmean(row['pass'] for row in rows):.3g}",
+            "tokens/s": f"{median(speeds):.4g}",
+            **{column: f"{rows[0][column]:.2f}" for column in ("tokens a cycle", "kappa")},
+            "over none": ratio(speeds, [row["tokens/s"] for row in plain]),
+        })  # fmt: skip
+
+
+def main() -> None:
+    parser = arguments(__doc__, rounds=3)
+    parser.add_argument("--model", type=Path, default=demo_model())
+    parser.add_argument("--drafters", type=names, default=["ngram"], help="kinds, and directories")
+    parser.add_argument("--batch", type=numbers, default=[1, 4, 16, 64])
+    parser.add_argument("--nodes", type=numbers, default=[None], help="of a tree, beside its root")
+    parser.add_argument("--prompts", type=int, default=16, help="and as many as the batch has, at least")
+    parser.add_argument("--stories", action="store_true", help="requests for stories")
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--memory", default="2GB")
+    parser.add_argument("--context", type=int, help="of all conversations; default: 256 positions of each")
+    parser.add_argument("--resident-layers", type=int, help="stream all but so many; default: by the plan")
+    parser.add_argument("--throttle", type=parse_bytes, help="read rate of an emulated slower disk; root")
+    args = parser.parse_args()
+    compile_checkout()
+    if args.throttle:
+        require_throttle(args.model)
+    report = Report(f"Replies of {args.tokens} tokens to held-out prompts, by batch and drafter")
+    context = args.context
+    with throttled(args.model, args.throttle), Terminal() as terminal:
+        matmuls()  # else rho would be supposed
+        for batch in args.batch:
+            args.context = context or 256 * batch
+            add(report, args, terminal, batch)
+    report.finish(args.json)
+
+
+if __name__ == "__main__":
+    main()
