@@ -40,6 +40,7 @@ from edgespec.runtimes.formats.trained import trained_kind
 from edgespec.runtimes.torch.matmuls import matmuls
 from edgespec.values import format_bytes, parse_bytes
 
+POSITIONS = 256  # of a conversation
 DEPTH = 5  # of trees of a fixed size, at most
 PLAIN = "none"
 
@@ -51,7 +52,8 @@ class Arm:
     def __init__(
         self, args: argparse.Namespace, terminal: Terminal, batch: int, drafter: str, nodes: int | None
     ) -> None:
-        options: dict[str, Any] = {"memory": args.memory, "context": args.context, "batch": batch}
+        context = args.context or POSITIONS * batch
+        options: dict[str, Any] = {"memory": args.memory, "context": context, "batch": batch}
         if args.resident_layers is not None:
             options["resident_layers"] = args.resident_layers
         if (directory := Path(drafter)).is_dir():
@@ -63,7 +65,7 @@ class Arm:
         self.tokens, self.drafts, self.passes = args.tokens, Drafts(), list[float]()
         self.engine = edgespec.load(args.model, drafter=drafter, schedule="serial", **options)
         steps = None if nodes is None else min(nodes, DEPTH)
-        self.several = Several(self.engine, steps, terminal, args.context // batch, self.hear)
+        self.several = Several(self.engine, steps, terminal, context // batch, self.hear)
 
     def hear(self, cycle: Cycle) -> None:
         self.drafts.add(cycle)
@@ -137,7 +139,7 @@ def main() -> None:
     parser.add_argument("--stories", action="store_true", help="requests for stories")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--memory", default="2GB")
-    parser.add_argument("--context", type=int, help="of all conversations; default: 256 positions of each")
+    parser.add_argument("--context", type=int, help=f"of all conversations; default: {POSITIONS} of each")
     parser.add_argument("--resident-layers", type=int, help="stream all but so many; default: by the plan")
     parser.add_argument("--throttle", type=parse_bytes, help="read rate of an emulated slower disk; root")
     args = parser.parse_args()
@@ -145,11 +147,9 @@ def main() -> None:
     if args.throttle:
         require_throttle(args.model)
     report = Report(f"Replies of {args.tokens} tokens to held-out prompts, by batch and drafter")
-    context = args.context
     with throttled(args.model, args.throttle), Terminal() as terminal:
         matmuls()  # else rho would be supposed
         for batch in args.batch:
-            args.context = context or 256 * batch
             add(report, args, terminal, batch)
     report.finish(args.json)
 
