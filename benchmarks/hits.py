@@ -1,6 +1,6 @@
 """How often has an outcome been prepared for, by fan-out and by policy? On small models, at given waits.
 
-    python -m benchmarks.hits --small edgespec/demo_model --draft models/demo-draft-run/model --plot hits.png
+    python -m benchmarks.hits --small edgespec/demo_model --draft models/demo-draft-run/model
 
 A pass's waits are a number of nodes here (`--nodes`), drafted when its outcome is known already but not told:
 so every policy has exactly as many, and nothing is timed. The first table is SSD's Figure 3: the chance that
@@ -113,10 +113,9 @@ def power(hits: Sequence[float]) -> tuple[float, float]:
     return -slope, math.exp(start)
 
 
-def curves(rows: dict[str, Row]) -> tuple[Report, dict[str, list[float]]]:
+def curves(rows: dict[str, Row]) -> Report:
     """`rows` by temperature, of a policy that asks about every node."""
     report = Report(f"Chance of a hit by fan-out (ranks of {KNOWN} continuations are known)")
-    kept: dict[str, list[float]] = {}
     for how, row in rows.items():
         ranks = [(bool(hit), rank) for reply in row["replies"] for hit, rank in reply["ranks"]]
         parts = {
@@ -130,28 +129,7 @@ def curves(rows: dict[str, Row]) -> tuple[Report, dict[str, list[float]]]:
             cells = {f"F={f}": f"{hit:.3f}" for f, hit in zip(FAN_OUTS, hits, strict=True)}
             law = f"{factor:.2f} F^-{r:.2f}"
             report.add({"": how, "outcomes": f"{name} ({len(part)})", **cells, "misses": law})
-            kept[f"{how}, {name}"] = hits
-    return report, kept
-
-
-def plot(found: dict[str, list[float]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for label, hits in found.items():
-        if label.endswith(", all"):
-            (line,) = left.loglog(FAN_OUTS, [1 - hit for hit in hits], "o", label=label[:-5])
-            r, factor = power(hits)
-            law = [factor * f**-r for f in FAN_OUTS]
-            left.loglog(FAN_OUTS, law, color=line.get_color(), linewidth=1, label=f"{factor:.2f} F^-{r:.2f}")
-            right.plot(FAN_OUTS, hits, "o-", label=label[:-5])
-    for panel, name in ((left, "misses"), (right, "hits")):
-        panel.set_xlabel("fan-out F")
-        panel.set_ylabel(name)
-        panel.grid(True, which="both", alpha=0.2)
-        panel.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    return report
 
 
 def each(row: Row) -> IntArray:
@@ -189,7 +167,6 @@ def main() -> None:
     parser.add_argument(
         "--stories", action="store_true", help="long replies, instead of the domain's mixture"
     )
-    parser.add_argument("--plot", type=Path, help="PNG of the first table")
     args = parser.parse_args()
     store = Store(args.json or RESULTS / "hits.json")
     asked = (stories if args.stories else prompts)(args.small, args.prompts)
@@ -201,10 +178,8 @@ def main() -> None:
                 for policy in POLICIES:
                     store.get(f"{how}/{policy}/{nodes}", bench.replies, how, policy, nodes)
     rows = store.rows
-    report, found = curves({how: rows[f"{how}/{FIRST}/{max(args.nodes)}"] for how in args.how})
+    report = curves({how: rows[f"{how}/{FIRST}/{max(args.nodes)}"] for how in args.how})
     print(report.markdown())
-    if args.plot is not None:
-        plot(found, args.plot)
     report = Report(
         f"Policies at the same nodes a pass; {len(asked)} prompts, {OUTCOMES} outcomes of fixed ones"
     )
