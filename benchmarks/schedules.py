@@ -212,7 +212,7 @@ def figures(rounds: list[Row], first: list[Row], plain: list[Row]) -> Row:
         "drafting": f"{statistics.median(c['draft'] / c['seconds'] for c in cycles):.0%}",
         "draft, s": f"{draft:.3g}",
         "pass, s": f"{statistics.median(c['verify'] for c in cycles):.3g}",
-        "hidden": f"{1 - draft / late:.0%}" if late else "",
+        "hidden": f"{1 - draft / late:.0%}" if late and found else "",
         "nodes": f"{statistics.mean(c['nodes'] for c in cycles):.0f}",
         "hits": f"{hits / (hits + misses):.0%}" if hits + misses else "",
         "found": f"{statistics.mean(found):.1f}" if found else "",

@@ -346,7 +346,7 @@ def test_schedules_stand_beside_what_they_should_give(
     assert laws.equation_10([spoke, {"replies": [{}]}]) == "0.75"
     assert ssd["after a miss"] == "the drafter, to a batch of 1.9"
     assert ssd["× first arm"][:4] == "1.20"
-    assert [serial[n] for n in ("hidden", "found")] == ["0%", ""]
+    assert [serial[n] for n in ("hidden", "found")] == ["", ""]
     assert [ssd[n] for n in ("hidden", "found")] == ["50%", "4.0"]  # half of its cycles draft
     beside = table("beside", "--worker", "--nodes", 9, "--resident-layers", 4)
     assert beside == right, "the same arms, and the same figures of them"
