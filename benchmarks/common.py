@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,6 +50,25 @@ def pack(model: Path, out: Path, *options: str) -> Path:
     if not out.exists() and subprocess.call(command, env=environment()):
         raise SystemExit(f"packing {model} to {out} failed")
     return out
+
+
+@contextmanager
+def served(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The process of `edgespec serve`, begun by such a command, and its URL; loaded, and ended behind."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment())
+    try:
+        assert process.stderr is not None
+        said = list[str]()
+        for line in process.stderr:
+            said.append(line)
+            if "serving at " in line:
+                break
+        else:
+            raise SystemExit("the server did not start:\n" + "".join(said))
+        yield process, line.split("serving at ")[1].split("/v1")[0]
+    finally:
+        process.terminate()
+        process.communicate()
 
 
 def compile_checkout() -> None:

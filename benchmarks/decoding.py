@@ -11,18 +11,16 @@ compared with the larger of I/O and compute.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
 
-from benchmarks.cgroup import THROTTLE_HELP, require_throttle, throttled
 from benchmarks.common import Row, arguments, interleave, sizes
 from benchmarks.models.make_model import ensure_model
 from benchmarks.raw_rates import MemoryRead, best_read_threads, direct_rate
-from benchmarks.tables import RESULTS, Report, median_ratio, spread
+from benchmarks.tables import Report, median_ratio, spread
 from benchmarks.worker import Worker, per_cycle
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.values import format_bytes, parse_bytes
@@ -114,8 +112,16 @@ def cells(rows: list[Row], computed: list[float]) -> Row:
     }
 
 
-def timed(args: argparse.Namespace, model: Path, throttle: int | None) -> Report:
-    """All dials, on the disk as it is now."""
+def main() -> None:
+    parser = arguments(__doc__, rounds=3)
+    parser.add_argument("--model", type=Path, help="default: the 7b shape")
+    parser.add_argument("--dials", type=sizes, default=sizes("2GB,4GB,8GB"))
+    parser.add_argument("--tokens", type=int, default=5, help="of each timed reply")
+    parser.add_argument("--blocks", type=int, default=4, help="timed replies a round and dial")
+    parser.add_argument("--raw", type=parse_bytes, default="4GB", help="bytes of each raw read")
+    parser.add_argument("--resident-memory", type=parse_bytes, help="dial of an arm that times compute")
+    args = parser.parse_args()
+    model = args.model or ensure_model("7b")
     raw = RawReads(model, args.raw)
     arms: dict[str, Callable[[], Row]] = {
         str(dial): partial(decode, model, dial, args.tokens, args.blocks, raw) for dial in args.dials
@@ -126,7 +132,6 @@ def timed(args: argparse.Namespace, model: Path, throttle: int | None) -> Report
     computed = [row["cycle_seconds"] for row in results.get("compute", [])]
 
     title = f"Plain decoding: {model.name}, {args.rounds} × {args.blocks} replies, median (range)"
-    title += f", a disk throttled to {format_bytes(throttle)}/s" if throttle else ""
     report = Report(title, raw=dict(results))
     for dial in args.dials:
         report.add({"dial": format_bytes(dial), **cells(results[str(dial)], computed)})
@@ -136,30 +141,7 @@ def timed(args: argparse.Namespace, model: Path, throttle: int | None) -> Report
         f"{format_bytes(args.raw)}; of memory where nothing is streamed. The kernel's count of bytes "
         f"read a pass (`/proc/<pid>/io`) differs from the streamer's by at most {format_bytes(off)}."
     )
-    return report
-
-
-def main() -> None:
-    parser = arguments(__doc__, rounds=3)
-    parser.add_argument("--model", type=Path, help="default: the 7b shape")
-    parser.add_argument("--dials", type=sizes, default=sizes("2GB,4GB,8GB"))
-    parser.add_argument("--tokens", type=int, default=5, help="of each timed reply")
-    parser.add_argument("--blocks", type=int, default=4, help="timed replies a round and dial")
-    parser.add_argument("--raw", type=parse_bytes, default="4GB", help="bytes of each raw read")
-    parser.add_argument("--resident-memory", type=parse_bytes, help="dial of an arm that times compute")
-    parser.add_argument("--throttle", type=sizes, help=THROTTLE_HELP)
-    args = parser.parse_args()
-    model = args.model or ensure_model("7b")
-    if args.throttle:
-        require_throttle(model)
-    for rate in args.throttle or [None]:
-        with throttled(model, rate):
-            report = timed(args, model, rate)
-        file = args.json
-        if rate is not None:
-            own = args.json or RESULTS / "decoding.json"
-            file = own.with_stem(f"{own.stem}-{rate / 1e9:g}GB")
-        report.finish(file)
+    report.finish(args.json)
 
 
 if __name__ == "__main__":

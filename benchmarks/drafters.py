@@ -1,7 +1,4 @@
-"""Drafters for measuring: one whose tokens are right with a set probability, and one that is always wrong.
-
-Neither is of use to anyone: the first has to be told what the target will say.
-"""
+"""A drafter for measuring, whose tokens are right with a set probability: it is told what the target says."""
 
 from __future__ import annotations
 
@@ -86,49 +83,3 @@ class SetDrafting:
 
     def cancel(self) -> None:
         self.inner.cancel()
-
-
-class Wrong:
-    """See `drafters.base.Drafter`. Free trees of random tokens, all children of the root: a pass over so many
-    nodes that says what plain decoding says."""
-
-    resident = False
-    passes = range(1)
-
-    def __init__(self, vocabulary: int, seed: int) -> None:
-        self.vocabulary = vocabulary
-        self.chance = np.random.default_rng(seed)
-
-    def prefill(self, context: Context) -> None:
-        pass
-
-    def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
-        count = min(budget.nodes, self.vocabulary) - 1
-        tokens = self.chance.choice(self.vocabulary, count, replace=False)
-        parents = np.zeros(count + 1, dtype=np.int64)
-        parents[0] = -1
-        logprobs = np.full(count + 1, -np.log(self.vocabulary))
-        logprobs[0] = 0
-        return Made(TokenTree(np.concatenate([[roots[0].token], tokens]), parents, logprobs))
-
-    def commit(self, root: int, outcome: Outcome) -> None:
-        pass
-
-
-@dataclass
-class Made:
-    """See `drafters.base.Drafting`: a tree that is there from the start."""
-
-    made: TokenTree
-
-    def step(self) -> bool:
-        return False
-
-    def tree(self, root: int = 0) -> TokenTree:
-        return self.made
-
-    def stop(self) -> None:
-        pass
-
-    def cancel(self) -> None:
-        pass

@@ -3,9 +3,8 @@
     python -m benchmarks.drafting --small DEMO --draft-small DRAFT --target models/7b-inflated \\
         --draft models/0.5b-inflated --dials 8GB,4GB
 
-Tokens per cycle (`acceptance.py`), seconds a cycle of all numbers of steps, in turn with plain decoding as
-planned and with nothing pinned, and whole replies of the big model: as the parts promise? and with the
-product's own drafter and controller.
+Tokens per cycle (`acceptance.py`), and seconds a cycle of all numbers of steps, in turn with plain decoding
+as planned and with nothing pinned. Whole replies of the big model: `schedules.py`.
 """
 
 from __future__ import annotations
@@ -15,18 +14,7 @@ import statistics
 from pathlib import Path
 
 from benchmarks import acceptance
-from benchmarks.arms import (
-    LONGEST,
-    OWN,
-    SMALL_MEMORY,
-    Arm,
-    Bench,
-    Options,
-    drafting_arguments,
-    middle,
-    open_worker,
-    seconds,
-)
+from benchmarks.arms import OWN, Arm, Bench, drafting_arguments, seconds
 from benchmarks.common import Row, in_turn
 from benchmarks.tables import Report, spread
 from edgespec.runtimes.formats.describe import describe_model
@@ -140,81 +128,13 @@ def layer_traffic(target: Path, drafting: int, g: int) -> float:
     return g * sum(layers[:drafting]) + sum(layers[drafting:])
 
 
-def replies(bench: Bench, dial: int) -> Report:
-    """The shortest held-out replies of at least so many tokens, with the best steps and as users get it."""
-    name, args = format_bytes(dial), bench.args
-    report = Report(f"Whole replies at {name}")
-    long = [row for row in bench.prompts if len(row["reply"]) >= args.least]
-    known = sorted(long, key=lambda row: len(row["reply"]))[: args.replies]
-    plain = middle(bench.rounds(f"{name}/plain"))
-    for arm in bench.arms:
-        speed = Speed(bench, dial, arm)
-        if speed.steps is None or plain is None or not known:
-            continue
-        fixed, own = arm.mode(speed.steps), arm.drafter if arm.variant else "auto"
-        at = f"{arm.name}/{speed.depth}/{speed.steps}"
-        ways = {
-            f"replies small/{at}": (fixed, args.small, SMALL_MEMORY, arm.drafter, arm.on_small(speed.depth)),
-            f"{name}/replies/{at}": (fixed, args.target, dial, arm.drafter, arm.big),
-            f"{name}/replies own/{arm.name}": (OWN, args.target, dial, own, arm.big),
-        }
-        found: list[list[Row]] = [
-            bench.store.get(key, said, known, *way).get("replies", []) for key, way in ways.items()
-        ]
-        if not all(found):
-            continue
-        small, big, users = found
-        parts = made(small) / sum(len(r["cycles"]) for r in small) / speed.cycle(speed.steps)
-        report.add(
-            {
-                "drafter": arm.name,
-                "steps": speed.steps,
-                "tokens/s": f"{rate(big):.3f}",
-                "by its parts": f"{parts:.3f}",
-                "off by": f"{rate(big) / parts - 1:+.0%}",
-                "own controller, tokens/s": f"{rate(users):.3f}",
-                "× plain": f"{rate(users) * plain:.2f}",
-                "off by its parts": f"{rate(users) / parts - 1:+.0%}",
-                "replies": ", ".join(str(len(r["tokens"])) for r in big),
-                "same text": "all" if all(r["same"] for r in (*big, *users)) else "differs",
-                "peak": peak([*big, *users]),
-            }
-        )
-    return report
-
-
-def said(known: list[Row], mode: Row, model: Path, dial: int, drafter: str, options: Options) -> Row:
-    rows = []
-    with open_worker(model, dial, drafter, **options) as worker:
-        for each in known:
-            row = worker.run(each["prompt"], LONGEST, mode)
-            rows.append({**row, "same": row["tokens"] == each["reply"]})
-    return {"replies": rows, "plan": worker.loaded["plan"]}
-
-
-def made(found: list[Row]) -> int:
-    """Tokens of replies behind the first, which is the prompt's pass's."""
-    tokens: list[int] = [len(r["tokens"]) - 1 for r in found]
-    return sum(tokens)
-
-
-def rate(found: list[Row]) -> float:
-    """Tokens a second of decoding over several replies."""
-    spent = float(sum(c["seconds"] for r in found for c in r["cycles"]))
-    return made(found) / spent
-
-
 def main() -> None:
-    parser = drafting_arguments(__doc__)
-    parser.add_argument("--replies", type=int, default=3, help="whole replies an arm")
-    parser.add_argument("--least", type=int, default=24, help="tokens of a whole reply")
-    bench = Bench(parser)
+    bench = Bench(drafting_arguments(__doc__))
     acceptance.measure(bench)
     print(acceptance.table(bench).markdown(), flush=True)
     for dial in bench.args.dials:
         measure(bench, dial)
-        for part in (speeds, replies):
-            print(part(bench, dial).markdown(), flush=True)
+        print(speeds(bench, dial).markdown(), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
     python -m benchmarks.engine_process MODEL '{"memory": 8000000000, "drafter": "none"}'
 
+Of the options "cores" are no engine's: the target computes on the first, a draft worker on the second.
+
 A job is a JSON line: `prompt` (ids or text), `tokens` and `cycles` (at most so many), `temperature`, `seed`,
 `ignore_eos`, `settle` (see `Worker.reply`), `mode`:
 
@@ -10,32 +12,26 @@ A job is a JSON line: `prompt` (ids or text), `tokens` and `cycles` (at most so 
     {"kind": "fixed", ..., "nodes": 16}    in trees of so many nodes
     {"kind": "fixed", ..., "variant": "chain"}    its cascade so
     {"kind": "set", "steps": [8], "reply": [...], "p": 0.9}      `SetAcceptance` around its drafter
-    {"kind": "paced", "model": DIR, "ms": 30, "schedule": "ssd", "steps": []}
-                                           an engine without a drafter, and a draft model on a device of its
-                                           own, whose passes take so long (`paced_worker.py`); [] = own
-                                           controller
-    {"kind": "wrong", "nodes": [1, 64]}    trees of random tokens, cycle by cycle with so many nodes
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
-from benchmarks import paced_worker
 from benchmarks.common import Row
-from benchmarks.drafters import SetAcceptance, Wrong
+from benchmarks.drafters import SetAcceptance
 from benchmarks.measure import process_io
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.controller import Fixed
-from edgespec.core.schedule import Controller, Place, TreeBudget
+from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Layer, Trace
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.beside import Beside
@@ -44,13 +40,10 @@ from edgespec.drafters.cascade.exits import Exit, SubstituteExit
 from edgespec.drafters.cascade.files import Cascade
 from edgespec.drafters.cascade.tree import Calibration
 from edgespec.drafters.cascade.variant import VARIANTS
-from edgespec.drafters.channel import Load
 from edgespec.engine import Engine
 from edgespec.errors import EdgeSpecError
 from edgespec.runtimes.base import KVCache
-from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.rows import Rows
-from edgespec.schedules.kinds import make_controller, make_schedule
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
 
@@ -116,19 +109,12 @@ class Conversations:
         self.engine = engine
         self.traffic = Traffic(engine)
         self.calibrations = Calibration(), Calibration()  # of cascades driven here
-        self.paced: Beside | None = None  # a draft model on its device
 
     def open(self, job: Row, trace: Trace) -> Session:
         """Raises EdgeSpecError when the engine's drafter cannot be driven so."""
         mode, engine = job["mode"], self.engine
         if mode["kind"] == "own":
             return engine.new_session(trace=trace)
-        if mode["kind"] == "wrong":
-            wrong = Wrong(min(engine.config.vocab_size, 1000), job["seed"])
-            budgets = [TreeBudget(nodes, 1, 0) for nodes in mode["nodes"]]
-            return self._session(self._cache(), wrong, Rotating(budgets), trace)
-        if mode["kind"] == "paced":
-            return self._paced(mode, trace)
         if not engine.drafters:
             raise EdgeSpecError("this engine has no drafter to drive")
         controller = fixed(mode["steps"], mode.get("nodes", NODES))
@@ -146,21 +132,6 @@ class Conversations:
     def _cache(self) -> KVCache:
         """Of the plan's size: no other session is open."""
         return self.engine.verifier.new_seat(self.engine.plan.context)
-
-    def _paced(self, mode: Row, trace: Trace) -> Session:
-        """The engine's controller learns of the device as of any drafter."""
-        engine, cache = self.engine, self._cache()
-        controller = engine.controller.successor()
-        if self.paced is None:
-            model = Path(mode["model"]).resolve()
-            load, nbytes = Load(str(model), 1), describe_model(model).table.nbytes
-            self.paced = Beside(load, nbytes, 0, program=paced_worker.program(mode["ms"]))
-            controller = make_controller(engine.plan, [self.paced])
-        drafters = [self.paced.drafter(cache, engine.config.vocab_size)]
-        decides: Controller = fixed(mode["steps"]) if mode["steps"] else controller
-        place = Place(engine.target)
-        schedule = make_schedule(mode["schedule"], engine.options, drafters, decides, place)
-        return Session(engine, cache, schedule, trace=trace)
 
     def _session(self, cache: KVCache, drafter: Drafter, controller: Fixed, trace: Trace) -> Session:
         return Session(self.engine, cache, Serial(drafter, controller, NODES), trace=trace)
@@ -189,7 +160,8 @@ class Conversations:
             if cycle is not None:
                 row |= {"steps": cycle.passes or 0, "nodes": len(cycle.tree)}
                 row |= {"draft": cycle.draft_seconds, "verify": cycle.verify_seconds}
-                row |= {"hit": cycle.overlap and cycle.overlap.hit}
+                over = cycle.overlap
+                row |= {"hit": over and over.hit, "found": over.found if over else 0}
             ends.append({**row, "tokens": 0})
 
         asked = {key: job[key] for key in ("temperature", "seed", "ignore_eos")}
@@ -231,6 +203,12 @@ class Conversations:
         return now
 
 
+def pin(process: int, *cores: int) -> None:
+    """All threads of a process."""
+    for thread in os.listdir(f"/proc/{process}/task"):
+        os.sched_setaffinity(int(thread), cores)
+
+
 def main() -> None:
     model, options = sys.argv[1:]
     answers, sys.stdout = sys.stdout, sys.stderr
@@ -239,13 +217,21 @@ def main() -> None:
         answers.write(json.dumps(row) + "\n")
         answers.flush()
 
+    given = json.loads(options)
+    cores = given.pop("cores", None)
     began = time.perf_counter()
     try:
-        engine = Engine.load(model, EngineOptions(**json.loads(options)))
+        if cores:
+            pin(os.getpid(), *cores)  # while it opens, as a worker begins where who starts it may run
+        engine = Engine.load(model, EngineOptions(**given))
     except EdgeSpecError as error:
         answer({"error": str(error)})
         return
     answer({"plan": engine.plan.to_dict(), "load_seconds": time.perf_counter() - began})
+    if cores:
+        pin(os.getpid(), cores[0])
+        for worker in (resident for resident in engine.resident if isinstance(resident, Beside)):
+            pin(worker.worker._process.pid, cores[1])  # type: ignore[attr-defined]
     conversations = Conversations(engine)
     for line in sys.stdin:
         job = {**DEFAULTS, **json.loads(line)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,18 +42,6 @@ def text_prompts(model: Path, file: Path, count: int, length: int = 64) -> list[
     if step < length:
         raise SystemExit(f"{file} has {len(ids)} tokens, too few for {count} passages of {length}")
     return [[BOS_ID, *ids[i * step : i * step + length - 1]] for i in range(count)]
-
-
-def noise(model: Path, count: int, length: int = 64) -> list[list[int]]:
-    """Random tokens of the tokenizer's vocabulary (which may be smaller than the model's head)."""
-    import numpy as np
-
-    size = min(
-        Tokenizer.from_file(str(model / "tokenizer.json")).get_vocab_size(),
-        json.loads((model / "config.json").read_text())["vocab_size"],
-    )
-    chance = np.random.default_rng(0)
-    return [[BOS_ID, *chance.integers(8, size, length - 1).tolist()] for _ in range(count)]
 
 
 def repetition(prompt: Sequence[int], reply: Sequence[int], n: int = 4) -> float:

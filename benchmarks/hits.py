@@ -1,12 +1,12 @@
 """How often has an outcome been prepared for, by fan-out and by policy? On small models, at given waits.
 
-    python -m benchmarks.hits --small edgespec/demo_model --draft models/demo-draft-run/model --plot hits.png
+    python -m benchmarks.hits --small edgespec/demo_model --draft models/demo-draft-run/model
 
 A pass's waits are a number of nodes here (`--nodes`), drafted when its outcome is known already but not told:
 so every policy has exactly as many, and nothing is timed. The first table is SSD's Figure 3: the chance that
 the bonus token is among the F that the drafter finds likeliest behind the accepted ones. The second compares
 the policies at the same number of nodes; `speed` is in tokens a target's pass, where a pass of drafting that
-had to be waited for takes `--price` of one.
+had to be waited for takes `PRICE` of one.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ from edgespec.schedules.ssd import DEPTH, Ssd
 
 LONGEST = 160  # tokens of a reply
 NODES = 64  # of a verified tree, at most
+POLICIES = FIRST, *_ = ("uniform", "geometric", "measured", "best-first")
+OUTCOMES = 24  # that the fixed fan-outs prepare for
+PASSES = 8  # of drafting in a cycle, prepared or not
+PRICE = 0.025  # of a pass of drafting, in target's passes
 FAN_OUTS = (1, 2, 3, 4, 6, 8, 12, 16)
 HOW = {  # acceptance, temperature
     "T=0": ("greedy", 0.0),
@@ -66,8 +70,6 @@ class Waiting(Ssd):
 class Bench:
     engine: Engine
     asked: Sequence[Sequence[int]]
-    outcomes: int
-    passes: int
 
     def replies(self, how: str, policy: str, waits: int) -> Row:
         return {"replies": [self.reply(tokens, how, policy, waits) for tokens in self.asked]}
@@ -78,8 +80,8 @@ class Bench:
         seat = engine.verifier.new_seat(len(tokens) + LONGEST)
         drafter = engine.resident[0].drafter(seat, engine.config.vocab_size)
         shape = None if policy == "best-first" else CacheShape(policy, DEPTH, KNOWN)
-        fixed = Fixed(TreeBudget(NODES, self.outcomes - 1, self.passes))  # each depth has an outcome
-        schedule = Waiting(waits, drafter, fixed, shape=shape, outcomes=self.outcomes)
+        fixed = Fixed(TreeBudget(NODES, OUTCOMES - 1, PASSES))  # each depth has an outcome
+        schedule = Waiting(waits, drafter, fixed, shape=shape, outcomes=OUTCOMES)
         chooser = Chooser(Sampler(options), Noise(0), make_acceptance(accepting, options))
         row = {"tokens": 0, "cycles": 0, "passes": 0, "hits": 0, "lookups": 0}
         for cycle in decode(Decoding(engine.verifier, seat, tokens, chooser, schedule, LONGEST)):
@@ -111,10 +113,9 @@ def power(hits: Sequence[float]) -> tuple[float, float]:
     return -slope, math.exp(start)
 
 
-def curves(rows: dict[str, Row]) -> tuple[Report, dict[str, list[float]]]:
+def curves(rows: dict[str, Row]) -> Report:
     """`rows` by temperature, of a policy that asks about every node."""
     report = Report(f"Chance of a hit by fan-out (ranks of {KNOWN} continuations are known)")
-    kept: dict[str, list[float]] = {}
     for how, row in rows.items():
         ranks = [(bool(hit), rank) for reply in row["replies"] for hit, rank in reply["ranks"]]
         parts = {
@@ -128,28 +129,7 @@ def curves(rows: dict[str, Row]) -> tuple[Report, dict[str, list[float]]]:
             cells = {f"F={f}": f"{hit:.3f}" for f, hit in zip(FAN_OUTS, hits, strict=True)}
             law = f"{factor:.2f} F^-{r:.2f}"
             report.add({"": how, "outcomes": f"{name} ({len(part)})", **cells, "misses": law})
-            kept[f"{how}, {name}"] = hits
-    return report, kept
-
-
-def plot(found: dict[str, list[float]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for label, hits in found.items():
-        if label.endswith(", all"):
-            (line,) = left.loglog(FAN_OUTS, [1 - hit for hit in hits], "o", label=label[:-5])
-            r, factor = power(hits)
-            law = [factor * f**-r for f in FAN_OUTS]
-            left.loglog(FAN_OUTS, law, color=line.get_color(), linewidth=1, label=f"{factor:.2f} F^-{r:.2f}")
-            right.plot(FAN_OUTS, hits, "o-", label=label[:-5])
-    for panel, name in ((left, "misses"), (right, "hits")):
-        panel.set_xlabel("fan-out F")
-        panel.set_ylabel(name)
-        panel.grid(True, which="both", alpha=0.2)
-        panel.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    return report
 
 
 def each(row: Row) -> IntArray:
@@ -181,46 +161,35 @@ def main() -> None:
     parser = arguments(__doc__, rounds=1)
     parser.add_argument("--small", type=Path, required=True, help="the target")
     parser.add_argument("--draft", type=Path, required=True, help="the draft model")
-    parser.add_argument("--policies", type=names, default=names("uniform,geometric,measured,best-first"))
     parser.add_argument("--how", type=names, default=list(HOW), help=f"of {', '.join(HOW)}")
     parser.add_argument("--nodes", type=numbers, default=[64, 128, 256, 512], help="of a pass's waits")
-    parser.add_argument("--outcomes", type=int, default=24, help="that the fixed fan-outs prepare for")
-    parser.add_argument("--passes", type=int, default=8, help="of drafting in a cycle, prepared or not")
-    parser.add_argument(
-        "--price", type=float, default=0.025, help="of a pass of drafting, in target's passes"
-    )
     parser.add_argument("--prompts", type=int, default=48)
     parser.add_argument(
         "--stories", action="store_true", help="long replies, instead of the domain's mixture"
     )
-    parser.add_argument("--plot", type=Path, help="PNG of the first table")
     args = parser.parse_args()
     store = Store(args.json or RESULTS / "hits.json")
     asked = (stories if args.stories else prompts)(args.small, args.prompts)
     named = {"drafter": "model", "draft_model": str(args.draft), "schedule": "ssd"}
     with edgespec.load(str(args.small), memory="2GB", **named) as engine:
-        bench = Bench(engine, asked, args.outcomes, args.passes)
+        bench = Bench(engine, asked)
         for how in args.how:
             for nodes in args.nodes:
-                for policy in args.policies:
+                for policy in POLICIES:
                     store.get(f"{how}/{policy}/{nodes}", bench.replies, how, policy, nodes)
     rows = store.rows
-    fixed = next((policy for policy in args.policies if policy != "best-first"), None)
-    if fixed is not None:
-        report, found = curves({how: rows[f"{how}/{fixed}/{max(args.nodes)}"] for how in args.how})
-        print(report.markdown())
-        if args.plot is not None:
-            plot(found, args.plot)
+    report = curves({how: rows[f"{how}/{FIRST}/{max(args.nodes)}"] for how in args.how})
+    print(report.markdown())
     report = Report(
-        f"Policies at the same nodes a pass; {len(asked)} prompts, {args.outcomes} outcomes of fixed ones"
+        f"Policies at the same nodes a pass; {len(asked)} prompts, {OUTCOMES} outcomes of fixed ones"
     )
     for how in args.how:
         for nodes in args.nodes:
-            base = rows[f"{how}/{args.policies[0]}/{nodes}"]
-            for policy in args.policies:
+            base = rows[f"{how}/{FIRST}/{nodes}"]
+            for policy in POLICIES:
                 row = rows[f"{how}/{policy}/{nodes}"]
                 hits, lookups, tokens, cycles, passes = each(row).sum(1).tolist()
-                over = compared(row, base, args.price)
+                over = compared(row, base, PRICE)
                 report.add(
                     {
                         "": how,
@@ -229,9 +198,9 @@ def main() -> None:
                         "hits": f"{hits / lookups:.3f}",
                         "tokens a cycle": f"{tokens / cycles:.2f}",
                         "waited for": f"{passes / cycles:.1f}",
-                        "speed": f"{tokens / (cycles + args.price * passes):.2f}",
-                        f"hits over {args.policies[0]}": over["hits"],
-                        f"speed over {args.policies[0]}": over["speed"],
+                        "speed": f"{tokens / (cycles + PRICE * passes):.2f}",
+                        f"hits over {FIRST}": over["hits"],
+                        f"speed over {FIRST}": over["speed"],
                     }
                 )
     print(report.markdown())

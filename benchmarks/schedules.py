@@ -8,10 +8,10 @@ round has prompts of its own: the shortest held-out replies of at least `--least
 small model says. Plain decoding is timed by its first cycles. All arms' replies are compared with one another
 and, as far as plain decoding was run, with its own, token for token.
 
-A draft model with a device of its own, which this machine lacks, is stood in for by a worker that sleeps
-until its pass has taken so many milliseconds: every arm, serial among them, waits for that.
+With `--worker` the draft model, exported or not, has a process and a core of its own, and the target another
+core: in all arms, serial among them. Each process says its first reply twice, and the second counts.
 
-    python -m benchmarks.schedules ... --device-stand-in 60 --arms "serial 8,serial,ssd 8,ssd"
+    python -m benchmarks.schedules ... --worker --nodes 9 --arms "serial 5,ssd 5,mirror 5"
 
 Where a shared disk changes its rate from minute to minute, arms can be compared at one that it always keeps
 (--throttle, in the kernel).
@@ -22,8 +22,10 @@ Beside the measured speed stands what it should be, both from the same replies:
                 pass taking what the first arm's takes (so let that be a serial one)
     promised    tokens a cycle / the median pass of plain decoding: as if drafting and larger trees were free
 
-`a hit / its pass alone` is what a cycle costs whose tree was prepared, beside a pass over as many nodes in
-whose waits nobody drafts; what is drafted on after a hit adds to it.
+`hidden` is what is no longer drafted before the pass, of what the first arm drafts there; `found`, passes of
+drafting that what was prepared was worth. `a hit / its pass alone` is what a cycle costs whose tree was
+prepared, beside a pass over as many nodes in whose waits nobody drafts; what is drafted on after a hit adds
+to it.
 
 Of mirror with its own controller (which knows what passes take by themselves), Equation 10 is what cycles
 should take by Mirror-SD's latency law, of what they took.
@@ -36,6 +38,7 @@ and at most, for drafts within a pass); and what should draft after a miss, the 
 
 from __future__ import annotations
 
+import os
 import statistics
 from itertools import product
 from pathlib import Path
@@ -44,7 +47,7 @@ from benchmarks.arms import OWN, SMALL_MEMORY, low_bit, middle, open_worker, who
 from benchmarks.cgroup import THROTTLE_HELP, require_throttle, throttled
 from benchmarks.common import Row, arguments, compile_checkout, in_turn, names, sizes
 from benchmarks.held_out import prompts, stories
-from benchmarks.laws import hidden, made, promised, rate, theorem_7, theory
+from benchmarks.laws import cycles_of, hidden, made, promised, rate, theorem_7, theory
 from benchmarks.tables import RESULTS, Report, Store, ratio, spread
 from edgespec.drafters.base import shared_prefix
 from edgespec.values import format_bytes
@@ -61,22 +64,23 @@ class Replies:
         parser.add_argument("--small", type=Path, required=True, help="the target, not inflated")
         parser.add_argument("--target", type=Path, required=True, help="the same, inflated")
         parser.add_argument("--draft", type=Path, help="for drafter `model`: a draft model, inflated")
-        parser.add_argument("--adapters", type=Path, help="for drafter `cascade`: its adapters, inflated")
-        parser.add_argument("--drafters", type=names, default=["model"], help="model, substitute, cascade")
+        parser.add_argument("--adapters", type=Path, help="for others: what was trained, inflated")
+        parser.add_argument("--drafters", type=names, default=["model"], help="model, substitute, ...")
         parser.add_argument("--dials", type=sizes, default=sizes("8GB,4GB"))
         parser.add_argument("--arms", type=names, default=names("serial 4,serial 8,serial,ssd"))
-        parser.add_argument(
-            "--device-stand-in",
-            type=float,
-            metavar="MS",
-            help="a pass of drafter `model`, on a device of its own",
-        )
+        parser.add_argument("--nodes", type=int, default=64, help="of a tree, with a fixed number of steps")
+        parser.add_argument("--resident-layers", type=int, help="of the target; default: as planned")
+        parser.add_argument("--worker", action="store_true", help="drafter `model` on a core of its own")
         parser.add_argument("--throttle", type=sizes, default=[None], help=THROTTLE_HELP)
         parser.add_argument("--prompts", type=int, default=3, help="replies a round and arm")
         parser.add_argument("--least", type=int, default=1, help="tokens of a reply; more are stories")
         self.args = args = parser.parse_args()
-        if args.device_stand_in and (args.drafters != ["model"] or args.draft is None):
-            parser.error("--device-stand-in is for drafter `model`; give --draft")
+        cores = sorted(os.sched_getaffinity(0))
+        if args.worker and (args.drafters != ["model"] or args.draft is None or len(cores) < 2):
+            parser.error("--worker is for drafter `model`, and needs two cores; give --draft")
+        self.engine: Row = {"threads": 1, "cores": cores[:2]} if args.worker else {}
+        if args.resident_layers is not None:
+            self.engine["resident_layers"] = args.resident_layers
         if args.throttle != [None]:
             require_throttle(args.target)
         compile_checkout()
@@ -110,24 +114,27 @@ class Replies:
         return format_bytes(dial) + (f", disk {format_bytes(rate)}/s" if rate else "")
 
     def stem(self, rate: int | None, dial: int, drafter: str) -> str:
-        pace = self.args.device_stand_in
-        return f"{self.where(rate, dial)}/{drafter}" + (f", {pace:g} ms a pass" if pace else "")
+        return f"{self.where(rate, dial)}/{drafter}" + (", on a core of its own" if self.args.worker else "")
 
     def plain(self, dial: int, known: Row) -> Row:
-        with open_worker(self.args.target, dial, "none") as worker:
+        with open_worker(self.args.target, dial, "none", **self.engine) as worker:
             row = worker.run(known["prompt"], LONGEST, OWN, cycles=PLAIN + 2, ignore_eos=True)
         return {"cycles": whole(row), "peak_memory": row["peak_memory"], "tokens": row["tokens"]}
 
     def replies(self, dial: int, drafter: str, arm: str, asked: list[Row]) -> Row:
         schedule, _, steps = arm.partition(" ")
-        mode: Row = {"kind": "fixed", "steps": [int(steps)]} if steps else OWN
-        found = {"model": {"draft_model": self.args.draft}, "cascade": {"adapters": self.args.adapters}}
-        options: Row = {**(found.get(drafter) or low_bit(self.args.target)), "schedule": schedule}
-        if pace := self.args.device_stand_in:
-            drafter, options = "none", {}
-            mode = {"kind": "paced", "model": str(self.args.draft), "ms": pace, "schedule": schedule}
-            mode["steps"] = [int(steps)] if steps else []
+        mode: Row = {"kind": "fixed", "steps": [int(steps)], "nodes": self.args.nodes} if steps else OWN
+        options: Row = {"schedule": schedule}
+        if drafter == "substitute":
+            options |= low_bit(self.args.target)
+        else:
+            options |= (
+                {"draft_model": self.args.draft} if drafter == "model" else {"adapters": self.args.adapters}
+            )
+        options |= {**self.engine, "draft_worker": 1} if self.args.worker else self.engine
         with open_worker(self.args.target, dial, drafter, **options) as worker:
+            if self.args.worker:
+                worker.run(asked[0]["prompt"], LONGEST, mode)
             replies = [worker.run(known["prompt"], LONGEST, mode) for known in asked]
         return {"replies": replies, "plan": worker.loaded["plan"]}
 
@@ -191,6 +198,8 @@ def figures(rounds: list[Row], first: list[Row], plain: list[Row]) -> Row:
     ideal = [promised(*pair) for pair in zip(rounds, plain, strict=True)]
     overlap = [reply["overlap"] for reply in each]
     hits, misses = (sum(row[key] for row in overlap) for key in ("cache_hits", "cache_misses"))
+    found = [cycle["found"] for cycle in cycles if cycle["hit"] is not None]
+    draft, late = (statistics.median(c["draft"] for c in some) for some in (cycles, cycles_of_all(first)))
     return {
         "tokens/s": spread(rates, 3),
         "× plain": ratio(rates, once),
@@ -201,15 +210,21 @@ def figures(rounds: list[Row], first: list[Row], plain: list[Row]) -> Row:
         "tokens a cycle": f"{sum(made(r) for r in each) / len(cycles):.2f}",
         "cycle, s": f"{statistics.median(c['seconds'] for c in cycles):.2f}",
         "drafting": f"{statistics.median(c['draft'] / c['seconds'] for c in cycles):.0%}",
-        "draft, s": f"{statistics.median(c['draft'] for c in cycles):.2f}",
-        "pass, s": f"{statistics.median(c['verify'] for c in cycles):.2f}",
+        "draft, s": f"{draft:.3g}",
+        "pass, s": f"{statistics.median(c['verify'] for c in cycles):.3g}",
+        "hidden": f"{1 - draft / late:.0%}" if late and found else "",
         "nodes": f"{statistics.mean(c['nodes'] for c in cycles):.0f}",
         "hits": f"{hits / (hits + misses):.0%}" if hits + misses else "",
+        "found": f"{statistics.mean(found):.1f}" if found else "",
         "a hit / its pass alone": hidden(cycles, first, plain),
         "prepared nodes": f"{sum(r['drafted_while_verifying'] for r in overlap) / len(cycles):.0f}",
         "tokens": sum(len(r["tokens"]) for r in each),
         "peak": format_bytes(max(r["peak_memory"] for r in each)),
     }
+
+
+def cycles_of_all(rounds: list[Row]) -> list[Row]:
+    return [cycle for row in rounds for cycle in cycles_of(row)]
 
 
 def main() -> None:

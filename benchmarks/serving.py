@@ -14,8 +14,6 @@ import http.client
 import json
 import random
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -25,6 +23,7 @@ from urllib.parse import urlsplit
 import psutil
 
 import edgespec
+from benchmarks.common import edgespec_command, served
 from edgespec.apps.common import demo_model
 from edgespec.text.conversation import Conversation
 
@@ -98,18 +97,6 @@ class Client:
         return text
 
 
-def serve(model: str, flags: list[str]) -> tuple[subprocess.Popen[str], str]:
-    """A server, loaded, and its URL."""
-    command = [sys.executable, "-m", "edgespec.apps.start", "serve", model, "--port", "0", *flags]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    for line in process.stderr:
-        print(line, end="", file=sys.stderr)
-        if "serving at " in line:
-            return process, line.split("serving at ")[1].split("/v1")[0]
-    raise SystemExit("the server did not start")
-
-
 def watch(process: psutil.Process, end: float) -> list[tuple[int, int]]:
     """Bytes and descriptors, every second."""
     seen = []
@@ -140,10 +127,9 @@ def main() -> None:
     parser.add_argument("--sessions", default="16", help="--max-sessions of the server")
     parser.add_argument("--memory", default="4GB")
     given = parser.parse_args()
-    flags = ["--context", str(given.context), "--max-sessions", given.sessions, "--memory", given.memory]
-    process, url = serve(given.model, flags)
-    try:
-        said: dict[int, str] = {}
+    flags = ["--context", given.context, "--max-sessions", given.sessions, "--memory", given.memory]
+    said: dict[int, str] = {}
+    with served(edgespec_command("serve", given.model, "--port", 0, *flags)) as (process, url):
         end = time.monotonic() + 60 * given.minutes
         clients = [Client(url, number, said, end) for number in range(given.clients)]
         for client in clients:
@@ -151,9 +137,6 @@ def main() -> None:
         seen = watch(psutil.Process(process.pid), end)
         for client in clients:
             client.thread.join()
-    finally:
-        process.terminate()
-        process.wait()
     figures = [client.figures for client in clients]
     counts = sorted(len(f.tokens) for f in figures)
     errors = [error for f in figures for error in f.errors]

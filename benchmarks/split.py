@@ -18,7 +18,6 @@ import json
 import ssl
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import edgespec
-from benchmarks.common import environment
+from benchmarks.common import edgespec_command, served
 from benchmarks.emulator import FAR, PROFILES, Crossed, EmulatedLink
 from edgespec.apps.common import demo_model
 from edgespec.config import GenerationOptions
@@ -191,21 +190,9 @@ def far_server(link: EmulatedLink, model: str, folder: Path, flags: Sequence[str
     (folder / "keys").write_text(KEY)
     files = "--ssl-certfile", str(folder / "server.pem"), "--ssl-keyfile", str(folder / "server.key")
     where = "--host", FAR, "--port", str(PORT), "--api-key-file", str(folder / "keys"), *files
-    start = sys.executable, "-m", "edgespec.apps.start", "serve", model, *where, *flags
-    process = subprocess.Popen(link.command(*start), stderr=subprocess.PIPE, text=True, env=environment())
-    try:
-        assert process.stderr is not None
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if "serving at " in line:
-                break
-        else:
-            raise SystemExit("the server did not start:\n" + "".join(said))
+    start = edgespec_command("serve", model, *where, *flags)
+    with served(link.command(*start)):
         yield
-    finally:
-        process.terminate()
-        process.communicate()
 
 
 def certify(folder: Path) -> Path:

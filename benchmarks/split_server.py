@@ -31,7 +31,7 @@ import psutil
 
 import edgespec
 from benchmarks.cgroup import throttled
-from benchmarks.serving import serve
+from benchmarks.common import edgespec_command, names, numbers, served
 from benchmarks.split import prompts_of
 from edgespec.apps.common import demo_model
 from edgespec.config import GenerationOptions
@@ -214,40 +214,40 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("model", nargs="?", default=str(demo_model()))
-    parser.add_argument("--clients", default="1,8,32")
-    parser.add_argument("--drafters", default="none,ngram")
+    parser.add_argument("--clients", type=numbers, default=[1, 8, 32], help="one alone says all 4 times")
+    parser.add_argument("--drafters", type=names, default=["none", "ngram"])
     parser.add_argument("--adapters", help="of a trained MoA drafter, for --drafters moa")
     parser.add_argument("--draft-model", metavar="DIR", help="exported, for --drafters model")
     parser.add_argument("--memory", default="2GB", help="dial of the server")
     parser.add_argument("--throttle", type=parse_bytes, metavar="RATE", help="of a slower disk; root")
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument(
-        "--times", type=int, default=1, help="that a client says all; one alone does so 4 times as often"
-    )
     given = parser.parse_args()
-    counts = [int(count) for count in given.clients.split(",")]
     prompts = prompts_of(given.model, given.prompts)
-    flags = "--max-sessions", str(max(counts)), "--context", str(CONTEXT + NODES), "--memory", given.memory
+    flags = (
+        "--max-sessions",
+        str(max(given.clients)),
+        "--context",
+        str(CONTEXT + NODES),
+        "--memory",
+        given.memory,
+    )
     files = {} if given.draft_model is None else {"model": given.draft_model}
     with tempfile.TemporaryDirectory() as folder, throttled(Path(given.model), given.throttle):
         if given.adapters is not None:
             files["moa"] = f"{folder}/client"
             export_client(given.model, given.adapters, files["moa"])
             flags = *flags, "--client-adapters", given.adapters
-        server, url = serve(given.model, list(flags))
-        try:
+        command = edgespec_command("serve", given.model, "--port", 0, *flags)
+        with served(command) as (server, url):
             process = psutil.Process(server.pid)
-            for drafter in given.drafters.split(","):
+            for drafter in given.drafters:
                 records = recorded(url, drafter, files, prompts, given.tokens)
-                for count in counts:
+                for count in given.clients:
                     measure(process, url, count, records[:1], 1)  # what is done once is done
-                    times = given.times * (4 if count == 1 else 1)
+                    times = 4 if count == 1 else 1
                     row = {"drafts": drafter, **measure(process, url, count, records, times)}
                     print(json.dumps(row), flush=True)
-        finally:
-            server.terminate()
-            server.wait()
 
 
 if __name__ == "__main__":

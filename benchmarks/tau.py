@@ -1,44 +1,71 @@
-"""How many tokens does a cycle give, by trained drafter? Of several trainings of each, with intervals.
+"""How many tokens does a cycle give, by trained drafter? By passes of drafting, of several trainings of each.
 
     python -m benchmarks.tau --trained eagle-0,eagle-1,moa-0,... --nodes 8
+    python -m benchmarks.tau --trained ss-0,ar-0 --nodes 15 --depth 15 --passes 1,2,3,4
 
-Directories as of `budgets.py`; those that differ by a number behind the last "-", a seed, are one arm. All
-answer the same held-out prompts, greedily, in trees of so many nodes beside the root; their texts must be the
-plain ones. An arm's figure is of all its trainings together; 95 % intervals are by the choice of prompts and
-of trainings, of prompts the same for both arms of a quotient. With --known, a results file of this script,
-what that has of these prompts is not asked again.
+What was trained for the model says its kind, else a directory is a draft model, exported or not; those that
+differ by a number behind the last "-", a seed, are one arm. All answer the same held-out prompts, greedily,
+in trees of so many nodes beside the root, whatever they cost; their texts must be the plain ones. An arm's
+figure is of all its trainings together; 95 % intervals are by the choice of prompts and of trainings, of
+prompts the same for both arms of a quotient.
+
+    accepted a pass  drafted tokens that the target took, over passes of the drafter
+    kappa            a l_d / k, SpecFormer's Equation 5, as `edgespec bench` has it (`apps/bench_drafts.py`)
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.budgets import answer, load
-from benchmarks.common import arguments, compile_checkout, paths
+import edgespec
+from benchmarks.common import arguments, compile_checkout, numbers, paths
 from benchmarks.held_out import prompts
 from benchmarks.tables import Report, interval
+from edgespec.apps.bench_drafts import Drafts
 from edgespec.apps.common import demo_model
+from edgespec.config import GenerationOptions
+from edgespec.control.controller import Fixed
 from edgespec.core.sampling import FloatArray, IntArray
+from edgespec.core.schedule import TreeBudget
+from edgespec.core.trace import Cycle, Trace
+from edgespec.runtimes.formats.trained import trained_kind
 
 Counts = NDArray[np.int64]  # [prompts, 2]: tokens and cycles of each reply
 
 
-def count(
-    args: argparse.Namespace, directory: Path | None, asked: Sequence[list[int]]
-) -> tuple[Counts, list[Any]]:
-    """Of each reply, and what was said."""
-    with load(args, 1, directory) as engine:
-        rows = [answer(engine, [prompt], 1, args.nodes if directory else 0, args.tokens) for prompt in asked]
-    counts = [(round(row["tokens a cycle"] * row["cycles"]), row["cycles"]) for row in rows]
-    return np.array(counts), [row["said"] for row in rows]
+def load(model: Path, memory: str, context: int, directory: Path | None) -> edgespec.Engine:
+    options = {"memory": memory, "context": context, "schedule": "serial"}
+    if directory is None:
+        return edgespec.load(model, drafter="none", **options)
+    if (kind := trained_kind(directory)) is None:
+        return edgespec.load(model, drafter="model", draft_model=directory, **options)
+    return edgespec.load(model, drafter=kind, adapters=directory, **options)
+
+
+def answer(
+    engine: edgespec.Engine, asked: Sequence[list[int]], tokens: int, budget: TreeBudget | None
+) -> tuple[list[list[int]], Counts, Drafts]:
+    """What is said to each prompt; a prompt's own pass is no cycle. budget: None = without drafts."""
+    said, counts, drafts = list[list[int]](), list[tuple[int, int]](), Drafts()
+    for prompt in asked:
+        own, controller = Drafts(), None if budget is None else Fixed(budget)
+        room = 0 if budget is None else budget.nodes  # for a tree at the end that nobody cuts
+
+        def hear(cycle: Cycle, own: Drafts = own) -> None:
+            own.add(cycle)
+            drafts.add(cycle)
+
+        with engine.new_session(len(prompt) + tokens + room, controller, Trace(hear)) as session:
+            steps = session.generate(prompt, GenerationOptions(max_tokens=tokens))
+            said.append([step.token for step in steps if step.token is not None])
+        counts.append((own.accepted + own.cycles, own.cycles))
+    return said, np.array(counts), drafts
 
 
 def pooled(each: Sequence[Counts]) -> float:
@@ -68,39 +95,54 @@ def arm(name: str) -> str:
     return stem if stem and seed.isdecimal() else name
 
 
+def measure(args: argparse.Namespace, report: Report) -> dict[tuple[str, int], list[tuple[Counts, Drafts]]]:
+    """Of each training, by arm and passes. Raises SystemExit for another text than without drafts."""
+    asked = prompts(args.model, args.prompts)
+    options = args.model, args.memory, args.context
+    with load(*options, None) as engine:
+        plain, _, _ = answer(engine, asked, args.tokens, None)
+    depth = min(args.nodes, args.depth)
+    arms: dict[tuple[str, int], list[tuple[Counts, Drafts]]] = {}
+    for directory in args.trained:
+        with load(*options, directory) as engine:
+            for passes in args.passes or [depth]:
+                said, *found = answer(engine, asked, args.tokens, TreeBudget(args.nodes + 1, depth, passes))
+                if said != plain:
+                    raise SystemExit(f"{directory}, {passes} passes: other words than without drafts")
+                arms.setdefault((arm(directory.name), passes), []).append((found[0], found[1]))
+                report.raw[f"{directory.name}, {passes} passes"] = found[0].tolist()
+    return arms
+
+
 def main() -> None:
     parser = arguments(__doc__, rounds=1)
     parser.add_argument("--model", type=Path, default=demo_model())
-    parser.add_argument("--trained", type=paths, required=True, help="directories of trained drafters")
-    parser.add_argument("--nodes", type=int, default=8)
+    parser.add_argument("--trained", type=paths, required=True, help="directories of drafters")
+    parser.add_argument("--nodes", type=int, default=8, help="of a tree, beside its root")
+    parser.add_argument("--depth", type=int, default=5, help="of a tree, at most")
+    parser.add_argument("--passes", type=numbers, help="before each verification; default: the depth")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--memory", default="1GB")
     parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--known", type=Path, help="results of this script for the same prompts and trees")
-    parser.set_defaults(resident_layers=None)
     args = parser.parse_args()
     compile_checkout()
-    asked = prompts(args.model, args.prompts)
-    _, plain = count(args, None, asked)
-    report = Report(f"Tokens a cycle in trees of {args.nodes} nodes, {len(asked)} held-out prompts")
-    arms: dict[str, list[Counts]] = {}
-    known = json.loads(args.known.read_text())["raw"] if args.known else {}
-    for directory in args.trained:
-        if directory.name in known:
-            found = np.array(known[directory.name])[: len(asked)]
-        else:
-            found, said = count(args, directory, asked)
-            if said != plain:
-                raise SystemExit(f"{directory} says something else than without drafts")
-        arms.setdefault(arm(directory.name), []).append(found)
-        report.raw[directory.name] = found.tolist()
-    (name_of_first, first), *_ = arms.items()
-    for name, each in arms.items():
-        low, high = interval(len(asked), partial(redrawn, each))
-        cells = {"drafter": name, "tokens a cycle": f"{pooled(each):.3f} ({low:.3f}–{high:.3f})"}
-        cells["each training"] = ", ".join(f"{pooled([one]):.3f}" for one in each)
-        report.add({**cells, f"over {name_of_first}": over(each, first)})
+    report = Report(f"Tokens a cycle in trees of {args.nodes} nodes, {args.prompts} held-out prompts")
+    arms = measure(args, report)
+    for (name, passes), trainings in arms.items():
+        each, drafts = [counts for counts, _ in trainings], [one for _, one in trainings]
+        low, high = interval(args.prompts, partial(redrawn, each))
+        first = next(iter({n: found for (n, p), found in arms.items() if p == passes}.items()))
+        accepted, spent = (sum(getattr(one, key) for one in drafts) for key in ("accepted", "passes"))
+        report.add({
+            "drafter": name,
+            "passes": passes,
+            "tokens a cycle": f"{pooled(each):.3f} ({low:.3f}–{high:.3f})",
+            "each training": ", ".join(f"{pooled([one]):.3f}" for one in each),
+            "accepted a pass": f"{accepted / spent:.2f}" if spent else "",
+            "kappa": ", ".join(f"{one.kappa or 0:.2f}" for one in drafts),
+            f"over {first[0]}": over(each, [counts for counts, _ in first[1]]),
+        })  # fmt: skip
     report.finish(args.json)
 
 

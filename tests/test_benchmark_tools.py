@@ -7,6 +7,7 @@ import ast
 import importlib
 import json
 import math
+import os
 import re
 import sys
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import psutil
 import pytest
 
 if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
@@ -21,9 +23,7 @@ if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
 
 from benchmarks import (
     bills,
-    budgets,
     common,
-    engine_process,
     held_out,
     hits,
     laws,
@@ -32,19 +32,16 @@ from benchmarks import (
     tables,
     tau,
 )
-from benchmarks.drafters import Wrong
 from benchmarks.held_out import repetition
 from benchmarks.models import checkpoint, make_model, repeat_layers, tokenizer
 from benchmarks.models.shapes import Shape, get_shape
 from benchmarks.tables import Store
+from benchmarks.worker import Worker
 from edgespec.apps.common import demo_model
-from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import Root
-from edgespec.engine import Engine
 from tests.moa import write_moa
 from tests.test_imports import circles, imported_modules
 from tests.test_session import prompt_of, write_model
@@ -184,16 +181,6 @@ def test_repeated_layer_names() -> None:
     assert repeat_layers.renamed("model.norm.weight", 8) == "model.norm.weight"
 
 
-def test_wrong_trees_have_every_size() -> None:
-    drafter = Wrong(1000, seed=0)
-    for nodes in (1, 2, 64):
-        tree = drafter.start([Root((5,))], TreeBudget(nodes, 1, 0)).tree()
-        tree.validate(1000)
-        assert len(tree) == nodes
-        assert int(tree.depths.max()) == min(1, nodes - 1)
-    assert isinstance(tree, TokenTree)
-
-
 def test_measurements_survive(tmp_path: Path) -> None:
     file = tmp_path / "results" / "x.json"
 
@@ -229,8 +216,7 @@ def mains() -> list[str]:
     return [
         name
         for name in names
-        if name
-        not in ("engine_process", "soak_process", "dial_process", "paced_worker", "validation_process")
+        if name not in ("engine_process", "soak_process", "dial_process", "validation_process")
     ]
 
 
@@ -294,7 +280,7 @@ class Canned:
     asked: ClassVar[list[common.Row]] = []  # modes of replies, and the engine's drafter
 
     def __init__(self, model: Path, dial: int, drafter: str, schedule: str = "", **options: Any) -> None:
-        self.drafter, self.schedule = drafter, schedule
+        self.drafter, self.schedule, self.options = drafter, schedule, options
 
     def __enter__(self) -> Canned:
         return self
@@ -304,8 +290,8 @@ class Canned:
 
     def run(self, prompt: list[int], tokens: int, mode: common.Row, **more: Any) -> common.Row:
         plain = self.drafter == "none" and mode["kind"] == "own"
-        self.asked.append({**mode, "drafter": self.drafter})
-        schedule = mode.get("schedule", self.schedule)
+        self.asked.append({**self.options, **mode, "drafter": self.drafter})
+        schedule = self.schedule
         said = [(prompt[-1] + i) % 50 for i in range(min(more.get("cycles", 30), 30) + 1)]
         if (place := self.wrong.get(schedule)) is not None and len(said) > place:
             said[place] += 1
@@ -316,6 +302,7 @@ class Canned:
             else {"seconds": 2 + late, "draft": late, "verify": 2, "tokens": 3, "nodes": 9, "hit": hit}
             for hit, late in [(hit, 0.0 if hit else 1.0) for hit in hits]
         ]
+        cycles = [{**cycle, "found": 4} for cycle in cycles]
         overlap = {"cache_hits": hits.count(True), "cache_misses": hits.count(False)}
         overlap["drafted_while_verifying"] = 40
         return {"tokens": said, "cycles": cycles, "peak_memory": 10**9, "overlap": overlap}
@@ -359,12 +346,16 @@ def test_schedules_stand_beside_what_they_should_give(
     assert laws.equation_10([spoke, {"replies": [{}]}]) == "0.75"
     assert ssd["after a miss"] == "the drafter, to a batch of 1.9"
     assert ssd["× first arm"][:4] == "1.20"
-    assert table("paced", "--device-stand-in", 30) == right, "the same arms, and the same figures of them"
-    drafting = [asked for asked in Canned.asked if asked["kind"] != "own"]
-    assert {(m["schedule"], *m["steps"]) for m in drafting} == {("serial", 4), ("serial",), ("ssd",)}
-    for mode in drafting:  # every arm waits for the same device, and the engine's process drafts with nothing
-        assert (mode["kind"], mode["ms"], mode["model"]) == ("paced", 30.0, str(demo))
-        assert mode["drafter"] == "none"
+    assert [serial[n] for n in ("hidden", "found")] == ["", ""]
+    assert [ssd[n] for n in ("hidden", "found")] == ["50%", "4.0"]  # half of its cycles draft
+    beside = table("beside", "--worker", "--nodes", 9, "--resident-layers", 4)
+    assert beside == right, "the same arms, and the same figures of them"
+    big = [asked for asked in Canned.asked if "cores" in asked]  # not the small model, asked what it says
+    assert len(big) == 2 * (1 + 3 * (2 + 1)), "a reply of each drafting process is said before"
+    assert len({tuple(asked["cores"]) for asked in big}) == 1
+    assert {(asked["threads"], asked["resident_layers"]) for asked in big} == {(1, 4)}
+    assert {asked["nodes"] for asked in big if asked["kind"] == "fixed"} == {9}
+    assert {asked.get("draft_worker") for asked in big if asked["drafter"] == "model"} == {1}
     wrong = table("other", ssd=20)
     assert wrong["serial"]["same text"] == "yes"
     assert wrong["ssd"]["same text"] == "round 1, reply 1: other from token 21 on"
@@ -383,27 +374,6 @@ def test_bills_of_a_big_model() -> None:
         billed = bill.of(Cycle(7, tree, outcome, 9.0, 9.0, overlap=Overlap(passes=ahead)))
         assert (billed.draft_seconds, billed.verify_seconds) == pytest.approx((0.7, took))
     assert bill.prior.passes(np.array([1.0, 64.0])) == pytest.approx([3.0, 7.3])
-
-
-def test_a_draft_model_on_a_device_of_its_own(tmp_path: Path) -> None:
-    """Its passes take as long as is said, whatever the schedule; the text is the engine's."""
-    model = write_model(tmp_path / "m")
-    job = {**engine_process.DEFAULTS, "prompt": prompt_of(20), "tokens": 12, "ignore_eos": True}
-    with Engine.load(model, EngineOptions(memory="8GB", context=200, drafter="none")) as engine:
-        conversations = engine_process.Conversations(engine)
-        plain = conversations.reply({**job, "mode": {"kind": "own"}})
-        paced = {"kind": "paced", "model": str(model), "ms": 40}
-        try:
-            for schedule, steps in (("serial", [3]), ("ssd", [3]), ("ssd", [])):
-                row = conversations.reply({**job, "mode": {**paced, "schedule": schedule, "steps": steps}})
-                assert row["tokens"] == plain["tokens"]
-                whole = row["cycles"][:-1]  # the last has less to draft
-                drafts = [cycle for cycle in whole if cycle["steps"] == 3 and not cycle["hit"]]
-                assert all(cycle["draft"] > 3 * 0.04 for cycle in drafts)
-                assert drafts or not steps
-        finally:
-            assert conversations.paced is not None
-            conversations.paced.close()
 
 
 def import_graph() -> dict[str, set[str]]:
@@ -502,9 +472,10 @@ def test_hits_by_fan_out() -> None:
     better = {"replies": [{**reply, "hits": 6, "passes": 20}] * 4}
     found = hits.compared(better, {"replies": [reply] * 4}, price=0.05)
     assert found == {"hits": "+0.333 (+0.333–+0.333)", "speed": "1.091 (1.091–1.091)"}
-    report, curves = hits.curves({"T=0": {"replies": [{**reply, "ranks": [*ranks, *ranks]}]}})
+    report = hits.curves({"T=0": {"replies": [{**reply, "ranks": [*ranks, *ranks]}]}})
     assert [row["outcomes"] for row in report.rows] == ["after hits (4)", "after misses (4)", "all (8)"]
-    assert curves["T=0, all"] == hits.hit_rates(ranks)
+    cells = [cell for column, cell in report.rows[-1].items() if column.startswith("F=")]
+    assert cells == [f"{rate:.3f}" for rate in hits.hit_rates(ranks)]
 
 
 def test_no_scripts_import_one_another_in_a_circle() -> None:
@@ -531,27 +502,69 @@ def poked(source: str) -> list[str]:
 
 def test_scripts_measure_the_engine_as_it_is() -> None:
     """Nothing of an engine's, a session's or a target's is replaced: what is timed is what users run."""
-    listens = {"batches.py": 2 * ["self.weights.linear"]}  # --matmuls writes down what is multiplied; no more
-    assert {file.name: poked(file.read_text(encoding="utf-8")) for file in scripts()} == {
-        file.name: listens.get(file.name, []) for file in scripts()
-    }
+    found = {file.name: poked(file.read_text(encoding="utf-8")) for file in scripts()}
+    assert {name: pokes for name, pokes in found.items() if pokes} == {}
     changes = "model.run = f; session.schedule.controller.record = f; self.engine.eos = (); self.a = 1"
     assert poked(changes) == ["model.run", "session.schedule.controller.record", "self.engine.eos"]
     assert poked("setattr(target, 'run', f); del engine.plan") == ["setattr(target, 'run', f)", "engine.plan"]
 
 
 def test_trees_of_as_many_nodes_as_asked_for() -> None:
-    args = argparse.Namespace(memory="1GB", context=256, model=demo_model(), resident_layers=None)
-    asked = held_out.prompts(args.model, 2)
-    found = {}
-    for nodes, directory in ((0, None), (4, args.model / "cascade")):
-        with budgets.load(args, 1, directory) as engine:
-            found[nodes] = budgets.answer(engine, asked, 1, nodes, 12)
-    assert found[4]["said"] == found[0]["said"]
-    assert found[0]["tokens a cycle"] == 1
-    assert found[0]["cycles"] > found[4]["cycles"] > 0
-    assert 1 < found[4]["tokens a cycle"] <= 5
-    assert 0 < found[4]["kappa"] <= 4
+    model, found = demo_model(), {}
+    asked = held_out.prompts(model, 2)
+    for passes, directory in ((0, None), (1, model / "cascade"), (4, model / "cascade")):
+        budget = TreeBudget(5, 4, passes) if passes else None
+        with tau.load(model, "1GB", 256, directory) as engine:
+            found[passes] = tau.answer(engine, asked, 12, budget)
+    for said, _, _ in found.values():
+        assert said == found[0][0]
+    plain, one, four = (counts.sum(0).tolist() for _, counts, _ in found.values())
+    assert plain[0] == plain[1]  # a token a cycle
+    assert plain[1] > one[1] > four[1] > 0
+    assert 1 < one[0] / one[1] < four[0] / four[1] <= 5
+    for passes, (_, counts, drafts) in found.items():
+        assert drafts.cycles == counts.sum(0)[1]
+        assert drafts.passes <= passes * drafts.cycles
+        assert drafts.k <= 4
+
+
+def test_replies_at_once_by_drafter_and_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.batches.compile_checkout", lambda: None)
+    drafters = ["--drafters", demo_model() / "cascade", "--nodes", "4", "--tokens", 8]
+    small = ["--batch", "1,2", "--prompts", 2, "--rounds", 1, "--json", tmp_path / "r"]
+    start(monkeypatch, "batches", *drafters, *small)
+    out = capsys.readouterr().out
+    rows = json.loads((tmp_path / "r").read_text())["table"]
+    assert [(row["batch"], row["drafter"], row["nodes"]) for row in rows] == [
+        ("1", "none", ""), ("1", "cascade", "4"), ("2", "none", ""),
+    ]  # fmt: skip
+    assert [row["tokens a cycle"] for row in rows if row["drafter"] == "none"] == ["1.00", "1.00"]
+    assert 1 < float(rows[1]["tokens a cycle"]) <= 5
+    assert "batch 2, " in out
+    assert "the cascade drafts for one conversation at a time" in out
+
+
+def test_pinned_arms_share_two_cores(tmp_path: Path) -> None:
+    """The target's process is on the first, its worker on the second; the text is the engine's."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        pytest.skip("a target and a worker need two cores")
+    model = write_model(tmp_path / "m")
+    job = {"prompt": prompt_of(20), "tokens": 12, "ignore_eos": True}
+    said = []
+    for drafter, more in (("none", {}), ("model", {"draft_model": model, "draft_worker": 1})):
+        options = {"context": 200, "threads": 1, "cores": cores, **more}
+        mode = {"kind": "fixed", "steps": [3], "nodes": 9} if more else {"kind": "own"}
+        with Worker(model, 8 * 10**9, drafter, **options) as worker:
+            said.append(worker.run(**job, mode=mode)["tokens"])
+            held = [psutil.Process(worker.process.pid), *psutil.Process(worker.process.pid).children()]
+            assert [set(process.cpu_affinity()) for process in held] == [{core} for core in cores][
+                : len(held)
+            ]
+    assert said[0] == said[1]
+    assert len(held) == 2
 
 
 @pytest.mark.parametrize(
