@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import typer
 from edgespec.apps.settings import resolve
 from edgespec.config import PANELS, STANDING, EngineOptions, GenerationOptions, refuse_idle
 from edgespec.errors import Call, EdgeSpecError, OptionError
-from edgespec.values import Field, Option, Options, did_you_mean, options_of
+from edgespec.values import Field, Option, Options, did_you_mean, in_words, options_of
 
 MODEL_HELP = "Hugging Face directory or hub id, GGUF file, or packed directory."
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, show_default=False)]
@@ -180,24 +179,8 @@ def check_together(engine: EngineOptions, generation: GenerationOptions) -> None
 def in_flags(message: str, in_chat: bool = False) -> str:
     """A message of the library, which names options as Python does (`memory=`), with flags; or, in a chat,
     with /set for what can be set there."""
-    return _in_words(message, lambda name: f"/set {FLAGS[name][2:]}" if in_chat else FLAGS[name])
-
-
-def in_fields(message: str) -> str:
-    """The same for a client of the server: fields of its requests by name, the server's options as flags."""
-    return _in_words(message, lambda name: name)
-
-
-def _in_words(message: str, settable: Callable[[str], str]) -> str:
-    """settable: the words for what can be set while an engine runs; all else is a flag."""
-
-    def word(match: re.Match[str]) -> str:
-        name, value = match[1], match[2]
-        live = name in options_of(GenerationOptions) or name in LIVE
-        return (settable(name) if live else FLAGS[name]) + (f" {value}" if value else "")
-
-    # Not in paths, whose folders may be named so: runs/seed=3/model.
-    return re.sub(rf"(?<![\w/\\.-])({'|'.join(FLAGS)})=(?![^\s]*[/\\])([\w.+\"'-]*)", word, message)
+    live = {*options_of(GenerationOptions), *LIVE} if in_chat else set()
+    return in_words(message, {n: f"/set {flag[2:]}" if n in live else flag for n, flag in FLAGS.items()})
 
 
 TASKS = {

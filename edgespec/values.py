@@ -144,6 +144,16 @@ def as_path(value: Any) -> Path:
     return Path(as_text(value))
 
 
+def in_words(message: str, words: Mapping[str, str]) -> str:
+    """A message, which names options as Python does (`memory=`), with these words for them."""
+
+    def word(match: re.Match[str]) -> str:
+        return words[match[1]] + (f" {match[2]}" if match[2] else "")
+
+    # Not in paths, whose folders may be named so: runs/seed=3/model.
+    return re.sub(rf"(?<![\w/\\.-])({'|'.join(words)})=(?![^\s]*[/\\])([\w.+\"'-]*)", word, message)
+
+
 def did_you_mean(given: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """What to do about an unknown name: "did you mean X?", or `otherwise` (by default a list of all)."""
     names = sorted(known)

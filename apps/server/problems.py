@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from edgespec.apps.options import command_of, in_fields
+from edgespec.config import STANDING, GenerationOptions
 from edgespec.errors import (
     BudgetError,
     Cancelled,
@@ -22,8 +22,13 @@ from edgespec.errors import (
     OptionError,
     OverloadError,
 )
+from edgespec.values import in_words, options_of
 
 log = logging.getLogger("edgespec.server")
+
+# What messages of the library name: of a request its fields, of the server its flags.
+_WORDS = {name: field.flag for kind in STANDING for name, field in options_of(kind).items()}
+_WORDS |= {name: name for name in (*options_of(GenerationOptions), "memory")}
 
 
 class Problem(Exception):
@@ -59,7 +64,7 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(error.status_code, error.detail, headers=error.headers)
     message = str(error)
     if isinstance(error, EdgeSpecError):
-        message = in_fields(error.message) + (f": `{command_of(error.hint)}`" if error.hint else "")
+        message = in_words(message, _WORDS)
     if isinstance(error, OptionError):
         return Problem(400, message, error.option, code="memory" if error.option == "memory" else None)
     if isinstance(error, ContextError):
