@@ -35,7 +35,7 @@ from benchmarks.cgroup import THROTTLE_HELP, own_cache, require_throttle
 from benchmarks.common import Row, arguments, compile_checkout, environment, generate_command, names, sizes
 from benchmarks.measure import run
 from benchmarks.models.shapes import models_dir
-from benchmarks.page_cache import drop_caches
+from benchmarks.page_cache import drop_caches, usual_read_ahead
 from benchmarks.tables import RESULTS, Report, Store
 from benchmarks.validation_process import BASE, TALK
 from edgespec.config import EngineOptions
@@ -178,7 +178,8 @@ def smallest(name: str, rates: str) -> Row:
             drop_caches([model], everything=True)
             words = 80 if name.startswith("1b") else 400  # of five tokens each, or of one
             command = generate_command(model, "word " * words, dial, 4, "none", "--context", 512)
-            row = run(command, memory=dial, env=environment()).row()
+            with usual_read_ahead(model):
+                row = run(command, memory=dial, env=environment()).row()
             low, high = (dial, high) if row["failure"] or row["met"] else (low, dial)
     return {"predicted": said, "found": high if first < low and high < last else None}
 

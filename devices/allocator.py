@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_LARGE = 2**20  # bytes; a prompt's activations, not a token's
+LARGE = 2**20  # bytes; a prompt's activations, not a token's
 SLACK = 8 * 2**20  # bytes of holes that may lie in the process: what the plan's headroom is for
 
 
@@ -23,8 +23,8 @@ def return_large_blocks() -> None:
     512 tokens takes 3.8 s instead of 3.5 (1b shape, bf16, 2 cores), trees no longer. Nothing to do elsewhere.
     """
     if mallopt := _glibc("mallopt"):
-        mallopt(_M_MMAP_THRESHOLD, _LARGE)
-        mallopt(_M_TRIM_THRESHOLD, _LARGE)
+        mallopt(_M_MMAP_THRESHOLD, LARGE)
+        mallopt(_M_TRIM_THRESHOLD, LARGE)
 
 
 def return_freed_memory() -> None:

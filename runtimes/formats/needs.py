@@ -21,7 +21,7 @@ SHARED_POSITIONS = 512  # that most prompts take with their replies
 # What the first pass leaves in the process: code of libraries that nothing before it ran, 7.5 MB, and holes
 # in the heap, which differ by some megabytes from run to run; where torch multiplies, what it keeps for that:
 # oneDNN compiled code by shape, MKL the room that it arranges matrices in.
-FIRST_PASS = 15 * 10**6
+FIRST_PASS = 12 * 10**6
 KEPT = 4 * 10**6
 DEVICE_SLOTS = 3  # device buffers: one computed on, one being copied to, one between
 
@@ -29,9 +29,9 @@ DEVICE_SLOTS = 3  # device buffers: one computed on, one being copied to, one be
 # 70 MB beyond the resident set in a memory cgroup (measured, Linux, torch 2.13).
 PROGRAM_CACHE = 80 * 10**6
 
-# The resident set differs from start to start: demo model by 0.6 MB, but by 23 MB between the first, which
-# measures kernels, and the others.
-DRIFT = 20 * 10**6
+# The resident set differs from start to start by 0.6 MB, but by 6 MB between the first, which measures
+# kernels, and the others, and by as much from a small bf16 model's process to a large GGUF file's.
+DRIFT = 15 * 10**6
 
 
 def plan_model(files: ModelFiles, machine: Machine, request: Request, extras: Extras | None = None) -> Plan:
@@ -111,7 +111,7 @@ def context_bytes(
 
 def first_pass_bytes(files: ModelFiles, how: Arithmetic) -> int:
     """What the first pass leaves behind, whatever model runs."""
-    all_ours = not how.converts and how.prompts >= files.table.stored.keys()
+    all_ours = how.prompts >= files.table.stored.keys()
     return FIRST_PASS if all_ours else FIRST_PASS + KEPT
 
 

@@ -8,6 +8,7 @@ product, too; the compiled kernels arrange x once.
 
 from __future__ import annotations
 
+from edgespec.devices.allocator import LARGE
 from edgespec.devices.arithmetic import Arithmetic
 from edgespec.offload.chunks import Cut
 from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
@@ -52,6 +53,8 @@ def pass_bytes(
             took[cut.part] = max(took[cut.part], product_bytes(files, how, n, cut))
     mlp = max(took["gate_proj"], n * f * e + max(took["up_proj"], took["down_proj"], 2 * n * f * e))
     attention = n * (3 * q * e + config.heads * 4)  # queries and outputs, each arranged anew
+    # Small blocks stay with the heap when they are freed, and about as much as attention's between others.
+    holes = 2 * attention if n * q * e < LARGE else 0
     prompt_mask, tree_masks, outputs = 0, 0, 0
     if positions:
         prompt_mask = PREFILL_ROWS * positions  # as bytes; in attention as numbers, too
@@ -60,7 +63,10 @@ def pass_bytes(
             outputs = TREE_ROWS * blocks * (q * e + config.heads * 8)
             tree_masks = judged * (config.heads // config.kv_heads) * positions * (1 + e)
     numbers = PREFILL_ROWS * positions * e
-    moments = layer + max(mlp, attention + numbers, took["q_proj"]), judged * config.vocab_size * 4 + head
+    moments = (
+        layer + max(mlp + holes, attention + numbers, took["q_proj"]),
+        judged * config.vocab_size * 4 + head,
+    )
     if sequences == 1:  # a tree's pass is another than a prompt's
         small = layer // n * TREE_ROWS
         largest = max(max(moments) + prompt_mask, small + tree_masks + outputs)
