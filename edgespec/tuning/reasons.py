@@ -33,7 +33,7 @@ def _bound(setting: Setting) -> list[str]:
     costs = setting.costs
     if not setting.streams:
         return ["the whole model fits: nothing is read from flash, and memory's rate is the limit"]
-    computing = costs.working(1)
+    computing = costs.working(setting.tree_nodes)
     said = (
         f"a pass reads {format_bytes(plan.bytes_per_pass)} in {format_seconds(costs.io)} and computes "
         f"{format_seconds(computing)}"
