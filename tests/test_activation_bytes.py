@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from edgespec.core.batch import blocks, run_pass
 from edgespec.devices.arithmetic import Arithmetic
 from edgespec.kernels import compiled, matmul, scratch
-from edgespec.kernels.choice import AVX2, FEWS
+from edgespec.kernels.choice import AVX2, AVX512_BF16, FEWS
 from edgespec.kernels.gguf_blocks import row_bytes
 from edgespec.kernels.low_bit import int4_row_bytes
 from edgespec.kernels.matmul import Block, linear
@@ -26,6 +27,7 @@ from edgespec.runtimes.formats.needs import context_bytes, pool_positions
 from edgespec.runtimes.formats.passes import UNPACKED_TILE, pass_bytes, room_bytes
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch import rope
+from edgespec.runtimes.torch.choices import settle
 from edgespec.runtimes.torch.draft import open_draft
 from edgespec.runtimes.torch.machine import arithmetic
 from tests.allocated import Allocated
@@ -50,6 +52,7 @@ def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_the_plan_counts_what_passes_hold(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU that runs this: a prompt whose rows are a tree's, the largest tree, a whole block."""
     monkeypatch.setattr(scratch, "_BUFFERS", scratch._Buffers())
+    settle(files.table)
     target, context = open_draft(files, TREE_ROWS), 2 * PREFILL_ROWS - TREE_ROWS
     cache = target.new_cache(context, TREE_ROWS)
     weights = [block.data for block in target.weights.resident.values()]
@@ -96,13 +99,15 @@ def test_the_room_of_the_kernels_is_what_they_ask_for(encoding: str, rows: int, 
     matrices = compiled.Matrices([[(encoding, block.data, block.scale)]], inner)
     cut = Cut("down_proj", encoding, inner, nbytes, (rows,), rows)
     out = (compiled._P * 1)(0)
-    for n in (TREE_ROWS, passes.FEW):
+    ways = {AVX2: Arithmetic(frozenset(("bfloat16",)), threads=threads, arranged=True)}
+    if encoding == "BF16" and compiled.level() == AVX512_BF16:
+        ways[AVX512_BF16] = Arithmetic(threads=threads)
+    for n, (way, how) in product((TREE_ROWS, passes.FEW), ways.items()):
         x = torch.zeros(n, inner, dtype=torch.bfloat16)
         asked = library.es_linear(
-            matrices.described, 1, inner, x.data_ptr(), compiled.SOURCES[x.dtype], n, False, 1 + 2 * AVX2, 1,
+            matrices.described, 1, inner, x.data_ptr(), compiled.SOURCES[x.dtype], n, False, 1 + 2 * way, 1,
             out, compiled.SOURCES[x.dtype], threads, None, 0,
         )  # fmt: skip
-        how = Arithmetic(threads=threads, arranged=True)  # as AVX2's kernels have it
         assert asked <= room_bytes(cut, how, n, 2) <= 1.02 * asked + 4096
 
 

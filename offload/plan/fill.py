@@ -22,7 +22,7 @@ MIN_CONTEXT = 512
 MAX_DEFAULT_CONTEXT = 4096
 MIN_HEADROOM = 32 * 10**6  # bytes; allocator slack, thread stacks, kernels' scratch
 HEADROOM_PART = 50  # one part in so many of the dial
-ROUNDED = 5 * 10**6  # bytes: of dials that are named
+ROUNDED = 10**6  # bytes: of dials that are named
 PAGES = 2**20  # bytes: by less a cgroup's limit, cut to whole pages, may be below what was written
 KV_SHARE = 1 / 8  # of the dial, unless the user names a context
 

@@ -5,6 +5,7 @@ Needs no torch.
 
 from __future__ import annotations
 
+from edgespec.devices.allocator import LARGE
 from edgespec.devices.arithmetic import Arithmetic
 from edgespec.devices.machine import Machine
 from edgespec.offload.plan.costs import Rates
@@ -12,7 +13,7 @@ from edgespec.offload.plan.device import DeviceMemory, make_device_plan
 from edgespec.offload.plan.fill import make_plan
 from edgespec.offload.plan.needs import Extras, Needs, Request
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import EXIT_ROWS, TREE_ROWS
+from edgespec.runtimes.base import EXIT_ROWS, PREFILL_ROWS, TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.passes import BLOCK, pass_bytes
@@ -21,8 +22,8 @@ SHARED_POSITIONS = 512  # that most prompts take with their replies
 # What the first pass leaves in the process: code of libraries that nothing before it ran, 7.5 MB, and holes
 # in the heap, which differ by some megabytes from run to run; where torch multiplies, what it keeps for that:
 # oneDNN compiled code by shape, MKL the room that it arranges matrices in.
-FIRST_PASS = 12 * 10**6
-KEPT = 4 * 10**6
+FIRST_PASS = 12_500_000
+KEPT = 3 * 10**6
 DEVICE_SLOTS = 3  # device buffers: one computed on, one being copied to, one between
 
 # Page cache of programs and libraries that a cold start reads but does not map, and the kernel's own tables:
@@ -112,7 +113,10 @@ def context_bytes(
 def first_pass_bytes(files: ModelFiles, how: Arithmetic) -> int:
     """What the first pass leaves behind, whatever model runs."""
     all_ours = how.prompts >= files.table.stored.keys()
-    return FIRST_PASS if all_ours else FIRST_PASS + KEPT
+    # Small blocks stay with the heap when they are freed: a prompt's queries, outputs, and what lies between.
+    block = PREFILL_ROWS * files.config.q_size * files.element
+    holes = 6 * block if block < LARGE else 0
+    return FIRST_PASS + holes + (0 if all_ours else KEPT)
 
 
 def resident_bytes(files: ModelFiles, context: int, rows: int, how: Arithmetic) -> int:

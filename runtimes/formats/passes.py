@@ -8,7 +8,6 @@ product, too; the compiled kernels arrange x once.
 
 from __future__ import annotations
 
-from edgespec.devices.allocator import LARGE
 from edgespec.devices.arithmetic import Arithmetic
 from edgespec.offload.chunks import Cut
 from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
@@ -53,8 +52,6 @@ def pass_bytes(
             took[cut.part] = max(took[cut.part], product_bytes(files, how, n, cut))
     mlp = max(took["gate_proj"], n * f * e + max(took["up_proj"], took["down_proj"], 2 * n * f * e))
     attention = n * (3 * q * e + config.heads * 4)  # queries and outputs, each arranged anew
-    # Small blocks stay with the heap when they are freed, and about as much as attention's between others.
-    holes = 2 * attention if n * q * e < LARGE else 0
     prompt_mask, tree_masks, outputs = 0, 0, 0
     if positions:
         prompt_mask = PREFILL_ROWS * positions  # as bytes; in attention as numbers, too
@@ -64,7 +61,7 @@ def pass_bytes(
             tree_masks = judged * (config.heads // config.kv_heads) * positions * (1 + e)
     numbers = PREFILL_ROWS * positions * e
     moments = (
-        layer + max(mlp + holes, attention + numbers, took["q_proj"]),
+        layer + max(mlp, attention + numbers, took["q_proj"]),
         judged * config.vocab_size * 4 + head,
     )
     if sequences == 1:  # a tree's pass is another than a prompt's
@@ -136,12 +133,13 @@ def _room(files: ModelFiles, how: Arithmetic) -> int:
     q, kv = config.q_size, config.kv_size
     few, tree = [0], [0]
     for cut in files.table.cuts:
-        if cut.encoding not in NATIVE or (cut.encoding == "BF16" and "bfloat16" not in how.converts):
+        if cut.encoding not in NATIVE:
             continue
         own = cut.encoding in how.prompts
         tree.append(room_bytes(cut, how, TREE_ROWS, e))
         if cut.part != "lm_head":
-            few.append(packed_bytes(cut, how, e) if own else room_bytes(cut, how, FEW, e))
+            parts = not own or _in_parts(cut, how)
+            few.append(room_bytes(cut, how, FEW, e) if parts else packed_bytes(cut, how, e))
     layer = TREE_ROWS * (config.hidden_size + 2 * (q + kv + config.intermediate_size)) * e
     return max(*few, max(tree) + layer)
 
@@ -159,6 +157,8 @@ def room_bytes(cut: Cut, how: Arithmetic, n: int, element: int) -> int:
     task = (2**20 if plain else 2**18) // cut.row_bytes
     rows = max(16, min(task, cut.together // (4 * threads)) // 16 * 16)
     sums = threads * (49152 + 4 * cut.inner + 4 * rows * n * terms)
+    if cut.encoding == "BF16" and "bfloat16" not in how.converts:  # x as bf16, in pairs
+        return sums + n * -(-cut.inner // 1024) * 1024 * 2
     if plain:
         return sums + n * -(-cut.inner // 512) * 512 * 4
     numbers = -(-cut.inner // 256) * (512 + 64)
@@ -168,8 +168,6 @@ def room_bytes(cut: Cut, how: Arithmetic, n: int, element: int) -> int:
 
 def packed_bytes(cut: Cut, how: Arithmetic, element: int) -> int:
     """Of a prompt's block by a matrix: the same, with x in the order of AMX or of AVX-512 BF16."""
-    if _in_parts(cut, how):
-        return room_bytes(cut, how, FEW, element)
     threads = how.threads
     rows = -(-max(16, min(256, cut.together // (4 * threads)) // 16 * 16) // 32) * 32
     sums = threads * (49152 + 4 * cut.inner + 4 * rows * PREFILL_ROWS)
