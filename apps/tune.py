@@ -230,7 +230,7 @@ def _described(found: Tuning, engine: EngineOptions, columns: int | None) -> str
         said = f"Faster still, {speed_of(found.later.speed)} tokens/s, once a low-bit copy is packed:"
         lines += ["", said]
         lines += [f"  {line}" for line in commands(found, found.later, engine)]
-    if 1 < len(found.front) < sum(row.best is not None for row in found.rows):  # else the table says it
+    if found.front_tells:
         lines += ["", "The dials at which more memory buys speed"]
         front = [(format_bytes(s.dial), speed_of(s.speed), how(s)) for s in found.front]
         wide = max(len(speed) for _, speed, _ in front)

@@ -242,7 +242,7 @@ def _dials(found: Tuning, engine: EngineOptions) -> str:
 def _more_ways(found: Tuning, engine: EngineOptions) -> list[str]:
     """The front, and what would be faster once something is packed."""
     sections = []
-    if 1 < len(found.front) < sum(row.best is not None for row in found.rows):  # else the table says it
+    if found.front_tells:
         lines = "".join(
             f'<tr><th scope="row">{escape(format_bytes(s.dial))}</th><td>{_figure(speed_of(s.speed))}</td>'
             f'<td class="text">{escape(how(s))}</td></tr>'

@@ -47,3 +47,8 @@ class Tuning:
     notes: tuple[str, ...]
     fit: Fit = UNFITTED
     compared: tuple[Compared, ...] = ()
+
+    @property
+    def front_tells(self) -> bool:
+        """It is neither a single dial nor all of the table's."""
+        return 1 < len(self.front) < sum(row.best is not None for row in self.rows)

@@ -59,8 +59,7 @@ class SettingSearch:
         self.refused: BudgetError | None = None
 
     def row(self, dial: int) -> Row:
-        """Everything at this dial. Raises OptionError for a dial that the machine does not have."""
-        choose_dial(replace(self.options, memory=dial), self.machine)
+        """Everything at this dial, which the machine has."""
         row = self.at(dial)
         if row.best is None or dial + MORE > self.machine.total:
             return row

@@ -19,8 +19,7 @@ from edgespec.devices.machine import Machine
 from edgespec.devices.presets import Preset
 from edgespec.drafters.choice import choose_drafters
 from edgespec.errors import OptionError
-from edgespec.offload.plan.fill import PAGES
-from edgespec.offload.plan.ledger import gigabytes
+from edgespec.offload.plan.fill import PAGES, too_large
 from edgespec.progress import ProgressCallback
 from edgespec.schedules.kinds import check_model, check_schedule
 from edgespec.tuning.compare import compare
@@ -134,9 +133,8 @@ class Tuner:
         total = self.search.machine.total
         if dial <= total + PAGES:
             return self.search.row(dial)
-        whose = "this machine, or its container," if self.preset is None else f"a {self.preset.label}"
-        refusal = f"the dial is {gigabytes(dial)}, but {gigabytes(total)} is all that {whose} has"
-        return Row(dial, None, None, (), refusal=refusal)
+        whose = () if self.preset is None else (f"a {self.preset.label}",)
+        return Row(dial, None, None, (), refusal=too_large(dial, total, *whose))
 
     def _too_little_free(self, rows: Sequence[Row]) -> list[str]:
         machine = self.search.machine

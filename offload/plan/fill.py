@@ -225,11 +225,12 @@ def _as_far_as_it_fits(books: _Books, positions: int) -> _Choice:
 def check_dial(dial: int, total: int) -> None:
     """Raises OptionError for a dial above the memory, `total`, that the process could ever have."""
     if dial > total + PAGES:
-        raise OptionError(
-            f"the dial is {gigabytes(dial)}, but {gigabytes(total)} is all that this machine, or "
-            "its container, has; lower memory=",
-            "memory",
-        )
+        raise OptionError(f"{too_large(dial, total)}; lower memory=", "memory")
+
+
+def too_large(dial: int, total: int, whose: str = "this machine, or its container,") -> str:
+    """What is wrong with a dial above the memory of a machine, in words."""
+    return f"the dial is {gigabytes(dial)}, but {gigabytes(total)} is all that {whose} has"
 
 
 def check_request(table: ChunkTable, needs: Needs, request: Request) -> None:

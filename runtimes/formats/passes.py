@@ -60,10 +60,7 @@ def pass_bytes(
             outputs = TREE_ROWS * blocks * (q * e + config.heads * 8)
             tree_masks = judged * (config.heads // config.kv_heads) * positions * (1 + e)
     numbers = PREFILL_ROWS * positions * e
-    moments = (
-        layer + max(mlp, attention + numbers, took["q_proj"]),
-        judged * config.vocab_size * 4 + head,
-    )
+    moments = layer + max(mlp, attention + numbers, took["q_proj"]), judged * config.vocab_size * 4 + head
     if sequences == 1:  # a tree's pass is another than a prompt's
         small = layer // n * TREE_ROWS
         largest = max(max(moments) + prompt_mask, small + tree_masks + outputs)
