@@ -142,7 +142,10 @@ class Peers:
         with remembering(read_bps):
             env = environment() if name.startswith("edgespec") else {**environment(), "PYTHONPATH": ""}
             timeout = self.args.timeout
-            return run(command, dial, read_bps, [weights], env, timeout).row()
+            row = run(command, dial, read_bps, [weights], env, timeout).row()
+        if not row["failure"] and len(row["tokens"]) < self.args.tokens:
+            row["failure"] = f"ended after {len(row['tokens'])} of {self.args.tokens} tokens; try --story"
+        return row
 
 
 def kind_of(name: str) -> str:

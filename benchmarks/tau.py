@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 import edgespec
 from benchmarks.common import arguments, compile_checkout, numbers, paths
-from benchmarks.held_out import prompts
+from benchmarks.held_out import prompts, text_prompts
 from benchmarks.tables import Report, interval
 from edgespec.apps.bench_drafts import Drafts
 from edgespec.apps.common import demo_model
@@ -97,7 +97,10 @@ def arm(name: str) -> str:
 
 def measure(args: argparse.Namespace, report: Report) -> dict[tuple[str, int], list[tuple[Counts, Drafts]]]:
     """Of each training, by arm and passes. Raises SystemExit for another text than without drafts."""
-    asked = prompts(args.model, args.prompts)
+    if args.text is None:
+        asked = prompts(args.model, args.prompts)
+    else:
+        asked = text_prompts(args.model, args.text, args.prompts)
     options = args.model, args.memory, args.context
     with load(*options, None) as engine:
         plain, _, _ = answer(engine, asked, args.tokens, None)
@@ -122,6 +125,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=5, help="of a tree, at most")
     parser.add_argument("--passes", type=numbers, help="before each verification; default: the depth")
     parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--text", type=Path, help="passages of it, to go on with, for prompts")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--memory", default="1GB")
     parser.add_argument("--context", type=int, default=512)

@@ -71,6 +71,19 @@ class Rows:
             apart=self.apart,
         )
 
+    def of_cache(self, place: int) -> Rows:
+        """Those of `caches[place]`; as `take`, without a look at the others."""
+        segment = self.segments[place]
+        own = slice(segment.start, segment.stop)
+        return Rows(
+            caches=(self.caches[place],),
+            segments=(range(len(segment)),),
+            slots=self.slots[own],
+            positions=self.positions[own],
+            prompts=(self.prompts[place],),
+            apart=self.apart,
+        )
+
     @staticmethod
     def concat(parts: Sequence[Rows]) -> Rows:
         """One ragged batch from rows of different caches: trees, and behind them blocks of prompts."""

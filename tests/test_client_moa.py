@@ -9,13 +9,15 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 import edgespec
@@ -38,9 +40,9 @@ from edgespec.runtimes.torch.trained_files import save_module
 from edgespec.split import seat as split_seat
 from edgespec.split.client import RemoteEngine
 from edgespec.split.options import ConnectOptions
-from edgespec.split.payload import pack_vectors, vector_bytes
+from edgespec.split.payload import pack_vectors, unpack_vectors, unsqueeze, vector_bytes
 from edgespec.split.protocol import ANSWERS, Judged, Recalled, read
-from edgespec.split.recall import Recollection
+from edgespec.split.recall import Recall, Recollection
 from edgespec.split.seat import RemoteSeat
 from edgespec.split.session import RemoteSession
 from tests.moa import random_moa, write_moa
@@ -377,6 +379,77 @@ def test_an_answer_that_was_lost_is_recalled_again(caller: Caller) -> None:
 def test_who_attends_to_nothing_is_sent_nothing(caller: Caller) -> None:
     caller.say(caller.upload(PROMPT))
     assert [type(a).__name__ for a in caller.heard] == ["Uploaded"]
+
+
+@dataclass
+class Guest:
+    """Of which only the length of its text is of interest; token i's vector is [text + i]."""
+
+    text: int
+    length: int
+    round: int = 1
+    heard: list[Recalled] = field(default_factory=list)
+
+    @property
+    def transcript(self) -> Any:
+        return range(self.length)
+
+    @property
+    def cache(self) -> int:
+        return self.text
+
+    def tell(self, message: Any) -> None:
+        self.heard.append(message)
+
+    def recollected(self) -> tuple[int, list[float]]:
+        """From which token on, and what."""
+        [answer] = self.heard
+        body = unsqueeze(answer.packed, answer.vectors, 10**6)
+        return answer.start, unpack_vectors(body, len(body) // vector_bytes(1, 1), 1)[:, 0].tolist()
+
+
+class Steps:
+    """A memory whose steps are of three tokens."""
+
+    digest, width, step = b"", 1, 3
+
+    def __init__(self) -> None:
+        self.made: list[list[tuple[int, range]]] = []
+
+    def vectors(self, spans: Sequence[tuple[int, range]]) -> NDArray[np.float32]:
+        self.made.append(list(spans))
+        return np.array([[text + i] for text, span in spans for i in span], dtype=np.float32)
+
+
+def test_parts_of_several_conversations_are_made_at_once() -> None:
+    memory, posted = Steps(), list[Callable[[], None]]()
+    recall = Recall(memory, posted.append)
+    guests = [Guest(100 * n, length) for n, length in enumerate((10, 11, 14, 18, 10))]
+    for guest in guests:
+        recall.answer(guest, 10)
+    gone = Guest(900, 12)
+    recall.answer(gone, 10)
+    gone.round += 1
+    assert len(posted) == 1, "it is asked for once, whoever waits"
+    posted.pop()()
+    assert memory.made == [[(100, range(10, 11))], [(200, range(10, 13))], [(300, range(10, 13))]]
+    posted.pop()()
+    assert memory.made[3:] == [[(200, range(13, 14))], [(300, range(13, 16))]]
+    posted.pop()()
+    assert memory.made[5:] == [[(300, range(16, 18))]]
+    assert not posted
+    for guest in guests[1:4]:
+        expected = [guest.text + i for i in range(10, guest.length)]
+        start, found = guest.recollected()
+        assert (start, found) == (10, pytest.approx(expected, rel=0.01))
+    assert not any(guest.heard for guest in (guests[0], guests[4], gone))
+
+    memory.made.clear()
+    for guest in guests[:3]:
+        guest.length += 1
+        recall.answer(guest, guest.length - 1)
+    posted.pop()()
+    assert memory.made == [[(0, range(10, 11)), (100, range(11, 12)), (200, range(14, 15))]]
 
 
 # Neither end believes the other

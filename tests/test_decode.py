@@ -188,3 +188,7 @@ def test_rows_are_taken_by_cache(target: TorchTarget[Any]) -> None:
     assert part.segments == (range(2), range(2, 3))
     assert part.slots.tolist() == [1, 2, 1]
     assert part.positions.tolist() == [6, 7, 14]
+    for place, segment in enumerate(rows.segments):
+        own, taken = rows.of_cache(place), rows.take(np.array(segment))
+        assert (own.caches, own.segments, own.prompts) == (taken.caches, taken.segments, taken.prompts)
+        assert np.array_equal([own.slots, own.positions], [taken.slots, taken.positions])

@@ -92,3 +92,19 @@ def test_it_is_waited_for_no_longer_than_for_the_last(delay: float) -> None:
     assert [passes.run() for _ in range(count)] == [2] * count
     assert passes.waited - before == pytest.approx(count * delay)
     assert passes.now - began == pytest.approx(count * (PASS + delay))
+
+
+def test_what_a_call_puts_off_lets_a_pass_come_first() -> None:
+    passes = Passes([], in_line=1)
+    done: list[float] = []
+
+    def part() -> None:
+        done.append(passes.now)
+        if len(done) < 3:
+            passes.visitors.later.append(part)
+
+    passes.visitors.calls.append(part)
+    for _ in range(4):
+        passes.run()
+    assert done == [0, PASS, 2 * PASS]
+    assert not passes.visitors.called

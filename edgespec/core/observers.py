@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from edgespec.core.batch import Part, attempt
 from edgespec.errors import Cancelled
 from edgespec.runtimes.rows import Rows
@@ -47,10 +45,10 @@ class FanOut:
             return
         if rows is not self._rows:
             self._rows, self._own = rows, []
-            for cache, segment in zip(rows.caches, rows.segments, strict=True):
+            for place, (cache, segment) in enumerate(zip(rows.caches, rows.segments, strict=True)):
                 part = self.parts[id(cache)]
                 if part.observer is not None and part.observer.listens:
-                    self._own.append((part, segment, rows.take(np.array(segment))))
+                    self._own.append((part, segment, rows.of_cache(place)))
         for part, segment, own in self._own:
             if part.error is None and part.observer is not None:
                 mine = hidden[segment.start : segment.stop]

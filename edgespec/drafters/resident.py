@@ -194,8 +194,8 @@ class Remembering(Protocol):
     width: int
     step: int
 
-    def vectors(self, cache: Any, start: int, stop: int) -> NDArray[np.float32]:
-        """Of these committed tokens of a conversation's cache, [stop - start, width]."""
+    def vectors(self, spans: Sequence[tuple[Any, range]]) -> NDArray[np.float32]:
+        """Of committed tokens of conversations' caches, one behind the other, [n, width]."""
 
 
 @dataclass(frozen=True)

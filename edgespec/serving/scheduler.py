@@ -95,10 +95,12 @@ class Scheduler:
         return ticket
 
     def post(self, work: Callable[[], None]) -> None:
-        """Have this called in the thread, between two passes; it raises nothing. Not when that has ended."""
+        """Have this called in the thread, between two passes; it raises nothing. Not when that has ended.
+        What the thread itself asks for is put off: a pass may come first."""
+        own = threading.current_thread() is self._thread
         with self._changed:
             if self._thread.is_alive():
-                self.visitors.calls.append(work)
+                (self.visitors.later if own else self.visitors.calls).append(work)
                 self._changed.notify_all()
 
     @property
@@ -171,12 +173,12 @@ class Scheduler:
     def _listen(self, seconds: float) -> bool:
         """Whether a visitor's call comes in so many seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: self.visitors.calls or self._closing, seconds)
-            return bool(self.visitors.calls) and not self._closing
+            self._changed.wait_for(lambda: self.visitors.called or self._closing, seconds)
+            return self.visitors.called and not self._closing
 
     @property
     def _busy(self) -> bool:
-        return bool(self._queue or self._members or self.visitors or self.visitors.calls)
+        return bool(self._queue or self._members or self.visitors or self.visitors.called)
 
     def _cut_off(self) -> None:
         """Those who were cancelled, wherever they are."""

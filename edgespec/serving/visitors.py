@@ -49,7 +49,8 @@ class Visitors:
     def __init__(self, batcher: Batcher[Any], clock: Callable[[], float] = monotonic) -> None:
         self.batcher, self.clock = batcher, clock
         self.tenant: Tenant | None = None
-        self.calls = deque[Callable[[], None]]()  # to be made between two passes
+        self.calls = deque[Callable[[], None]]()  # to be made between two passes: others',
+        self.later = deque[Callable[[], None]]()  # and this thread's own, each in a gap of its own
         self.rounds = 0  # that have ended
         self._there: list[Visitor] = []
         self._away = 0  # whom the latest pass has answered, and who have not asked again
@@ -96,7 +97,14 @@ class Visitors:
     def _pays(self) -> bool:
         return self._come * self._away > GATHERING * len(self.batcher)
 
+    @property
+    def called(self) -> bool:
+        return bool(self.calls or self.later)
+
     def _call(self) -> None:
+        """What is put off meanwhile is for the next time, behind a pass if anybody wants one."""
+        later, self.later = self.later, deque()
+        self.calls.extendleft(reversed(later))
         while self.calls:
             self.calls.popleft()()
         if self.tenant is not None:

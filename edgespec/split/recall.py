@@ -2,13 +2,15 @@
 
 Mixture of Attentions attends to the target's keys and values in all layers; attention over the layers, and
 its mean, are done here, so that a token takes one vector on the wire (`runtimes.torch.moa_memory`; the other
-half is `drafters.client_moa`). They follow the answer, whose tokens do not wait for them, and are made part
-by part between passes. Needs no torch.
+half is `drafters.client_moa`). They follow the answer, whose tokens do not wait for them, and are made
+between passes: a part for each conversation, several conversations' at once. Needs no torch.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +45,26 @@ class Attending(Protocol):
     def tell(self, message: Told) -> None: ...
 
 
+@dataclass(eq=False)
+class _Wanted:
+    """Vectors that one conversation waits for, of its tokens from `start` on; a frame of them at most."""
+
+    guest: Attending
+    round: int
+    start: int
+    made: list[NDArray[np.float32]] = field(default_factory=list)
+
+    @property
+    def at(self) -> int:
+        """Behind what is made."""
+        return self.start + sum(map(len, self.made))
+
+    @property
+    def over(self) -> bool:
+        """Its client has gone on, and says anew what it has; or its memory was given to others."""
+        return self.guest.round != self.round or self.guest.cache is None
+
+
 class Recall:
     """The server's end, for all conversations; in the thread that runs the passes."""
 
@@ -50,35 +72,48 @@ class Recall:
         """post: have something done between two passes."""
         self.memory, self._post = memory, post
         self._most = max(1, (FRAME_BYTES - HEADER) // vector_bytes(1, memory.width))
+        self._wanted: list[_Wanted] = []
 
     def answer(self, guest: Attending, known: int) -> None:
         """The latest round has been answered, and of the first `known` tokens this client has the vectors."""
-        if known == NONE:
+        if known != NONE and known < len(guest.transcript):
+            self._want(_Wanted(guest, guest.round, known))
+
+    def _want(self, wanted: _Wanted) -> None:
+        self._wanted.append(wanted)
+        if len(self._wanted) == 1:
+            self._post(self._go_on)
+
+    def _go_on(self) -> None:
+        """A part for each of those who wait, as many of them at once as fit into a step."""
+        waiting = deque(wanted for wanted in self._wanted if not wanted.over)
+        self._wanted = []
+        while waiting:
+            together, room = list[tuple[_Wanted, range]](), self.memory.step
+            while waiting and (count := self._left(waiting[0])) <= room:
+                wanted, room = waiting.popleft(), room - count
+                together.append((wanted, range(wanted.at, wanted.at + count)))
+            made = self.memory.vectors([(wanted.guest.cache, span) for wanted, span in together])
+            ends = np.cumsum([len(span) for _, span in together])
+            for (wanted, _), own in zip(together, np.split(made, ends[:-1]), strict=True):
+                wanted.made.append(own)
+                if self._left(wanted):
+                    self._want(wanted)
+                else:
+                    self._send(wanted)
+
+    def _left(self, wanted: _Wanted) -> int:
+        """Tokens of its next part; 0 = its frame is full, or has all."""
+        made = wanted.at - wanted.start
+        return min(len(wanted.guest.transcript) - wanted.at, self._most - made, self.memory.step)
+
+    def _send(self, wanted: _Wanted) -> None:
+        try:
+            body = pack_vectors(np.concatenate(wanted.made))
+        except ValueError:  # NaN: its drafter does without
             return
-        round = guest.round
-        found = list[NDArray[np.float32]]()
-        at = start = min(known, len(guest.transcript))
-
-        def part() -> None:
-            nonlocal at
-            if guest.round != round or guest.cache is None:
-                return  # the next one says anew what it has
-            stop = min(len(guest.transcript), at + self.memory.step, start + self._most)
-            found.append(self.memory.vectors(guest.cache, at, stop))
-            at = stop
-            if at < len(guest.transcript) and at < start + self._most:
-                self._post(part)
-                return
-            try:
-                body = pack_vectors(np.concatenate(found))
-            except ValueError:  # NaN: its drafter does without
-                return
-            guest.tell(Recalled(round, start, *squeeze(body)))
-            if at < len(guest.transcript):
-                self.answer(guest, at)
-
-        if at < len(guest.transcript):
-            part()
+        wanted.guest.tell(Recalled(wanted.round, wanted.start, *squeeze(body)))
+        self.answer(wanted.guest, wanted.at)
 
 
 class Recollection:

@@ -214,6 +214,13 @@ def token_states(keys: Tensor, values: Tensor) -> Tensor:
     return torch.cat((keys, values), -1).permute(2, 0, 1, 3).flatten(2)
 
 
+def committed_states(cache: KVCache, start: int, stop: int) -> Tensor:
+    """What all layers have of these tokens, as `token_states`: [n, L, 2 E_kv]."""
+    assert isinstance(cache, TorchKVCache)
+    keys, values = (kv[:, :, start:stop] for kv in cache.prefix)
+    return token_states(keys, values)
+
+
 def written_states(cache: KVCache, layer: int) -> Tensor:
     """What one layer has written for all slots of a cache, as `token_states`: [n, 1, 2 E_kv]."""
     assert isinstance(cache, TorchKVCache)

@@ -26,7 +26,7 @@ from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.attention import AttentionPlan
 from edgespec.runtimes.torch.exit import HeadPass
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
-from edgespec.runtimes.torch.moa import Moa, token_states
+from edgespec.runtimes.torch.moa import Moa, committed_states
 from edgespec.runtimes.torch.moa_tail import Tail
 from edgespec.runtimes.torch.target import TorchTarget
 
@@ -57,9 +57,7 @@ class LocalMemory:
         return self.cache.length
 
     def vectors(self, start: int, stop: int) -> Tensor:
-        layers = [self.cache.view(layer) for layer in range(self.moa.config.layers)]
-        keys, values = (torch.stack([kv[:, start:stop] for kv in each]) for each in zip(*layers, strict=True))
-        return self.moa.summary(token_states(keys, values))
+        return self.moa.summary(committed_states(self.cache, start, stop))
 
 
 class MoaDraft:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from edgespec.offload.plan.needs import Extras
 from edgespec.runtimes.base import KVCache
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.moa_sizes import KIND, MoaSizes, memory_width, parameter_shapes, parameters
-from edgespec.runtimes.torch.moa import Moa
-from edgespec.runtimes.torch.moa_draft import PART_ROWS, LocalMemory
+from edgespec.runtimes.torch.moa import Moa, committed_states
+from edgespec.runtimes.torch.moa_draft import PART_ROWS
 from edgespec.runtimes.torch.trained_files import ModuleFile, describe_module
 
 OWNER = "memory for clients' drafters"
@@ -64,6 +64,7 @@ class MoaMemory:
         self.step = max(1, PART_ROWS // moa.config.layers)
 
     @torch.inference_mode()
-    def vectors(self, cache: KVCache, start: int, stop: int) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = LocalMemory(self._moa, cache).vectors(start, stop).float().cpu().numpy()
+    def vectors(self, spans: Sequence[tuple[KVCache, range]]) -> NDArray[np.float32]:
+        states = torch.cat([committed_states(cache, span.start, span.stop) for cache, span in spans])
+        found: NDArray[np.float32] = self._moa.summary(states).float().cpu().numpy()
         return found
