@@ -27,12 +27,15 @@ from edgespec.split.protocol import (
     STILL_SECONDS,
     VERSION,
     Answer,
+    Heard,
     Hello,
     Judge,
     Judged,
     Manner,
+    Recalled,
     Seated,
     TakeSeat,
+    TokenizerPart,
     Told,
     Upload,
     read,
@@ -87,6 +90,8 @@ class Caller:
     def _hear(self, frame: bytes) -> None:
         assert not self.closed, "something is sent to a connection that was closed"
         self.heard.append(read(frame, ANSWERS))
+        if isinstance(self.heard[-1], (TokenizerPart, Recalled)):
+            self.line.hear(written(Heard()))
 
     def _close(self) -> None:
         self.closed = True

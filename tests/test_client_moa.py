@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,7 @@ from edgespec.runtimes.portable.moa import PortableMoa, PortableMoaDraft
 from edgespec.runtimes.torch.moa_draft import LocalMemory
 from edgespec.runtimes.torch.moa_memory import OWNER
 from edgespec.runtimes.torch.trained_files import save_module
+from edgespec.split import recall as split_recall
 from edgespec.split import seat as split_seat
 from edgespec.split.client import RemoteEngine
 from edgespec.split.options import ConnectOptions
@@ -46,7 +48,7 @@ from edgespec.split.recall import Recall, Recollection
 from edgespec.split.seat import RemoteSeat
 from edgespec.split.session import RemoteSession
 from tests.moa import random_moa, write_moa
-from tests.split_ends import Caller, Running, Served, Wires, listening
+from tests.split_ends import Caller, Running, Served, Wire, Wires, listening
 from tests.test_cascade import quiet_model
 from tests.test_moa import finish, open_pair
 from tests.test_session import prompt_of, write_model
@@ -389,6 +391,7 @@ class Guest:
     length: int
     round: int = 1
     heard: list[Recalled] = field(default_factory=list)
+    full: bool = False
 
     @property
     def transcript(self) -> Any:
@@ -400,6 +403,13 @@ class Guest:
 
     def tell(self, message: Any) -> None:
         self.heard.append(message)
+
+    def takes(self, then: Callable[[], None]) -> bool:
+        self.then = then
+        return not self.full
+
+    def __hash__(self) -> int:
+        return id(self)
 
     def recollected(self) -> tuple[int, list[float]]:
         """From which token on, and what."""
@@ -421,35 +431,163 @@ class Steps:
         return np.array([[text + i] for text, span in spans for i in span], dtype=np.float32)
 
 
+class SlowWire(Wire):
+    """Bytes come from the server at its wires' `rate`, one behind the other."""
+
+    def __init__(self, wires: SlowWires) -> None:
+        self.rate, self.free = wires.rate, 0.0
+        self.coming = deque[tuple[float, bytes]]()
+        super().__init__(wires)
+
+    def _arrive(self, frame: bytes) -> None:
+        self.free = max(time.monotonic(), self.free) + len(frame) / self.rate
+        self.coming.append((self.free, frame))
+
+    def receive(self, timeout: float) -> bytes | None:
+        until = time.monotonic() + timeout
+        while True:
+            while self.coming and self.coming[0][0] <= time.monotonic():
+                self.heard.put(self.coming.popleft()[1])
+            if (frame := super().receive(0)) is not None or time.monotonic() >= until:
+                return frame
+            time.sleep(0.002)
+
+
+class SlowWires(Wires):
+    rate = 1e9
+
+    def __call__(self) -> SlowWire:
+        self.made.append(SlowWire(self))
+        return self.made[-1]  # type: ignore[return-value]
+
+
+def test_answers_do_not_wait_behind_a_prompts_vectors(
+    engine: Engine, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a large model on a slow link, whose prompt's vectors take seconds to come."""
+    monkeypatch.setattr(split_recall, "PART_BYTES", 400)
+    prompt = prompt_of(7) * 30
+    expected = edgespec.generate(engine, prompt, REPLY).tokens
+    with Running(engine) as running:
+        wires = SlowWires(running.host)
+        told = EngineOptions(drafter="moa+ngram", adapters=str(model.parent / "client"))
+        with (
+            RemoteEngine(wires, "the server", ConnectOptions(wait=5.0), told) as remote,
+            remote.new_session(600) as session,
+        ):
+            memory = engine.memory
+            assert memory is not None
+            made = len(wires.made)
+            for wire in wires.made:
+                wire.rate = vector_bytes(len(prompt), memory.width) / 2.5  # type: ignore[attr-defined]
+            reply = whole(session.generate(prompt, REPLY))
+            assert reply.tokens == expected
+            assert reply.stats.lost == 0, "a round was taken for lost that waited behind vectors"
+            assert len(wires.made) == made
+            seat = session.cache
+            assert isinstance(seat, RemoteSeat)
+            assert seat.recollection is not None
+            assert seat.recollection.length > 20
+
+
+class Recalls:
+    """A server's end, whose memory takes so many seconds for each part, and what is to be done in gaps."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.memory, self.posted, self.now = Steps(), list[Callable[[], None]](), 0.0
+        make = self.memory.vectors
+
+        def vectors(spans: Sequence[tuple[int, range]]) -> NDArray[np.float32]:
+            self.now += seconds
+            return make(spans)
+
+        self.memory.vectors = vectors  # type: ignore[method-assign]
+        self.recall = Recall(self.memory, self.posted.append, lambda: self.now)
+
+    def gap(self) -> list[list[tuple[int, range]]]:
+        """What is made in it."""
+        self.memory.made.clear()
+        posted, self.posted[:] = [*self.posted], []
+        for work in posted:
+            work()
+        return [*self.memory.made]
+
+
 def test_parts_of_several_conversations_are_made_at_once() -> None:
-    memory, posted = Steps(), list[Callable[[], None]]()
-    recall = Recall(memory, posted.append)
+    recalls = Recalls()
     guests = [Guest(100 * n, length) for n, length in enumerate((10, 11, 14, 18, 10))]
     for guest in guests:
-        recall.answer(guest, 10)
+        recalls.recall.answer(guest, 10)
     gone = Guest(900, 12)
-    recall.answer(gone, 10)
-    gone.round += 1
-    assert len(posted) == 1, "it is asked for once, whoever waits"
-    posted.pop()()
-    assert memory.made == [[(100, range(10, 11))], [(200, range(10, 13))], [(300, range(10, 13))]]
-    posted.pop()()
-    assert memory.made[3:] == [[(200, range(13, 14))], [(300, range(13, 16))]]
-    posted.pop()()
-    assert memory.made[5:] == [[(300, range(16, 18))]]
-    assert not posted
+    recalls.recall.answer(gone, 10)
+    recalls.recall.forget(gone)
+    assert len(recalls.posted) == 1, "it is asked for once, whoever waits"
+    first = [[(100, range(10, 11))], [(200, range(10, 13))], [(300, range(10, 13))]]
+    rest = [[(200, range(13, 14))], [(300, range(13, 16))], [(300, range(16, 18))]]
+    assert recalls.gap() == first + rest
+    assert recalls.gap() == []
     for guest in guests[1:4]:
         expected = [guest.text + i for i in range(10, guest.length)]
         start, found = guest.recollected()
         assert (start, found) == (10, pytest.approx(expected, rel=0.01))
     assert not any(guest.heard for guest in (guests[0], guests[4], gone))
 
-    memory.made.clear()
     for guest in guests[:3]:
         guest.length += 1
-        recall.answer(guest, guest.length - 1)
-    posted.pop()()
-    assert memory.made == [[(0, range(10, 11)), (100, range(11, 12)), (200, range(14, 15))]]
+        recalls.recall.answer(guest, guest.length - 1)
+    assert recalls.gap() == [[(0, range(10, 11)), (100, range(11, 12)), (200, range(14, 15))]]
+
+
+def test_passes_come_between_slow_parts() -> None:
+    recalls = Recalls(0.02)
+    long, short = Guest(0, 9), Guest(100, 1)
+    recalls.recall.answer(long, 0)
+    recalls.recall.answer(short, 0)
+    assert recalls.gap() == [[(0, range(3))]]
+    recalls.now += 0.4  # a pass, of which a tenth is as long as two parts
+    assert recalls.gap() == [[(100, range(1))], [(0, range(3, 6))]]
+    assert short.heard
+    assert recalls.gap() == [[(0, range(6, 9))]]
+    assert long.recollected() == (0, pytest.approx([*range(9)], abs=0.1))
+    assert recalls.gap() == []
+
+
+def test_who_asks_again_and_again_is_remembered_once() -> None:
+    recalls, guest = Recalls(0.02), Guest(0, 6)
+    for _ in range(1000):
+        recalls.recall.answer(guest, 0)
+    assert len(recalls.posted) == 1
+    assert [*recalls.gap(), *recalls.gap()] == [[(0, range(3))], [(0, range(3, 6))]]
+    assert recalls.gap() == []
+    assert len(guest.heard) == 1
+
+
+def test_nothing_is_made_for_whom_it_could_not_be_sent_to() -> None:
+    recalls, guest = Recalls(), Guest(0, 3, full=True)
+    recalls.recall.answer(guest, 0)
+    assert recalls.gap() == []
+    assert not recalls.posted, "a turn in every gap, for nothing"
+    guest.full = False
+    guest.then()
+    assert recalls.gap() == [[(0, range(3))]]
+
+
+def test_a_memory_that_fails_ends_no_conversation(caplog: pytest.LogCaptureFixture) -> None:
+    recalls, guests = Recalls(), [Guest(0, 3), Guest(100, 3)]
+    make = recalls.memory.vectors
+
+    def fails(spans: Sequence[tuple[int, range]]) -> NDArray[np.float32]:
+        if spans[0][0] == 0:
+            raise RuntimeError("out of memory")
+        return make(spans)
+
+    recalls.memory.vectors = fails  # type: ignore[method-assign]
+    for guest in guests:
+        recalls.recall.answer(guest, 0)
+    assert recalls.gap() == [[(100, range(3))]]
+    assert recalls.gap() == []
+    assert (len(guests[0].heard), len(guests[1].heard)) == (0, 1)
+    assert "out of memory" in caplog.text
 
 
 # Neither end believes the other

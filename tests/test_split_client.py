@@ -29,7 +29,7 @@ from edgespec.errors import (
     RefusedError,
 )
 from edgespec.response import Response, whole
-from edgespec.split import line, link, seat
+from edgespec.split import guests, line, link, seat
 from edgespec.split.client import RemoteEngine
 from edgespec.split.options import ConnectOptions
 from edgespec.split.payload import pack_tokens, unpack_tokens, unsqueeze
@@ -329,6 +329,24 @@ def test_memory_that_the_server_gave_to_others_is_filled_again(
         assert reply.tokens == expected["greedy"].tokens
         assert reply.stats.lost == 0
         assert len(wires.made) == 2
+
+
+def test_who_found_no_room_goes_on_when_there_is_some(
+    wires: Wires, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guests, "SPARE_SECONDS", 1.0)
+    more = [*PROMPT, 3, 4, 5]
+    expected = edgespec.generate(engine, more, REPLY).tokens
+    with remote(wires) as client, client.new_session(CONTEXT) as session:
+        whole(session.generate(PROMPT, REPLY))
+        time.sleep(1.1)
+        other = client.new_session(client.config.max_context)  # takes all memory, as this one rests
+        timer = threading.Timer(0.7, other.close)
+        timer.start()
+        began = time.monotonic()
+        assert whole(session.generate(more, REPLY)).tokens == expected
+        assert 0.6 < time.monotonic() - began < SLACK
+        timer.join()
 
 
 def test_a_server_that_was_started_anew_goes_on(engine: Engine, expected: dict[str, Response]) -> None:

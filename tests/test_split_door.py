@@ -82,6 +82,29 @@ def last_words(client: ClientConnection) -> str:
     return said[-1].words if isinstance(said[-1], Refusal) else ""
 
 
+def test_what_a_client_does_not_read_is_bounded() -> None:
+    class Socket:
+        async def send_bytes(self, frame: bytes) -> None:
+            await asyncio.sleep(WAIT)
+
+    async def fill(size: int) -> verify.Outbox:
+        outbox = verify.Outbox(verify.MOST_UNREAD_BYTES)
+        socket: Any = Socket()
+        sending = asyncio.create_task(outbox.send(socket))
+        for _ in range(2000):
+            outbox.put(bytes(size))
+            await asyncio.sleep(0)
+            assert outbox.waiting * size <= verify.MOST_UNREAD_BYTES
+            assert outbox.waiting <= verify.MOST_UNREAD
+        sending.cancel()
+        return outbox
+
+    for size in (2**16, 10):
+        outbox = asyncio.run(fill(size))
+        assert outbox.gone
+        assert outbox.waiting <= 1, "frames are kept for somebody who is gone"
+
+
 def test_clients_that_ask_nothing_stand_in_no_requests_way(url: str) -> None:
     with ExitStack() as stack:
         for _ in range(MOST):

@@ -327,6 +327,56 @@ def test_a_full_server_refuses_and_takes_from_who_rests(served: Served) -> None:
     assert isinstance(callers[0].say(request), Behind | Refusal)
 
 
+def test_a_round_that_found_no_room_can_be_asked_again(served: Served) -> None:
+    caller, _ = begun(served)
+    served.now += guests.SPARE_SECONDS
+    other = Caller(served)
+    assert isinstance(other.sit(600), Seated), "all the memory that there is"
+    assert isinstance(caller.say(caller.judge(TokenTree.root(1))), Behind)
+    caller.text.truncate(0)
+    request = caller.upload(PROMPT)
+    assert refused(caller.say(request)) == "full"
+    for _ in range(2):  # as long as there is none
+        again = Caller(served)
+        assert refused(again.sit(CONTEXT, caller.seat)) == "full"
+    other.say(LeaveSeat(other.seat))
+    again = Caller(served)
+    again.sit(CONTEXT, caller.seat)
+    assert again.seat == caller.seat
+    assert isinstance(again.say(request), Uploaded), "it hears that the server is at work, for ever"
+    assert not again.line.owes
+
+
+def test_a_growing_conversation_that_found_no_room_can_grow_later(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m", max_position_embeddings=2048)
+    with edgespec.load(path, memory="2GB", context=600, drafter="ngram", batch=2) as engine:
+        assert engine.may_grow
+        served = Served(engine)
+        caller, prompt = Caller(served), prompt_of(guests.STEP - 6)
+        caller.sit(530)
+        answer = caller.say(caller.upload(prompt))
+        assert isinstance(answer, Uploaded)
+        caller.text.extend(prompt)
+        others = [Caller(served) for _ in range(5)]
+        others = [other for other in others if isinstance(other.sit(530), Seated)]
+        request = caller.judge(TokenTree.chain([answer.token, *range(1, 10)]))
+        assert refused(caller.say(request)) == "full"
+        for other in others:
+            other.say(LeaveSeat(other.seat))
+        again = Caller(served)
+        again.sit(530, caller.seat)
+        assert isinstance(again.say(request), Judged)
+        served.host.close()
+        served.run()
+
+
+def test_no_conversation_is_larger_than_what_is_offered(served: Served, engine: Engine) -> None:
+    most = engine.plan.context
+    assert refused(Caller(served).sit(most + 1)) == "nonsense"
+    assert refused(Caller(served).sit(2**30)) == "nonsense"
+    assert isinstance(Caller(served).sit(most), Seated)
+
+
 def test_idle_memory_goes_back_and_a_session_is_taken_up_again(
     served: Served, engine: Engine, expected: dict[str, list[int]]
 ) -> None:

@@ -65,6 +65,10 @@ def test_text_is_the_servers(server: ServerProcess, expected: list[int]) -> None
     status, answer, _ = server.get("/v1/completions", asked, **key, **{"Content-Type": "application/json"})
     assert status == 200
     assert answer["choices"][0]["text"] == reply.text, "requests and clients share the memory"
+    status, told, _ = server.get("/metrics", **key)
+    figures = dict(line.rsplit(" ", 1) for line in told.splitlines() if not line.startswith("#"))
+    assert float(figures["edgespec_rounds_total"]) > 20
+    assert {"edgespec_conversations", "edgespec_conversation_positions"} <= figures.keys()
 
 
 def test_a_wrong_key_is_refused(server: ServerProcess) -> None:

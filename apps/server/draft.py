@@ -40,12 +40,11 @@ class DraftingAtServer:
         self._clients = set[DraftLine]()
 
     async def attend(self, socket: WebSocket) -> None:
-        outbox = Outbox()
+        outbox = Outbox(MOST_UNREAD_BYTES)
 
         def send(frame: bytes, spare: bool) -> None:
-            if outbox.nbytes > MOST_UNREAD_BYTES:
+            if outbox.gone:
                 client.lost()
-                outbox.end()
             elif not (spare and outbox.waiting > MOST_BEATS):
                 outbox.put(frame)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from edgespec.devices.probe import peak_memory
 from edgespec.drafters.remote.host import DraftHost
 from edgespec.serving.scheduler import Scheduler
+from edgespec.split.host import Host
 
 TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -56,6 +57,7 @@ def _lines(scheduler: Scheduler) -> Iterator[str]:
         ("peak_memory_bytes", "gauge", "The most memory that was used.", engine.peak_memory()),
         ("memory_bytes", "gauge", "The dial: memory that may be used.", engine.dial),
         ("rounds_total", "counter", "Rounds of clients that draft themselves.", scheduler.visitors.rounds),
+        *_clients(scheduler),
         ("queue_requests", "gauge", "Requests that wait.", state.waiting),
         ("replying", "gauge", "Replies under way.", state.replying),
         ("replies_at_once", "gauge", "Replies that may be under way.", state.most),
@@ -63,6 +65,24 @@ def _lines(scheduler: Scheduler) -> Iterator[str]:
         ("kv_positions_held", "gauge", "KV positions that sessions hold.", state.positions),
         ("kv_positions", "gauge", "KV positions that there are.", state.most_positions),
     ])  # fmt: skip
+
+
+def _clients(scheduler: Scheduler) -> list[tuple[str, str, str, float]]:
+    """Of those who draft for themselves."""
+    host = scheduler.visitors.tenant
+    if not isinstance(host, Host):  # none has come yet
+        return []
+    refusals = [
+        (f"clients_refused_{why}_total", "counter", f"Connections of clients that ended as {why}.", count)
+        for why, count in sorted(host.refusals.items())
+    ]
+    return [
+        ("conversations", "gauge", "Conversations of these that are known.", len(host.guests)),
+        ("conversation_positions", "gauge", "KV positions that they hold.", host.held),
+        ("conversations_dropped_total", "counter", "Whose memory went to others.", host.guests.dropped),
+        ("vector_bytes_total", "counter", "Bytes sent for drafters that attend to them.", host.vector_bytes),
+        *refusals,
+    ]
 
 
 def _values(rows: Iterable[tuple[str, str, str, float]]) -> Iterator[str]:

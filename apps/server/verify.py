@@ -19,7 +19,7 @@ from edgespec.split.protocol import STILL_SECONDS
 MOST_CLIENTS, MOST_ENDING = 384, 64
 HELLO_SECONDS = 5.0  # in which a client must have said its first word,
 SEAT_SECONDS = 30.0  # and have a seat
-MOST_UNREAD = 256  # frames that wait for a client to read them
+MOST_UNREAD, MOST_UNREAD_BYTES = 256, 2**19  # frames that wait for a client to read them; and of these
 PATIENCE = 60.0  # seconds that it may take to read one
 
 
@@ -78,7 +78,7 @@ class Client:
     """A connection."""
 
     def __init__(self, host: Host) -> None:
-        self.outbox = Outbox()
+        self.outbox = Outbox(MOST_UNREAD_BYTES)
         self.line = host.connect(self.outbox.put, self.outbox.end)
         self._since = monotonic()  # when it last said something, or was owed something
 
@@ -106,9 +106,11 @@ class Client:
 
 
 class Outbox:
-    """What is to be sent; from any thread."""
+    """What is to be sent; from any thread. Who lets more bytes wait than `most`, or `MOST_UNREAD` frames, is
+    `gone`: nothing of that is sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self.most, self.gone = most, False
         self._loop, self._frames = asyncio.get_running_loop(), asyncio.Queue[bytes | None]()
         self._sending = False
         self.nbytes = 0  # of frames that wait
@@ -128,8 +130,13 @@ class Outbox:
             self._loop.call_soon_threadsafe(self._put, frame)
 
     def _put(self, frame: bytes | None) -> None:
+        if self.gone:
+            return
         self.nbytes += len(frame or b"")
-        self._frames.put_nowait(frame)
+        self.gone = self.nbytes > self.most or self._frames.qsize() >= MOST_UNREAD
+        while self.gone and not self._frames.empty():
+            self._frames.get_nowait()
+        self._frames.put_nowait(None if self.gone else frame)
 
     def end(self) -> None:
         self.put(None)
@@ -137,7 +144,7 @@ class Outbox:
     async def send(self, socket: WebSocket) -> None:
         """Until the end, or until the client reads no more; closes the connection."""
         with suppress(WebSocketDisconnect, RuntimeError, asyncio.TimeoutError, TimeoutError):
-            while (frame := await self._frames.get()) is not None and self._frames.qsize() < MOST_UNREAD:
+            while (frame := await self._frames.get()) is not None:
                 self._sending = True
                 await asyncio.wait_for(socket.send_bytes(frame), PATIENCE)
                 self.nbytes -= len(frame)

@@ -41,6 +41,10 @@ class Connection(Protocol):
 
     def refuse(self, why: Why, words: str, seconds: float = 0.0) -> None: ...
 
+    def takes(self, then: Callable[[], None]) -> bool: ...
+
+    def unsay(self) -> None: ...
+
 
 class Guest:
     """What a server keeps of one conversation. In the thread that runs the passes, all of it.
@@ -75,6 +79,7 @@ class Guest:
         number, known = self._asked
         if request.round > number:
             self._asked, self._said = (request.round, digest), None
+            self._unsay()
             return True
         if request.round < number or digest != known:
             raise ProtocolError(f"round {request.round} is over: the latest was {number}")
@@ -95,8 +100,20 @@ class Guest:
 
     def recollect(self, known: int) -> None:
         """The latest round has been answered; of so many tokens the client has the vectors."""
+        self._unsay()
         if self.recall is not None:
             self.recall.answer(self, known)
+
+    def takes(self, then: Callable[[], None]) -> bool:
+        """See `split.recall.Attending`."""
+        return self.line is not None and self.line.takes(then)
+
+    def _unsay(self) -> None:
+        """The client says anew what it has."""
+        if self.recall is not None:
+            self.recall.forget(self)
+        if self.line is not None:
+            self.line.unsay()
 
     def undo(self, round: int) -> None:
         """That round failed: it may be asked for again."""
@@ -132,6 +149,7 @@ class Guest:
         """Its memory goes back to the ledger."""
         session, self.session = self.session, None
         self.transcript.truncate(0)
+        self._unsay()
         if session is not None:
             session.close()
 

@@ -41,6 +41,7 @@ class Guests:
         self.engine, self.idle, self.clock = engine, idle, clock
         self._spare, self._behind = spare, behind
         self._known: dict[bytes, Guest] = {}
+        self.dropped = 0  # whose memory went to others
 
     def __len__(self) -> int:
         return len(self._known)
@@ -93,6 +94,7 @@ class Guests:
         """Take memory from the one that has rested for longest; False = from none."""
         spare = [g for g in self._resting(0, SPARE_SECONDS) if g.session is not None]
         if spare:
+            self.dropped += 1
             self.drop(spare[0])
         return bool(spare)
 

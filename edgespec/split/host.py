@@ -8,6 +8,7 @@ happens in that one thread, between two passes. Needs no torch.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,6 +30,7 @@ from edgespec.split.protocol import (
     TokenizerPart,
     Upload,
     Welcome,
+    Why,
 )
 from edgespec.split.recall import Recall
 from edgespec.split.vocabulary import packed_tokenizer
@@ -65,6 +67,7 @@ class Host:
         """idle: seconds."""
         self.ground, self.post, self.clock = ground, ground.post, clock
         self.closed = False
+        self.refusals = Counter[Why]()  # connections that ended so
         self._tokenizer, digest = packed_tokenizer(engine.tokenizer)
         config = engine.config
         trees = engine.plan.sequences == 1 or engine.drafters  # else sessions have no room for them
@@ -135,8 +138,20 @@ class Host:
     def left(self, guest: Guest) -> None:
         guest.since = self.clock()
 
+    def refused(self, why: Why) -> None:
+        self.refusals[why] += 1
+
+    @property
+    def vector_bytes(self) -> int:
+        """That were sent to clients' drafters."""
+        return 0 if self._recall is None else self._recall.nbytes
+
     def seat(self, line: Line, asked: TakeSeat) -> None:
         """Raises RefusedError and ProtocolError."""
+        if asked.context > self._welcome.context:
+            raise ProtocolError(
+                f"a conversation of {asked.context} positions, where {self._welcome.context} are the most"
+            )
         guest = self.guests.get(asked.seat, asked.context)
         if guest.line is not None and guest.line is not line:
             guest.line.refuse("taken", "this session goes on in another connection")
@@ -173,12 +188,16 @@ class Host:
         if not guest.goes_on(request):
             return
         vocabulary, nodes = self._welcome.vocabulary, self._welcome.nodes
-        work = (
-            Reading(guest, request, vocabulary, over)
-            if isinstance(request, Upload)
-            else Judging(guest, request, vocabulary, nodes, over)
-        )
-        self.guests.admit(guest, work.positions)
+        try:
+            work = (
+                Reading(guest, request, vocabulary, over)
+                if isinstance(request, Upload)
+                else Judging(guest, request, vocabulary, nodes, over)
+            )
+            self.guests.admit(guest, work.positions)
+        except BaseException:
+            guest.undo(request.round)  # it may be asked for again, when there is room
+            raise
         guest.work = work
         work.begin()
         self.ground.visit(work)
@@ -201,10 +220,10 @@ class Host:
         if line.has_tokenizer:
             raise ProtocolError("the tokenizer was sent already")
         line.has_tokenizer = True
-        parts = self._tokenizer
+        parts = memoryview(self._tokenizer)  # whoever asks for it is sent these bytes
         for start in range(0, len(parts), PART_BYTES):
             part = parts[start : start + PART_BYTES]
-            line.tell(TokenizerPart(len(parts) - start - len(part), part))
+            line.tell(TokenizerPart(len(parts) - start - len(part), part))  # type: ignore[arg-type]
 
     def leave(self, guest: Guest) -> None:
         """The conversation is over."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,8 +20,10 @@ from edgespec.errors import (
 )
 from edgespec.split.guest import Guest
 from edgespec.split.protocol import (
+    AT_ONCE,
     REQUESTS,
     AskTokenizer,
+    Heard,
     Hello,
     Judge,
     Recalled,
@@ -34,6 +39,8 @@ from edgespec.split.protocol import (
     read,
     written,
 )
+
+log = logging.getLogger("edgespec.server")
 
 UNHEARD = 8  # requests of a connection that may wait: a client asks for one thing at a time
 
@@ -54,6 +61,9 @@ class Listener(Protocol):
     def left(self, guest: Guest) -> None:
         """Its connection has ended."""
 
+    def refused(self, why: Why) -> None:
+        """A connection ends for this reason. In any thread."""
+
 
 class Line:
     """`hear`, `lost` and `beat` may be called from any one thread; all else is of the one with the passes."""
@@ -66,6 +76,10 @@ class Line:
         # Frames that have come, and that were taken: each is counted by one thread, so neither needs a lock.
         self._come = self._taken = 0
         self._round: int | None = None  # under way
+        self._lock = threading.RLock()  # of what is long:
+        self._parts = deque[TokenizerPart | Recalled]()  # to be sent, behind
+        self._flying = 0  # that have not been heard
+        self._then: Callable[[], None] | None = None  # to be done when more is wanted
 
     def hear(self, frame: bytes) -> None:
         """A frame has come."""
@@ -76,6 +90,9 @@ class Line:
             return
         if isinstance(request, (Hello, AskTokenizer)):
             self.attempt(lambda: self.listener.introduce(self, request))
+            return
+        if isinstance(request, Heard):
+            self._heard()
             return
         self._come += 1
         if self._come - self._taken > UNHEARD:
@@ -93,8 +110,12 @@ class Line:
 
     def lost(self) -> None:
         """The connection has ended; its conversation stays for a while."""
-        self.over = True
+        self._end()
         self.listener.post(self._leave)
+
+    def _end(self) -> None:
+        self.over = True
+        self._parts.clear()
 
     def beat(self) -> None:
         """To be called every `protocol.STILL_SECONDS`: who waits for an answer hears that it comes."""
@@ -107,16 +128,52 @@ class Line:
         return self._come != self._taken or self._round is not None
 
     def tell(self, message: Told) -> None:
-        if not isinstance(message, (Seated, Welcome, TokenizerPart, Recalled)):
+        if isinstance(message, (TokenizerPart, Recalled)):
+            with self._lock:
+                self._parts.append(message)
+                self._fly()
+            return
+        if not isinstance(message, (Seated, Welcome)):
             self._round = None
         if not self.over:
             self._send(written(message))
 
+    def _fly(self) -> None:
+        """Send what may be under way. Answers need not wait behind more than that."""
+        while self._parts and self._flying < AT_ONCE and not self.over:
+            self._flying += 1
+            self._send(written(self._parts.popleft()))
+
+    def _heard(self) -> None:
+        then = None
+        with self._lock:
+            self._flying = max(0, self._flying - 1)
+            self._fly()
+            if len(self._parts) < AT_ONCE:
+                then, self._then = self._then, None
+        if then is not None:
+            self.listener.post(then)
+
+    def takes(self, then: Callable[[], None]) -> bool:
+        """Whether more vectors could be sent soon. If not, `then` is done between two passes once they can;
+        never, if the connection ends."""
+        with self._lock:
+            if len(self._parts) < AT_ONCE:
+                return not self.over
+            self._then = then
+            return False
+
+    def unsay(self) -> None:
+        """Vectors that were not sent yet are of no use any more."""
+        with self._lock:
+            self._parts = deque(part for part in self._parts if not isinstance(part, Recalled))
+
     def refuse(self, why: Why, words: str, seconds: float = 0.0) -> None:
         """And close it."""
         if not self.over:
+            self.listener.refused(why)
             self._send(written(Refusal(why, words[:1000], seconds)))
-            self.over = True
+            self._end()
             self._close()
         self.listener.post(self._leave)
 
@@ -137,6 +194,9 @@ class Line:
         try:
             work()
         except EdgeSpecError as error:
+            self.fail(error)
+        except Exception as error:  # nobody else's conversation is to end by it
+            log.exception("what a client has asked for")
             self.fail(error)
 
     def _leave(self) -> None:

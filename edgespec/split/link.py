@@ -15,10 +15,13 @@ from edgespec.split.protocol import (
     PASSING,
     VERSION,
     Answer,
+    Heard,
     Hello,
+    Recalled,
     Refusal,
     Seated,
     Still,
+    TokenizerPart,
     Welcome,
     read,
     written,
@@ -92,6 +95,8 @@ class Link:
             if answer.why == "nonsense":
                 raise ProtocolError(words)
             raise RefusedError(words, answer.why, answer.seconds)
+        if isinstance(answer, (TokenizerPart, Recalled)):
+            self.send(written(Heard()))
         return answer
 
     def expect(self, kind: type[A]) -> A:

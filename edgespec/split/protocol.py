@@ -26,13 +26,16 @@ from edgespec.errors import OptionError, ProtocolError
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.values import MOST
 
-VERSION = 4
+VERSION = 5
 FRAME_BYTES = 2**20  # of any frame
 SEAT_BYTES = 16  # of a session's id: a secret, and random
 HASH_BYTES = 8  # XXH3-64 of the conversation so far, `split.transcript`
 POSITIONS = 2**24  # of a conversation, at most: a client has memory for what it believes
 MOST_TOKENS = 2**17  # in one frame: the rest of a longer prompt is a frame of its own
 STILL_SECONDS = 0.2  # a server that has not answered says that it is there
+# Of what is long, `TokenizerPart` and `Recalled`, so many frames are under way at once, until they are
+# `Heard`, and of the latter so long: an answer behind them is late by 0.07 s at 4 Mbit/s.
+AT_ONCE, PART_BYTES = 4, 2**13
 
 Natural = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
@@ -117,6 +120,10 @@ class LeaveSeat(Told, tag=5):
 
 class AskTokenizer(Told, tag=6):
     """The model's tokenizer, please: `TokenizerPart`s will be the answer."""
+
+
+class Heard(Told, tag=7):
+    """A `TokenizerPart` has come, or a `Recalled`."""
 
 
 # What a server says.
@@ -205,7 +212,7 @@ class Refusal(Told, tag=39):
     seconds: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
 
 
-Request = Hello | TakeSeat | Manner | Upload | Judge | LeaveSeat | AskTokenizer
+Request = Hello | TakeSeat | Manner | Upload | Judge | LeaveSeat | AskTokenizer | Heard
 Answer = Welcome | Seated | Uploaded | Judged | Behind | Still | TokenizerPart | Recalled | Refusal
 
 REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -3,13 +3,16 @@
 Mixture of Attentions attends to the target's keys and values in all layers; attention over the layers, and
 its mean, are done here, so that a token takes one vector on the wire (`runtimes.torch.moa_memory`; the other
 half is `drafters.client_moa`). They follow the answer, whose tokens do not wait for them, and are made
-between passes: a part for each conversation, several conversations' at once. Needs no torch.
+between passes: a part for each conversation, several conversations' at once. They are sent in short frames,
+of which few are under way at a time (`split.line`): an answer would wait behind them. Needs no torch.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,9 +22,12 @@ from numpy.typing import NDArray
 from edgespec.drafters.resident import Remembering
 from edgespec.errors import ProtocolError
 from edgespec.split.payload import pack_vectors, squeeze, unpack_vectors, unsqueeze, vector_bytes
-from edgespec.split.protocol import FRAME_BYTES, Recalled, Told
+from edgespec.split.protocol import PART_BYTES, Recalled, Told
 from edgespec.split.transcript import Transcript
 
+log = logging.getLogger("edgespec.server")
+
+LEAST_SECONDS, SHARE = 0.01, 0.1  # of a pass, that others wait while vectors are made
 HEADER = 64  # bytes of a frame beside its body, at most
 NONE = -1  # in a request: this client's drafter attends to nothing
 
@@ -40,16 +46,18 @@ class Attending(Protocol):
 
     @property
     def cache(self) -> Any:
-        """The target's; None = its memory was given to others."""
+        """The target's."""
 
     def tell(self, message: Told) -> None: ...
+
+    def takes(self, then: Callable[[], None]) -> bool:
+        """Whether more could be sent to it soon. If not, `then` is done once it can, if ever."""
 
 
 @dataclass(eq=False)
 class _Wanted:
-    """Vectors that one conversation waits for, of its tokens from `start` on; a frame of them at most."""
+    """Vectors that one conversation waits for, of its tokens from `start` on, until `PART_BYTES` are made."""
 
-    guest: Attending
     round: int
     start: int
     made: list[NDArray[np.float32]] = field(default_factory=list)
@@ -59,61 +67,95 @@ class _Wanted:
         """Behind what is made."""
         return self.start + sum(map(len, self.made))
 
-    @property
-    def over(self) -> bool:
-        """Its client has gone on, and says anew what it has; or its memory was given to others."""
-        return self.guest.round != self.round or self.guest.cache is None
-
 
 class Recall:
-    """The server's end, for all conversations; in the thread that runs the passes."""
+    """The server's end, for all conversations; in the thread that runs the passes.
 
-    def __init__(self, memory: Remembering, post: Callable[[Callable[[], None]], None]) -> None:
+    Attributes:
+        nbytes: of bodies that were sent.
+    """
+
+    def __init__(
+        self,
+        memory: Remembering,
+        post: Callable[[Callable[[], None]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """post: have something done between two passes."""
-        self.memory, self._post = memory, post
-        self._most = max(1, (FRAME_BYTES - HEADER) // vector_bytes(1, memory.width))
-        self._wanted: list[_Wanted] = []
+        self.memory, self._post, self._clock, self.nbytes = memory, post, clock, 0
+        self._most = max(1, (PART_BYTES - HEADER) // vector_bytes(1, memory.width))
+        self._wanted: dict[Attending, _Wanted] = {}  # who has waited longest first
+        self._posted, self._left_off = False, clock()
 
     def answer(self, guest: Attending, known: int) -> None:
         """The latest round has been answered, and of the first `known` tokens this client has the vectors."""
+        self.forget(guest)
         if known != NONE and known < len(guest.transcript):
-            self._want(_Wanted(guest, guest.round, known))
+            self._wanted[guest] = _Wanted(guest.round, known)
+            self._wake()
 
-    def _want(self, wanted: _Wanted) -> None:
-        self._wanted.append(wanted)
-        if len(self._wanted) == 1:
+    def forget(self, guest: Attending) -> None:
+        """It waits no more: its client has gone on, or its memory was given to others."""
+        self._wanted.pop(guest, None)
+
+    def _wake(self) -> None:
+        if not self._posted:
+            self._posted = True
             self._post(self._go_on)
 
     def _go_on(self) -> None:
-        """A part for each of those who wait, as many of them at once as fit into a step."""
-        waiting = deque(wanted for wanted in self._wanted if not wanted.over)
-        self._wanted = []
-        while waiting:
-            together, room = list[tuple[_Wanted, range]](), self.memory.step
-            while waiting and (count := self._left(waiting[0])) <= room:
-                wanted, room = waiting.popleft(), room - count
-                together.append((wanted, range(wanted.at, wanted.at + count)))
-            made = self.memory.vectors([(wanted.guest.cache, span) for wanted, span in together])
-            ends = np.cumsum([len(span) for _, span in together])
-            for (wanted, _), own in zip(together, np.split(made, ends[:-1]), strict=True):
-                wanted.made.append(own)
-                if self._left(wanted):
-                    self._want(wanted)
-                else:
-                    self._send(wanted)
+        """Part by part for those who wait and can be told, in turn, as long as there is time for it; as many
+        at once as fit into a step."""
+        self._posted, now = False, self._clock()
+        until = now + max(LEAST_SECONDS, SHARE * (now - self._left_off))
+        ready = deque(guest for guest in [*self._wanted] if guest.takes(self._wake))
+        while ready:
+            together, room = dict[Attending, range](), self.memory.step
+            while ready and (count := self._left(ready[0])) <= room:
+                guest, room = ready.popleft(), room - count
+                at = self._wanted[guest].at
+                together[guest] = range(at, at + count)
+            self._make(together)
+            ready += [guest for guest in together if guest in self._wanted and guest.takes(self._wake)]
+            if self._clock() >= until:
+                break
+        if ready:
+            self._wake()
+        self._left_off = self._clock()
 
-    def _left(self, wanted: _Wanted) -> int:
+    def _make(self, together: Mapping[Attending, range]) -> None:
+        """And send what is whole. What fails ends none but these drafters' memory."""
+        try:
+            made = self.memory.vectors([(guest.cache, span) for guest, span in together.items()])
+        except Exception:
+            log.exception("vectors for clients' drafters")
+            for guest in together:
+                self.forget(guest)
+            return
+        ends = np.cumsum([len(span) for span in together.values()])
+        for guest, own in zip(together, np.split(made, ends[:-1]), strict=True):
+            wanted = self._wanted.pop(guest)
+            wanted.made.append(own)
+            self._wanted[guest] = wanted  # behind the others
+            if not self._left(guest):
+                self._send(guest, wanted)
+
+    def _left(self, guest: Attending) -> int:
         """Tokens of its next part; 0 = its frame is full, or has all."""
+        wanted = self._wanted[guest]
         made = wanted.at - wanted.start
-        return min(len(wanted.guest.transcript) - wanted.at, self._most - made, self.memory.step)
+        return min(len(guest.transcript) - wanted.at, self._most - made, self.memory.step)
 
-    def _send(self, wanted: _Wanted) -> None:
+    def _send(self, guest: Attending, wanted: _Wanted) -> None:
+        self.forget(guest)
         try:
             body = pack_vectors(np.concatenate(wanted.made))
         except ValueError:  # NaN: its drafter does without
             return
-        wanted.guest.tell(Recalled(wanted.round, wanted.start, *squeeze(body)))
-        self.answer(wanted.guest, wanted.at)
+        told = Recalled(wanted.round, wanted.start, *squeeze(body))
+        self.nbytes += len(told.vectors)
+        guest.tell(told)
+        self.answer(guest, wanted.at)
 
 
 class Recollection:
