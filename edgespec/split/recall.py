@@ -23,6 +23,7 @@ from edgespec.split.protocol import FRAME_BYTES, Recalled, Told
 from edgespec.split.transcript import Transcript
 
 HEADER = 64  # bytes of a frame beside its body, at most
+LARGEST = float(np.finfo(np.float16).max)  # number that a client keeps, of some 100 times that it may be sent
 NONE = -1  # in a request: this client's drafter attends to nothing
 
 
@@ -146,7 +147,7 @@ class Recollection:
             grown = np.zeros((length + length // 2, self.width), dtype=np.float16)
             grown[: self.length] = self._levels[: self.length]
             self._levels = grown
-        self._levels[self.length : length] = vectors
+        self._levels[self.length : length] = np.clip(vectors, -LARGEST, LARGEST)
         self.length = length
 
     def truncate(self, length: int, round: int) -> None:
