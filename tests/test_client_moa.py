@@ -637,6 +637,13 @@ def test_an_answer_to_who_has_heard_more_since() -> None:
     assert recollection.length == 5
 
 
+def test_numbers_that_a_client_cannot_keep_are_its_largest() -> None:
+    recollection = Recollection(2)
+    scale = np.array([np.finfo(np.float16).max], dtype="<f2").tobytes()
+    recollection.take(Recalled(1, 0, False, scale + bytes([127, 128])), 10)
+    assert recollection.vectors(0, 1).tolist() == [[65504.0, -65504.0]]
+
+
 def test_a_server_without_the_other_half_is_told_so(model: Path, tmp_path: Path) -> None:
     client = str(model.parent / "client")
     other = tmp_path / "other"

@@ -8,12 +8,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
 import pytest
+import tokenizers
+import xxhash
+from msgspec.structs import replace
 
 from edgespec.config import GenerationOptions
 from edgespec.core.tree import TokenTree
-from edgespec.errors import OptionError, ProtocolError
+from edgespec.errors import OptionError, ProtocolError, TokenizerError
 from edgespec.runtimes.base import TREE_ROWS
+from edgespec.split import payload, protocol
 from edgespec.split.payload import (
     pack_nodes,
     pack_tokens,
@@ -55,7 +60,11 @@ from edgespec.split.protocol import (
     read,
     written,
 )
+from edgespec.split.recall import Recollection
 from edgespec.split.transcript import Transcript
+from edgespec.split.vocabulary import packed_tokenizer, unpacked_tokenizer
+from edgespec.text.tokenizer import Tokenizer
+from tests.branches import Branches
 
 VOCABULARY = 128_256
 LARGE = 2**31 - 1
@@ -67,6 +76,11 @@ TREE = TokenTree(
 )
 NODES, TOKENS = pack_nodes(TREE), pack_tokens([5, 7, 300])
 HOT = GenerationOptions(temperature=0.7, top_p=0.95, top_k=40, min_p=0.01, seed=2**63 - 1)
+VECTORS = np.arange(48, dtype=np.float32).reshape(6, 8)
+SQUEEZED = Recalled(LARGE, 2, True, zlib.compress(pack_vectors(VECTORS)))
+BACKEND = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+PACKED, _ = packed_tokenizer(Tokenizer(BACKEND, 0, (1, 2), {"default": "{{ messages }}"}, {"bos_token": "a"}))
+BODIES = "tokens", "nodes", "data", "vectors"
 ASKED: list[Request] = [
     Hello(VERSION),
     TakeSeat(b"", 4096),
@@ -86,7 +100,9 @@ ANSWERED: list[Answer] = [
     Behind(LARGE, LARGE, HASH),
     Still(LARGE),
     TokenizerPart(10**6, b"{}" * 500),
-    Recalled(LARGE, LARGE, True, bytes(500)),
+    TokenizerPart(0, PACKED),
+    SQUEEZED,
+    Recalled(LARGE, 3, False, pack_vectors(VECTORS)),
     Refusal("full", "no room", 2.5),
 ]
 
@@ -108,8 +124,7 @@ def test_the_first_frame_never_changes() -> None:
 def test_all_but_the_body_is_at_most_64_bytes(message: Told) -> None:
     if isinstance(message, (Welcome, Refusal)):
         return  # once a connection
-    names = "tokens", "nodes", "data", "vectors"
-    body = next((b for name in names if (b := getattr(message, name, None))), b"")
+    body = next((b for name in BODIES if (b := getattr(message, name, None))), b"")
     assert len(written(message)) - len(body) <= 64
 
 
@@ -348,6 +363,35 @@ def hear(message: Request | Answer) -> None:
         unpack_tokens(message.tokens, VOCABULARY)
     elif isinstance(message, Manner):
         as_options(message)
+    elif isinstance(message, Recalled):
+        recollection = Recollection(VECTORS.shape[1])
+        recollection.put(VECTORS[:3])
+        recollection.take(message, 9)
+    elif isinstance(message, TokenizerPart) and not message.left:  # announced as what it is
+        unpacked_tokenizer(message.data, xxhash.xxh3_128_digest(message.data), VOCABULARY, "the server")
+
+
+def body_of(rng: np.random.Generator, body: bytes) -> bytes:
+    """A few bytes of it are others, are gone, or come twice."""
+    place, length = int(rng.integers(len(body) + 1)), int(rng.integers(5))
+    gone = body[place : place + length]
+    instead = [rng.bytes(length), b"", gone * 2, bytes(len(gone))][int(rng.integers(4))]
+    return body[:place] + instead + body[place + length :]
+
+
+def within(rng: np.random.Generator, message: Request | Answer) -> bytes:
+    """Another body is in it, compressed where that was: else hardly any mutation comes as far."""
+    for name in BODIES:
+        body = getattr(message, name, b"") if not isinstance(message, Welcome) else b""
+        if body and isinstance(message, TokenizerPart):
+            body = zlib.compress(mutated(rng, zlib.decompress(body)) if not message.left else body)
+        elif body and getattr(message, "packed", False):
+            body = zlib.compress(body_of(rng, zlib.decompress(body)))
+        elif body:
+            body = body_of(rng, body)
+        if body:
+            return written(replace(message, **{name: body}))
+    return mutated(rng, written(message))
 
 
 def mutate(count: int) -> None:
@@ -356,9 +400,10 @@ def mutate(count: int) -> None:
     refused = 0
     for _ in range(count):
         frame, kinds = frames[int(rng.integers(len(frames)))]
+        changed = mutated(rng, frame) if rng.random() < 0.7 else within(rng, read(frame, kinds))
         try:
-            hear(read(mutated(rng, frame), kinds))  # type: ignore[arg-type]
-        except ProtocolError:
+            hear(read(changed, kinds))
+        except (ProtocolError, TokenizerError):
             refused += 1
     assert 0.5 * count < refused < count, "mutations must break most frames, and not all"
 
@@ -373,6 +418,33 @@ def test_mutated_frames_are_messages_or_refused() -> None:
     tracemalloc.stop()
 
 
+def test_nine_of_ten_branches_are_taken() -> None:
+    """By mutations, and by the tests of what they hardly make: frames to send, too long ones, whole trees."""
+    with Branches(protocol, payload) as branches:
+        assert branches.share == 0
+        mutate(3000)
+        by_mutations = branches.share
+        test_frames_are_bounded()
+        test_token_ids_come_through()
+        test_trees_come_through()
+        test_activations_lose_half_a_level_at_most()
+        test_how_tokens_are_chosen_comes_through()
+        test_a_broken_compressed_body_is_refused(zlib.compress(TOKENS)[:-1])
+        test_a_broken_compressed_body_is_refused(zlib.compress(TOKENS) + b"1")
+        test_bodies_are_compressed_where_that_is_shorter()
+        test_activations_that_cannot_be_sent(np.nan)
+        test_what_is_no_tree_is_refused((pack_tokens([7]) + b"\0") * 2, 5, "twice")
+    assert 0.5 < by_mutations < branches.share
+    assert branches.share >= 0.9, branches.missed()
+
+
 @pytest.mark.slow
 def test_a_hundred_thousand_mutations() -> None:
-    mutate(100_000)
+    mutate(20_000)
+    tracemalloc.start()
+    mutate(10_000)
+    traced, held = tracemalloc.get_traced_memory()[0], psutil.Process().memory_info().rss
+    mutate(70_000)
+    assert tracemalloc.get_traced_memory()[0] < traced + 20_000, "they leave something behind"
+    assert psutil.Process().memory_info().rss < held + 2**23, "what is not Python's does"
+    tracemalloc.stop()

@@ -29,6 +29,7 @@ log = logging.getLogger("edgespec.server")
 
 LEAST_SECONDS, SHARE = 0.01, 0.1  # of a pass, that others wait while vectors are made
 HEADER = 64  # bytes of a frame beside its body, at most
+LARGEST = float(np.finfo(np.float16).max)  # number that a client keeps, of some 100 times that it may be sent
 NONE = -1  # in a request: this client's drafter attends to nothing
 
 
@@ -188,7 +189,7 @@ class Recollection:
             grown = np.zeros((length + length // 2, self.width), dtype=np.float16)
             grown[: self.length] = self._levels[: self.length]
             self._levels = grown
-        self._levels[self.length : length] = vectors
+        self._levels[self.length : length] = np.clip(vectors, -LARGEST, LARGEST)
         self.length = length
 
     def truncate(self, length: int, round: int) -> None:
