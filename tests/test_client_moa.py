@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -134,7 +135,7 @@ def test_the_halves_are_the_network(tmp_path: Path, changes: dict[str, Any]) -> 
         draft.truncate(20)
     recollection.truncate(20, 0)
     same([1, 2], [-1, 0])
-    assert (theirs.length, len(theirs.memory)) == (20, 20)
+    assert (theirs.length, theirs.memory.length) == (20, 20)
     del target
 
 
@@ -163,6 +164,34 @@ def test_a_drafter_in_its_first_words_attends_to_nothing(tmp_path: Path) -> None
     none = Recollection(manifest.config.width)
     theirs = PortableMoaDraft(PortableMoa(manifest.config, tensors), (2, 2), none, 300, 64)
     assert finish(theirs.begin([1, 2], [-1, 0])).shape == (2, files.config.vocab_size)
+
+
+def test_a_pass_allocates_nothing_of_the_texts_length(tmp_path: Path) -> None:
+    """Neither what is drafted and committed, nor vectors that come, have what is here copied."""
+    files = describe_model(write_model(tmp_path / "m"))
+    sizes, length = MoaSizes((2, 2, 2), (24, 40, 48)), 5000
+    save_module(tmp_path / "moa", KIND, sizes, random_moa(files, sizes), files, {}, torch.float32)
+    export_client(files.path, tmp_path / "moa", tmp_path / "client")
+    manifest, tensors = read_client(tmp_path / "client")
+    vectors = np.ones((length + 2, manifest.config.width), np.float32)
+    recollection = Recollection(manifest.config.width)
+    recollection.put(vectors[:length])
+    draft = PortableMoaDraft(PortableMoa(manifest.config, tensors), (2, 2), recollection, 6000, 64)
+    list(draft.prefill([1] * length))
+    finish(draft.begin([1], [-1]))
+    tracemalloc.start()
+    try:
+        finish(draft.begin([2, 3], [0, 0]))
+        draft.commit([0, 1], [])
+        recollection.put(vectors[length:])
+        finish(draft.begin([4, 5], [-1, 0]))
+        draft.truncate(length)
+        finish(draft.begin([4], [-1]))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    keys = 4 * length * 2 * manifest.config.head_dim  # bytes, of one attention
+    assert peak < keys
 
 
 # Over the link

@@ -11,11 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import PREFILL_ROWS, IntArray
 from edgespec.runtimes.formats.moa_client import Array, ClientConfig
-from edgespec.runtimes.rows import slot_depths
+from edgespec.runtimes.portable.kv_cache import PortableKVCache, attention
+from edgespec.runtimes.rows import kept_parents, slot_depths
+
+REMEMBERED = 64  # vectors that are taken in at once; of an 8B model's shape they take 2 GFLOP
 
 
 class Vectors(Protocol):
@@ -91,41 +95,6 @@ class PortableMoa:
         return np.stack(turned, -1).reshape(x.shape)
 
 
-def attention(q: Array, k: Array, v: Array, visible: NDArrayBool | None) -> Array:
-    """q [n, heads, e] over k, v [t, kv_heads, e], where `visible` [n, t] (None: all)
-    -> [n, heads * e]; 0 over nothing."""
-    (n, heads, e), (t, kv_heads, _) = q.shape, k.shape
-    if not t:
-        return np.zeros((n, heads * e), np.float32)
-    grouped = q.reshape(n, kv_heads, -1, e).transpose(1, 2, 0, 3)  # [kv_heads, group, n, e]
-    scores = grouped @ k.transpose(1, 2, 0)[:, None] * np.float32(e**-0.5)
-    if visible is not None:
-        scores = np.where(visible, scores, np.float32(-np.inf))
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    found: Array = (weights @ v.transpose(1, 0, 2)[:, None]).transpose(2, 0, 1, 3).reshape(n, heads * e)
-    return found
-
-
-NDArrayBool = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
-
-
-class _Store:
-    """Keys and values [n, kv_heads, e] that grow at the end."""
-
-    def __init__(self, heads: int, head_dim: int) -> None:
-        self.k, self.v = (np.zeros((0, heads, head_dim), np.float32) for _ in "kv")
-
-    def __len__(self) -> int:
-        return len(self.k)
-
-    def extend(self, k: Array, v: Array) -> None:
-        self.k, self.v = np.concatenate([self.k, k]), np.concatenate([self.v, v])
-
-    def take(self, rows: Sequence[int] | slice) -> tuple[Array, Array]:
-        return self.k[rows], self.v[rows]
-
-
 class PortableMoaDraft:
     """See `runtimes.base.DraftRuntime`."""
 
@@ -133,14 +102,12 @@ class PortableMoaDraft:
         """For a conversation of `context` positions, with `rows` uncommitted ones; kv_heads: over tokens, to
         memory."""
         self.moa, self.source, self.capacity, self.rows = moa, source, context, rows
-        self.tokens, self.slots, self.memory = (
-            _Store(heads, moa.config.head_dim) for heads in (kv_heads[0], *kv_heads)
-        )
+        self.tokens, self.memory = (PortableKVCache(heads, moa.config.head_dim) for heads in kv_heads)
         self.parents = np.zeros(0, dtype=np.int64)  # of the slots
 
     @property
     def length(self) -> int:
-        return len(self.tokens)
+        return self.tokens.length
 
     def prefill(self, tokens: Sequence[int]) -> Iterator[int]:
         for start in range(0, len(tokens), PREFILL_ROWS):
@@ -149,61 +116,57 @@ class PortableMoaDraft:
             self.tokens.extend(*self.moa.keys("over_tokens", self.moa.embed(block), places))
             yield start + len(block)
 
-    def remember(self) -> None:
-        """Take in the vectors that have come."""
-        start, stop = len(self.memory), min(self.source.length, self.capacity)
-        if start < stop:
-            vectors = self.moa.projected(self.source.vectors(start, stop))
-            self.memory.extend(*self.moa.keys("to_memory", vectors, np.arange(start, stop)))
+    def remember(self) -> bool:
+        """Take in some more of the vectors that have come; False = they were all here."""
+        start = self.memory.length
+        stop = min(self.source.length, self.capacity, start + REMEMBERED)
+        if start >= stop:
+            return False
+        vectors = self.moa.projected(self.source.vectors(start, stop))
+        self.memory.extend(*self.moa.keys("to_memory", vectors, np.arange(start, stop)))
+        return True
 
     def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> PortableMoaPass:
         return PortableMoaPass(self, tokens, parents)
 
     def commit(self, path: Sequence[int], keep: Sequence[int]) -> None:
-        self.tokens.extend(*self.slots.take(list(path)))
-        number = {slot: new for new, slot in enumerate(keep)}
-        self.parents = np.array([number.get(int(self.parents[slot]), -1) for slot in keep], dtype=np.int64)
-        self.slots.k, self.slots.v = self.slots.take(list(keep))
+        self.parents = kept_parents(self.parents, path, keep)
+        self.tokens.commit(path, keep)
 
     def truncate(self, length: int) -> None:
-        self.tokens.k, self.tokens.v = self.tokens.take(slice(length))
-        self.memory.k, self.memory.v = self.memory.take(slice(length))
-        self.commit([], [])
+        self.tokens.truncate(length)
+        self.memory.truncate(length)
+        self.parents = self.parents[:0]
 
 
 class PortableMoaPass:
-    """See `runtimes.base.DraftPass`: a part is one of the two attentions, or the head."""
+    """See `runtimes.base.DraftPass`: a part is some memory, one of the two attentions, or the head."""
 
     def __init__(self, draft: PortableMoaDraft, tokens: Sequence[int], parents: Sequence[int]) -> None:
         self.draft, self._done = draft, 0
         self.hidden = draft.moa.embed(tokens)  # [n, d]
+        first = len(draft.parents)
         draft.parents = np.concatenate([draft.parents, np.asarray(parents, dtype=np.int64)])
-        self._first = len(draft.slots)
-        self.positions = draft.length + slot_depths(draft.parents)[self._first :]
-        k, v = draft.moa.keys("over_tokens", self.hidden, self.positions)
-        draft.slots.extend(k, v)
+        self.positions = draft.length + slot_depths(draft.parents)[first:]  # [n]
+        self.seen = _ancestors(draft.parents)[first:]  # [n, slots]
+        draft.tokens.append(*draft.moa.keys("over_tokens", self.hidden, self.positions))
 
     def advance(self) -> bool:
+        if self._done == 1 and self.draft.remember():
+            return False
         (self._over_tokens, self._to_memory, self._say)[self._done]()
         self._done += 1
         return self._done == 3
 
     def _over_tokens(self) -> None:
-        draft, moa = self.draft, self.draft.moa
-        k, v = (
-            np.concatenate(both)
-            for both in zip(draft.tokens.take(slice(None)), draft.slots.take(slice(None)), strict=True)
-        )
-        seen = np.ones((len(self.hidden), len(k)), dtype=bool)
-        seen[:, draft.length :] = _ancestors(draft.parents)[self._first :]
+        moa, tokens = self.draft.moa, self.draft.tokens
         q = moa.queries("over_tokens", self.hidden, self.positions)
-        self.hidden = moa.after("over_tokens", self.hidden, attention(q, k, v, seen))
+        self.hidden = moa.after("over_tokens", self.hidden, attention(q, tokens.k, tokens.v, self.seen))
 
     def _to_memory(self) -> None:
-        draft, moa = self.draft, self.draft.moa
-        draft.remember()
+        moa, memory = self.draft.moa, self.draft.memory
         q = moa.queries("to_memory", self.hidden, self.positions)
-        self.hidden = moa.after("to_memory", self.hidden, attention(q, draft.memory.k, draft.memory.v, None))
+        self.hidden = moa.after("to_memory", self.hidden, attention(q, memory.k, memory.v, None))
 
     def _say(self) -> None:
         """Raises ModelError for NaN."""
@@ -212,7 +175,7 @@ class PortableMoaPass:
             raise ModelError("the MoA drafter has computed NaN; its files are damaged: export it again")
 
 
-def _ancestors(parents: IntArray) -> NDArrayBool:
+def _ancestors(parents: IntArray) -> NDArray[np.bool_]:
     """[n, n]: whether one slot is another's ancestor, or itself."""
     seen = np.eye(len(parents), dtype=bool)
     for slot, parent in enumerate(parents):
