@@ -114,9 +114,7 @@ def test_the_halves_are_the_network(tmp_path: Path, changes: dict[str, Any]) -> 
     recollection = Recollection(manifest.config.width)
     cache = ours.source.cache  # type: ignore[attr-defined]
     recollection.put(LocalMemory(moa, cache).vectors(0, 25).numpy())
-    theirs = PortableMoaDraft(
-        PortableMoa(manifest.config, tensors), sizes.kv_heads[1:], recollection, 300, 64
-    )
+    theirs = PortableMoaDraft(PortableMoa(manifest.config, tensors), sizes, recollection, 300, 64)
     ours.source = _Half(ours.source, recollection)
 
     def same(tokens: list[int], parents: list[int]) -> None:
@@ -162,7 +160,7 @@ def test_a_drafter_in_its_first_words_attends_to_nothing(tmp_path: Path) -> None
     export_client(files.path, tmp_path / "moa", tmp_path / "client")
     manifest, tensors = read_client(tmp_path / "client")
     none = Recollection(manifest.config.width)
-    theirs = PortableMoaDraft(PortableMoa(manifest.config, tensors), (2, 2), none, 300, 64)
+    theirs = PortableMoaDraft(PortableMoa(manifest.config, tensors), sizes, none, 300, 64)
     assert finish(theirs.begin([1, 2], [-1, 0])).shape == (2, files.config.vocab_size)
 
 
@@ -176,7 +174,7 @@ def test_a_pass_allocates_nothing_of_the_texts_length(tmp_path: Path) -> None:
     vectors = np.ones((length + 2, manifest.config.width), np.float32)
     recollection = Recollection(manifest.config.width)
     recollection.put(vectors[:length])
-    draft = PortableMoaDraft(PortableMoa(manifest.config, tensors), (2, 2), recollection, 6000, 64)
+    draft = PortableMoaDraft(PortableMoa(manifest.config, tensors), sizes, recollection, 6000, 64)
     list(draft.prefill([1] * length))
     finish(draft.begin([1], [-1]))
     tracemalloc.start()
@@ -440,7 +438,7 @@ class Guest:
 class Steps:
     """A memory whose steps are of three tokens."""
 
-    digest, width, step = b"", 1, 3
+    digest, width, each, step = b"", 1, 1, 3
 
     def __init__(self) -> None:
         self.made: list[list[tuple[int, range]]] = []
@@ -556,7 +554,7 @@ def test_its_memory_is_in_the_servers_ledger(engine: Engine) -> None:
         ({"config": {"hidden_size": 2**30}}, CorruptFileError, "not a sound manifest"),
         ({"config": {"hidden_size": 65}}, CorruptFileError, "should be"),
         ({"config": {"kv_heads": 3}}, CorruptFileError, "do not divide"),
-        ({"sizes": {"target_layers": 1}}, CorruptFileError, "no client has"),
+        ({"sizes": {"target_layers": 1}}, CorruptFileError, "says otherwise"),
         ({"extra": 1}, CorruptFileError, "not a sound manifest"),
     ],
 )

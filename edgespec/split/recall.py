@@ -2,7 +2,8 @@
 
 Mixture of Attentions attends to the target's keys and values in all layers; attention over the layers, and
 its mean, are done here, so that a token takes one vector on the wire (`runtimes.torch.moa_memory`; the other
-half is `drafters.client_moa`). They follow the answer, whose tokens do not wait for them, and are made
+half is `drafters.client_moa`), and one of each of the target's last layers that drafts go through.
+They follow the answer, whose tokens do not wait for them, and are made
 between passes: a part for each conversation, several conversations' at once. Needs no torch.
 """
 
@@ -71,7 +72,7 @@ class Recall:
     def __init__(self, memory: Remembering, post: Callable[[Callable[[], None]], None]) -> None:
         """post: have something done between two passes."""
         self.memory, self._post = memory, post
-        self._most = max(1, (FRAME_BYTES - HEADER) // vector_bytes(1, memory.width))
+        self._most = max(1, (FRAME_BYTES - HEADER) // vector_bytes(memory.width // memory.each, memory.each))
         self._wanted: list[_Wanted] = []
 
     def answer(self, guest: Attending, known: int) -> None:
@@ -109,7 +110,7 @@ class Recall:
 
     def _send(self, wanted: _Wanted) -> None:
         try:
-            body = pack_vectors(np.concatenate(wanted.made))
+            body = pack_vectors(np.concatenate(wanted.made).reshape(-1, self.memory.each))
         except ValueError:  # NaN: its drafter does without
             return
         wanted.guest.tell(Recalled(wanted.round, wanted.start, *squeeze(body)))
@@ -123,8 +124,10 @@ class Recollection:
         length: tokens that there are vectors of.
     """
 
-    def __init__(self, width: int) -> None:
-        self.width, self.length = width, 0
+    def __init__(self, width: int, each: int | None = None) -> None:
+        """width: numbers of a token. each: of one of its vectors; None = it has one."""
+        self.width, self.each, self.length = width, each or width, 0
+        self._bytes = vector_bytes(width // self.each, self.each)  # of a token
         self._since = 0  # the round from which on what comes is of this text
         self._levels = np.zeros((0, width), dtype=np.float16)  # grows by half of what it holds
 
@@ -133,12 +136,12 @@ class Recollection:
         if answer.round < self._since or answer.start > self.length or committed <= self.length:
             return  # it is of another text, or here already
         # Who asked for it may not have had yet what came since: what is here stays.
-        most = (committed - answer.start) * vector_bytes(1, self.width)
-        body = unsqueeze(answer.packed, answer.vectors, most)
-        count = len(body) // vector_bytes(1, self.width)
+        body = unsqueeze(answer.packed, answer.vectors, (committed - answer.start) * self._bytes)
+        count = len(body) // self._bytes
         if not count:
             raise ProtocolError("the server recalls nothing, and says so")
-        self.put(unpack_vectors(body, count, self.width)[self.length - answer.start :])
+        vectors = unpack_vectors(body, count * self.width // self.each, self.each)
+        self.put(vectors.reshape(count, self.width)[self.length - answer.start :])
 
     def put(self, vectors: NDArray[np.float32]) -> None:
         length = self.length + len(vectors)
