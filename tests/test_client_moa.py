@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -115,9 +116,7 @@ def test_the_halves_are_the_network(tmp_path: Path, changes: dict[str, Any]) -> 
     recollection = Recollection(manifest.config.width)
     cache = ours.source.cache  # type: ignore[attr-defined]
     recollection.put(LocalMemory(moa, cache).vectors(0, 25).numpy())
-    theirs = PortableMoaDraft(
-        PortableMoa(manifest.config, tensors), sizes.kv_heads[1:], recollection, 300, 64
-    )
+    theirs = PortableMoaDraft(PortableMoa(manifest.config, tensors), sizes, recollection, 300, 64)
     ours.source = _Half(ours.source, recollection)
 
     def same(tokens: list[int], parents: list[int]) -> None:
@@ -136,7 +135,7 @@ def test_the_halves_are_the_network(tmp_path: Path, changes: dict[str, Any]) -> 
         draft.truncate(20)
     recollection.truncate(20, 0)
     same([1, 2], [-1, 0])
-    assert (theirs.length, len(theirs.memory)) == (20, 20)
+    assert (theirs.length, theirs.memory.length) == (20, 20)
     del target
 
 
@@ -163,8 +162,36 @@ def test_a_drafter_in_its_first_words_attends_to_nothing(tmp_path: Path) -> None
     export_client(files.path, tmp_path / "moa", tmp_path / "client")
     manifest, tensors = read_client(tmp_path / "client")
     none = Recollection(manifest.config.width)
-    theirs = PortableMoaDraft(PortableMoa(manifest.config, tensors), (2, 2), none, 300, 64)
+    theirs = PortableMoaDraft(PortableMoa(manifest.config, tensors), sizes, none, 300, 64)
     assert finish(theirs.begin([1, 2], [-1, 0])).shape == (2, files.config.vocab_size)
+
+
+def test_a_pass_allocates_nothing_of_the_texts_length(tmp_path: Path) -> None:
+    """Neither what is drafted and committed, nor vectors that come, have what is here copied."""
+    files = describe_model(write_model(tmp_path / "m"))
+    sizes, length = MoaSizes((2, 2, 2), (24, 40, 48)), 5000
+    save_module(tmp_path / "moa", KIND, sizes, random_moa(files, sizes), files, {}, torch.float32)
+    export_client(files.path, tmp_path / "moa", tmp_path / "client")
+    manifest, tensors = read_client(tmp_path / "client")
+    vectors = np.ones((length + 2, manifest.config.width), np.float32)
+    recollection = Recollection(manifest.config.width)
+    recollection.put(vectors[:length])
+    draft = PortableMoaDraft(PortableMoa(manifest.config, tensors), sizes, recollection, 6000, 64)
+    list(draft.prefill([1] * length))
+    finish(draft.begin([1], [-1]))
+    tracemalloc.start()
+    try:
+        finish(draft.begin([2, 3], [0, 0]))
+        draft.commit([0, 1], [])
+        recollection.put(vectors[length:])
+        finish(draft.begin([4, 5], [-1, 0]))
+        draft.truncate(length)
+        finish(draft.begin([4], [-1]))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    keys = 4 * length * 2 * manifest.config.head_dim  # bytes, of one attention
+    assert peak < keys
 
 
 # Over the link
@@ -421,7 +448,7 @@ class Guest:
 class Steps:
     """A memory whose steps are of three tokens."""
 
-    digest, width, step = b"", 1, 3
+    digest, width, each, step = b"", 1, 1, 3
 
     def __init__(self) -> None:
         self.made: list[list[tuple[int, range]]] = []
@@ -672,7 +699,7 @@ def test_its_memory_is_in_the_servers_ledger(engine: Engine) -> None:
         ({"config": {"hidden_size": 2**30}}, CorruptFileError, "not a sound manifest"),
         ({"config": {"hidden_size": 65}}, CorruptFileError, "should be"),
         ({"config": {"kv_heads": 3}}, CorruptFileError, "do not divide"),
-        ({"sizes": {"target_layers": 1}}, CorruptFileError, "no client has"),
+        ({"sizes": {"target_layers": 1}}, CorruptFileError, "says otherwise"),
         ({"extra": 1}, CorruptFileError, "not a sound manifest"),
     ],
 )

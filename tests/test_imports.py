@@ -124,6 +124,7 @@ TORCH_FREE = [
     "edgespec.models.headers",
     "edgespec.runtimes.formats.moa_client",
     "edgespec.runtimes.formats.needs",
+    "edgespec.runtimes.portable.kv_cache",
     "edgespec.runtimes.portable.moa",
     "edgespec.tuning.live",
     "edgespec.tuning.machines",

@@ -24,7 +24,12 @@ class ClientMoa:
 
     @property
     def width(self) -> int:
-        """Numbers of a vector that it attends to."""
+        """Numbers of a token that it attends to."""
+        return self.manifest.width
+
+    @property
+    def each(self) -> int:
+        """Of one of a token's vectors."""
         return self.manifest.config.width
 
     def check(self, network: bytes, width: int, vocabulary: int, model: str) -> None:
@@ -35,7 +40,7 @@ class ClientMoa:
                 "the server says nothing that a MoA drafter could attend to; start it with client_adapters="
                 f"ADAPTERS, from which {self.directory} was made"
             )
-        if (network.hex(), width, vocabulary) != (ours.network, ours.config.width, ours.config.vocab_size):
+        if (network.hex(), width, vocabulary) != (ours.network, ours.width, ours.config.vocab_size):
             raise OptionError(
                 f"adapters is {self.directory}, made for {ours.model}, and the server has the other half of "
                 f"another network, for {model}; take that of its client_adapters",
@@ -44,6 +49,5 @@ class ClientMoa:
 
     def drafter(self, vectors: Vectors, context: int) -> MoaDrafter:
         """For one conversation of so many positions."""
-        kv_heads = self.manifest.sizes.kv_heads[1:]
-        draft = PortableMoaDraft(self.moa, kv_heads, vectors, context, DRAFT_ROWS)
+        draft = PortableMoaDraft(self.moa, self.manifest.sizes, vectors, context, DRAFT_ROWS)
         return MoaDrafter(draft, self.manifest.config.vocab_size)

@@ -186,12 +186,14 @@ class Remembering(Protocol):
 
     Attributes:
         digest: of the network, by which clients know theirs.
-        width: numbers of a vector.
+        width: numbers of a token.
+        each: of one of its vectors: of `width` numbers, so many have a scale together.
         step: tokens that are done in milliseconds.
     """
 
     digest: bytes
     width: int
+    each: int
     step: int
 
     def vectors(self, spans: Sequence[tuple[Any, range]]) -> NDArray[np.float32]:

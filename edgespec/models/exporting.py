@@ -158,7 +158,7 @@ def _write_streaming(
     shapes = static_shapes(asked, config.max_context)
     design = Design(config, cast(Precision, asked.precision or "fp32"), *shapes, lookahead(module.shape))
     read = _reading(sum(chunk.nbytes for chunk in files.table.end()), say)
-    with DenseTensors(files, read, layers=False) as target:
+    with DenseTensors(files, read, layers=0) as target:
         tensors = StreamingTensors(target, module)
 
         def tensor(name: str) -> NDArray[np.float32]:

@@ -234,7 +234,7 @@ class RemoteEngine:
         return None if not made else made[0] if len(made) == 1 else Combined(made)
 
     def _seat(self, context: int) -> RemoteSeat:
-        recollection = None if self._moa is None else Recollection(self._moa.width)
+        recollection = None if self._moa is None else Recollection(self._moa.width, self._moa.each)
         connect = partial(self._open, context, self._nodes)
         return RemoteSeat(connect, context, self.config.vocab_size, recollection, self.standby is not None)
 

@@ -133,7 +133,7 @@ class Welcome(Told, tag=32):
     """The answer to `Hello`. nodes: of the largest tree, the root included; context: of a conversation, at
     most; tokenizer: XXH3-128 of what `AskTokenizer` gives; weights: of the model's, as
     `runtimes.formats.describe` has it; memory: of the network that makes `Recalled`, b"" = there is none;
-    width: numbers of a vector."""
+    width: numbers of a token."""
 
     version: Natural
     model: Name

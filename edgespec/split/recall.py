@@ -2,9 +2,10 @@
 
 Mixture of Attentions attends to the target's keys and values in all layers; attention over the layers, and
 its mean, are done here, so that a token takes one vector on the wire (`runtimes.torch.moa_memory`; the other
-half is `drafters.client_moa`). They follow the answer, whose tokens do not wait for them, and are made
-between passes: a part for each conversation, several conversations' at once. They are sent in short frames,
-of which few are under way at a time (`split.line`): an answer would wait behind them. Needs no torch.
+half is `drafters.client_moa`), and one of each of the target's last layers that drafts go through. They
+follow the answer, whose tokens do not wait for them, and are made between passes: a part for each
+conversation, several conversations' at once. They are sent in short frames, of which few are under way at a
+time (`split.line`): an answer would wait behind them. Needs no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from edgespec.split.transcript import Transcript
 
 log = logging.getLogger("edgespec.server")
 
-LEAST_SECONDS, SHARE = 0.01, 0.1  # of a pass, that others wait while vectors are made
+# A tenth of a pass, which is how long others may wait while vectors are made, and seconds at least and most.
+SHARE, LEAST_SECONDS, MOST_SECONDS = 0.1, 0.01, 0.5
 HEADER = 64  # bytes of a frame beside its body, at most
 LARGEST = float(np.finfo(np.float16).max)  # number that a client keeps, of some 100 times that it may be sent
 NONE = -1  # in a request: this client's drafter attends to nothing
@@ -84,7 +86,8 @@ class Recall:
     ) -> None:
         """post: have something done between two passes."""
         self.memory, self._post, self._clock, self.nbytes = memory, post, clock, 0
-        self._most = max(1, (PART_BYTES - HEADER) // vector_bytes(1, memory.width))
+        token = vector_bytes(memory.width // memory.each, memory.each)
+        self._most = max(1, (PART_BYTES - HEADER) // token)
         self._wanted: dict[Attending, _Wanted] = {}  # who has waited longest first
         self._posted, self._left_off = False, clock()
 
@@ -108,7 +111,7 @@ class Recall:
         """Part by part for those who wait and can be told, in turn, as long as there is time for it; as many
         at once as fit into a step."""
         self._posted, now = False, self._clock()
-        until = now + max(LEAST_SECONDS, SHARE * (now - self._left_off))
+        until = now + min(max(LEAST_SECONDS, SHARE * (now - self._left_off)), MOST_SECONDS)
         ready = deque(guest for guest in [*self._wanted] if guest.takes(self._wake))
         while ready:
             together, room = dict[Attending, range](), self.memory.step
@@ -150,7 +153,7 @@ class Recall:
     def _send(self, guest: Attending, wanted: _Wanted) -> None:
         self.forget(guest)
         try:
-            body = pack_vectors(np.concatenate(wanted.made))
+            body = pack_vectors(np.concatenate(wanted.made).reshape(-1, self.memory.each))
         except ValueError:  # NaN: its drafter does without
             return
         told = Recalled(wanted.round, wanted.start, *squeeze(body))
@@ -166,8 +169,10 @@ class Recollection:
         length: tokens that there are vectors of.
     """
 
-    def __init__(self, width: int) -> None:
-        self.width, self.length = width, 0
+    def __init__(self, width: int, each: int | None = None) -> None:
+        """width: numbers of a token. each: of one of its vectors; None = it has one."""
+        self.width, self.each, self.length = width, each or width, 0
+        self._bytes = vector_bytes(width // self.each, self.each)  # of a token
         self._since = 0  # the round from which on what comes is of this text
         self._levels = np.zeros((0, width), dtype=np.float16)  # grows by half of what it holds
 
@@ -176,12 +181,12 @@ class Recollection:
         if answer.round < self._since or answer.start > self.length or committed <= self.length:
             return  # it is of another text, or here already
         # Who asked for it may not have had yet what came since: what is here stays.
-        most = (committed - answer.start) * vector_bytes(1, self.width)
-        body = unsqueeze(answer.packed, answer.vectors, most)
-        count = len(body) // vector_bytes(1, self.width)
+        body = unsqueeze(answer.packed, answer.vectors, (committed - answer.start) * self._bytes)
+        count = len(body) // self._bytes
         if not count:
             raise ProtocolError("the server recalls nothing, and says so")
-        self.put(unpack_vectors(body, count, self.width)[self.length - answer.start :])
+        vectors = unpack_vectors(body, count * self.width // self.each, self.each)
+        self.put(vectors.reshape(count, self.width)[self.length - answer.start :])
 
     def put(self, vectors: NDArray[np.float32]) -> None:
         length = self.length + len(vectors)

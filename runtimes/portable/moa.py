@@ -1,8 +1,9 @@
 """The client's half of a Mixture-of-Attentions drafter, in numpy: see `runtimes.torch.moa`. Needs no torch.
 
 embedded tokens ── causal attention over tokens ──► attention to memory ──► norm ── head
-                                                       │ projection
-                              vectors of committed tokens, from the server (`split.recall`)
+                                                       │ projection      └ or through the target's last layers
+                              vectors of committed tokens, from the       (`portable.moa_tail`), to their norm
+                              server (`split.recall`)
 """
 
 from __future__ import annotations
@@ -11,11 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import PREFILL_ROWS, IntArray
 from edgespec.runtimes.formats.moa_client import Array, ClientConfig
-from edgespec.runtimes.rows import slot_depths
+from edgespec.runtimes.formats.moa_sizes import MoaSizes
+from edgespec.runtimes.portable.kv_cache import PortableKVCache, attention
+from edgespec.runtimes.portable.moa_tail import PortableTail
+from edgespec.runtimes.rows import kept_parents, slot_depths
+
+REMEMBERED = 64  # vectors that are taken in at once; of an 8B model's shape they take 2 GFLOP
 
 
 class Vectors(Protocol):
@@ -24,7 +31,9 @@ class Vectors(Protocol):
     @property
     def length(self) -> int: ...
 
-    def vectors(self, start: int, stop: int) -> Array: ...
+    def vectors(self, start: int, stop: int) -> Array:
+        """[stop - start, width]: the memory [2 E_kv], and as much of each of the target's last layers that
+        drafts go through."""
 
 
 class PortableMoa:
@@ -43,28 +52,25 @@ class PortableMoa:
     def keys(self, layer: str, x: Array, positions: IntArray) -> tuple[Array, Array]:
         """Keys, rotated, and values [n, kv_heads, e] of an attention, from its inputs [n, d]."""
         x = self._norm(x, f"{layer}.input_norm")
-        k, v = (self._heads(x, f"{layer}.{name}") for name in ("k_proj", "v_proj"))
+        k, v = (self._heads(x, layer, name) for name in "kv")
         return self._rotated(k, positions), v
 
     def queries(self, layer: str, x: Array, positions: IntArray) -> Array:
         """[n, heads, e]."""
         x = self._norm(x, f"{layer}.input_norm")
-        return self._rotated(self._heads(x, f"{layer}.q_proj"), positions)
+        return self._rotated(self._heads(x, layer, "q"), positions)
 
     def after(self, layer: str, x: Array, attended: Array) -> Array:
         """The layer's output, from its input and what its attention gave."""
-        t = self._t
-        y = x + attended @ t[f"{layer}.o_proj"].T
+        y = x + self._times(attended, f"{layer}.o_proj")
         z = self._norm(y, f"{layer}.post_norm")
-        gate, up = z @ t[f"{layer}.gate_proj"].T, z @ t[f"{layer}.up_proj"].T
+        gate, up = (self._times(z, f"{layer}.{name}") for name in ("gate_proj", "up_proj"))
         with np.errstate(over="ignore"):  # exp of a very negative number's opposite: silu is 0 there
-            found: Array = y + (gate / (1 + np.exp(-gate)) * up) @ t[f"{layer}.down_proj"].T
-        return found
+            return y + self._times(gate / (1 + np.exp(-gate)) * up, f"{layer}.down_proj")
 
     def projected(self, memory: Array) -> Array:
-        """Memory vectors [n, width] -> [n, d]."""
-        found: Array = memory @ self._t["projection"].T + self._t["projection_bias"]
-        return found
+        """Memory vectors [n, 2 E_kv] -> [n, d]."""
+        return self._times(memory, "projection")
 
     def logits(self, x: Array) -> Array:
         """[n, V]."""
@@ -76,9 +82,17 @@ class PortableMoa:
         found: Array = x * scale * self._t[name]
         return found
 
-    def _heads(self, x: Array, name: str) -> Array:
-        found: Array = (x @ self._t[name].T).reshape(len(x), -1, self.config.head_dim)
-        return found
+    def _times(self, x: Array, name: str) -> Array:
+        """A matrix's product, and its bias, if it has one."""
+        found: Array = x @ self._t[name].T
+        bias = self._t.get(f"{name}_bias")
+        return found if bias is None else found + bias
+
+    def _heads(self, x: Array, layer: str, which: str) -> Array:
+        """[n, heads, e] of the matrix q, k or v; normed, where a layer has a norm for it."""
+        found = self._times(x, f"{layer}.{which}_proj").reshape(len(x), -1, self.config.head_dim)
+        norm = f"{layer}.{which}_norm"
+        return self._norm(found, norm) if norm in self._t else found
 
     def _rotated(self, x: Array, positions: IntArray) -> Array:
         angles = positions[:, None].astype(np.float32) * self._t["inverse"]
@@ -91,119 +105,108 @@ class PortableMoa:
         return np.stack(turned, -1).reshape(x.shape)
 
 
-def attention(q: Array, k: Array, v: Array, visible: NDArrayBool | None) -> Array:
-    """q [n, heads, e] over k, v [t, kv_heads, e], where `visible` [n, t] (None: all)
-    -> [n, heads * e]; 0 over nothing."""
-    (n, heads, e), (t, kv_heads, _) = q.shape, k.shape
-    if not t:
-        return np.zeros((n, heads * e), np.float32)
-    grouped = q.reshape(n, kv_heads, -1, e).transpose(1, 2, 0, 3)  # [kv_heads, group, n, e]
-    scores = grouped @ k.transpose(1, 2, 0)[:, None] * np.float32(e**-0.5)
-    if visible is not None:
-        scores = np.where(visible, scores, np.float32(-np.inf))
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    weights /= weights.sum(-1, keepdims=True)
-    found: Array = (weights @ v.transpose(1, 0, 2)[:, None]).transpose(2, 0, 1, 3).reshape(n, heads * e)
-    return found
-
-
-NDArrayBool = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
-
-
-class _Store:
-    """Keys and values [n, kv_heads, e] that grow at the end."""
-
-    def __init__(self, heads: int, head_dim: int) -> None:
-        self.k, self.v = (np.zeros((0, heads, head_dim), np.float32) for _ in "kv")
-
-    def __len__(self) -> int:
-        return len(self.k)
-
-    def extend(self, k: Array, v: Array) -> None:
-        self.k, self.v = np.concatenate([self.k, k]), np.concatenate([self.v, v])
-
-    def take(self, rows: Sequence[int] | slice) -> tuple[Array, Array]:
-        return self.k[rows], self.v[rows]
-
-
 class PortableMoaDraft:
     """See `runtimes.base.DraftRuntime`."""
 
-    def __init__(self, moa: PortableMoa, kv_heads: tuple[int, int], source: Vectors, context: int, rows: int):
-        """For a conversation of `context` positions, with `rows` uncommitted ones; kv_heads: over tokens, to
-        memory."""
+    def __init__(self, moa: PortableMoa, sizes: MoaSizes, source: Vectors, context: int, rows: int) -> None:
+        """For a conversation of `context` positions, with `rows` uncommitted ones."""
         self.moa, self.source, self.capacity, self.rows = moa, source, context, rows
-        self.tokens, self.slots, self.memory = (
-            _Store(heads, moa.config.head_dim) for heads in (kv_heads[0], *kv_heads)
+        self.tokens, self.memory = (
+            PortableKVCache(heads, moa.config.head_dim) for heads in sizes.kv_heads[1:]
         )
+        self.tail = PortableTail(moa, sizes.target_layers) if sizes.target_layers else None
         self.parents = np.zeros(0, dtype=np.int64)  # of the slots
 
     @property
     def length(self) -> int:
-        return len(self.tokens)
+        return self.tokens.length
 
     def prefill(self, tokens: Sequence[int]) -> Iterator[int]:
         for start in range(0, len(tokens), PREFILL_ROWS):
             block = tokens[start : start + PREFILL_ROWS]
             places = np.arange(self.length, self.length + len(block))
             self.tokens.extend(*self.moa.keys("over_tokens", self.moa.embed(block), places))
+            if self.tail is not None:
+                self.tail.extend(len(block))
             yield start + len(block)
 
-    def remember(self) -> None:
-        """Take in the vectors that have come."""
-        start, stop = len(self.memory), min(self.source.length, self.capacity)
-        if start < stop:
-            vectors = self.moa.projected(self.source.vectors(start, stop))
-            self.memory.extend(*self.moa.keys("to_memory", vectors, np.arange(start, stop)))
+    def remember(self) -> bool:
+        """Take in some more of the vectors that have come; False = they were all here."""
+        width = self.moa.config.width
+        new = self._coming(self.memory.length, self.capacity)
+        if new:
+            vectors = self.moa.projected(self.source.vectors(new.start, new.stop)[:, :width])
+            self.memory.extend(*self.moa.keys("to_memory", vectors, np.array(new)))
+        if self.tail is None:
+            return bool(new)
+        # What the target has committed, and not this yet, is slots there.
+        behind = self._coming(self.tail.come, self.length)
+        if behind:
+            self.tail.take(self.source.vectors(behind.start, behind.stop)[:, width:])
+        return bool(new or behind)
+
+    def _coming(self, start: int, most: int) -> range:
+        """The next of the first `most` tokens whose vectors are there."""
+        return range(start, min(self.source.length, most, start + REMEMBERED))
 
     def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> PortableMoaPass:
         return PortableMoaPass(self, tokens, parents)
 
     def commit(self, path: Sequence[int], keep: Sequence[int]) -> None:
-        self.tokens.extend(*self.slots.take(list(path)))
-        number = {slot: new for new, slot in enumerate(keep)}
-        self.parents = np.array([number.get(int(self.parents[slot]), -1) for slot in keep], dtype=np.int64)
-        self.slots.k, self.slots.v = self.slots.take(list(keep))
+        self.parents = kept_parents(self.parents, path, keep)
+        self.tokens.commit(path, keep)
+        if self.tail is not None:
+            self.tail.commit(path, keep)
 
     def truncate(self, length: int) -> None:
-        self.tokens.k, self.tokens.v = self.tokens.take(slice(length))
-        self.memory.k, self.memory.v = self.memory.take(slice(length))
-        self.commit([], [])
+        self.tokens.truncate(length)
+        self.memory.truncate(length)
+        if self.tail is not None:
+            self.tail.truncate(length)
+        self.parents = self.parents[:0]
 
 
 class PortableMoaPass:
-    """See `runtimes.base.DraftPass`: a part is one of the two attentions, or the head."""
+    """See `runtimes.base.DraftPass`: a part is some memory, one of the two attentions, a layer of the
+    tail, or the head."""
 
     def __init__(self, draft: PortableMoaDraft, tokens: Sequence[int], parents: Sequence[int]) -> None:
         self.draft, self._done = draft, 0
         self.hidden = draft.moa.embed(tokens)  # [n, d]
+        first = len(draft.parents)
         draft.parents = np.concatenate([draft.parents, np.asarray(parents, dtype=np.int64)])
-        self._first = len(draft.slots)
-        self.positions = draft.length + slot_depths(draft.parents)[self._first :]
-        k, v = draft.moa.keys("over_tokens", self.hidden, self.positions)
-        draft.slots.extend(k, v)
+        self.positions = draft.length + slot_depths(draft.parents)[first:]  # [n]
+        self.seen = _ancestors(draft.parents)[first:]  # [n, slots]
+        draft.tokens.append(*draft.moa.keys("over_tokens", self.hidden, self.positions))
+        if draft.tail is not None:
+            draft.tail.begin(len(tokens))
 
     def advance(self) -> bool:
-        (self._over_tokens, self._to_memory, self._say)[self._done]()
+        layers = 2 if self.draft.tail is None else 2 + len(self.draft.tail.caches)
+        if self._done == 1 and self.draft.remember():
+            return False
+        if self._done < 2:
+            (self._over_tokens, self._to_memory)[self._done]()
+        elif self._done < layers:
+            self._through(self._done - 2)
+        else:
+            self._say()
         self._done += 1
-        return self._done == 3
+        return self._done > layers
 
     def _over_tokens(self) -> None:
-        draft, moa = self.draft, self.draft.moa
-        k, v = (
-            np.concatenate(both)
-            for both in zip(draft.tokens.take(slice(None)), draft.slots.take(slice(None)), strict=True)
-        )
-        seen = np.ones((len(self.hidden), len(k)), dtype=bool)
-        seen[:, draft.length :] = _ancestors(draft.parents)[self._first :]
+        moa, tokens = self.draft.moa, self.draft.tokens
         q = moa.queries("over_tokens", self.hidden, self.positions)
-        self.hidden = moa.after("over_tokens", self.hidden, attention(q, k, v, seen))
+        self.hidden = moa.after("over_tokens", self.hidden, attention(q, tokens.k, tokens.v, self.seen))
 
     def _to_memory(self) -> None:
-        draft, moa = self.draft, self.draft.moa
-        draft.remember()
+        moa, memory = self.draft.moa, self.draft.memory
         q = moa.queries("to_memory", self.hidden, self.positions)
-        self.hidden = moa.after("to_memory", self.hidden, attention(q, draft.memory.k, draft.memory.v, None))
+        self.hidden = moa.after("to_memory", self.hidden, attention(q, memory.k, memory.v, None))
+
+    def _through(self, index: int) -> None:
+        assert self.draft.tail is not None
+        self.hidden = self.draft.tail.run(index, self.hidden, self.positions, self.seen)
 
     def _say(self) -> None:
         """Raises ModelError for NaN."""
@@ -212,7 +215,7 @@ class PortableMoaPass:
             raise ModelError("the MoA drafter has computed NaN; its files are damaged: export it again")
 
 
-def _ancestors(parents: IntArray) -> NDArrayBool:
+def _ancestors(parents: IntArray) -> NDArray[np.bool_]:
     """[n, n]: whether one slot is another's ancestor, or itself."""
     seen = np.eye(len(parents), dtype=bool)
     for slot, parent in enumerate(parents):

@@ -25,11 +25,13 @@ class DenseTensors:
     """
 
     def __init__(
-        self, files: ModelFiles, progress: Callable[[int], None] | None = None, layers: bool = True
+        self, files: ModelFiles, progress: Callable[[int], None] | None = None, layers: int | None = None
     ) -> None:
-        """layers: without them there are the head, the embedding, norms and biases."""
-        self.config = files.config
-        table = files.table if layers else replace(files.table, chunks=tuple(files.table.end()))
+        """layers: the last ones, whose matrices there are beside the head, the embedding, norms and biases;
+        None = all."""
+        self.config, table = files.config, files.table
+        if layers is not None:
+            table = replace(table, chunks=tuple(table.end(layers)))
         self._weights = Weights(table, 0, torch.float32)
         try:
             self._weights.pin([chunk.index for chunk in table.chunks], progress=progress)
@@ -42,8 +44,9 @@ class DenseTensors:
         """[head_dim / 2] of rotation, a position."""
         return inverse_frequencies(self.config.rope, self.config.head_dim).numpy()
 
-    def tensor(self, name: str) -> NDArray[np.float32]:
-        """By canonical name: a matrix [out, in] or a vector, rotated rows in Hugging Face's order."""
+    def tensor(self, name: str, halves: bool = True) -> NDArray[np.float32]:
+        """By canonical name: a matrix [out, in] or a vector. halves: rotated rows in Hugging Face's order,
+        else in the model's (`Rope.interleaved`)."""
         if name == EMBEDDING:
             return self._embedding().numpy()
         if name in self._weights.small:
@@ -53,8 +56,8 @@ class DenseTensors:
             assert blocks is not None  # all are pinned
             found = torch.cat([block.dense(0, block.rows, torch.float32) for block in blocks])
         rotated = name.endswith((".q_proj.weight", ".k_proj.weight", ".q_proj.bias", ".k_proj.bias"))
-        halves = rotated and self.config.rope.interleaved
-        return (in_halves(found, self.config.head_dim) if halves else found).numpy()
+        turn = halves and rotated and self.config.rope.interleaved
+        return (in_halves(found, self.config.head_dim) if turn else found).numpy()
 
     def _embedding(self) -> Tensor:
         rows, embed = self.config.vocab_size, self._weights.embed

@@ -1,4 +1,5 @@
-"""The target's half of MoA drafters that are elsewhere: what they attend to, a vector a token."""
+"""The target's half of MoA drafters that are elsewhere: what they attend to, a vector a token; and where they
+go through the target's last layers, what these have of it."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from edgespec.offload.digest import file_digest
 from edgespec.offload.plan.needs import Extras
 from edgespec.runtimes.base import KVCache
 from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.formats.moa_client import check_told, told_width
 from edgespec.runtimes.formats.moa_sizes import KIND, MoaSizes, memory_width, parameter_shapes, parameters
 from edgespec.runtimes.torch.moa import Moa, committed_states
 from edgespec.runtimes.torch.moa_draft import PART_ROWS
@@ -31,10 +33,10 @@ class MoaMemoryFiles:
 
     @staticmethod
     def find(directory: str, files: ModelFiles) -> MoaMemoryFiles:
-        """Raises as `describe_module`."""
-        return MoaMemoryFiles(
-            files, describe_module(Path(directory), KIND, MoaSizes, parameter_shapes, files)
-        )
+        """Raises as `describe_module`, and OptionError for more than can be sent."""
+        module = describe_module(Path(directory), KIND, MoaSizes, parameter_shapes, files)
+        check_told(memory_width(files.config), module.shape, Path(directory))
+        return MoaMemoryFiles(files, module)
 
     @property
     def extras(self) -> Extras:
@@ -60,11 +62,14 @@ class MoaMemory:
     """See `drafters.resident.Remembering`."""
 
     def __init__(self, moa: Moa, digest: bytes) -> None:
-        self._moa, self.digest, self.width = moa, digest, memory_width(moa.config)
+        self._moa, self.digest, self.each = moa, digest, memory_width(moa.config)
+        self.width = told_width(self.each, moa.sizes)
         self.step = max(1, PART_ROWS // moa.config.layers)
 
     @torch.inference_mode()
     def vectors(self, spans: Sequence[tuple[KVCache, range]]) -> NDArray[np.float32]:
         states = torch.cat([committed_states(cache, span.start, span.stop) for cache, span in spans])
-        found: NDArray[np.float32] = self._moa.summary(states).float().cpu().numpy()
+        last = states[:, self._moa.config.layers - self._moa.sizes.target_layers :]
+        told = torch.cat([self._moa.summary(states), last.flatten(1)], dim=1)
+        found: NDArray[np.float32] = told.float().cpu().numpy()
         return found
