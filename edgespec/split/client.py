@@ -59,7 +59,8 @@ def connect(
     options: fields of `ConnectOptions` (ca, unverified, alone, wait), and of `EngineOptions` those about
     drafting.
     Raises LinkError when the server cannot be reached, RefusedError when it will not serve (another version,
-    an unknown key, no room), ProtocolError when it is none, OptionError.
+    an unknown key, no room), ProtocolError when it is none, TokenizerError when its tokenizer cannot be used,
+    OptionError.
     """
     of_link = {name: options.pop(name) for name in options_of(ConnectOptions) if name in options}
     asked = with_keywords(ConnectOptions(), of_link)
