@@ -34,7 +34,8 @@ def pack(
         typer.Option(
             "--client",
             metavar="ADAPTERS",
-            help="Write what a client without torch drafts with, of what `train moa` made for MODEL.",
+            help="Write what a client without torch drafts with, of what `train moa` made for MODEL, and of "
+            "MODEL itself (its last layers, too, where drafts go through these).",
             show_default=False,
         ),
     ] = None,
@@ -51,7 +52,7 @@ def pack(
         raise OptionError("pack needs MODEL and --out DIR (or --verify DIR)")
     if client is not None:
         if wanted != PackOptions():
-            raise OptionError("--client writes no weights of MODEL's layers: no other option applies to it")
+            raise OptionError("--client writes what clients draft with: no other option applies to it")
         _pack_client(model, client, out)
         return
     standing = options.from_flags(EngineOptions, {}).precision

@@ -126,6 +126,7 @@ TORCH_FREE = [
     "edgespec.runtimes.formats.needs",
     "edgespec.runtimes.portable.kv_cache",
     "edgespec.runtimes.portable.moa",
+    "edgespec.runtimes.portable.moa_tail",
     "edgespec.tuning.live",
     "edgespec.tuning.machines",
     "edgespec.tuning.profile",
