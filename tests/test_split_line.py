@@ -9,7 +9,21 @@ from queue import SimpleQueue
 
 from edgespec.split.guest import Guest
 from edgespec.split.line import UNHEARD, Line
-from edgespec.split.protocol import ANSWERS, AskTokenizer, Hello, Refusal, Request, TakeSeat, read, written
+from edgespec.split.protocol import (
+    ANSWERS,
+    AT_ONCE,
+    AskTokenizer,
+    Heard,
+    Hello,
+    Judged,
+    Recalled,
+    Refusal,
+    Request,
+    TakeSeat,
+    Why,
+    read,
+    written,
+)
 from tests.sessions import WAIT
 
 FRAME = written(TakeSeat(b"", 10))
@@ -21,6 +35,7 @@ class Clerk:
     def __init__(self) -> None:
         self.mail = SimpleQueue[Callable[[], None]]()
         self.post, self.taken, self.sent = self.mail.put, 0, list[bytes]()
+        self.reasons = list[Why]()
         self.line = Line(self, self.sent.append, lambda: None)
 
     def introduce(self, line: Line, request: Hello | AskTokenizer) -> None:
@@ -31,6 +46,9 @@ class Clerk:
 
     def left(self, guest: Guest) -> None:
         raise AssertionError("nobody has a seat")
+
+    def refused(self, why: Why) -> None:
+        self.reasons.append(why)
 
 
 def refusals(clerk: Clerk) -> list[str]:
@@ -48,6 +66,7 @@ def test_who_does_not_wait_for_answers_is_refused() -> None:
     assert not refusals(clerk), "one was heard"
     clerk.line.hear(FRAME)
     assert refusals(clerk) == [f"more than {UNHEARD} requests wait to be heard"]
+    assert clerk.reasons == ["nonsense"]
     while not clerk.mail.empty():
         clerk.mail.get()()
     assert clerk.taken == 1, "a connection that has ended is not heard"
@@ -79,3 +98,34 @@ def test_two_threads_count_the_same_requests() -> None:
     assert not refusals(clerk), "as many may wait as in the beginning"
     clerk.line.hear(FRAME)
     assert len(refusals(clerk)) == 1, "and no more"
+
+
+def kinds(clerk: Clerk) -> str:
+    return "".join(type(read(frame, ANSWERS)).__name__[0] for frame in clerk.sent)
+
+
+def test_an_answer_waits_behind_few_vectors() -> None:
+    clerk, asked = Clerk(), list[int]()
+    line = clerk.line
+    for start in range(2 * AT_ONCE):
+        assert line.takes(lambda: asked.append(1))
+        line.tell(Recalled(1, start, False, b"123"))
+    assert not line.takes(lambda: asked.append(2)), "as many wait as may be under way"
+    line.tell(Judged(1, 1, bytes(8), b"123"))
+    assert kinds(clerk) == "R" * AT_ONCE + "J"
+    line.hear(written(Heard()))
+    assert kinds(clerk) == "R" * AT_ONCE + "JR"
+    clerk.mail.get(timeout=WAIT)()
+    assert asked == [2], "who could not send more is told when it can, once"
+    line.unsay()
+    for _ in range(3 * AT_ONCE):  # more than there were
+        line.hear(written(Heard()))
+    assert kinds(clerk) == "R" * AT_ONCE + "JR", "what is of no use any more is not sent"
+    for start in range(2 * AT_ONCE):
+        line.tell(Recalled(2, start, False, b"123"))
+    assert len(clerk.sent) == 2 * AT_ONCE + 2, "words that were not due are no credit"
+    line.lost()
+    line.hear(written(Heard()))
+    assert len(clerk.sent) == 2 * AT_ONCE + 2
+    assert not line.takes(lambda: asked.append(3))
+    assert clerk.mail.qsize() == 1, "the connection is left, and nothing else"

@@ -114,8 +114,9 @@ class Line:
         self.listener.post(self._leave)
 
     def _end(self) -> None:
-        self.over = True
-        self._parts.clear()
+        with self._lock:
+            self.over = True
+            self._parts.clear()
 
     def beat(self) -> None:
         """To be called every `protocol.STILL_SECONDS`: who waits for an answer hears that it comes."""
