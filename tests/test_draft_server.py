@@ -19,7 +19,7 @@ from edgespec.control.controller import Fixed
 from edgespec.core.acceptance import make_acceptance
 from edgespec.core.schedule import TreeBudget
 from edgespec.drafters import beside
-from edgespec.drafters.channel import Cancel, Commit, Draft, Open, Prefill, RootPath, Stop, encoded
+from edgespec.drafters.channel import Cancel, Close, Commit, Draft, Open, Prefill, RootPath, Stop, encoded
 from edgespec.drafters.choice import choose_drafters
 from edgespec.drafters.remote import host as hosts
 from edgespec.drafters.remote import server as servers
