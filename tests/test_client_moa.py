@@ -68,14 +68,17 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_seat, "RECALL", 10.0)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With trained adapters in `moa` beside it, and their client's half in `client`."""
-    folder = tmp_path_factory.mktemp("client")
-    path = quiet_model(folder / "m", torch_dtype="bfloat16", max_position_embeddings=2048)
-    write_moa(path, folder / "moa")
+def with_halves(folder: Path, target_layers: int = 0, **changes: Any) -> Path:
+    """A model, with trained adapters in `moa` beside it, and their client's half in `client`."""
+    path = quiet_model(folder / "m", max_position_embeddings=2048, **changes)
+    write_moa(path, folder / "moa", target_layers=target_layers)
     export_client(path, folder / "moa", folder / "client")
     return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_halves(tmp_path_factory.mktemp("client"), torch_dtype="bfloat16")
 
 
 @pytest.fixture(scope="module")
@@ -492,7 +495,7 @@ def test_answers_do_not_wait_behind_a_prompts_vectors(
     engine: Engine, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a large model on a slow link, whose prompt's vectors take seconds to come."""
-    monkeypatch.setattr(split_recall, "PART_BYTES", 400)
+    monkeypatch.setattr(split_recall, "RECALLED_BYTES", 400)
     prompt = prompt_of(7) * 30
     expected = edgespec.generate(engine, prompt, REPLY).tokens
     with Running(engine) as running:

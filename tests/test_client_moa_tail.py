@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,15 +36,14 @@ from edgespec.split.protocol import ANSWERS, Judged, Recalled, Welcome, read, wr
 from edgespec.split.recall import Recollection
 from tests.moa import random_moa, write_moa
 from tests.models import make_checkpoint, open_resident, write_gguf
-from tests.split_ends import Caller, Running, Served, listening
+from tests.split_ends import Caller, Running, listening
 from tests.test_architectures import TOKENS
-from tests.test_cascade import quiet_model
-from tests.test_client_moa import BUDGET, CONTEXT, PROMPT, REPLY, patient
+from tests.test_client_moa import BUDGET, CONTEXT, PROMPT, REPLY, caller, engine, patient, with_halves
 from tests.test_moa import ROWS, drafting, finish
 from tests.test_session import write_model
 from tests.tiny import fill
 
-__all__ = ["patient"]
+__all__ = ["caller", "engine", "patient"]
 LAYERS = 5
 KV_HEADS, MLP = (2, 1, 2), (24, 40, 48)
 LENGTH = 40
@@ -219,19 +217,7 @@ def test_a_pass_that_is_left_in_a_layer_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With adapters of TLI 1 in `moa` beside it, and their client's half in `client`."""
-    folder = tmp_path_factory.mktemp("through")
-    path = quiet_model(folder / "m", torch_dtype="bfloat16", max_position_embeddings=2048)
-    write_moa(path, folder / "moa", target_layers=1)
-    export_client(path, folder / "moa", folder / "client")
-    return path
-
-
-@pytest.fixture(scope="module")
-def engine(model: Path) -> Iterator[Engine]:
-    options: dict[str, Any] = {"memory": "2GB", "context": 900, "drafter": "none"}
-    with edgespec.load(model, client_adapters=str(model.parent / "moa"), **options) as engine:
-        yield engine
+    return with_halves(tmp_path_factory.mktemp("through"), target_layers=1, torch_dtype="bfloat16")
 
 
 @pytest.mark.parametrize("schedule", ["serial", "ssd"])
@@ -257,17 +243,6 @@ def test_text_is_the_servers_and_drafts_are_accepted(
                 assert len(session.cache.transcript) - session.cache.recollection.length <= 2
             # As where all is in one process, but for the 8 bits of what is attended to.
             assert abs(reply.stats.accepted - together) <= 3
-
-
-@pytest.fixture
-def caller(engine: Engine) -> Iterator[Caller]:
-    """A client with a session."""
-    served = Served(engine)
-    caller = Caller(served)
-    caller.sit(CONTEXT)
-    yield caller
-    served.host.close()
-    served.run()
 
 
 def test_a_rounds_bytes_are_those_of_the_paper(engine: Engine, caller: Caller) -> None:

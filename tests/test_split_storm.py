@@ -7,12 +7,10 @@ import threading
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -33,7 +31,6 @@ from edgespec.errors import (
     RefusedError,
     TokenizerError,
 )
-from edgespec.models.client_half import export_client
 from edgespec.split import connections, link, vocabulary
 from edgespec.split.client import RemoteEngine
 from edgespec.split.options import ConnectOptions
@@ -58,13 +55,13 @@ from edgespec.split.protocol import (
 from edgespec.split.session import RemoteSession
 from edgespec.split.transcript import Transcript
 from edgespec.split.vocabulary import packed_tokenizer
-from tests.moa import write_moa
 from tests.sessions import WAIT, in_threads, wait_for
 from tests.split_ends import Running, Wire, Wires
-from tests.test_cascade import quiet_model
+from tests.test_client_moa import engine, with_halves
 from tests.test_session import prompt_of
 from tests.test_split_protocol import ANSWERED, mutated
 
+__all__ = ["engine"]
 PROMPT = prompt_of(7) * 5
 CONTEXT, VOCABULARY = 120, 160
 REPLIES = [
@@ -77,19 +74,8 @@ REPLYING = (LinkError, ProtocolError, RefusedError)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("storm")
     # In fp32: text that the server reads again has the bits of text that it has judged (docs/exactness.md).
-    path = quiet_model(folder / "m", max_position_embeddings=2048)
-    write_moa(path, folder / "moa")
-    export_client(path, folder / "moa", folder / "client")
-    return path
-
-
-@pytest.fixture(scope="module")
-def engine(model: Path) -> Iterator[Engine]:
-    options: dict[str, Any] = {"memory": "2GB", "context": 900, "drafter": "none"}
-    with edgespec.load(model, client_adapters=str(model.parent / "moa"), **options) as engine:
-        yield engine
+    return with_halves(tmp_path_factory.mktemp("storm"))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from edgespec.devices.probe import peak_memory
 from edgespec.drafters.remote.host import DraftHost
@@ -35,9 +35,17 @@ def draft_metrics(host: DraftHost) -> str:
 def _lines(scheduler: Scheduler) -> Iterator[str]:
     counters, state, engine = scheduler.counters, scheduler.state, scheduler.engine
     replies = {"stop": 0, "length": 0, "cancelled": 0, "error": 0} | dict(counters.replies)
-    yield _head("replies_total", "counter", "Replies by why they ended.")
-    for reason, count in replies.items():
-        yield f'edgespec_replies_total{{reason="{reason}"}} {count}\n'
+    yield from _by_reason("replies_total", "Replies by why they ended.", replies)
+    host = scheduler.visitors.tenant
+    if isinstance(host, Host):  # else no client that drafts has come yet
+        words = "Connections of clients that the server has ended, by why."
+        yield from _by_reason("clients_refused_total", words, host.refusals)
+        yield from _values([
+            ("conversations", "gauge", "Conversations of these that are known.", len(host.guests)),
+            ("conversation_positions", "gauge", "KV positions that they hold.", host.held),
+            ("conversations_dropped_total", "counter", "Whose memory went to others.", host.guests.dropped),
+            ("vector_bytes_total", "counter", "Bytes sent for drafters to attend to.", host.vector_bytes),
+        ])  # fmt: skip
     passes, seconds, cycles = counters.passes, counters.pass_seconds, counters.cycles
     tokens, read = counters.reply_tokens, engine.bytes_read
     yield from _values([
@@ -57,7 +65,6 @@ def _lines(scheduler: Scheduler) -> Iterator[str]:
         ("peak_memory_bytes", "gauge", "The most memory that was used.", engine.peak_memory()),
         ("memory_bytes", "gauge", "The dial: memory that may be used.", engine.dial),
         ("rounds_total", "counter", "Rounds of clients that draft themselves.", scheduler.visitors.rounds),
-        *_clients(scheduler),
         ("queue_requests", "gauge", "Requests that wait.", state.waiting),
         ("replying", "gauge", "Replies under way.", state.replying),
         ("replies_at_once", "gauge", "Replies that may be under way.", state.most),
@@ -67,22 +74,10 @@ def _lines(scheduler: Scheduler) -> Iterator[str]:
     ])  # fmt: skip
 
 
-def _clients(scheduler: Scheduler) -> list[tuple[str, str, str, float]]:
-    """Of those who draft for themselves."""
-    host = scheduler.visitors.tenant
-    if not isinstance(host, Host):  # none has come yet
-        return []
-    refusals = [
-        (f"clients_refused_{why}_total", "counter", f"Connections of clients that ended as {why}.", count)
-        for why, count in sorted(host.refusals.items())
-    ]
-    return [
-        ("conversations", "gauge", "Conversations of these that are known.", len(host.guests)),
-        ("conversation_positions", "gauge", "KV positions that they hold.", host.held),
-        ("conversations_dropped_total", "counter", "Whose memory went to others.", host.guests.dropped),
-        ("vector_bytes_total", "counter", "Bytes sent for drafters that attend to them.", host.vector_bytes),
-        *refusals,
-    ]
+def _by_reason(name: str, words: str, counts: Mapping[str, int]) -> Iterator[str]:
+    yield _head(name, "counter", words)
+    for reason, count in counts.items():
+        yield f'edgespec_{name}{{reason="{reason}"}} {count}\n'
 
 
 def _values(rows: Iterable[tuple[str, str, str, float]]) -> Iterator[str]:

@@ -38,7 +38,7 @@ from edgespec.split.vocabulary import packed_tokenizer
 if TYPE_CHECKING:
     from edgespec.engine import Engine
 
-PART_BYTES = 2**16  # of a tokenizer's frames: each takes a slow link some seconds
+TOKENIZER_BYTES = 2**16  # of a tokenizer's frames: each takes a slow link some seconds
 
 
 class Ground(Protocol):
@@ -221,8 +221,8 @@ class Host:
             raise ProtocolError("the tokenizer was sent already")
         line.has_tokenizer = True
         parts = memoryview(self._tokenizer)  # whoever asks for it is sent these bytes
-        for start in range(0, len(parts), PART_BYTES):
-            part = parts[start : start + PART_BYTES]
+        for start in range(0, len(parts), TOKENIZER_BYTES):
+            part = parts[start : start + TOKENIZER_BYTES]
             line.tell(TokenizerPart(len(parts) - start - len(part), part))  # type: ignore[arg-type]
 
     def leave(self, guest: Guest) -> None:

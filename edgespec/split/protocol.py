@@ -35,7 +35,7 @@ MOST_TOKENS = 2**17  # in one frame: the rest of a longer prompt is a frame of i
 STILL_SECONDS = 0.2  # a server that has not answered says that it is there
 # Of what is long, `TokenizerPart` and `Recalled`, so many frames are under way at once, until they are
 # `Heard`, and of the latter so long: an answer behind them is late by 0.07 s at 4 Mbit/s.
-AT_ONCE, PART_BYTES = 4, 2**13
+AT_ONCE, RECALLED_BYTES = 4, 2**13
 
 Natural = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from edgespec.drafters.resident import Remembering
 from edgespec.errors import ProtocolError
 from edgespec.split.payload import pack_vectors, squeeze, unpack_vectors, unsqueeze, vector_bytes
-from edgespec.split.protocol import PART_BYTES, Recalled, Told
+from edgespec.split.protocol import RECALLED_BYTES, Recalled, Told
 from edgespec.split.transcript import Transcript
 
 log = logging.getLogger("edgespec.server")
@@ -59,7 +59,7 @@ class Attending(Protocol):
 
 @dataclass(eq=False)
 class _Wanted:
-    """Vectors that one conversation waits for, of its tokens from `start` on, until `PART_BYTES` are made."""
+    """Vectors that one conversation waits for, of its tokens from `start` on: a frame of them at most."""
 
     round: int
     start: int
@@ -87,7 +87,7 @@ class Recall:
         """post: have something done between two passes."""
         self.memory, self._post, self._clock, self.nbytes = memory, post, clock, 0
         token = vector_bytes(memory.width // memory.each, memory.each)
-        self._most = max(1, (PART_BYTES - HEADER) // token)
+        self._most = max(1, (RECALLED_BYTES - HEADER) // token)
         self._wanted: dict[Attending, _Wanted] = {}  # who has waited longest first
         self._posted, self._left_off = False, clock()
 
