@@ -67,7 +67,7 @@ class Host:
         """idle: seconds."""
         self.ground, self.post, self.clock = ground, ground.post, clock
         self.closed = False
-        self.refusals = Counter[Why]()  # connections that ended so
+        self.refusals = Counter[str]()  # connections that ended so
         self._tokenizer, digest = packed_tokenizer(engine.tokenizer)
         config = engine.config
         trees = engine.plan.sequences == 1 or engine.drafters  # else sessions have no room for them
