@@ -114,13 +114,14 @@ def slow_memory(moa: Moa, keys: Tensor, values: Tensor, token: int) -> Tensor:
     return torch.stack(list(states.values())).mean(0)
 
 
-def slow_draft(moa: Moa, embedded: Tensor, memory: Tensor, position: int, until: int) -> Tensor:
-    """What is drafted behind `position` of a sequence [t, d], from the memory of its first `until` tokens."""
+def slow_draft(moa: Moa, embedded: Tensor, memory: Tensor, position: int, until: int, since: int) -> Tensor:
+    """What is drafted behind `position` of a sequence [t, d], from the memory of its first `until` tokens and
+    its own ones from `since` on."""
     embedded, memory = embedded.double(), memory.double()
     inverse = inverse_frequencies(moa.config.rope, moa.config.head_dim)
     tokens, recall = (SlowLayer(moa, name, inverse) for name in ("over_tokens", "to_memory"))
     x = tokens.attend(
-        embedded[position], position, {j: tokens.norm(embedded[j]) for j in range(position + 1)}
+        embedded[position], position, {j: tokens.norm(embedded[j]) for j in range(since, position + 1)}
     )
     weight, bias = moa.projection.detach().double(), moa.projection_bias.detach().double()
     known = {j: recall.norm(weight @ memory[j] + bias) for j in range(until)}
@@ -147,9 +148,10 @@ def test_it_is_the_papers(files: ModelFiles, layer_attention: bool) -> None:
         assert torch.allclose(memory[token].double(), slow_memory(moa, keys, values, token), atol=1e-4)
     embedded = torch.randn(n, files.config.hidden_size, generator=torch.Generator().manual_seed(4))
     asked, until = np.array([[1, 2, 5, 8]]), np.array([[0, 1, 3, 7]])
-    out = moa(embedded[None], memory[None], asked, until)[0].detach()
-    for row, position, known in zip(out, asked[0].tolist(), until[0].tolist(), strict=True):
-        expected = slow_draft(moa, embedded, memory, position, known)
+    since = np.array([[0, 0, 3, 7]])  # the last two: only what is not remembered
+    out = moa(embedded[None], memory[None], asked, until, since)[0].detach()
+    for row, position, known, first in zip(out, *(a[0].tolist() for a in (asked, until, since)), strict=True):
+        expected = slow_draft(moa, embedded, memory, position, known, first)
         assert torch.allclose(row.double(), expected, atol=1e-4)
 
 
@@ -159,14 +161,18 @@ def test_what_lies_behind_the_mask_reaches_nothing(files: ModelFiles) -> None:
     memory = torch.randn(2, 12, memory_width(files.config), generator=torch.Generator().manual_seed(1))
     embedded = torch.randn(2, 12, files.config.hidden_size, generator=torch.Generator().manual_seed(2))
     asked, until = np.array([[3, 6], [4, 9]]), np.array([[2, 3], [4, 5]])
-    before = moa(embedded, memory, asked, until)
+    since = np.array([[0, 3], [0, 5]])
+    before = moa(embedded, memory, asked, until, since)
     for b, s in np.ndindex(2, 2):
         far, ahead = memory.clone(), embedded.clone()
         far[b, until[b, s] :] += 7
         ahead[b, asked[b, s] + 1 :] -= 3
-        assert torch.equal(moa(ahead, far, asked, until)[b, s], before[b, s])
+        ahead[b, : since[b, s]] += 5
+        assert torch.equal(moa(ahead, far, asked, until, since)[b, s], before[b, s])
         far[b, until[b, s] - 1] += 7
-        assert not torch.allclose(moa(embedded, far, asked, until)[b, s], before[b, s], atol=1e-3)
+        assert not torch.allclose(moa(embedded, far, asked, until, since)[b, s], before[b, s], atol=1e-3)
+        ahead[b, since[b, s]] += 5
+        assert not torch.allclose(moa(ahead, memory, asked, until, since)[b, s], before[b, s], atol=1e-3)
 
 
 def test_all_of_it_is_trained_in_the_type_of_the_features(files: ModelFiles) -> None:
@@ -174,7 +180,7 @@ def test_all_of_it_is_trained_in_the_type_of_the_features(files: ModelFiles) -> 
     keys, values = random_states(files, 6)
     memory = moa.summary(token_states(keys, values).bfloat16())
     embedded = torch.randn(1, 6, files.config.hidden_size).bfloat16()
-    out = moa(embedded, memory[None], np.array([[2, 5]]), np.array([[1, 4]]))
+    out = moa(embedded, memory[None], np.array([[2, 5]]), np.array([[1, 4]]), np.array([[0, 4]]))
     assert out.dtype == torch.bfloat16
     out.float().square().sum().backward()
     for name, parameter in moa.named_parameters():
@@ -188,7 +194,8 @@ def test_initialised_it_says_what_follows_the_embedding_alone(files: ModelFiles)
     final = torch.linspace(0.5, 1.5, files.config.hidden_size)
     moa.initialise(final, torch.Generator().manual_seed(0))
     embedded = torch.randn(1, 4, files.config.hidden_size)
-    out = moa(embedded, torch.randn(1, 4, memory_width(files.config)), np.array([[1, 3]]), np.array([[1, 2]]))
+    asked, until, since = np.array([[1, 3]]), np.array([[1, 2]]), np.array([[0, 0]])
+    out = moa(embedded, torch.randn(1, 4, memory_width(files.config)), asked, until, since)
     expected = torch.stack([slow_norm(embedded[0, i], final, files.config.norm_eps) for i in (1, 3)])
     assert torch.allclose(out[0], expected, atol=1e-5)
 
@@ -230,10 +237,10 @@ def expected_logits(target: TorchTarget, moa: Moa, tokens: list[int], asked: lis
     places, known = np.array([asked]), np.full((1, len(asked)), until)
     with torch.no_grad():
         memory = moa.train().summary(token_states(keys, values))
-        states = moa(target.embed(tokens)[None].clone(), memory[None].clone(), places, known)
+        states = moa(target.embed(tokens)[None].clone(), memory[None].clone(), places, known, known * 0)
         moa.eval()
         if moa.sizes.target_layers:
-            asked = Questions(places, known, np.full_like(places, True, dtype=np.bool_))
+            asked = Questions(places, known, np.full_like(places, True, dtype=np.bool_), known * 0)
             frozen = FrozenTarget(target, [])
             last = LastLayers(frozen, moa.sizes.target_layers)
             known_to_it = token_states(keys, values)[None].to(frozen.dtype, copy=True)

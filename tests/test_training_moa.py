@@ -20,7 +20,7 @@ from edgespec.errors import OptionError
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.formats.moa_sizes import choose_sizes
 from edgespec.runtimes.torch.moa import Moa, token_states
-from edgespec.training.bounded import ask, at_gap, bounded, supervised
+from edgespec.training.bounded import ask, at_gap, bounded, local_share, supervised
 from edgespec.training.corpus import Sample
 from edgespec.training.held_out import Agreement
 from edgespec.training.moa import MoaPupil, MoaRecipe, train_moa, training_bytes
@@ -89,6 +89,17 @@ def test_what_is_asked_is_in_order() -> None:
     assert asked.until[1, :4].tolist() == [0, 0, 0, 1]
 
 
+def test_local_ones_see_no_text_that_is_remembered() -> None:
+    chance = np.random.default_rng(0)
+    until = [bounded(s, chance) for s in SAMPLES]
+    asked = ask(SAMPLES, until, [False, True])
+    assert not asked.since[0].any()
+    assert np.array_equal(asked.since[1], asked.until[1])
+    assert np.all(asked.since <= asked.positions), "each sees itself"
+    assert not ask(SAMPLES, until).since.any()
+    assert [local_share(done) for done in (0.0, 0.25, 0.5, 0.75)] == [1.0, 0.5, 0.0, 0.0]
+
+
 def test_each_draft_of_a_chain_has_an_agreement_of_its_own() -> None:
     """Chains of 3: the first draft is right at 0, 1, 3, the second at 1 and 4, the third at 2."""
     hits = np.array([[1, 1, 0, 1, 0, 0], [0, 1, 0, 0, 1, 0], [0, 0, 1, 0, 0, 0]], dtype=bool)
@@ -127,17 +138,23 @@ def test_it_learns_from_the_targets_own_keys_and_values(model: Path) -> None:
     frozen.close()
 
 
-@pytest.mark.parametrize("masks", [True, False])
-def test_the_loss_is_equation_2(model: Path, masks: bool) -> None:
+@pytest.mark.parametrize(
+    ("masks", "local", "done"),
+    [(True, False, 0.0), (False, False, 0.0), (True, True, 0.0), (True, True, 0.5)],
+    ids=["masks", "no masks", "local", "no longer local"],
+)
+def test_the_loss_is_equation_2(model: Path, masks: bool, local: bool, done: float) -> None:
     """Over one sequence at a time, without padding or blocks."""
     files = describe_model(model)
     frozen = FrozenTarget(open_tiny(model), [0])
     moa = random_moa(files, choose_sizes(files.config))
-    pupil = MoaPupil(frozen, moa, MoaRecipe(files, replace(OPTIONS, masks=masks)))
+    pupil = MoaPupil(frozen, moa, MoaRecipe(files, replace(OPTIONS, masks=masks, local_attention=local)))
     until: list[np.ndarray] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.training.moa.ask", lambda s, known: until.extend(known) or ask(s, known))
-        found = pupil.loss(pupil.module, SAMPLES)
+        patch.setattr(
+            "edgespec.training.moa.ask", lambda s, known, own: until.extend(known) or ask(s, known, own)
+        )
+        found = pupil.loss(pupil.module, SAMPLES, done)
     kl = near = 0.0
     with torch.no_grad():
         for sample, known in zip(SAMPLES, until, strict=True):
@@ -145,7 +162,8 @@ def test_the_loss_is_equation_2(model: Path, masks: bool) -> None:
             assert features.layers is not None
             memory = moa.summary(features.layers)[None]
             assert np.array_equal(known, at_gap(sample, 1)) != masks
-            out = moa(features.hidden[0], memory, supervised(sample)[None], known[None])[0]
+            since = known * (local and not done)
+            out = moa(features.hidden[0], memory, supervised(sample)[None], known[None], since[None])[0]
             wanted, said = (frozen.head(x).double().log_softmax(-1) for x in (features.final, out))
             kl -= float((wanted.exp() * said).sum())
             difference = (out - features.final).abs().double()
@@ -203,6 +221,7 @@ def test_a_run_in_two_parts_equals_one_bit_for_bit(model: Path, text: Path, tmp_
         {"layer_attention": False},
         {"mlp": (8, 8, 8)},
         {"stale": 0.5},
+        {"local_attention": True},
         {"target_layers": 1},
     ):
         with pytest.raises(OptionError, match=rf"holds a run with {next(iter(other))} = "):
@@ -254,6 +273,10 @@ def test_ablations_train(model: Path, text: Path, tmp_path: Path) -> None:
         (["--mlp", "1,2"], "--mlp has 2 numbers; give three"),
         (["--kv-heads", "2,3,2"], "3 heads of keys cannot serve the 4 heads"),
         (["--stale", "0.5", "--no-masks"], "stale is of cycles, which there are none of without masks"),
+        (
+            ["--local-attention", "--no-masks"],
+            "--local-attention is of cycles, which there are none of without masks",
+        ),
         (["--stale", "2"], "stale is 2.0; it must be from 0 to 1"),
         (["--draft-layers", "1"], "No such option"),
     ],

@@ -254,11 +254,11 @@ def test_each_stream_learns_what_comes_behind_the_next_token(model: Path) -> Non
         assert drafted[name][0].tolist() == list(rows)
         own = torch.stack([said[places[row][0], stream, places[row][1] - stream] for row in rows])
         assert torch.equal(drafted[name][1], own)
-    losses = pupil.loss(pupil.module, samples).sums
+    losses = pupil.loss(pupil.module, samples, 0.0).sums
     torch.autograd.backward(list(losses.values()))
     assert all(p.grad is not None and p.grad.any() for p in pupil.module.parameters())
     short = [Sample([1, 9, 30], ((2, 3),))]
-    losses = pupil.loss(pupil.module, short).sums
+    losses = pupil.loss(pupil.module, short, 0.0).sums
     assert losses["main"] > 0
     assert losses["stream-1"] == losses["stream-2"] == 0
     assert losses["stream-2"].requires_grad, "processes of one run all have it"
@@ -287,7 +287,7 @@ def test_logits_and_their_gradients_take_what_one_position_does(model: Path) -> 
         recipe = SpecFormerRecipe(files, SpecFormerOptions(positions=length))
         pupil = recipe.begin(frozen, torch.Generator().manual_seed(0), torch.device("cpu"))
         with Allocated(wide) as held:
-            torch.autograd.backward(list(pupil.loss(pupil.module, samples).sums.values()))
+            torch.autograd.backward(list(pupil.loss(pupil.module, samples, 0.0).sums.values()))
         peaks[length] = held.peak
         drafts, labels = pupil._drafts(pupil.module, samples)
         with Allocated(wide) as held:

@@ -7,6 +7,10 @@ A cycle's drafts all see the memory of what was committed before it (Zimmer et a
 
 so a *gap*, from the last token that is remembered to the one behind which is drafted, is 1 to K. (The
 official code has gaps 0 to K - 1; but a draft never sees its own token's memory: only the target makes that.)
+
+*Local* sequences see, of the text's own tokens, those alone that the memory does not have: what lies before
+must then be learned from the memory. The official code, not the paper, begins with all of them local and has
+none from half of its epochs on, in a straight line.
 """
 
 from __future__ import annotations
@@ -29,22 +33,26 @@ class Questions:
     """Positions of b sequences behind which is drafted, and how many tokens' memory each sees.
 
     positions, until: [b, s]; where `there` [b, s] is False, of nothing.
+    since: [b, s], the first of the text's own tokens that each sees.
     """
 
     positions: Ints
     until: Ints
     there: Bools
+    since: Ints
 
 
-def ask(samples: Sequence[Sample], until: Sequence[Ints]) -> Questions:
-    """`until`: of each sequence, for each of its supervised positions."""
+def ask(samples: Sequence[Sample], until: Sequence[Ints], local: Sequence[bool] = ()) -> Questions:
+    """`until`: of each sequence, for each of its supervised positions. `local`: of each sequence; none, if
+    left out."""
     width = max(len(known) for known in until)
     positions, seen = np.zeros((2, len(samples), width), dtype=np.int64)
     there = np.zeros((len(samples), width), dtype=np.bool_)
     for row, (sample, known) in enumerate(zip(samples, until, strict=True)):
         positions[row, : len(known)], seen[row, : len(known)] = supervised(sample), known
         there[row, : len(known)] = True
-    return Questions(positions, seen, there)
+    since = seen * np.array(local or [False] * len(samples))[:, None]
+    return Questions(positions, seen, there, since)
 
 
 def supervised(sample: Sample) -> Ints:
@@ -70,3 +78,8 @@ def bounded(sample: Sample, chance: np.random.Generator, stale: float = 0.0) -> 
             known.append(np.full(length, ends[-2] if late else ends[-1]))
             ends.append(ends[-1] + length)
     return np.concatenate(known)
+
+
+def local_share(done: float) -> float:
+    """Of sequences, when this share of the run is done."""
+    return max(0.0, 1 - 2 * done)

@@ -123,7 +123,7 @@ class CascadePupil:
     def groups(self) -> list[list[nn.Parameter]]:
         return [list(adapter.parameters()) for adapter in self.adapters.values()]
 
-    def loss(self, module: nn.Module, samples: Sequence[Sample]) -> Loss:
+    def loss(self, module: nn.Module, samples: Sequence[Sample], done: float) -> Loss:
         features = self.target(samples)
         students = module(features.hidden, features.supervised)
         sums, _ = distill(self.target.head, features.final, students, self.rows_loss)

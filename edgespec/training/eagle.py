@@ -99,7 +99,7 @@ def copy_layer(
 class EaglePupil(ModulePupil[Eagle, EagleShape]):
     """See `training.run.Pupil`."""
 
-    def loss(self, module: nn.Module, samples: Sequence[Sample]) -> Loss:
+    def loss(self, module: nn.Module, samples: Sequence[Sample], done: float) -> Loss:
         drafted, wanted = self._drafted(module, samples, noise=True)
         feature = F.smooth_l1_loss(drafted.float(), wanted.float(), reduction="none").mean(-1).sum()
         sums, _ = distill(self.target.head, wanted, {"token": drafted}, full_kl)

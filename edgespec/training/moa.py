@@ -33,7 +33,7 @@ from edgespec.runtimes.formats.moa_sizes import (
     parameters,
 )
 from edgespec.runtimes.torch.moa import Moa
-from edgespec.training.bounded import Questions, ask, at_gap, bounded
+from edgespec.training.bounded import Questions, ask, at_gap, bounded, local_share
 from edgespec.training.corpus import Sample
 from edgespec.training.held_out import GAMMA, Agreement
 from edgespec.training.last_layers import LastLayers, last_layers_bytes
@@ -67,7 +67,7 @@ class Student(nn.Module):
             checkpoint(self.moa.summary, part, use_reentrant=False) for part in torch.split(states, rows)
         ]
         memory = pad_sequence(list(torch.split(torch.cat(parts), list(lengths))), batch_first=True)
-        return [self.moa(embedded, memory, each.positions, each.until) for each in asked]
+        return [self.moa(embedded, memory, e.positions, e.until, e.since) for e in asked]
 
 
 class MoaPupil(ModulePupil[Moa, MoaSizes]):
@@ -83,14 +83,16 @@ class MoaPupil(ModulePupil[Moa, MoaSizes]):
     def module(self) -> nn.Module:
         return self.student
 
-    def loss(self, module: nn.Module, samples: Sequence[Sample]) -> Loss:
+    def loss(self, module: nn.Module, samples: Sequence[Sample], done: float) -> Loss:
         features = self.target(samples, layers=True)
         # The same cuts whenever this pass is made, in a resumed run, too; others in each epoch, whose passes
         # are other ones.
         chance = np.random.default_rng(crc32(np.concatenate([s.tokens for s in samples]).tobytes()))
         masks, stale = self.options.masks, self.options.stale
         until = [bounded(s, chance, stale) if masks else at_gap(s, 1) for s in samples]
-        [(states, drafted)] = self._drafted(module, features, samples, [ask(samples, until)])
+        share = local_share(done) if self.options.local_attention else 0.0
+        asked = ask(samples, until, [chance.random() < share for _ in samples])
+        [(states, drafted)] = self._drafted(module, features, samples, [asked])
         sums, _ = distill(self.target.head, features.final, {"KL": drafted}, full_kl)
         near = distance(drafted, features.final)
         if self.last is not None:
@@ -152,7 +154,8 @@ class MoaRecipe(ModuleRecipe[MoaSizes]):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        return {**super().identity, "masks": self.options.masks, "stale": self.options.stale}
+        names = ("masks", "stale", "local_attention")
+        return {**super().identity, **{name: getattr(self.options, name) for name in names}}
 
     def nbytes(self, rows: int) -> int:
         return training_bytes(self.files, self.shape, rows)

@@ -56,8 +56,8 @@ class Pupil(Protocol):
     def groups(self) -> Sequence[Sequence[nn.Parameter]]:
         """Parameters whose gradients are clipped together."""
 
-    def loss(self, module: nn.Module, samples: Sequence[Sample]) -> Loss:
-        """Of one pass; `module` is its own, as it is to be called."""
+    def loss(self, module: nn.Module, samples: Sequence[Sample], done: float) -> Loss:
+        """Of one pass; `module` is its own, as it is to be called. `done`: the share of the run behind it."""
 
     def evaluate(self, module: nn.Module, held_out: Sequence[Sequence[Sample]]) -> Mapping[str, Any]:
         """How it does on these passes, by name: what `held_out.Agreement.result` has, at least."""
@@ -132,11 +132,16 @@ def train_drafter(
     try:
         pupil = recipe.begin(frozen, torch.Generator().manual_seed(options.seed), device)
         held_out = passes(tests, rows)
+
+        def loss(module: nn.Module, samples: Sequence[Sample]) -> Loss:
+            done = 0.0 if trainer is None else trainer.step / options.steps
+            return pupil.loss(module, samples, done)
+
         identity = _identity(files, options) | dict(recipe.identity)
         trainer = Trainer(
             pupil.module,
             Batches(samples, train, options.batch_tokens, rows, options.seed, workers.rank, workers.count),
-            pupil.loss,
+            loss,
             Settings(
                 options.steps,
                 options.rate or RATE / files.config.hidden_size,

@@ -104,7 +104,7 @@ def initialise(module: SpecFormer, generator: torch.Generator) -> None:
 class SpecFormerPupil(ModulePupil[SpecFormer, SpecFormerShape]):
     """See `training.run.Pupil`."""
 
-    def loss(self, module: nn.Module, samples: Sequence[Sample]) -> Loss:
+    def loss(self, module: nn.Module, samples: Sequence[Sample], done: float) -> Loss:
         drafts, labels = self._drafts(module, samples)
         total, _ = name_tokens(self.target.head, drafts, labels)
         count = int((labels >= 0).sum())

@@ -101,7 +101,7 @@ def initialise_rest(module: Streaming, target: FrozenTarget, generator: torch.Ge
 class StreamingPupil(ModulePupil[Streaming, StreamingShape]):
     """See `training.run.Pupil`."""
 
-    def loss(self, module: nn.Module, samples: Sequence[Sample]) -> Loss:
+    def loss(self, module: nn.Module, samples: Sequence[Sample], done: float) -> Loss:
         drafted, wanted = self._drafted(module, samples)
         losses: dict[str, Tensor] = {}
         for name, (rows, said) in drafted.items():

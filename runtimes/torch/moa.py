@@ -179,17 +179,21 @@ class Moa(nn.Module):
         cos, sin = (a.view(*positions.shape, 1, -1).to(x.dtype) for a in (cos, sin))
         return reference.rotate(x, cos, sin, self.config.rope.interleaved)
 
-    def forward(self, embedded: Tensor, memory: Tensor, asked: IntArray, until: IntArray) -> Tensor:
+    def forward(
+        self, embedded: Tensor, memory: Tensor, asked: IntArray, until: IntArray, since: IntArray
+    ) -> Tensor:
         """What is drafted behind some positions of whole sequences: normed states [b, s, d].
 
         embedded: the tokens [b, t, d]. memory: of all of them, [b, t, 2 E_kv].
         asked: [b, s] positions. until: [b, s] how many tokens' memory each may see (the T-step-bounded mask).
+        since: [b, s] the first token that each sees itself, at most the asked one.
         """
         device, places = embedded.device, np.arange(embedded.shape[1])
         at = torch.from_numpy(asked).to(device)
         x = embedded.gather(1, at[..., None].expand(-1, -1, embedded.shape[2]))  # [b, s, d]
         keys = torch.arange(embedded.shape[1], device=device)
-        earlier = keys <= at[..., None]  # [b, s, t]
+        first = torch.from_numpy(since).to(device)[..., None]
+        earlier = (keys <= at[..., None]) & (keys >= first)  # [b, s, t]
         k, v = self.followed(embedded, places)
         x = self.over_tokens.after(x, attention(self.token_queries(x, asked), k, v, earlier))
         known = keys < torch.from_numpy(until).to(device)[..., None]
