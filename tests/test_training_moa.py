@@ -140,7 +140,7 @@ def test_it_learns_from_the_targets_own_keys_and_values(model: Path) -> None:
 
 @pytest.mark.parametrize(
     ("masks", "local", "done"),
-    [(True, False, 0.0), (False, False, 0.0), (True, True, 0.0), (True, True, 0.5)],
+    [(True, False, 0.0), (False, True, 0.0), (True, True, 0.0), (True, True, 0.5)],
     ids=["masks", "no masks", "local", "no longer local"],
 )
 def test_the_loss_is_equation_2(model: Path, masks: bool, local: bool, done: float) -> None:
@@ -162,7 +162,7 @@ def test_the_loss_is_equation_2(model: Path, masks: bool, local: bool, done: flo
             assert features.layers is not None
             memory = moa.summary(features.layers)[None]
             assert np.array_equal(known, at_gap(sample, 1)) != masks
-            since = known * (local and not done)
+            since = known * (masks and local and not done)
             out = moa(features.hidden[0], memory, supervised(sample)[None], known[None], since[None])[0]
             wanted, said = (frozen.head(x).double().log_softmax(-1) for x in (features.final, out))
             kl -= float((wanted.exp() * said).sum())
@@ -221,7 +221,7 @@ def test_a_run_in_two_parts_equals_one_bit_for_bit(model: Path, text: Path, tmp_
         {"layer_attention": False},
         {"mlp": (8, 8, 8)},
         {"stale": 0.5},
-        {"local_attention": True},
+        {"local_attention": False},
         {"target_layers": 1},
     ):
         with pytest.raises(OptionError, match=rf"holds a run with {next(iter(other))} = "):
@@ -273,10 +273,6 @@ def test_ablations_train(model: Path, text: Path, tmp_path: Path) -> None:
         (["--mlp", "1,2"], "--mlp has 2 numbers; give three"),
         (["--kv-heads", "2,3,2"], "3 heads of keys cannot serve the 4 heads"),
         (["--stale", "0.5", "--no-masks"], "stale is of cycles, which there are none of without masks"),
-        (
-            ["--local-attention", "--no-masks"],
-            "--local-attention is of cycles, which there are none of without masks",
-        ),
         (["--stale", "2"], "stale is 2.0; it must be from 0 to 1"),
         (["--draft-layers", "1"], "No such option"),
     ],

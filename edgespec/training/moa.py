@@ -90,7 +90,7 @@ class MoaPupil(ModulePupil[Moa, MoaSizes]):
         chance = np.random.default_rng(crc32(np.concatenate([s.tokens for s in samples]).tobytes()))
         masks, stale = self.options.masks, self.options.stale
         until = [bounded(s, chance, stale) if masks else at_gap(s, 1) for s in samples]
-        share = local_share(done) if self.options.local_attention else 0.0
+        share = local_share(done) if masks and self.options.local_attention else 0.0
         asked = ask(samples, until, [chance.random() < share for _ in samples])
         [(states, drafted)] = self._drafted(module, features, samples, [asked])
         sums, _ = distill(self.target.head, features.final, {"KL": drafted}, full_kl)

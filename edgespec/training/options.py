@@ -261,14 +261,13 @@ class MoaOptions(TrainingOptions):
     local_attention: Annotated[
         bool,
         Option(
-            "At first let attention over tokens see those behind the memory alone, so that the rest is learned "
-            "from memory: of ever fewer sequences, from half of the run on of none.",
+            "At first let attention over tokens see those behind the memory alone, so that the rest is "
+            "learned from memory: of ever fewer sequences, from half of the run on of none; not without masks.",
             panel=RUN,
         ),
-    ] = False  # fmt: skip
+    ] = True  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("stale", "local_attention"):
-            if getattr(self, name) and not self.masks:
-                raise OptionError(f"{name} is of cycles, which there are none of without masks", name)
+        if self.stale and not self.masks:
+            raise OptionError("stale is of cycles, which there are none of without masks", "stale")
