@@ -262,7 +262,8 @@ class MoaOptions(TrainingOptions):
         bool,
         Option(
             "At first let attention over tokens see those behind the memory alone, so that the rest is "
-            "learned from memory: of ever fewer sequences, of none from half of the run on, or without masks.",
+            "learned from memory: of ever fewer sequences, from half of the run on of none. Nothing without "
+            "masks.",
             panel=RUN,
         ),
     ] = True  # fmt: skip
