@@ -15,6 +15,7 @@ from edgespec.split.protocol import (
     AskTokenizer,
     Heard,
     Hello,
+    Judge,
     Judged,
     Recalled,
     Refusal,
@@ -37,6 +38,7 @@ class Clerk:
         self.post, self.taken, self.sent = self.mail.put, 0, list[bytes]()
         self.reasons = list[Why]()
         self.line = Line(self, self.sent.append, lambda: None)
+        self.line.greeted = True
 
     def introduce(self, line: Line, request: Hello | AskTokenizer) -> None:
         raise AssertionError("nobody asks for what takes no pass")
@@ -65,11 +67,33 @@ def test_who_does_not_wait_for_answers_is_refused() -> None:
     clerk.line.hear(FRAME)
     assert not refusals(clerk), "one was heard"
     clerk.line.hear(FRAME)
-    assert refusals(clerk) == [f"more than {UNHEARD} requests wait to be heard"]
+    [said] = refusals(clerk)
+    assert said.startswith(f"more than {UNHEARD} requests")
     assert clerk.reasons == ["nonsense"]
     while not clerk.mail.empty():
         clerk.mail.get()()
     assert clerk.taken == 1, "a connection that has ended is not heard"
+
+
+def test_nothing_waits_before_hello() -> None:
+    clerk = Clerk()
+    clerk.line.greeted = False
+    clerk.line.hear(FRAME)
+    assert refusals(clerk) == ["the first frame of a connection is Hello"]
+    while not clerk.mail.empty():
+        clerk.mail.get()()
+    assert clerk.taken == 0
+
+
+def test_the_answer_to_a_round_that_was_given_up_is_not_the_next_ones() -> None:
+    clerk = Clerk()
+    for number in (1, 2):
+        clerk.line.hear(written(Judge(bytes(16), number, 0, bytes(8), -1, 3, b"")))
+        clerk.mail.get()()
+    clerk.line.tell(Judged(1, 1, bytes(8), b"123"))
+    assert clerk.line.owes, "the second is under way, and its client is to hear so"
+    clerk.line.tell(Judged(2, 1, bytes(8), b"123"))
+    assert not clerk.line.owes
 
 
 def test_two_threads_count_the_same_requests() -> None:

@@ -10,6 +10,8 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from edgespec.config import EngineOptions
 from edgespec.control.controller import Adaptive
 from edgespec.core.schedule import Controller, Place, Schedule
@@ -246,7 +248,7 @@ class RemoteEngine:
             welcome = link.welcome
             if self.away is not None:
                 self._meet(welcome)
-            if welcome != self._welcome:
+            if _lasting(welcome) != _lasting(self._welcome):
                 raise RefusedError(
                     f"{self.url} now serves {welcome.model}, and this conversation is with "
                     f"{self.config.name}, or it was loaded in another way; connect again",
@@ -262,3 +264,8 @@ class RemoteEngine:
             link.close()
             raise
         return link
+
+
+def _lasting(welcome: Welcome) -> Welcome:
+    """What a server that is started anew says again: room is planned by the memory that it finds."""
+    return replace(welcome, context=0, nodes=0)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from edgespec.errors import EdgeSpecError, LinkError, RefusedError
 from edgespec.split.link import FIRST_WAIT, MOST_WORK, Connector, Link, Patience, passing
-from edgespec.split.protocol import PASSING, Answer, Seated, Still, TakeSeat, written
+from edgespec.split.protocol import PASSING, Answer, Seated, TakeSeat, written
 
 DOUBLINGS = 5  # of the patience, at most, before a connection is replaced that has replaced a silent one
 
@@ -46,7 +46,7 @@ class Connections:
         except EdgeSpecError as error:
             if not (later and passing(error)):
                 raise
-        self.answered = self._told = time.monotonic()  # when a server did last; told: more than that it works
+        self.answered = self._told = time.monotonic()  # when a server said a word last; told: an answer
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -120,9 +120,13 @@ class Connections:
             if answer is not None:
                 self.inbox.append(answer)
                 now = time.monotonic()
-                self._told = self._told if isinstance(answer, Still) else now
                 if now - self._told < MOST_WORK:
                     self.answered, self._in_vain = now, 0
+
+    def answers(self) -> None:
+        """What was asked for last has been answered: whatever else a server says, it may say so long and no
+        longer."""
+        self._told = time.monotonic()
 
     def tell(self, frame: bytes) -> None:
         """If it can be told."""
@@ -134,7 +138,7 @@ class Connections:
 
     def hurry(self) -> None:
         """A new round: do not wait until the next attempt is due."""
-        self._told = time.monotonic()
+        self.answers()
         if self._connector is not None:
             self._connector.hurry()
 

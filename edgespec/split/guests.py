@@ -90,9 +90,9 @@ class Guests:
         open = [g.session for g in self if g.session is not None]
         return sum(self.engine.pool.share(session.number) for session in open)
 
-    def give_way(self) -> bool:
-        """Take memory from the one that has rested for longest; False = from none."""
-        spare = [g for g in self._resting(0, SPARE_SECONDS) if g.session is not None]
+    def give_way(self, to: Guest | None = None) -> bool:
+        """Take memory from the one that has rested for longest, and is not `to`; False = from none."""
+        spare = [g for g in self._resting(0, SPARE_SECONDS) if g.session is not None and g is not to]
         if spare:
             self.dropped += 1
             self.drop(spare[0])
@@ -104,7 +104,7 @@ class Guests:
         grown = min(guest.context, -(-positions // STEP) * STEP) if self.engine.may_grow else guest.context
         held = grown + self._behind
         while not self._holds(guest, held):
-            if not self.give_way():
+            if not self.give_way(guest):
                 holding = sum(g.session is not None for g in self)
                 raise RefusedError(
                     f"there is no room for a conversation of {held} positions: {holding} hold some of the "

@@ -176,10 +176,12 @@ class Host:
             self._begin(line, guest, request)
 
     def _begin(self, line: Line, guest: Guest, request: Upload | Judge) -> None:
+        """line: that it was asked on; another may have come since."""
+
         def over(error: BaseException | None) -> None:
             follows, guest.next = guest.next, None
             if follows is not None:
-                line.attempt(follows)
+                (guest.line or line).attempt(follows)
             elif error is not None and guest.line is not None:
                 guest.line.fail(error)
             if self.closed and guest.work is None:

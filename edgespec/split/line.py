@@ -21,6 +21,7 @@ from edgespec.errors import (
 from edgespec.split.guest import Guest
 from edgespec.split.protocol import (
     AT_ONCE,
+    FRAME_BYTES,
     REQUESTS,
     AskTokenizer,
     Heard,
@@ -29,12 +30,10 @@ from edgespec.split.protocol import (
     Recalled,
     Refusal,
     Request,
-    Seated,
     Still,
     TokenizerPart,
     Told,
     Upload,
-    Welcome,
     Why,
     read,
     written,
@@ -42,7 +41,7 @@ from edgespec.split.protocol import (
 
 log = logging.getLogger("edgespec.server")
 
-UNHEARD = 8  # requests of a connection that may wait: a client asks for one thing at a time
+UNHEARD, UNHEARD_BYTES = 8, FRAME_BYTES  # requests that may wait: a client asks for one thing at a time
 
 
 class Listener(Protocol):
@@ -74,7 +73,7 @@ class Line:
         self.guest: Guest | None = None
         self.greeted = self.over = self.has_tokenizer = False
         # Frames that have come, and that were taken: each is counted by one thread, so neither needs a lock.
-        self._come = self._taken = 0
+        self._come = self._taken = self._come_bytes = self._taken_bytes = 0
         self._round: int | None = None  # under way
         self._lock = threading.RLock()  # of what is long:
         self._parts = deque[TokenizerPart | Recalled]()  # to be sent, behind
@@ -91,20 +90,26 @@ class Line:
         if isinstance(request, (Hello, AskTokenizer)):
             self.attempt(lambda: self.listener.introduce(self, request))
             return
+        if not self.greeted:
+            self.refuse("nonsense", "the first frame of a connection is Hello")
+            return
         if isinstance(request, Heard):
             self._heard()
             return
         self._come += 1
-        if self._come - self._taken > UNHEARD:
-            self.refuse("nonsense", f"more than {UNHEARD} requests wait to be heard")
+        self._come_bytes += len(frame)
+        if self._come - self._taken > UNHEARD or self._come_bytes - self._taken_bytes > UNHEARD_BYTES:
+            words = f"more than {UNHEARD} requests, or {UNHEARD_BYTES} bytes of them, wait to be heard"
+            self.refuse("nonsense", words)
             return
         digest = b""
         if isinstance(request, (Upload, Judge)):
             self._round, digest = request.round, xxhash.xxh3_128_digest(frame)
-        self.listener.post(lambda: self.attempt(lambda: self._take(request, digest)))
+        self.listener.post(lambda: self.attempt(lambda: self._take(request, digest, len(frame))))
 
-    def _take(self, request: Request, digest: bytes) -> None:
+    def _take(self, request: Request, digest: bytes, nbytes: int) -> None:
         self._taken += 1
+        self._taken_bytes += nbytes
         if not self.over:
             self.listener.take(self, request, digest)
 
@@ -134,7 +139,7 @@ class Line:
                 self._parts.append(message)
                 self._fly()
             return
-        if not isinstance(message, (Seated, Welcome)):
+        if getattr(message, "round", None) == self._round:  # else of one that the client has given up
             self._round = None
         if not self.over:
             self._send(written(message))

@@ -197,7 +197,9 @@ class RemoteSeat:
 
     def _heard(self, answer: Answer) -> bool:
         """Whether it was no answer to a round. Raises ProtocolError."""
-        if isinstance(answer, Recalled) and self.recollection is not None:
+        if isinstance(answer, Recalled):
+            if self.recollection is None:
+                raise ProtocolError("the server recalls what was not asked for")
             self.recollection.take(answer, self._agreed)
             return True
         return isinstance(answer, Still)
@@ -251,6 +253,7 @@ class RemoteSeat:
                 continue
             if not isinstance(answer, (Uploaded, Judged, Behind)) or answer.round > number:
                 raise ProtocolError(f"the server says {type(answer).__name__}, which was not asked for")
+            links.answers()
             links.patience.learn(slowest)
             self._took = now - sent
             self._slowest = max(self._slowest, self._took)
