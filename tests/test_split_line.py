@@ -8,7 +8,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from edgespec.split.guest import Guest
-from edgespec.split.line import UNHEARD, Line
+from edgespec.split.line import UNHEARD, UNHEARD_BYTES, Line
 from edgespec.split.protocol import (
     ANSWERS,
     AT_ONCE,
@@ -21,6 +21,7 @@ from edgespec.split.protocol import (
     Refusal,
     Request,
     TakeSeat,
+    Upload,
     Why,
     read,
     written,
@@ -28,6 +29,7 @@ from edgespec.split.protocol import (
 from tests.sessions import WAIT
 
 FRAME = written(TakeSeat(b"", 10))
+TOO_MANY = f"more than {UNHEARD} requests, or {UNHEARD_BYTES} bytes of them, wait to be heard"
 
 
 class Clerk:
@@ -67,12 +69,23 @@ def test_who_does_not_wait_for_answers_is_refused() -> None:
     clerk.line.hear(FRAME)
     assert not refusals(clerk), "one was heard"
     clerk.line.hear(FRAME)
-    [said] = refusals(clerk)
-    assert said.startswith(f"more than {UNHEARD} requests")
+    assert refusals(clerk) == [TOO_MANY]
     assert clerk.reasons == ["nonsense"]
     while not clerk.mail.empty():
         clerk.mail.get()()
     assert clerk.taken == 1, "a connection that has ended is not heard"
+
+
+def test_what_waits_is_bounded_in_bytes() -> None:
+    clerk = Clerk()
+    frame = written(Upload(bytes(16), 1, 0, bytes(8), -1, False, False, bytes(UNHEARD_BYTES // 2 - 100)))
+    for _ in range(2):
+        clerk.line.hear(frame)
+    clerk.mail.get()()
+    clerk.line.hear(frame)
+    assert not refusals(clerk), "one was taken"
+    clerk.line.hear(frame)
+    assert refusals(clerk) == [TOO_MANY]
 
 
 def test_nothing_waits_before_hello() -> None:

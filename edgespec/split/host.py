@@ -116,13 +116,11 @@ class Host:
         if isinstance(request, Hello):
             self.greet(line, request)
         else:
-            _check_greeted(line)
             self.send_tokenizer(line)
 
     def take(self, line: Line, request: Request, digest: bytes) -> None:
         if self.closed:
             raise RefusedError("the server is closing", "closing")
-        _check_greeted(line)
         if isinstance(request, TakeSeat):
             self.seat(line, request)
         elif isinstance(request, (Upload, Judge)):
@@ -235,8 +233,3 @@ class Host:
             guest.next = lambda: self.guests.drop(guest)
         else:
             self.guests.drop(guest)
-
-
-def _check_greeted(line: Line) -> None:
-    if not line.greeted:
-        raise ProtocolError("the first frame of a connection is Hello")

@@ -87,11 +87,11 @@ class Line:
         except ProtocolError as error:
             self.refuse("nonsense", str(error))
             return
+        if not (self.greeted or isinstance(request, Hello)):
+            self.refuse("nonsense", "the first frame of a connection is Hello")
+            return
         if isinstance(request, (Hello, AskTokenizer)):
             self.attempt(lambda: self.listener.introduce(self, request))
-            return
-        if not self.greeted:
-            self.refuse("nonsense", "the first frame of a connection is Hello")
             return
         if isinstance(request, Heard):
             self._heard()
