@@ -363,6 +363,24 @@ def test_a_server_that_was_started_anew_goes_on(engine: Engine, expected: dict[s
             )
 
 
+def test_a_server_that_plans_other_room_goes_on(
+    engine: Engine, model: Path, expected: dict[str, Response]
+) -> None:
+    """As one that is started anew finds other memory free."""
+    context = engine.plan.context - 64
+    smaller = edgespec.load(model, memory="2GB", context=context, drafter="none")
+    with smaller, Running(engine) as one, Running(smaller) as two:
+        wires = Wires(one.host)
+
+        def restart() -> None:
+            wires.cut(down=False)
+            wires.host = two.host
+
+        with remote(wires) as far, far.new_session(CONTEXT) as session:
+            told = whole(meddling(session.generate(PROMPT, REPLY), 10, restart))
+    assert told.tokens == expected["greedy"].tokens
+
+
 def test_a_server_with_another_model_is_refused(engine: Engine, tmp_path: Path) -> None:
     another = edgespec.load(write_model(tmp_path / "other", seed=1), memory="2GB", context=200)
     with another, Running(engine) as one, Running(another) as two:
