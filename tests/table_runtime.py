@@ -111,6 +111,8 @@ class TableSeat:
 class TableVerifier:
     """See `core.verify.Verifier`. What follows depends on the last two tokens."""
 
+    together = 1
+
     def __init__(self) -> None:
         self.table = TableRuntime().table
         self.turn = threading.Lock()

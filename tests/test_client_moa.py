@@ -42,6 +42,7 @@ from edgespec.runtimes.torch.trained_files import save_module
 from edgespec.split import recall as split_recall
 from edgespec.split import seat as split_seat
 from edgespec.split.client import RemoteEngine
+from edgespec.split.host import Host
 from edgespec.split.options import ConnectOptions
 from edgespec.split.payload import pack_vectors, unpack_vectors, unsqueeze, vector_bytes
 from edgespec.split.protocol import ANSWERS, Judged, Recalled, read
@@ -345,17 +346,21 @@ def test_more_than_was_committed_is_not_recalled(engine: Engine, model: Path) ->
             seat, recollection = session.cache, session.cache.recollection
             assert recollection is not None
             recollection.truncate(10, seat.rounds - 1)
-            beyond = pack_vectors(np.zeros((len(seat.transcript) - 9, recollection.width), dtype=np.float32))
+            length, token = len(seat.transcript), vector_bytes(1, recollection.width)
+            beyond = pack_vectors(np.zeros((length - 9, recollection.width), dtype=np.float32))
+
+            def hear(start: int, stop: int, body: bytes) -> None:
+                seat._heard(Recalled(seat.rounds, start, stop, True, zlib.compress(body)))
+
+            with pytest.raises(ProtocolError, match=f"tokens 10 to {length + 1}, of {length}"):
+                hear(10, length + 1, beyond)
             with pytest.raises(ProtocolError, match="more than the"):
-                seat._heard(Recalled(seat.rounds, 10, True, zlib.compress(beyond)))
-            recollection.truncate(10, seat.rounds - 1)
-            seat._heard(
-                Recalled(
-                    seat.rounds, 10, True, zlib.compress(beyond[: 10 * vector_bytes(1, recollection.width)])
-                )
-            )
+                hear(10, length, beyond)
+            hear(10, 20, beyond[: 10 * token])
+            assert recollection.length == 20
             seat._agreed = 0
-            seat._heard(Recalled(seat.rounds, recollection.length, True, zlib.compress(beyond)))
+            with pytest.raises(ProtocolError, match=f"tokens 20 to {length}, of 0"):
+                hear(20, length, beyond)
 
 
 @pytest.fixture
@@ -470,6 +475,8 @@ class SlowWire(Wire):
         super().__init__(wires)
 
     def _arrive(self, frame: bytes) -> None:
+        if isinstance(answer := read(frame, ANSWERS), Recalled):
+            self.wires.recalled += range(answer.start, answer.stop)  # type: ignore[attr-defined]
         self.free = max(time.monotonic(), self.free) + len(frame) / self.rate
         self.coming.append((self.free, frame))
 
@@ -485,6 +492,10 @@ class SlowWire(Wire):
 
 class SlowWires(Wires):
     rate = 1e9
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.recalled: list[int] = []  # tokens, as their vectors were sent
 
     def __call__(self) -> SlowWire:
         self.made.append(SlowWire(self))
@@ -518,6 +529,7 @@ def test_answers_do_not_wait_behind_a_prompts_vectors(
             assert isinstance(seat, RemoteSeat)
             assert seat.recollection is not None
             assert seat.recollection.length > 20
+            assert len(wires.recalled) == len(set(wires.recalled)), "vectors were sent twice"
 
 
 class Recalls:
@@ -627,7 +639,7 @@ def recalled(
     start: int, count: int, width: int = 8, packed: bool = False, extra: bytes = b"", value: float = 1.0
 ) -> Recalled:
     body = pack_vectors(np.full((count, width), value, dtype=np.float32)) + extra
-    return Recalled(1, start, packed, zlib.compress(body) if packed else body)
+    return Recalled(1, start, start + count, packed, zlib.compress(body) if packed else body)
 
 
 def test_what_is_recalled_is_bounded() -> None:
@@ -639,9 +651,9 @@ def test_what_is_recalled_is_bounded() -> None:
         recalled(3, 8),
         recalled(3, 0),
         recalled(3, 2, extra=b"1"),
-        Recalled(1, 3, True, b"nothing"),
-        Recalled(1, 3, True, zlib.compress(bytes(10**7))),
-        Recalled(1, 3, False, b"\xff\xff" + bytes(8)),  # its scale is NaN
+        Recalled(1, 3, 4, True, b"nothing"),
+        Recalled(1, 3, 4, True, zlib.compress(bytes(10**7))),
+        Recalled(1, 3, 4, False, b"\xff\xff" + bytes(8)),  # its scale is NaN
     ):
         with pytest.raises(ProtocolError):
             recollection.take(beyond, 10)
@@ -670,7 +682,7 @@ def test_an_answer_to_who_has_heard_more_since() -> None:
 def test_numbers_that_a_client_cannot_keep_are_its_largest() -> None:
     recollection = Recollection(2)
     scale = np.array([np.finfo(np.float16).max], dtype="<f2").tobytes()
-    recollection.take(Recalled(1, 0, False, scale + bytes([127, 128])), 10)
+    recollection.take(Recalled(1, 0, 1, False, scale + bytes([127, 128])), 10)
     assert recollection.vectors(0, 1).tolist() == [[65504.0, -65504.0]]
 
 

@@ -287,17 +287,17 @@ def test_what_is_recalled_is_whole_tokens() -> None:
     recollection = Recollection(12, 4)
     vectors = np.repeat(np.array([[1000.0], [1.0], [0.01]], np.float32), 4, axis=1)  # of one token
 
-    def told(start: int, body: bytes) -> Recalled:
-        return Recalled(1, start, False, body)
+    def told(start: int, stop: int, body: bytes) -> Recalled:
+        return Recalled(1, start, stop, False, body)
 
-    recollection.take(told(0, pack_vectors(np.tile(vectors, (2, 1)))), 5)
+    recollection.take(told(0, 2, pack_vectors(np.tile(vectors, (2, 1)))), 5)
     assert recollection.length == 2
     assert recollection.vectors(0, 2) == pytest.approx(np.tile(vectors.reshape(1, 12), (2, 1)), rel=0.01)
-    for count in (1, 2, 4, 12):  # too few vectors for a token, too many, and more than are committed
+    for count in (1, 2, 4, 12):  # too few vectors for a token, and too many
         with pytest.raises(ProtocolError):
-            recollection.take(told(2, pack_vectors(np.tile(vectors, (4, 1))[:count])), 5)
+            recollection.take(told(2, 3, pack_vectors(np.tile(vectors, (4, 1))[:count])), 5)
     assert recollection.length == 2
-    recollection.take(told(1, pack_vectors(2 * np.tile(vectors, (2, 1)))), 5)
+    recollection.take(told(1, 3, pack_vectors(2 * np.tile(vectors, (2, 1)))), 5)
     assert recollection.vectors(1, 3)[:, 0].tolist() == pytest.approx([1000, 2000], rel=0.01)
 
 

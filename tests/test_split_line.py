@@ -146,7 +146,7 @@ def test_an_answer_waits_behind_few_vectors() -> None:
     line = clerk.line
     for start in range(2 * AT_ONCE):
         assert line.takes(lambda: asked.append(1))
-        line.tell(Recalled(1, start, False, b"123"))
+        line.tell(Recalled(1, start, start + 1, False, b"123"))
     assert not line.takes(lambda: asked.append(2)), "as many wait as may be under way"
     line.tell(Judged(1, 1, bytes(8), b"123"))
     assert kinds(clerk) == "R" * AT_ONCE + "J"
@@ -154,15 +154,52 @@ def test_an_answer_waits_behind_few_vectors() -> None:
     assert kinds(clerk) == "R" * AT_ONCE + "JR"
     clerk.mail.get(timeout=WAIT)()
     assert asked == [2], "who could not send more is told when it can, once"
-    line.unsay()
+    line.hear(written(Judge(bytes(16), 2, 0, bytes(8), -1, 3, b"")))
+    clerk.mail.get(timeout=WAIT)()
     for _ in range(3 * AT_ONCE):  # more than there were
         line.hear(written(Heard()))
     assert kinds(clerk) == "R" * AT_ONCE + "JR", "what is of no use any more is not sent"
     for start in range(2 * AT_ONCE):
-        line.tell(Recalled(2, start, False, b"123"))
+        line.tell(Recalled(2, start, start + 1, False, b"123"))
     assert len(clerk.sent) == 2 * AT_ONCE + 2, "words that were not due are no credit"
     line.lost()
     line.hear(written(Heard()))
     assert len(clerk.sent) == 2 * AT_ONCE + 2
     assert not line.takes(lambda: asked.append(3))
     assert clerk.mail.qsize() == 1, "the connection is left, and nothing else"
+
+
+def judge(number: int, committed: int, known: int) -> Judge:
+    return Judge(bytes(16), number, committed, bytes(8), known, 3, b"")
+
+
+def test_vectors_under_way_are_not_sent_again() -> None:
+    clerk = Clerk()
+    line = clerk.line
+    line.hear(written(judge(1, 40, 0)))
+    for start in range(0, 10 * (AT_ONCE + 2), 10):
+        line.tell(Recalled(1, start, start + 10, False, b"123"))
+    coming = 10 * (AT_ONCE + 1)  # the last token of a frame under way, once one of them was heard
+    line.hear(written(Heard()))
+    request = judge(2, coming + 10, 10)
+    line.hear(written(request))
+    assert line.known(request) == coming
+    line.hear(written(Heard()))
+    assert len(clerk.sent) == AT_ONCE + 1, "what was not sent is made anew, behind the answer"
+    assert line.known(request) == coming, "this frame has come behind the question"
+    line.tell(Recalled(1, coming, coming + 10, False, b"just made"))
+    assert len(clerk.sent) == AT_ONCE + 2
+    assert line.known(request) == coming + 10
+    line.tell(Recalled(1, coming + 10, coming + 20, False, b"more, and as many are under way as may be"))
+    line.hear(written(Heard()))
+    assert len(clerk.sent) == AT_ONCE + 2
+    for other in (judge(3, coming + 20, 15), judge(4, coming - 1, 30)):  # it has not taken them; another text
+        line.hear(written(other))
+        assert line.known(other) == other.known
+        line.tell(Recalled(2, coming + 20, coming + 30, False, b"behind a gap"))
+        assert len(clerk.sent) == AT_ONCE + 2
+    for _ in range(AT_ONCE):
+        line.hear(written(Heard()))
+    last = judge(5, coming + 20, 20)
+    line.hear(written(last))
+    assert line.known(last) == 20, "nothing is under way"

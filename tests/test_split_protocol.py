@@ -79,7 +79,7 @@ TREE = TokenTree(
 NODES, TOKENS = pack_nodes(TREE), pack_tokens([5, 7, 300])
 HOT = GenerationOptions(temperature=0.7, top_p=0.95, top_k=40, min_p=0.01, seed=2**63 - 1)
 VECTORS = np.arange(48, dtype=np.float32).reshape(6, 8)
-SQUEEZED = Recalled(LARGE, 2, True, zlib.compress(pack_vectors(VECTORS)))
+SQUEEZED = Recalled(LARGE, 2, 8, True, zlib.compress(pack_vectors(VECTORS)))
 BACKEND = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
 PACKED, _ = packed_tokenizer(Tokenizer(BACKEND, 0, (1, 2), {"default": "{{ messages }}"}, {"bos_token": "a"}))
 BODIES = "tokens", "nodes", "data", "vectors"
@@ -105,7 +105,7 @@ ANSWERED: list[Answer] = [
     TokenizerPart(10**6, b"{}" * 500),
     TokenizerPart(0, PACKED),
     SQUEEZED,
-    Recalled(LARGE, 3, False, pack_vectors(VECTORS)),
+    Recalled(LARGE, 3, 9, False, pack_vectors(VECTORS)),
     Refusal("full", "no room", 2.5),
 ]
 
@@ -163,7 +163,7 @@ def test_whole_frames_of_a_round_at_8b_sizes_are_within_a_tenth_of_it(
     answered = written(Judged(number, length + accepted, digest, tokens))
     formula = 4 * nodes + 3 * accepted + 2 * accepted * e_kv * (tli + 1)
     for body in ((False, vectors), squeeze(vectors)):
-        recalled = written(Recalled(number, length, *body))
+        recalled = written(Recalled(number, length, length + accepted, *body))
         assert abs(len(asked) + len(answered) + len(recalled) - formula) < 0.1 * formula
         assert len(recalled) - len(body[1]) <= 64
     assert len(asked) - 4 * nodes <= 64

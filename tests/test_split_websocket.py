@@ -6,13 +6,16 @@ import io
 import json
 import os
 import re
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -26,13 +29,17 @@ from edgespec.errors import LinkError, OptionError, ProtocolError, RefusedError
 from edgespec.response import whole
 from edgespec.serving.client import ServerClient
 from edgespec.split import line
+from edgespec.split import websocket as websocket_module
 from edgespec.split.address import address_of
 from edgespec.split.host import Host
 from edgespec.split.line import Line
 from edgespec.split.payload import pack_tokens, unsqueeze
 from edgespec.split.protocol import FRAME_BYTES, REQUESTS, Judge, Upload, read
+from edgespec.split.websocket import websocket
+from tests.sessions import WAIT
 from tests.split_ends import Running, listening
 from tests.test_session import prompt_of, write_model
+from tests.test_tls import certify
 
 BUSY = b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: %d\r\n\r\n%s"
 LOADING = b'{"error": {"message": "it is being loaded"}}'
@@ -271,6 +278,42 @@ def test_servers_that_speak_otherwise(answer: bytes, error: type[Exception], fac
         with pytest.raises(error, match=fact):
             edgespec.connect(f"ws://127.0.0.1:{server.getsockname()[1]}")
         thread.join()
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_server_that_reads_nothing_holds_nobody(
+    encrypted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket_module, "SEND_SECONDS", 0.4)
+    context, ca = None, None
+    if encrypted:
+        if shutil.which("openssl") is None:
+            pytest.skip("certificates are made by openssl")
+        certificate, key = certify(tmp_path, "server")
+        context, ca = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), str(certificate)
+        context.load_cert_chain(certificate, key)
+    over = threading.Event()
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        url = f"{'https' if encrypted else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
+        frugal: dict[str, Any] = {"compression": None, "max_queue": 1, "close_timeout": 0.1}
+        with serve(lambda _: bool(over.wait(WAIT)), sock=listener, ssl=context, **frugal) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            transport = websocket(url, None, ca)()
+
+            def flood() -> None:
+                for _ in range(64):  # MiB, more than systems keep
+                    transport.send(bytes(FRAME_BYTES))
+
+            with pytest.raises(LinkError, match="is lost"):
+                flood()
+            over.set()
+            transport.close()
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("frame", ["text", b"\xc1", bytes(FRAME_BYTES + 1), b""])

@@ -183,11 +183,11 @@ Part = Verification | PrefillBlock
 
 
 def blocks(
-    cache: Seat, tokens: Sequence[int], observer: PassObserver | None = None
+    cache: Seat, tokens: Sequence[int], observer: PassObserver | None = None, together: int = 1
 ) -> Iterator[PrefillBlock]:
-    """A prompt, cut as its bits need it."""
-    for start in range(0, len(tokens), PREFILL_ROWS):
-        stop = start + PREFILL_ROWS
+    """A prompt, cut as its bits need it. together: for who cuts it so himself, so many in one piece."""
+    for start in range(0, len(tokens), together * PREFILL_ROWS):
+        stop = start + together * PREFILL_ROWS
         yield PrefillBlock(cache, tokens[start:stop], stop >= len(tokens), observer=observer)
 
 

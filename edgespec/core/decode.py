@@ -68,7 +68,7 @@ class Decoding:
         self.trace, self.check, self.private = trace or Trace(), check, private
         self.root = -1
         self._settling = 0.0  # seconds: of learning from the latest draft
-        self._blocks = deque(blocks(seat, prompt[seat.length :], observer))
+        self._blocks = deque(blocks(seat, prompt[seat.length :], observer, verifier.together))
 
     def ask(self) -> Part:
         """Its part of the next pass: a block of the prompt, or a tree."""

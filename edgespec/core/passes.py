@@ -36,6 +36,8 @@ GATHER = 0.1  # of the last pass's time may the next one wait for those it serve
 class LocalVerifier:
     """See `core.verify.Verifier`. One for each target, whose passes it runs one after the other."""
 
+    together = 1
+
     def __init__(self, target: Target, allotter: Allotter | None = None) -> None:
         """`allotter`: decides which nodes of the trees that are offered a pass verifies; None = all."""
         self.target, self.allotter = target, allotter

@@ -20,7 +20,12 @@ class Verifier(Protocol[S]):
     A *seat* is a conversation's place with it, wherever its keys and values are. What it wants of a pass, the
     next block of its prompt or a tree judged, is a *part* (`core.batch`). Whatever goes wrong (Cancelled,
     KeyboardInterrupt, a disk error) leaves seats at their committed lengths, and no pass still uses them.
+
+    Attributes:
+        together: blocks of a prompt that a part may have in one piece (`core.batch.blocks`).
     """
+
+    together: int
 
     @property
     def turn(self) -> AbstractContextManager[Any]:

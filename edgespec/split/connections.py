@@ -47,6 +47,7 @@ class Connections:
             if not (later and passing(error)):
                 raise
         self.answered = self._told = time.monotonic()  # when a server said a word last; told: an answer
+        self._most = MOST_WORK  # seconds that words count for which are none
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -120,13 +121,17 @@ class Connections:
             if answer is not None:
                 self.inbox.append(answer)
                 now = time.monotonic()
-                if now - self._told < MOST_WORK:
+                if now - self._told < self._most:
                     self.answered, self._in_vain = now, 0
 
     def answers(self) -> None:
         """What was asked for last has been answered: whatever else a server says, it may say so long and no
         longer."""
-        self._told = time.monotonic()
+        self._told, self._most = time.monotonic(), MOST_WORK
+
+    def expects(self, passes: int) -> None:
+        """What is asked for next takes the server so many."""
+        self._most = MOST_WORK * passes
 
     def tell(self, frame: bytes) -> None:
         """If it can be told."""

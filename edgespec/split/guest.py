@@ -45,8 +45,6 @@ class Connection(Protocol):
 
     def takes(self, then: Callable[[], None]) -> bool: ...
 
-    def unsay(self) -> None: ...
-
 
 class Guest:
     """What a server keeps of one conversation. In the thread that runs the passes, all of it.
@@ -81,7 +79,7 @@ class Guest:
         number, known = self._asked
         if request.round > number:
             self._asked, self._said = (request.round, digest), None
-            self._unsay()
+            self._hush()
             return True
         if request.round < number or digest != known:
             raise ProtocolError(f"round {request.round} is over: the latest was {number}")
@@ -102,7 +100,6 @@ class Guest:
 
     def recollect(self, known: int) -> None:
         """The latest round has been answered; of so many tokens the client has the vectors."""
-        self._unsay()
         if self.recall is not None:
             self.recall.answer(self, known)
 
@@ -110,12 +107,10 @@ class Guest:
         """See `split.recall.Attending`."""
         return self.line is not None and self.line.takes(then)
 
-    def _unsay(self) -> None:
-        """The client says anew what it has."""
+    def _hush(self) -> None:
+        """No vectors are made any more, until the next round is answered."""
         if self.recall is not None:
             self.recall.forget(self)
-        if self.line is not None:
-            self.line.unsay()
 
     def undo(self, round: int) -> None:
         """That round failed: it may be asked for again."""
@@ -151,7 +146,7 @@ class Guest:
         """Its memory goes back to the ledger."""
         session, self.session = self.session, None
         self.transcript.truncate(0)
-        self._unsay()
+        self._hush()
         if session is not None:
             session.close()
 
@@ -165,9 +160,10 @@ class Work:
 
     positions: int
 
-    def __init__(self, guest: Guest, asked: Upload | Judge, over: Over) -> None:
-        """`over`: called once, when it has been answered, or with why it has not."""
-        self.guest, self.round, self.known, self.over = guest, asked.round, asked.known, over
+    def __init__(self, guest: Guest, asked: Upload | Judge, known: int, over: Over) -> None:
+        """known: tokens that the client has the vectors of. `over`: called once, when it has been answered,
+        or with why it has not."""
+        self.guest, self.round, self.known, self.over = guest, asked.round, known, over
         self.cancellation = Cancellation()
         self._parts = deque[Part]()
 
@@ -214,9 +210,9 @@ class Work:
 class Reading(Work):
     """A prompt, or a part of one."""
 
-    def __init__(self, guest: Guest, asked: Upload, vocabulary: int, over: Over) -> None:
+    def __init__(self, guest: Guest, asked: Upload, vocabulary: int, known: int, over: Over) -> None:
         """Raises ProtocolError for what is no prompt that fits."""
-        super().__init__(guest, asked, over)
+        super().__init__(guest, asked, known, over)
         room = min(guest.context - asked.committed, MOST_TOKENS)
         tokens = unpack_tokens(unsqueeze(asked.packed, asked.tokens, 3 * room), vocabulary)
         if not tokens or len(tokens) > room:
@@ -243,9 +239,11 @@ class Reading(Work):
 class Judging(Work):
     """A tree."""
 
-    def __init__(self, guest: Guest, asked: Judge, vocabulary: int, nodes: int, over: Over) -> None:
+    def __init__(
+        self, guest: Guest, asked: Judge, vocabulary: int, nodes: int, known: int, over: Over
+    ) -> None:
         """Raises ProtocolError for what is no tree that fits."""
-        super().__init__(guest, asked, over)
+        super().__init__(guest, asked, known, over)
         tree = self.tree = unpack_nodes(asked.nodes, asked.root, vocabulary)
         deepest = int(tree.depths.max())
         self.positions = asked.committed + 1 + deepest

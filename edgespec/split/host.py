@@ -190,9 +190,9 @@ class Host:
         vocabulary, nodes = self._welcome.vocabulary, self._welcome.nodes
         try:
             work = (
-                Reading(guest, request, vocabulary, over)
+                Reading(guest, request, vocabulary, line.known(request), over)
                 if isinstance(request, Upload)
-                else Judging(guest, request, vocabulary, nodes, over)
+                else Judging(guest, request, vocabulary, nodes, line.known(request), over)
             )
             self.guests.admit(guest, work.positions)
         except BaseException:

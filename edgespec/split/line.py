@@ -74,10 +74,11 @@ class Line:
         self.greeted = self.over = self.has_tokenizer = False
         # Frames that have come, and that were taken: each is counted by one thread, so neither needs a lock.
         self._come = self._taken = self._come_bytes = self._taken_bytes = 0
-        self._round: int | None = None  # under way
+        self._round, self._judged = 0, True  # the latest that was asked for, and whether it was answered
         self._lock = threading.RLock()  # of what is long:
         self._parts = deque[TokenizerPart | Recalled]()  # to be sent, behind
-        self._flying = 0  # that have not been heard
+        self._flying = deque[TokenizerPart | Recalled]()  # those that have not been heard
+        self._coming = 0, 0  # tokens, whose vectors are under way and not of that round
         self._then: Callable[[], None] | None = None  # to be done when more is wanted
 
     def hear(self, frame: bytes) -> None:
@@ -104,8 +105,36 @@ class Line:
             return
         digest = b""
         if isinstance(request, (Upload, Judge)):
-            self._round, digest = request.round, xxhash.xxh3_128_digest(frame)
+            digest = xxhash.xxh3_128_digest(frame)
+            self._asks(request)
         self.listener.post(lambda: self.attempt(lambda: self._take(request, digest, len(frame))))
+
+    def _asks(self, request: Upload | Judge) -> None:
+        """The client says anew what it has, so vectors that were not sent yet are of no use any more; those
+        under way will come, and are not to be sent again."""
+        with self._lock:
+            self._round, self._judged = request.round, False
+            self._parts = deque(part for part in self._parts if not isinstance(part, Recalled))
+            coming = [part for part in self._flying if isinstance(part, Recalled)]
+            self._coming = (coming[0].start, coming[-1].stop) if coming else (0, 0)
+
+    def _late(self, message: Recalled) -> bool:
+        """Whether these vectors are the round's before, and no more of them is to be sent; else they are
+        under way, too."""
+        if message.round >= self._round:
+            return False
+        start, stop = self._coming
+        if self._parts or len(self._flying) >= AT_ONCE or (start < stop and stop != message.start):
+            return True
+        self._coming = start if start < stop else message.start, message.stop
+        return False
+
+    def known(self, request: Upload | Judge) -> int:
+        """Tokens that its client has the vectors of, or will have without asking for more: those under way
+        are of use where they go on from what it has, and are of the text that it has now. If it did not want
+        them after all, it says so in the next round."""
+        start, stop = self._coming
+        return stop if start == request.known and stop <= request.committed else request.known
 
     def _take(self, request: Request, digest: bytes, nbytes: int) -> None:
         self._taken += 1
@@ -126,34 +155,36 @@ class Line:
     def beat(self) -> None:
         """To be called every `protocol.STILL_SECONDS`: who waits for an answer hears that it comes."""
         if self.owes and not self.over:
-            self._send(written(Still(self._round or 0)))
+            self._send(written(Still(0 if self._judged else self._round)))
 
     @property
     def owes(self) -> bool:
         """Something was asked here, and has not been answered yet."""
-        return self._come != self._taken or self._round is not None
+        return self._come != self._taken or not self._judged
 
     def tell(self, message: Told) -> None:
         if isinstance(message, (TokenizerPart, Recalled)):
             with self._lock:
-                self._parts.append(message)
+                if not (isinstance(message, Recalled) and self._late(message)):
+                    self._parts.append(message)
                 self._fly()
             return
         if getattr(message, "round", None) == self._round:  # else of one that the client has given up
-            self._round = None
+            self._judged = True
         if not self.over:
             self._send(written(message))
 
     def _fly(self) -> None:
         """Send what may be under way. Answers need not wait behind more than that."""
-        while self._parts and self._flying < AT_ONCE and not self.over:
-            self._flying += 1
-            self._send(written(self._parts.popleft()))
+        while self._parts and len(self._flying) < AT_ONCE and not self.over:
+            self._flying.append(self._parts.popleft())
+            self._send(written(self._flying[-1]))
 
     def _heard(self) -> None:
         then = None
         with self._lock:
-            self._flying = max(0, self._flying - 1)
+            if self._flying:
+                self._flying.popleft()
             self._fly()
             if len(self._parts) < AT_ONCE:
                 then, self._then = self._then, None
@@ -168,11 +199,6 @@ class Line:
                 return not self.over
             self._then = then
             return False
-
-    def unsay(self) -> None:
-        """Vectors that were not sent yet are of no use any more."""
-        with self._lock:
-            self._parts = deque(part for part in self._parts if not isinstance(part, Recalled))
 
     def refuse(self, why: Why, words: str, seconds: float = 0.0) -> None:
         """And close it."""

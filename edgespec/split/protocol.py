@@ -26,7 +26,7 @@ from edgespec.errors import OptionError, ProtocolError
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.values import MOST
 
-VERSION = 5
+VERSION = 6
 FRAME_BYTES = 2**20  # of any frame
 SEAT_BYTES = 16  # of a session's id: a secret, and random
 HASH_BYTES = 8  # XXH3-64 of the conversation so far, `split.transcript`
@@ -195,11 +195,12 @@ class TokenizerPart(Told, tag=38):
 
 
 class Recalled(Told, tag=40):
-    """What the client's drafter attends to, of committed tokens from the `start`th on; behind the answer to
+    """What the client's drafter attends to, of the committed tokens `start` to `stop`; behind the answer to
     the round."""
 
     round: Natural
     start: Natural
+    stop: Natural
     packed: bool
     vectors: Body
 

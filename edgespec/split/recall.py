@@ -156,7 +156,7 @@ class Recall:
             body = pack_vectors(np.concatenate(wanted.made).reshape(-1, self.memory.each))
         except ValueError:  # NaN: its drafter does without
             return
-        told = Recalled(wanted.round, wanted.start, *squeeze(body))
+        told = Recalled(wanted.round, wanted.start, wanted.at, *squeeze(body))
         self.nbytes += len(told.vectors)
         guest.tell(told)
         self.answer(guest, wanted.at)
@@ -178,15 +178,16 @@ class Recollection:
 
     def take(self, answer: Recalled, committed: int) -> None:
         """What has come; committed: tokens that both ends have. Raises ProtocolError."""
-        if answer.round < self._since or answer.start > self.length or committed <= self.length:
+        start, stop = answer.start, answer.stop
+        if answer.round < self._since or start > self.length or start < stop <= self.length:
             return  # it is of another text, or here already
+        if not start < stop <= committed:
+            raise ProtocolError(f"the server recalls tokens {start} to {stop}, of {committed}")
         # Who asked for it may not have had yet what came since: what is here stays.
-        body = unsqueeze(answer.packed, answer.vectors, (committed - answer.start) * self._bytes)
-        count = len(body) // self._bytes
-        if not count:
-            raise ProtocolError("the server recalls nothing, and says so")
+        count = stop - start
+        body = unsqueeze(answer.packed, answer.vectors, count * self._bytes)
         vectors = unpack_vectors(body, count * self.width // self.each, self.each)
-        self.put(vectors.reshape(count, self.width)[self.length - answer.start :])
+        self.put(vectors.reshape(count, self.width)[self.length - start :])
 
     def put(self, vectors: NDArray[np.float32]) -> None:
         length = self.length + len(vectors)

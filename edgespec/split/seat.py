@@ -19,6 +19,7 @@ from edgespec.core.batch import Part, PrefillBlock
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import shared_prefix
 from edgespec.errors import EdgeSpecError, LinkError, ProtocolError
+from edgespec.runtimes.base import PREFILL_ROWS
 from edgespec.split.checks import outcome_of, token_behind
 from edgespec.split.connections import Connections
 from edgespec.split.link import Link
@@ -43,7 +44,7 @@ from edgespec.split.transcript import Transcript
 TICK = 0.02  # seconds between two looks at whether a round was cancelled
 PIECE = 4096  # tokens of a prompt in one frame
 BEHIND = 8  # times that a server may have lost the text within one round
-LATE_WORK = 10.0  # seconds, and four times the slowest answer, that a server may be at work on a tree
+LATE_WORK = 10.0  # seconds, and four times the slowest pass, that a server may be at work on a tree
 RECALL = 0.05  # seconds, and half a round trip, that drafts wait for what they attend to
 
 Round = Generator[None, None, Uploaded | Judged | Behind]
@@ -68,7 +69,7 @@ class RemoteSeat:
         self._manner: Manner | None = None
         self._agreed = 0  # tokens of the transcript that the server has said it has
         self.rounds = 0  # asked for; the latest one's number
-        self._took = self._slowest = 0.0  # seconds, the latest answer and the slowest
+        self._took = self._slowest = 0.0  # seconds, the latest answer, and the slowest of a pass
         self._late = float("inf")  # when the text goes on, although the server says that it is at work
         self._under_way: tuple[Part, Generator[None, None, None]] | None = None
         self.links = Connections(connect, context, later)
@@ -160,29 +161,30 @@ class RemoteSeat:
             text = self.transcript.plus(part.tokens)
             part.chosen = yield from self._bring(text, part.last)
             self.transcript = text
+            if part.last:
+                yield from self._recollect()
+            return
+        answer: Uploaded | Judged | Behind | None = None
+        for _ in range(BEHIND):
+            yield from self._bring(self.transcript, draws=False)
+            self._late = time.monotonic() + LATE_WORK + 4 * self._slowest
+            answer = yield from self._ask(partial(self._judge, part.tree))
+            self._late = float("inf")
+            if isinstance(answer, Judged):
+                break
+            self._fall_back(answer)
         else:
-            answer: Uploaded | Judged | Behind | None = None
-            for _ in range(BEHIND):
-                yield from self._bring(self.transcript, draws=False)
-                self._late = time.monotonic() + LATE_WORK + 4 * self._slowest
-                answer = yield from self._ask(partial(self._judge, part.tree))
-                self._late = float("inf")
-                if isinstance(answer, Judged):
-                    break
-                self._fall_back(answer)
-            else:
-                raise ProtocolError(f"the server has lost the text {BEHIND} times in one round")
-            follows = self._manner is not None and JUDGES[self._manner.judge] != "typical"
-            about = self.transcript, follows, self.vocabulary, self._took
-            part.outcome = outcome_of(answer, part.tree, *about)
-            self.transcript.extend(part.tree.tokens[part.outcome.path])
-            self._agreed = len(self.transcript)
+            raise ProtocolError(f"the server has lost the text {BEHIND} times in one round")
+        follows = self._manner is not None and JUDGES[self._manner.judge] != "typical"
+        about = self.transcript, follows, self.vocabulary, self._took
+        part.outcome = outcome_of(answer, part.tree, *about)
+        self.transcript.extend(part.tree.tokens[part.outcome.path])
+        self._agreed = len(self.transcript)
         if len(part) > 1:  # else nobody drafts at present
             began = time.monotonic()
             yield from self._recollect()
-            if not isinstance(part, PrefillBlock) and part.outcome is not None:  # it is the price of drafting
-                seconds = part.outcome.seconds + time.monotonic() - began
-                part.outcome = replace(part.outcome, seconds=seconds)
+            seconds = part.outcome.seconds + time.monotonic() - began  # it is the price of drafting
+            part.outcome = replace(part.outcome, seconds=seconds)
 
     def _recollect(self) -> Generator[None, None, None]:
         """What the drafter attends to comes right behind the answer: it is waited for, but not for long."""
@@ -209,8 +211,8 @@ class RemoteSeat:
         token, behind = -1, 0
         while self._agreed < len(text):
             start, stop = self._agreed, min(len(text), self._agreed + PIECE)
-            last = draws and stop == len(text)
-            answer = yield from self._ask(partial(self._upload, text, start, stop, last))
+            last, passes = draws and stop == len(text), -(-(stop - start) // PREFILL_ROWS)
+            answer = yield from self._ask(partial(self._upload, text, start, stop, last), passes)
             if isinstance(answer, Uploaded):
                 token = token_behind(answer, text, stop, last, self.vocabulary)
                 self._agreed = stop
@@ -228,12 +230,14 @@ class RemoteSeat:
         text = len(self.transcript), self.transcript.hash()
         return Judge(self.links.seat, number, *text, have, int(tree.tokens[0]), pack_nodes(tree))
 
-    def _ask(self, request: Callable[[int, int], Upload | Judge]) -> Round:
-        """Until there is an answer; on a new connection, the same round again, byte for byte."""
+    def _ask(self, request: Callable[[int, int], Upload | Judge], passes: int = 1) -> Round:
+        """Until there is an answer, which takes the server so many passes; on a new connection, the same
+        round again, byte for byte."""
         self.rounds += 1
         number, slowest, began, sent = self.rounds, 0.0, 0.0, 0.0
         asked: Link | None = None
         links, have = self.links, known(self.recollection)
+        links.expects(passes)
         while True:
             link = links.get(asked)
             if link is not None and link is not asked:
@@ -256,7 +260,7 @@ class RemoteSeat:
             links.answers()
             links.patience.learn(slowest)
             self._took = now - sent
-            self._slowest = max(self._slowest, self._took)
+            self._slowest = max(self._slowest, self._took / passes)
             return answer
 
     def _tell_manner(self, link: Link) -> None:

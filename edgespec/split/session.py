@@ -20,16 +20,19 @@ from edgespec.drafters.base import Drafter, committed, shared_prefix
 from edgespec.errors import LinkError
 from edgespec.progress import ProgressCallback
 from edgespec.response import Response
+from edgespec.runtimes.base import PREFILL_ROWS
 from edgespec.session import Session
 from edgespec.split.alone import Alone, Deputy
 from edgespec.split.protocol import as_manner
-from edgespec.split.seat import TICK, RemoteSeat
+from edgespec.split.seat import PIECE, TICK, RemoteSeat
 from edgespec.split.standby import Reserve
 from edgespec.text.prompt import Array
 
 
 class RemoteVerifier:
     """See `core.verify.Verifier`: each seat has a connection of its own, and asks for itself."""
+
+    together = PIECE // PREFILL_ROWS  # a round trip for each would be waited for
 
     def __init__(self, seat: Callable[[int], RemoteSeat]) -> None:
         self._seat, self._turn = seat, threading.RLock()
@@ -165,9 +168,10 @@ class RemoteSession(Session):
         chooser = reply.chooser
         self.cache.choose(as_manner(chooser.sampler.options, chooser.acceptance.name))
         with suppress(LinkError):
-            for block in blocks(self.cache, reply.prompt[self.cache.length : reply.safe], reply.observer):
+            verifier, safe = self.host.verifier, reply.prompt[self.cache.length : reply.safe]
+            for block in blocks(self.cache, safe, reply.observer, verifier.together):
                 block.last = False
-                self.host.verifier.compute([block])
+                verifier.compute([block])
         self.tokens = reply.prompt[: self.cache.length]
 
     def _without(self, reply: Reply, alone: Deputy) -> Iterator[Response]:

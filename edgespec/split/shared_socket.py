@@ -25,6 +25,7 @@ class SharedSocket(ssl.SSLSocket):
 
     _turn: Lock | None = None  # after the handshake
     _patience: float | None = None  # seconds that a call may take
+    _send_patience: float | None = None  # and, if that has no end, one that sends
 
     def do_handshake(self, block: bool = False) -> None:
         super().do_handshake(block)
@@ -37,10 +38,15 @@ class SharedSocket(ssl.SSLSocket):
         self._patience = value
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        return self._in_turn(lambda: ssl.SSLSocket.recv(self, buflen, flags))
+        return self._in_turn(lambda: ssl.SSLSocket.recv(self, buflen, flags), self._patience)
 
     def send(self, data: Any, flags: int = 0) -> int:
-        return self._in_turn(lambda: ssl.SSLSocket.send(self, data, flags))
+        patience = self._send_patience if self._patience is None else self._patience
+        return self._in_turn(lambda: ssl.SSLSocket.send(self, data, flags), patience)
+
+    def bound_sends(self, seconds: float) -> None:
+        """Who is there and reads nothing is waited for no longer."""
+        self._send_patience = seconds
 
     def shutdown(self, how: int) -> None:
         """Of the connection beneath. Python's own takes the encryption off first, and what other threads send
@@ -54,8 +60,8 @@ class SharedSocket(ssl.SSLSocket):
         with self._turn or Lock():
             super().close()
 
-    def _in_turn(self, work: Callable[[], T]) -> T:
-        last = None if self._patience is None else monotonic() + self._patience
+    def _in_turn(self, work: Callable[[], T], patience: float | None) -> T:
+        last = None if patience is None else monotonic() + patience
         while True:
             try:
                 with self._turn or Lock():
@@ -66,7 +72,7 @@ class SharedSocket(ssl.SSLSocket):
                 awaited = selectors.EVENT_WRITE
             self._wait(awaited, LOOK if last is None else min(LOOK, last - monotonic()))
             if last is not None and monotonic() >= last:
-                raise TimeoutError(f"nothing was read or written in {self._patience:g} s")
+                raise TimeoutError(f"nothing was read or written in {patience:g} s")
 
     def _wait(self, awaited: int, seconds: float) -> None:
         """Raises OSError where the connection was closed."""

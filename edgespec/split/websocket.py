@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import ssl
+import struct
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from socket import SHUT_RDWR
+from socket import SHUT_RDWR, SO_SNDTIMEO, SOL_SOCKET
+from socket import socket as Socket
 from typing import Any
 
 from edgespec.errors import (
@@ -24,6 +27,7 @@ from edgespec.split.protocol import FRAME_BYTES
 from edgespec.split.shared_socket import SharedSocket
 from edgespec.split.tls import UNTRUSTED, trusting
 
+SEND_SECONDS = 5.0  # that a server which reads nothing is waited for
 UNSOUND = (1002, 1007, 1009)  # what we say on closing, of frames that are broken, no text, too long
 REFUSED = {
     401: "it does not know the key, or asks for one",
@@ -95,9 +99,21 @@ def websocket(url: str, key: str | None, ca: str | None, purpose: Purpose = VERI
                 f"the proxy that the environment names cannot be used for {address.host}: {error}; name the "
                 "host in no_proxy, to go without"
             ) from None
+        _bound_sends(socket.socket)
         return _Socket(socket, opened)
 
     return dial
+
+
+def _bound_sends(socket: Socket) -> None:
+    """What is sent is short, and blocks only where a server lets it lie: then the connection is lost."""
+    if isinstance(socket, SharedSocket):
+        socket.bound_sends(SEND_SECONDS)
+    elif sys.platform == "win32":
+        socket.setsockopt(SOL_SOCKET, SO_SNDTIMEO, struct.pack("L", int(1000 * SEND_SECONDS)))
+    else:
+        seconds, rest = divmod(SEND_SECONDS, 1)
+        socket.setsockopt(SOL_SOCKET, SO_SNDTIMEO, struct.pack("ll", int(seconds), int(1e6 * rest)))
 
 
 def _denied(address: Address, purpose: Purpose, response: Any) -> EdgeSpecError:
