@@ -15,6 +15,7 @@ from msgspec.structs import replace
 import edgespec
 from edgespec.apps import saved
 from edgespec.config import EngineOptions, GenerationOptions
+from edgespec.control.controller import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter
@@ -29,6 +30,7 @@ from edgespec.errors import (
     RefusedError,
 )
 from edgespec.response import Response, whole
+from edgespec.runtimes.base import PREFILL_ROWS
 from edgespec.split import guests, line, link, seat
 from edgespec.split.client import RemoteEngine
 from edgespec.split.options import ConnectOptions
@@ -50,7 +52,7 @@ from edgespec.split.protocol import (
 )
 from edgespec.split.transcript import Transcript
 from edgespec.text.conversation import Message
-from tests.sessions import WAIT, in_threads
+from tests.sessions import WAIT, in_threads, wait_for
 from tests.split_ends import Running, Wire, Wires
 from tests.test_session import prompt_of, write_model
 
@@ -331,6 +333,59 @@ def test_memory_that_the_server_gave_to_others_is_filled_again(
         assert len(wires.made) == 2
 
 
+def test_a_long_prompt_crosses_the_link_once(wires: Wires, running: Running, engine: Engine) -> None:
+    """It takes the server several passes, and the connection is lost in their midst."""
+    prompt = prompt_of(1100, seed=4)
+    expected = edgespec.generate(engine, prompt, REPLY)
+    assert len(prompt) > 2 * PREFILL_ROWS
+
+    def uploads() -> list[Upload]:
+        return [asked for frame in wires.frames if isinstance(asked := read(frame, REQUESTS), Upload)]
+
+    with remote(wires) as far, far.new_session(1180) as session:
+        assert whole(session.generate(prompt, REPLY)).tokens == expected.tokens
+        assert len(uploads()) == 1
+    wires.frames.clear()
+    replies = list[Response]()
+    with remote(wires) as far, far.new_session(1180) as session:
+        running.held.clear()
+        thread = threading.Thread(target=lambda: replies.append(whole(session.generate(prompt, REPLY))))
+        thread.start()
+        wait_for(lambda: bool(uploads()))
+        wires.cut(down=False)
+        running.held.set()
+        thread.join()
+    assert [(reply.tokens, reply.verified) for reply in replies] == [(expected.tokens, True)]
+    assert {asked.committed for asked in uploads()} <= {0, PREFILL_ROWS, 2 * PREFILL_ROWS}
+
+
+def test_two_clients_of_one_session_hear_no_wrong_text(wires: Wires, expected: dict[str, Response]) -> None:
+    """As of a program that was copied while it ran: each takes the session from the other."""
+    with remote(wires) as far, far.new_session(CONTEXT) as one, far.new_session(CONTEXT) as two:
+        whole(one.generate(PROMPT[:9], REPLY))
+        two.cache.links.seat, two.cache.rounds = one.cache.links.seat, one.cache.rounds
+        two.cache.links.drop()
+        told = {"greedy": (one, REPLY), "sample": (two, HOT)}
+        said: dict[str, list[int]] = {name: [] for name in told}
+
+        def reply(name: str) -> None:
+            session, options = told[name]
+            for step in session.generate(PROMPT, options):
+                assert step.verified
+                said[name] += [] if step.token is None else [step.token]
+
+        ends = in_threads([partial(reply, name) for name in told])
+        for name, end in zip(told, ends, strict=True):
+            tokens = expected[name].tokens
+            assert said[name] == tokens[: len(said[name])]
+            if end is None:
+                assert said[name] == tokens
+            else:  # the session is taken, its round over, or an answer the other's
+                assert isinstance(end, (RefusedError, ProtocolError)), end
+    with remote(wires) as far:
+        assert edgespec.generate(far, PROMPT, REPLY).tokens == expected["greedy"].tokens
+
+
 def test_who_found_no_room_goes_on_when_there_is_some(
     wires: Wires, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -580,6 +635,26 @@ def test_a_chat_keeps_a_private_message_and_what_follows(wires: Wires) -> None:
         chat.undo()
         chat.undo()
         assert chat.send("Something else").verified, "it is private no more"
+
+
+@pytest.mark.parametrize("schedule", ["serial", "ssd"])
+def test_nothing_of_a_private_message_that_was_taken_back_is_drafted(wires: Wires, schedule: str) -> None:
+    """N-grams say again what they have read, and what they draft is sent."""
+    public, secret = [100 + i % 7 for i in range(40)], [3, 4, 5, 6, 7, 8, 9] * 10
+    options = EngineOptions(drafter="ngram", schedule=schedule)
+    with (
+        RemoteEngine(wires, "the server", ConnectOptions(), options) as far,
+        far.new_session(CONTEXT, Fixed(TreeBudget(8, 7, 1))) as session,
+    ):
+        whole(session.generate(public, REPLY))
+        assert not whole(session.generate(public + secret, REPLY, safe=len(public))).verified
+        wires.frames.clear()
+        said = whole(session.generate([*public, 100, 101, secret[0]], REPLY)).tokens
+        asked = [read(frame, REQUESTS) for frame in wires.frames]
+        nodes = b"".join(judge.nodes for judge in asked if isinstance(judge, Judge))
+        drafted = {int.from_bytes(nodes[at : at + 3], "little") for at in range(0, len(nodes), 4)}
+        assert drafted
+        assert not drafted & set(secret) - set(said) - {secret[0]}
 
 
 def test_a_private_message_is_nothing_special_to_a_model_that_is_here(engine: Engine) -> None:

@@ -31,6 +31,7 @@ from edgespec.split.protocol import (
     Still,
     TakeSeat,
     TokenizerPart,
+    Told,
     Upload,
     Uploaded,
     Welcome,
@@ -366,6 +367,48 @@ def test_a_growing_conversation_that_found_no_room_can_grow_later(tmp_path: Path
         again = Caller(served)
         again.sit(530, caller.seat)
         assert isinstance(again.say(request), Judged)
+        served.host.close()
+        served.run()
+
+
+def test_a_queued_round_that_finds_no_room_is_refused_to_who_is_there_now(tmp_path: Path) -> None:
+    """A round is given up for one that needs more memory, and the connection lost before the first ends."""
+    path = write_model(tmp_path / "m", max_position_embeddings=2048)
+    with edgespec.load(path, memory="2GB", context=600, drafter="ngram", batch=2) as engine:
+        served = Served(engine)
+        caller, prompt = Caller(served), prompt_of(guests.STEP - 6)
+        caller.sit(530)
+        answer = caller.say(caller.upload(prompt))
+        assert isinstance(answer, Uploaded)
+        caller.text.extend(prompt)
+
+        def hear(*messages: tuple[Caller, Told]) -> None:
+            for who, message in messages:
+                who.line.hear(written(message))
+            while served.mail:
+                served.mail.popleft()()
+
+        hear((caller, caller.judge(TokenTree.root(answer.token))))  # in the next pass, which has not begun
+        others = [Caller(served, greets=False) for _ in range(5)]
+        hear(
+            *[(other, Hello(VERSION)) for other in others], *[(other, TakeSeat(b"", 530)) for other in others]
+        )
+        grown = caller.judge(TokenTree.chain([answer.token, *range(1, 10)]))
+        hear((caller, grown))
+        caller.line.lost()
+        again = Caller(served, greets=False)
+        hear((again, Hello(VERSION)), (again, TakeSeat(caller.seat, 530)), (again, grown))
+        assert again.line.owes
+        served.run()
+        assert refused(again.heard[-1]) == "full"
+        assert again.closed
+        for other in others:
+            if isinstance(other.heard[-1], Seated):
+                other.say(LeaveSeat(other.heard[-1].seat))
+        last = Caller(served)
+        last.sit(530, caller.seat)
+        assert last.seat == caller.seat, "it has lost its conversation"
+        assert isinstance(last.say(grown), Judged), "what was read is there, and the round can be asked again"
         served.host.close()
         served.run()
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from edgespec.config import GenerationOptions
 from edgespec.errors import LinkError, RefusedError
 from edgespec.response import whole
 from tests.servers import ROOT, ServerProcess
+from tests.sessions import WAIT, wait_for
 from tests.test_session import prompt_of, write_model
 from tests.test_split_client import Parrot
 
@@ -106,6 +108,37 @@ def test_a_server_that_is_killed_and_comes_back(model: Path, expected: list[int]
             process.end()
     with pytest.raises(LinkError):
         edgespec.connect(server.url)
+
+
+def test_a_server_that_is_to_end_lets_replies_end(model: Path, expected: list[int], tmp_path: Path) -> None:
+    server = ServerProcess(str(model), "--memory", "2GB", "--context", "400", cache=tmp_path)
+    server.loaded()
+    met = list[str | int]()
+
+    def end() -> None:
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.get("/health")[0] == 503)
+        try:
+            edgespec.connect(server.url).close()
+        except RefusedError as error:
+            met.append(str(error))
+        met.append(server.process.wait(WAIT))
+
+    ending = threading.Thread(target=end)
+    with edgespec.connect(server.url, make=Parrot) as engine, engine.new_session() as session:
+        steps = []
+        for step in session.generate(PROMPT, REPLY):
+            steps.append(step)
+            if len(steps) == 5:
+                ending.start()
+            time.sleep(0.03)
+        reply = whole(steps)
+        assert (reply.tokens, reply.verified, reply.stats.lost) == (expected, True, 0)
+    ending.join()
+    assert len(met) == 2
+    assert "the server stops" in str(met[0])
+    assert met[1] == 128 + signal.SIGTERM
+    server.end()
 
 
 def test_a_command_goes_on_with_the_model_that_is_here(

@@ -61,7 +61,7 @@ def listening(
 
 class Server(uvicorn.Server):
     """Serves until a signal, or an error that ends the service. Replies under way have `patience` seconds
-    then; at a second signal, none."""
+    then, of clients that draft, too, while new requests are refused; at a second signal, none."""
 
     def __init__(
         self,
@@ -89,20 +89,24 @@ class Server(uvicorn.Server):
                 server_header=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=IDLE,
-                timeout_graceful_shutdown=int(patience) + 5,
+                timeout_graceful_shutdown=5,
                 h11_max_incomplete_event_size=MOST_HEADERS,
             )
         )
         self.config.load()
         self.config.ssl = tls
-        self.service, self.patience = service, patience
+        self.service, self.patience, self._signalled = service, patience, False
         service.ended = self._end
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit
-        super().handle_exit(sig, frame)
-        patience = 0 if self.force_exit else self.patience
-        threading.Thread(target=self.service.stop, args=(patience,), daemon=True).start()
+        self.force_exit, self._signalled = self._signalled, True
+
+        def stop(patience: float) -> None:
+            self.service.stop(patience)
+            # Not before: with this uvicorn closes all WebSockets at once.
+            super(Server, self).handle_exit(sig, frame)
+
+        threading.Thread(target=stop, args=(0 if self.force_exit else self.patience,), daemon=True).start()
 
     def _end(self) -> None:
         self.should_exit = True

@@ -33,6 +33,7 @@ from edgespec.session import reply_limit
 
 STEP = 256  # positions by which a session grows
 MOST_WAITING = 64  # requests
+LOOK = 0.05  # seconds between two looks at whether those come again whose replies may go on
 SWEEP = 5.0  # seconds; a tenant is told so often that time goes by
 MOST_PATIENCE = 60.0  # seconds that somebody is told to wait
 
@@ -60,7 +61,7 @@ class Scheduler:
         self._members: list[Replier] = []  # in the order in which they came
         self._queue: deque[Ticket] = deque()
         self._changed = threading.Condition()  # guards the queue and the following
-        self._closing = False
+        self._closing = self._cut = False  # cut: what is under way, too, has no time any more
         self._thread = threading.Thread(target=self._run, name="edgespec scheduler", daemon=True)
         self._thread.start()
 
@@ -117,6 +118,9 @@ class Scheduler:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(patience)
+        with self._changed:
+            self._cut = True
+            self._changed.notify_all()
         while self._thread.is_alive():
             for member in [*self._members]:
                 member.ticket.cancel()
@@ -168,7 +172,11 @@ class Scheduler:
                 self._queue.popleft().fail(
                     ClosedError("the server stops, and has not begun with this request")
                 )
-            return not self._closing or bool(self._members)
+            if not self._closing:
+                return True
+            while not (self._busy or self._cut) and self.visitors.mid_reply:
+                self._changed.wait(LOOK)
+            return bool(self._members) or (self._busy and not self._cut)
 
     def _listen(self, seconds: float) -> bool:
         """Whether a visitor's call comes in so many seconds."""

@@ -33,6 +33,10 @@ class Tenant(Protocol):
     def held(self) -> int:
         """Positions of the pool that they hold."""
 
+    @property
+    def mid_reply(self) -> bool:
+        """Whether somebody was answered just now, and is likely to want more passes for that reply."""
+
     def give_way(self) -> bool:
         """Give back some that are not needed now; False = there are none."""
 
@@ -64,6 +68,10 @@ class Visitors:
     @property
     def held(self) -> int:
         return 0 if self.tenant is None else self.tenant.held
+
+    @property
+    def mid_reply(self) -> bool:
+        return self.tenant is not None and self.tenant.mid_reply
 
     def join(self, visitor: Visitor) -> None:
         self._there.append(visitor)

@@ -38,6 +38,7 @@ from edgespec.split.vocabulary import packed_tokenizer
 if TYPE_CHECKING:
     from edgespec.engine import Engine
 
+MID_REPLY_SECONDS = 1.0  # since its last round, within which a reply most likely goes on
 TOKENIZER_BYTES = 2**16  # of a tokenizer's frames: each takes a slow link some seconds
 
 
@@ -94,6 +95,11 @@ class Host:
     def held(self) -> int:
         """See `serving.visitors.Tenant`."""
         return self.guests.held
+
+    @property
+    def mid_reply(self) -> bool:
+        """See `serving.visitors.Tenant`."""
+        return any(g.line is not None and self.clock() - g.since < MID_REPLY_SECONDS for g in self.guests)
 
     def give_way(self) -> bool:
         """See `serving.visitors.Tenant`."""
