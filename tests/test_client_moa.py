@@ -665,6 +665,33 @@ def test_what_is_recalled_is_bounded() -> None:
     assert recollection.length == 4
 
 
+def test_no_more_than_a_frame_is_recalled_at_once() -> None:
+    most = split_recall.in_frame(vector_bytes(1, 8))
+    recollection = Recollection(8)
+    with pytest.raises(ProtocolError, match=f"{most + 1} tokens at once; {most} are the most"):
+        recollection.take(recalled(0, most + 1, packed=True), 10**6)
+    recollection.take(recalled(0, most, packed=True), 10**6)
+    assert recollection.length == most
+
+
+def test_vectors_of_a_text_that_was_cut_are_of_use_as_far_as_it_goes() -> None:
+    recollection = Recollection(8)
+    recollection.take(recalled(0, 3), 10)  # of round 1
+    recollection.truncate(7, 1)
+    recollection.truncate(6, 1)
+    recollection.take(recalled(3, 4), 10)
+    assert recollection.length == 3, "to 7, of which the last is another"
+    recollection.take(recalled(3, 3), 10)
+    assert recollection.length == 6
+    recollection.truncate(4, 2)
+    recollection.truncate(4, 3)
+    recollection.take(recalled(4, 1), 10)
+    assert recollection.length == 4
+    recollection.truncate(2, 9)
+    recollection.take(recalled(2, 2), 10)
+    assert recollection.length == 2, "nobody knows any more what that round's text was"
+
+
 def test_an_answer_to_who_has_heard_more_since() -> None:
     """A round is asked before all that the one before recalls has come: so its own begins too early."""
     recollection = Recollection(8)

@@ -13,7 +13,7 @@ import pytest
 from edgespec.errors import EdgeSpecError, LinkError, ModelError, RefusedError
 from edgespec.split import alone, connections, link
 from edgespec.split.alone import Alone
-from edgespec.split.connections import Connections
+from edgespec.split.connections import SLOW_LINK, Connections
 from edgespec.split.link import LEAST_PATIENCE, MOST_LEARNT, MOST_WORK, Link, Patience
 from edgespec.split.protocol import VERSION, Answer, Seated, Still, Told, Welcome, written
 
@@ -154,6 +154,19 @@ def test_a_silent_one_is_listened_to_while_another_is_made(links: Connections, c
     assert link.closed
     assert new.seat == links.seat == SEAT
     assert links.traffic == (link.sent + new.sent, 1), "what the first one took counts"
+
+
+def test_a_long_question_may_take_time_to_cross(links: Connections, clock: Clock) -> None:
+    link = asked(links)
+    before = links.bearable
+    links.tell(bytes(3 * SLOW_LINK))
+    assert links.bearable == pytest.approx(before + 3, rel=0.01)
+    silence(links, clock)
+    assert links.get(link) is link
+    assert not FakeConnector.made
+    clock.sleep(3)
+    links.get(link)
+    assert len(FakeConnector.made) == 1
 
 
 def test_the_next_one_is_used_as_soon_as_it_has_its_seat(links: Connections, clock: Clock) -> None:

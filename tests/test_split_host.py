@@ -21,6 +21,7 @@ from edgespec.split.protocol import (
     VERSION,
     AskTokenizer,
     Behind,
+    GiveUp,
     Hello,
     Judge,
     Judged,
@@ -232,6 +233,63 @@ def test_a_round_is_given_up_for_the_next(served: Served, expected: dict[str, li
     answer = caller.say(caller.judge(tree))
     assert [first, *take(caller, tree, answer)] == expected["greedy"][:4]
     assert len(caller.heard) == 1
+
+
+LONG = prompt_of(6) * 20  # read in three passes
+
+
+def reading(served: Served, monkeypatch: pytest.MonkeyPatch) -> Caller:
+    """A client whose long prompt has been read a third."""
+    monkeypatch.setattr("edgespec.core.batch.PREFILL_ROWS", len(LONG) // 3)
+    caller = Caller(served)
+    caller.sit(CONTEXT)
+    caller.say(caller.upload(LONG), runs=False)
+    served.step()
+    served.passes = 0
+    return caller
+
+
+def test_what_nobody_waits_for_is_not_computed(
+    served: Served, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = reading(served, monkeypatch)
+    assert caller.say(GiveUp(caller.seat, caller.round)) is None
+    assert served.passes == 1, "the one under way"
+    caller.line.beat()
+    assert not caller.heard, "it does not wait"
+    assert caller.say(GiveUp(caller.seat, caller.round)) is None, "it is over"
+    answer = caller.say(caller.upload(LONG))
+    assert isinstance(answer, Uploaded)
+    assert answer.token == edgespec.generate(engine, LONG, REPLY).tokens[0]
+    assert not caller.closed
+
+
+def test_a_queued_round_can_be_given_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = reading(served, monkeypatch)
+    caller.say(caller.upload(LONG), runs=False)
+    assert caller.say(GiveUp(caller.seat, caller.round)) is None
+    assert served.passes == 1
+    assert isinstance(caller.say(caller.upload(LONG)), Uploaded)
+
+
+def test_who_is_gone_is_not_computed_for(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller = reading(served, monkeypatch)
+    caller.line.lost()
+    served.step()
+    served.host.sweep()
+    assert served.passes == 1, "a client that connects again finds its answer"
+    served.now += guests.GONE_SECONDS + 1
+    served.host.sweep()
+    served.run()
+    assert served.passes == 2
+    again = Caller(served)
+    again.sit(CONTEXT, caller.seat)
+    assert again.seat == caller.seat
+    again.round = caller.round
+    again.text.extend(LONG[: len(LONG) // 3])
+    served.passes = 0
+    assert isinstance(again.say(again.upload(LONG[len(LONG) // 3 :])), Uploaded), "what was read is there"
+    assert served.passes == 2
 
 
 def test_what_is_not_here_is_said(served: Served, expected: dict[str, list[int]]) -> None:

@@ -40,6 +40,7 @@ from edgespec.split.protocol import (
     Answer,
     AskTokenizer,
     Behind,
+    GiveUp,
     Heard,
     Hello,
     Judge,
@@ -94,6 +95,7 @@ ASKED: list[Request] = [
     LeaveSeat(SEAT),
     AskTokenizer(),
     Heard(),
+    GiveUp(SEAT, LARGE),
 ]
 ANSWERED: list[Answer] = [
     Welcome(VERSION, "demo", VOCABULARY, [2, 128_001], 8192, 32, 64, bytes(16), bytes(16)),

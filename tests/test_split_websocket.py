@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import json
 import os
@@ -33,6 +35,7 @@ from edgespec.split import websocket as websocket_module
 from edgespec.split.address import address_of
 from edgespec.split.host import Host
 from edgespec.split.line import Line
+from edgespec.split.link import Link
 from edgespec.split.payload import pack_tokens, unsqueeze
 from edgespec.split.protocol import FRAME_BYTES, REQUESTS, Judge, Upload, read
 from edgespec.split.websocket import websocket
@@ -314,6 +317,31 @@ def test_a_server_that_reads_nothing_holds_nobody(
             transport.close()
             server.shutdown()
             thread.join()
+
+
+def test_who_accepts_and_hangs_up_is_no_server() -> None:
+    """As a proxy does while its server is away: a connection that may be made again."""
+    rounds = 40
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            for _ in range(rounds):
+                connection, _ = listener.accept()
+                with connection:
+                    asked = connection.recv(4096)
+                    key = re.search(rb"(?i)sec-websocket-key: *(\S+)", asked)
+                    assert key is not None
+                    accept = hashlib.sha1(key[1] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
+                    upgraded = b"HTTP/1.1 101 Yes\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                    accepted = b"Sec-WebSocket-Accept: %s\r\n\r\n" % base64.b64encode(accept)
+                    connection.sendall(upgraded + accepted)
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        for _ in range(rounds):
+            with pytest.raises(LinkError):
+                Link(websocket(f"http://127.0.0.1:{listener.getsockname()[1]}", None, None)())
+        thread.join()
 
 
 @pytest.mark.parametrize("frame", ["text", b"\xc1", bytes(FRAME_BYTES + 1), b""])

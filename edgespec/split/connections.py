@@ -19,6 +19,7 @@ from edgespec.errors import EdgeSpecError, LinkError, RefusedError
 from edgespec.split.link import FIRST_WAIT, MOST_WORK, Connector, Link, Patience, passing
 from edgespec.split.protocol import PASSING, Answer, Seated, TakeSeat, written
 
+SLOW_LINK = 8000  # bytes of a question that a link is thought to carry in a second: a long prompt has 12,000
 DOUBLINGS = 5  # of the patience, at most, before a connection is replaced that has replaced a silent one
 
 
@@ -48,6 +49,7 @@ class Connections:
                 raise
         self.answered = self._told = time.monotonic()  # when a server said a word last; told: an answer
         self._most = MOST_WORK  # seconds that words count for which are none
+        self._crossing = 0.0  # seconds that the latest question may need to cross the link
 
     @property
     def traffic(self) -> tuple[int, int]:
@@ -77,6 +79,11 @@ class Connections:
         return self.present
 
     @property
+    def bearable(self) -> float:
+        """Seconds that a server may be silent, asked what it was asked last."""
+        return self.patience.seconds + self._crossing
+
+    @property
     def gone(self) -> bool:
         """The connection is lost, and since the round began another could not be made."""
         return self.present is None and self._connector is not None and self._connector.failed
@@ -100,7 +107,7 @@ class Connections:
         as long: a question may take that long to cross this link."""
         if self.present is None or self.present is not asked:
             return self.present is None
-        return time.monotonic() - self.present.heard > self.patience.seconds * (1 << self._in_vain)
+        return time.monotonic() - self.present.heard > self.bearable * (1 << self._in_vain)
 
     def listen(self, seconds: float) -> None:
         """Until a server says something, but no longer. Raises RefusedError and ProtocolError."""
@@ -136,6 +143,7 @@ class Connections:
     def tell(self, frame: bytes) -> None:
         """If it can be told."""
         if self.present is not None:
+            self._crossing = len(frame) / SLOW_LINK
             try:
                 self.present.send(frame)
             except LinkError:

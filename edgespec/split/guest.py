@@ -112,6 +112,12 @@ class Guest:
         if self.recall is not None:
             self.recall.forget(self)
 
+    def give_up(self, round: int) -> None:
+        """Nobody waits for the answer to it."""
+        if self.work is not None and round == self.round:
+            self.work.cancellation.cancel()
+            self.next = lambda: None
+
     def undo(self, round: int) -> None:
         """That round failed: it may be asked for again."""
         if self._asked[0] == round:

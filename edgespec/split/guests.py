@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 600.0  # after which a conversation's memory goes to others who want it, or to nobody
 SPARE_SECONDS = 20.0  # a connected client may rest so long, whoever waits
+GONE_SECONDS = 5.0  # without a connection, after which nobody is thought to wait for a round
 STEP = 256  # positions by which a conversation grows
 MOST = 1024  # conversations that are known, with memory or without
 
@@ -73,7 +74,11 @@ class Guests:
             self._known.pop(guest.seat, None)
 
     def sweep(self) -> None:
-        """Memory of those who were idle for too long is free."""
+        """Memory of those who were idle for too long is free, and nothing more is computed for who is gone.
+        What was is there when he comes again."""
+        for guest in self:
+            if guest.work is not None and guest.line is None and self.clock() - guest.since > GONE_SECONDS:
+                guest.work.cancellation.cancel()
         for guest in self._resting(self.idle, self.idle):
             self.drop(guest)
 

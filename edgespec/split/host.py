@@ -20,6 +20,7 @@ from edgespec.split.line import Line
 from edgespec.split.protocol import (
     VERSION,
     AskTokenizer,
+    GiveUp,
     Hello,
     Judge,
     LeaveSeat,
@@ -135,6 +136,8 @@ class Host:
             raise ProtocolError("a session is spoken of before there is one")
         elif isinstance(request, Manner):
             line.guest.choose(request)
+        elif isinstance(request, GiveUp) and line.guest.seat == request.seat:
+            line.guest.give_up(request.round)
         elif isinstance(request, LeaveSeat) and line.guest.seat == request.seat:
             guest, line.guest = line.guest, None
             self.leave(guest)

@@ -24,6 +24,7 @@ from edgespec.split.protocol import (
     FRAME_BYTES,
     REQUESTS,
     AskTokenizer,
+    GiveUp,
     Heard,
     Hello,
     Judge,
@@ -107,6 +108,8 @@ class Line:
         if isinstance(request, (Upload, Judge)):
             digest = xxhash.xxh3_128_digest(frame)
             self._asks(request)
+        elif isinstance(request, GiveUp) and request.round == self._round:
+            self._judged = True
         self.listener.post(lambda: self.attempt(lambda: self._take(request, digest, len(frame))))
 
     def _asks(self, request: Upload | Judge) -> None:

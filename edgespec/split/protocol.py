@@ -126,6 +126,13 @@ class Heard(Told, tag=7):
     """A `TokenizerPart` has come, or a `Recalled`."""
 
 
+class GiveUp(Told, tag=8):
+    """Nobody waits for this round any more. Has no answer, and the round has none."""
+
+    seat: SeatId
+    round: Natural
+
+
 # What a server says.
 
 
@@ -213,7 +220,7 @@ class Refusal(Told, tag=39):
     seconds: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
 
 
-Request = Hello | TakeSeat | Manner | Upload | Judge | LeaveSeat | AskTokenizer | Heard
+Request = Hello | TakeSeat | Manner | Upload | Judge | LeaveSeat | AskTokenizer | Heard | GiveUp
 Answer = Welcome | Seated | Uploaded | Judged | Behind | Still | TokenizerPart | Recalled | Refusal
 
 REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

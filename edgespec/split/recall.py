@@ -35,6 +35,11 @@ LARGEST = float(np.finfo(np.float16).max)  # number that a client keeps, of some
 NONE = -1  # in a request: this client's drafter attends to nothing
 
 
+def in_frame(token: int) -> int:
+    """Tokens of so many bytes that a frame has at most."""
+    return max(1, (RECALLED_BYTES - HEADER) // token)
+
+
 class Attending(Protocol):
     """A conversation whose drafter attends to it: `split.guest.Guest`.
 
@@ -86,8 +91,7 @@ class Recall:
     ) -> None:
         """post: have something done between two passes."""
         self.memory, self._post, self._clock, self.nbytes = memory, post, clock, 0
-        token = vector_bytes(memory.width // memory.each, memory.each)
-        self._most = max(1, (RECALLED_BYTES - HEADER) // token)
+        self._most = in_frame(vector_bytes(memory.width // memory.each, memory.each))
         self._wanted: dict[Attending, _Wanted] = {}  # who has waited longest first
         self._posted, self._left_off = False, clock()
 
@@ -173,16 +177,24 @@ class Recollection:
         """width: numbers of a token. each: of one of its vectors; None = it has one."""
         self.width, self.each, self.length = width, each or width, 0
         self._bytes = vector_bytes(width // self.each, self.each)  # of a token
-        self._since = 0  # the round from which on what comes is of this text
+        # What comes of rounds from `_since` on is of this text; of those before, back to `_past`, as far as
+        # `_same`, as they have it in common.
+        self._since = self._past = self._same = 0
         self._levels = np.zeros((0, width), dtype=np.float16)  # grows by half of what it holds
 
     def take(self, answer: Recalled, committed: int) -> None:
         """What has come; committed: tokens that both ends have. Raises ProtocolError."""
         start, stop = answer.start, answer.stop
-        if answer.round < self._since or start > self.length or start < stop <= self.length:
-            return  # it is of another text, or here already
+        if answer.round < self._past or (answer.round < self._since and stop > self._same):
+            return  # it is of another text
+        if start > self.length or start < stop <= self.length:
+            return  # what is before it was not taken, or it is here already
         if not start < stop <= committed:
             raise ProtocolError(f"the server recalls tokens {start} to {stop}, of {committed}")
+        if stop - start > in_frame(self._bytes):
+            raise ProtocolError(
+                f"the server recalls {stop - start} tokens at once; {in_frame(self._bytes)} are the most"
+            )
         # Who asked for it may not have had yet what came since: what is here stays.
         count = stop - start
         body = unsqueeze(answer.packed, answer.vectors, count * self._bytes)
@@ -200,7 +212,11 @@ class Recollection:
 
     def truncate(self, length: int, round: int) -> None:
         """From now on the text is another one behind so many tokens; `round`: the earlier one's latest."""
-        self.length, self._since = min(self.length, length), round + 1
+        self.length = min(self.length, length)
+        if self._since <= round:
+            self._past, self._since, self._same = self._since, round + 1, length
+        else:
+            self._same = min(self._same, length)
 
     def vectors(self, start: int, stop: int) -> NDArray[np.float32]:
         """[stop - start, width]."""

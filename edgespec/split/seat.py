@@ -28,6 +28,7 @@ from edgespec.split.protocol import (
     JUDGES,
     Answer,
     Behind,
+    GiveUp,
     Judge,
     Judged,
     LeaveSeat,
@@ -112,9 +113,7 @@ class RemoteSeat:
         """See `core.verify.Verifier`. meanwhile: called when the answer is later than most; does what needs
         no server, until `advance` says that the answer is there, and returns False when there is nothing to
         do. Raises LinkError when the answer takes too long: it may still come, and `advance` says so."""
-        if self._under_way is not None and self.recollection is not None:
-            # Nobody has heard that round's answer: what comes of it yet is of another text.
-            self.recollection.truncate(self.recollection.length, self.rounds)
+        self.give_up()
         self._under_way, self._late = (part, self._exchange(part)), float("inf")
         self.links.hurry()
         began = time.monotonic()
@@ -122,7 +121,7 @@ class RemoteSeat:
             if part.observer is not None:
                 part.observer.on_chunk()
             silent = time.monotonic() - max(began, self.links.answered)
-            if silent > self.links.patience.seconds or self.links.gone:
+            if silent > self.links.bearable or self.links.gone:
                 state = "is lost, and was not made again" if self.links.present is None else "is silent"
                 raise LinkError(f"the connection to the server {state} for {silent:.1f} s")
             if time.monotonic() > self._late:
@@ -147,6 +146,14 @@ class RemoteSeat:
             self.links.inbox.clear()
             raise
         return False
+
+    def give_up(self) -> None:
+        """Nobody wants the answer any more that is under way, if one is."""
+        if self._under_way is not None:
+            self._under_way = None
+            if self.recollection is not None:  # what comes of that round yet may be of another text
+                self.recollection.truncate(self._agreed, self.rounds)
+            self.links.tell(written(GiveUp(self.links.seat, self.rounds)))
 
     def wait(self, seconds: float) -> None:
         """Until a server says something, but no longer."""

@@ -113,6 +113,8 @@ class RemoteSession(Session):
 
     def _end(self, reply: Reply) -> None:
         self._dismiss()
+        if not self._closed:
+            self.cache.give_up()
         super()._end(reply)
 
     def _dismiss(self) -> None:

@@ -109,11 +109,14 @@ def _bound_sends(socket: Socket) -> None:
     """What is sent is short, and blocks only where a server lets it lie: then the connection is lost."""
     if isinstance(socket, SharedSocket):
         socket.bound_sends(SEND_SECONDS)
-    elif sys.platform == "win32":
-        socket.setsockopt(SOL_SOCKET, SO_SNDTIMEO, struct.pack("L", int(1000 * SEND_SECONDS)))
+        return
+    milliseconds = int(1000 * SEND_SECONDS)
+    if sys.platform == "win32":
+        most = struct.pack("L", milliseconds)
     else:
-        seconds, rest = divmod(SEND_SECONDS, 1)
-        socket.setsockopt(SOL_SOCKET, SO_SNDTIMEO, struct.pack("ll", int(seconds), int(1e6 * rest)))
+        most = struct.pack("ll", milliseconds // 1000, milliseconds % 1000 * 1000)
+    with suppress(OSError):  # it is closed already, as whoever sends will hear
+        socket.setsockopt(SOL_SOCKET, SO_SNDTIMEO, most)
 
 
 def _denied(address: Address, purpose: Purpose, response: Any) -> EdgeSpecError:
