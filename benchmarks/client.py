@@ -116,7 +116,7 @@ def main() -> None:
         for column in ("started", "replied"):
             cells[f"MB, {column}"] = f"{statistics.median(row[column] for row in rows) / 1e6:.0f}"
         report.add(cells)
-    report.raw = {"rows": found}
+    report.raw["rows"] = found
     report.finish(given.json)
 
 

@@ -316,10 +316,10 @@ def test_the_most_that_is_sent_of_a_token_is_what_a_client_takes() -> None:
 
 
 def test_more_than_can_be_sent_of_a_token_is_refused_at_both_ends(tmp_path: Path) -> None:
-    changes = {"num_attention_heads": 64, "num_key_value_heads": 64, "head_dim": 256, "num_hidden_layers": 3}
+    changes = {"num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 32, "num_hidden_layers": 33}
     path = write_model(tmp_path / "m", **changes)
     files = describe_model(path)
-    sizes = MoaSizes((1, 1, 1), (1, 1, 1), target_layers=2)
+    sizes = MoaSizes((1, 1, 1), (1, 1, 1), target_layers=32)
     save_module(
         tmp_path / "moa", KIND, sizes, random_moa(files, sizes, torch.bfloat16), files, {}, torch.bfloat16
     )
@@ -327,7 +327,7 @@ def test_more_than_can_be_sent_of_a_token_is_refused_at_both_ends(tmp_path: Path
         lambda: export_client(path, tmp_path / "moa", tmp_path / "client"),
         lambda: MoaMemoryFiles.find(str(tmp_path / "moa"), files),
     ):
-        with pytest.raises(OptionError, match="98304 numbers of each token, and 65536 are the most"):
+        with pytest.raises(OptionError, match="67584 numbers of each token, and 65536 are the most"):
             refused()
 
 
