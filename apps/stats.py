@@ -20,13 +20,16 @@ def stats_line(stats: Stats, width: int | None = None) -> str:
     width: cells of the terminal; what does not fit is left out, the least telling first (/stats has it all).
     """
     parts: list[tuple[int, str]] = []  # what matters more has the lower number
-    if stats.reply_tokens > 1:
+    # What a drafter has said alone tells nothing of the model's speed.
+    models = not stats.unverified_tokens or stats.unverified_tokens < stats.reply_tokens
+    timed = models and stats.reply_tokens > 1
+    if timed:
         parts.append((0, f"{stats.tokens_per_second:.3g} tok/s"))
-    if stats.cycles:
+    if stats.cycles and models:
         parts.append((3, f"{stats.tokens_per_cycle:.3g} tok/cycle"))
     if stats.drafted:
         parts.append((2, f"{stats.accepted}/{stats.drafted} drafts accepted"))
-    if stats.reply_tokens > 1:
+    if timed:
         parts.append((4, f"{format_bytes(stats.bytes_per_token)}/tok"))
         parts.append((5, f"read {format_bytes(stats.read_gbps * 1e9)}/s"))
     parts.append((1, f"peak {_peak(stats)}"))

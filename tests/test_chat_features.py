@@ -200,6 +200,15 @@ def test_the_line_of_figures_fits(width: int) -> None:
     assert ("peak 432 MB of 22 GB" in line) == (width >= 40)
 
 
+def test_a_reply_by_a_drafter_alone_has_no_speed() -> None:
+    stats = Stats(
+        reply_tokens=26, unverified_tokens=26, cycles=1, decode_seconds=1e-5, peak_memory=82_000_000
+    )
+    assert stats_line(stats) == "peak 82 MB · 26 tokens not verified"
+    stats.unverified_tokens = 25
+    assert "tok/s" in stats_line(stats)
+
+
 @pytest.mark.parametrize("width", [20, 40, 100])
 def test_notes_break_between_words(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     screen = Screen()
