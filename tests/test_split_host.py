@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -81,14 +81,16 @@ def refused(answer: object) -> str:
     return answer.why
 
 
-def begun(served: Served, manner: Manner = GREEDILY) -> tuple[Caller, int]:
+def begun(
+    served: Served, manner: Manner = GREEDILY, prompt: Sequence[int] = PROMPT, context: int = CONTEXT
+) -> tuple[Caller, int]:
     """A client whose prompt is read, and the first token."""
     caller = Caller(served)
-    caller.sit(CONTEXT, manner=manner)
-    answer = caller.say(caller.upload(PROMPT))
+    caller.sit(context, manner=manner)
+    answer = caller.say(caller.upload(prompt))
     assert isinstance(answer, Uploaded)
-    caller.text.extend(PROMPT)
-    assert (answer.committed, answer.hash) == (len(PROMPT), caller.text.hash())
+    caller.text.extend(prompt)
+    assert (answer.committed, answer.hash) == (len(prompt), caller.text.hash())
     return caller, answer.token
 
 
@@ -411,14 +413,10 @@ def test_a_growing_conversation_that_found_no_room_can_grow_later(tmp_path: Path
     with edgespec.load(path, memory="2GB", context=600, drafter="ngram", batch=2) as engine:
         assert engine.may_grow
         served = Served(engine)
-        caller, prompt = Caller(served), prompt_of(guests.STEP - 6)
-        caller.sit(530)
-        answer = caller.say(caller.upload(prompt))
-        assert isinstance(answer, Uploaded)
-        caller.text.extend(prompt)
+        caller, first = begun(served, prompt=prompt_of(guests.STEP - 6), context=530)
         others = [Caller(served) for _ in range(5)]
         others = [other for other in others if isinstance(other.sit(530), Seated)]
-        request = caller.judge(TokenTree.chain([answer.token, *range(1, 10)]))
+        request = caller.judge(TokenTree.chain([first, *range(1, 10)]))
         assert refused(caller.say(request)) == "full"
         for other in others:
             other.say(LeaveSeat(other.seat))
@@ -434,11 +432,7 @@ def test_a_queued_round_that_finds_no_room_is_refused_to_who_is_there_now(tmp_pa
     path = write_model(tmp_path / "m", max_position_embeddings=2048)
     with edgespec.load(path, memory="2GB", context=600, drafter="ngram", batch=2) as engine:
         served = Served(engine)
-        caller, prompt = Caller(served), prompt_of(guests.STEP - 6)
-        caller.sit(530)
-        answer = caller.say(caller.upload(prompt))
-        assert isinstance(answer, Uploaded)
-        caller.text.extend(prompt)
+        caller, first = begun(served, prompt=prompt_of(guests.STEP - 6), context=530)
 
         def hear(*messages: tuple[Caller, Told]) -> None:
             for who, message in messages:
@@ -446,12 +440,12 @@ def test_a_queued_round_that_finds_no_room_is_refused_to_who_is_there_now(tmp_pa
             while served.mail:
                 served.mail.popleft()()
 
-        hear((caller, caller.judge(TokenTree.root(answer.token))))  # in the next pass, which has not begun
+        hear((caller, caller.judge(TokenTree.root(first))))  # in the next pass, which has not begun
         others = [Caller(served, greets=False) for _ in range(5)]
         hear(
             *[(other, Hello(VERSION)) for other in others], *[(other, TakeSeat(b"", 530)) for other in others]
         )
-        grown = caller.judge(TokenTree.chain([answer.token, *range(1, 10)]))
+        grown = caller.judge(TokenTree.chain([first, *range(1, 10)]))
         hear((caller, grown))
         caller.line.lost()
         again = Caller(served, greets=False)

@@ -196,12 +196,12 @@ class Host:
 
         if not guest.goes_on(request):
             return
-        vocabulary, nodes = self._welcome.vocabulary, self._welcome.nodes
+        vocabulary, nodes, known = self._welcome.vocabulary, self._welcome.nodes, line.known(request)
         try:
             work = (
-                Reading(guest, request, vocabulary, line.known(request), over)
+                Reading(guest, request, vocabulary, known, over)
                 if isinstance(request, Upload)
-                else Judging(guest, request, vocabulary, nodes, line.known(request), over)
+                else Judging(guest, request, vocabulary, nodes, known, over)
             )
             self.guests.admit(guest, work.positions)
         except BaseException:

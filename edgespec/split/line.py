@@ -79,7 +79,7 @@ class Line:
         self._lock = threading.RLock()  # of what is long:
         self._parts = deque[TokenizerPart | Recalled]()  # to be sent, behind
         self._flying = deque[TokenizerPart | Recalled]()  # those that have not been heard
-        self._coming = 0, 0  # tokens, whose vectors are under way and not of that round
+        self._coming = list[range]()  # tokens, whose vectors are under way and not of that round
         self._then: Callable[[], None] | None = None  # to be done when more is wanted
 
     def hear(self, frame: bytes) -> None:
@@ -118,26 +118,27 @@ class Line:
         with self._lock:
             self._round, self._judged = request.round, False
             self._parts = deque(part for part in self._parts if not isinstance(part, Recalled))
-            coming = [part for part in self._flying if isinstance(part, Recalled)]
-            self._coming = (coming[0].start, coming[-1].stop) if coming else (0, 0)
+            self._coming = [range(m.start, m.stop) for m in self._flying if isinstance(m, Recalled)]
 
     def _late(self, message: Recalled) -> bool:
         """Whether these vectors are the round's before, and no more of them is to be sent; else they are
         under way, too."""
         if message.round >= self._round:
             return False
-        start, stop = self._coming
-        if self._parts or len(self._flying) >= AT_ONCE or (start < stop and stop != message.start):
+        gap = bool(self._coming) and self._coming[-1].stop != message.start
+        if gap or self._parts or len(self._flying) >= AT_ONCE:
             return True
-        self._coming = start if start < stop else message.start, message.stop
+        self._coming.append(range(message.start, message.stop))
         return False
 
     def known(self, request: Upload | Judge) -> int:
         """Tokens that its client has the vectors of, or will have without asking for more: those under way
         are of use where they go on from what it has, and are of the text that it has now. If it did not want
         them after all, it says so in the next round."""
-        start, stop = self._coming
-        return stop if start == request.known and stop <= request.committed else request.known
+        coming = self._coming
+        if coming and coming[0].start == request.known and coming[-1].stop <= request.committed:
+            return coming[-1].stop
+        return request.known
 
     def _take(self, request: Request, digest: bytes, nbytes: int) -> None:
         self._taken += 1
