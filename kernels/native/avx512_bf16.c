@@ -12,7 +12,6 @@
 #define X_GROUP 6    /* rows of x by W_GROUP of weights: their sums fit into registers */
 #define W_GROUP 4
 #define IN_PLACE 24  /* rows of x, for which weights are not copied */
-#define FAR 1024 /* bytes of a row that are asked for ahead */
 
 static int64_t blocks_of(int64_t columns) { return (columns + COLUMNS - 1) / COLUMNS; }
 int64_t avx512_bf16_packed(const Matmul *m) { return blocks_of(m->columns) * m->n * COLUMNS * 2; }
@@ -31,18 +30,17 @@ void avx512_bf16_pack(const Matmul *m, const void *x, int64_t block, void *packe
 
 typedef __m512 Sums[HALF_ROWS]; /* of a row of x */
 
-/* Up to COLUMNS columns of n rows of x times W_GROUP rows of weights, which end after `left` columns; rows that follow them are
-   `next` bytes behind. With left = 0 nothing is asked for ahead. */
-INLINE void group(int n, const uint16_t *x, const uint16_t *const *w, int64_t columns, int64_t left, int64_t next, Sums *sums) {
+/* Up to COLUMNS columns of n rows of x times W_GROUP rows of weights. `ahead`: from where on as many bytes are asked for, if not
+   NULL. */
+INLINE void group(int n, const uint16_t *x, const uint16_t *const *w, int64_t columns, const char *ahead, Sums *sums) {
   __m512 s[X_GROUP][W_GROUP];
   for (int r = 0; r < n; r++)
     for (int i = 0; i < W_GROUP; i++) s[r][i] = sums[r][i];
   for (int64_t c = 0; c < columns; c += STEP) {
     const __mmask32 some = first_of(columns - c);
-    const int64_t ahead = 2 * (left - c) > FAR ? FAR : FAR + next;
     __m512bh weight[W_GROUP];
     for (int i = 0; i < W_GROUP; i++) {
-      if (left) __builtin_prefetch((const char *)(w[i] + c) + ahead, 0, 2);
+      if (ahead) __builtin_prefetch(ahead + 2 * (W_GROUP * c + STEP * i), 0, 2);
       weight[i] = (__m512bh)(some == ~0u ? _mm512_loadu_si512(w[i] + c) : _mm512_maskz_loadu_epi16(some, w[i] + c));
     }
     for (int r = 0; r < n; r++) {
@@ -85,13 +83,14 @@ void avx512_bf16(const Matmul *m, int64_t first, int64_t last, void *room) {
           at[i] = memcpy(tile[i], at[i], 2 * (size_t)some);
         }
         const uint16_t *x = (const uint16_t *)m->packed + (c / COLUMNS * m->n + x0) * COLUMNS;
-        int64_t left = n <= IN_PLACE ? columns - c : 0, groups = (n + X_GROUP - 1) / X_GROUP;
-        for (int64_t r = 0, taken; r < n; r += taken, groups--, left = 0) {
+        const char *ahead = n <= IN_PLACE ? (const char *)m->weights + w * m->row_bytes + 2 * W_GROUP * c + PLAIN_AHEAD : NULL;
+        int64_t groups = (n + X_GROUP - 1) / X_GROUP;
+        for (int64_t r = 0, taken; r < n; r += taken, groups--, ahead = NULL) {
           taken = (n - r + groups - 1) / groups; /* groups of about the same size */
           for (int64_t i = 0; i < whole; i += W_GROUP) {
             Sums *to = (Sums *)(sums[r] + i);
 #define CASE(n) \
-  case n: group(n, x + r * COLUMNS, at + i, some, left, whole * m->row_bytes - 2 * columns, to); break;
+  case n: group(n, x + r * COLUMNS, at + i, some, ahead, to); break;
             switch (taken) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
           }
         }
