@@ -41,6 +41,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+@pytest.fixture(autouse=True)
+def passes_of_drafting_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How wide they are is a matter of the clock (`drafters.breadth`), and tests compare what was drafted."""
+    monkeypatch.setattr("edgespec.drafters.forest.perf_counter", float)
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """One more than processors (`-n auto`): servers, workers and timeouts are often waited for."""
     from edgespec.devices.probe import cpu_count

@@ -29,9 +29,11 @@ from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
 from edgespec.drafters import beside, colleague, process
+from edgespec.drafters import desk as desk_module
 from edgespec.drafters.base import Drafter, Elsewhere, Foreseeing, Root
 from edgespec.drafters.beside import Beside, BesideDrafter
 from edgespec.drafters.channel import (
+    Beat,
     Cancel,
     Close,
     Commit,
@@ -266,6 +268,21 @@ def test_to_ask_what_it_can_does_not_wait_for_it(
     assert waited
 
 
+def test_a_sign_of_life_says_what_was_drafted_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desk_module, "BEAT", 0.0)  # one with each step
+    said = list[Sent]()
+    desk = Desk(said.append, Opened(partial(TableRuntime, worker_programs.ROWS)).drafter)
+    desk.take(Open(1, 400, VOCABULARY))
+    desk.take(Prefill(1, list(PROMPT), False, 0, 0.0, 1.0, 0, 0.0))
+    desk.take(GoAhead(1, as_sent(TokenTree.root(2)), 64, 30))
+    while not desk.idle:
+        desk.work()
+    nodes = [message.nodes for message in said if isinstance(message, Beat)]
+    assert len(set(nodes)) > 3
+    assert len(nodes) > len(set(nodes)), "beside those with which something was drafted"
+    assert nodes == sorted(nodes)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
 @pytest.mark.parametrize("kind", [Serial, Ssd])
 @pytest.mark.parametrize("names", ["model", "ngram+model"])
@@ -324,7 +341,7 @@ def test_a_round_that_nobody_waits_for_ends_at_once(end: type[Cancel | Stop | Cl
     for seat in (1, 2):
         desk.take(Open(seat, 400, VOCABULARY))
         desk.take(Prefill(seat, list(PROMPT), False, 0, 0.0, 1.0, 0, 0.0))
-    desk.take(GoAhead(2, as_sent(TokenTree.root(2)), 30))
+    desk.take(GoAhead(2, as_sent(TokenTree.root(2)), 64, 30))
     desk.take(Draft(1, 7, [RootPath([2], 0.0)], 64, 12, 9))
     for _ in range(3 + 1):  # parts of a pass, and of the next
         desk.work()

@@ -62,7 +62,7 @@ REQUESTED: list[Request] = [
     Open(1, 4096, VOCABULARY),
     Prefill(1, list(range(300)), True, 2**63 - 1, 0.7, 0.95, 40, 0.0),
     Draft(1, 9, [RootPath([5], 0.0), RootPath([5, 9], -0.5)], 64, 12, 4),
-    GoAhead(1, as_sent(TREE), 40),
+    GoAhead(1, as_sent(TREE), 64, 40),
     Expect(1),
     Hear(1, as_named({0: {7: -0.1, 299: -3.0}, 4: {}})),
     Stop(1),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -152,14 +154,16 @@ def test_what_will_be_drawn_is_named_where_it_is_known_with_which_number() -> No
     assert sum(e.found for e in exited) > 0.75 * sum(e.tokens for e in exited)
 
 
-@pytest.mark.parametrize("options", [GREEDY, HOT])
+@pytest.mark.parametrize("options", [GREEDY, HOT, replace(HOT, seed=7)])
 def test_more_names_mean_no_more_fallbacks(options: GenerationOptions) -> None:
+    """Greedy text of this model repeats itself, and so does what a name more displaces once."""
     found = []
     for kappa in (1, 2, 4, 8, VOCABULARY):
         schedule = mirror(model_of(noise=50.0)[0], TableExit(noise=2.5), kappa=kappa)
         found.append(misses(reply(schedule, lambda: 200, options)[1]))
-    assert found == sorted(found, reverse=True)
-    assert found[0] > found[-1]
+    rises = sum(max(more - less, 0) for less, more in pairwise(found))
+    assert rises <= (1 if options == GREEDY else 0)
+    assert found[0] > 2 * found[-1]
 
 
 def test_an_exit_that_errs_is_found_out() -> None:

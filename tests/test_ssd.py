@@ -243,6 +243,40 @@ def test_drafting_ahead_is_best_first_over_all_outcomes() -> None:
     assert ahead.nodes == 40
 
 
+def test_no_outcome_is_prepared_for_beyond_the_next_tree() -> None:
+    """Whichever comes, the next tree is the same as where everything likely was run, and that at a fraction
+    of the rows."""
+
+    def prepared(nodes: int) -> tuple[dict[tuple[int, ...], Any], int]:
+        drafter, _ = model_of(rows=20_000, parts=1)
+        drafter.prefill(Context(PROMPT))
+        drafting = drafter.start([Root((2,))], BUDGET)
+        while drafting.step():
+            pass
+        drafting.stop()
+        verified = drafting.tree().best(6)
+        ahead = drafter.ahead(verified, TreeBudget(nodes, 50, 0))
+        while ahead.step():
+            pass
+        ahead.stop()
+        trees = dict[tuple[int, ...], Any]()
+        for node in range(len(verified)):
+            path = verified.tokens[verified.path_to(node)].tolist()
+            for bonus in range(VOCABULARY):
+                then = drafter.start([Root((*path, bonus))], TreeBudget(9, 50, 0))
+                while then.step():
+                    pass
+                tree = then.tree()
+                trees[(*path, bonus)] = tree.tokens.tolist(), tree.parents.tolist()
+                then.stop()
+        return trees, ahead.nodes
+
+    (few, rows), (all_of_them, most) = prepared(9), prepared(10**6)
+    assert few == all_of_them
+    assert sum(len(tokens) == 9 for tokens, _ in few.values()) > 30
+    assert rows < most / 3
+
+
 def test_what_a_wait_interrupts_is_not_waited_for() -> None:
     """After the outcome nothing is run: what was half done is dropped, and what was done is kept."""
     for waits in range(1, 25):

@@ -10,7 +10,9 @@ was done was what promised most.
     ahead            ├─ in ┄ the                outcome (once, in), and what may follow it
                           └─ on ┄ a             outcome (once upon, on)
 
-The next round goes on in the forest below the bonus token: the forest is the speculation cache.
+The next round goes on in the forest below the bonus token: the forest is the speculation cache. Its tree has
+no more nodes than the budget says, so no outcome is prepared for beyond these: the likeliest one would take
+what others lack.
 
 While the work goes on, somebody who knows the target better may say what follows the verified nodes (its own
 early exit: `schedules.mirror`). Then all outcomes are ranked anew, those that only he thinks of among them.
@@ -19,7 +21,8 @@ early exit: `schedules.mirror`). Then all outcomes are ranked anew, those that o
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
-from heapq import heappop, heappush
+from dataclasses import dataclass
+from heapq import heappop, heappush, heappushpop
 from inspect import GEN_CLOSED, getgeneratorstate
 from itertools import count
 from math import exp, inf, log
@@ -36,17 +39,36 @@ LEAST = -8.0  # log-probability; what is less likely would only take memory's ti
 BEYOND = -1  # the number of a node that is not in the verified tree
 
 
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A node that may be run.
+
+    score: log-probability of its path.
+    node: its number in the verified tree, or BEYOND.
+    outcome: below which it lies; None in the verified tree.
+    """
+
+    score: float
+    parent: int  # its slot
+    token: int
+    node: int
+    depth: int
+    outcome: Node | None
+
+
 class Ahead(Growing):
     """See `drafters.base.Hearing`; best first over all outcomes (SSD's cache, for trees)."""
 
     def __init__(self, drafter: Preparer, verified: TokenTree, budget: TreeBudget) -> None:
-        """`budget.depth`: of the deepest node, from the verified tree's root on; nothing else is limited."""
+        """`budget.depth`: of the deepest node, from the verified tree's root on; `budget.nodes`: of the next
+        round's tree."""
         super().__init__(drafter, [Root((int(verified.tokens[0]),))])
         self.verified, self.depth = verified, budget.depth
+        self.inner = max(budget.nodes - 1, 1)  # of a tree's nodes the last one needs no slot
         self.passes = self.nodes = 0
         self.width = drafter.ahead_width
-        # Nodes whose parent has a slot: (-log-probability, age, parent's slot, token, node, depth).
-        self._open: list[tuple[float, int, int, int, int, int]] = []
+        self._open: list[tuple[float, int, _Open]] = []  # parents have a slot; -score, age
+        self._best: dict[Node, list[float]] = {}  # by outcome: scores of what is expanded below it, a heap
         self._age = count()
         self._heard: Mapping[int, Mapping[int, float]] = {}  # log-probabilities, by node and token
         self._trust = 0.0
@@ -104,52 +126,55 @@ class Ahead(Growing):
             if self._anew:
                 self._rank()
                 continue
-            for key, (score, node, depth) in batch.items():
-                self._say(self.forest.slots[key], node, score, depth)
+            for key, opened in batch.items():
+                self._say(self.forest.slots[key], opened)
 
     def _rank(self) -> None:
         """Go through all that is there (again), from the root on."""
         assert self._root is not None
         self._open, self._anew = [], False
-        self._say(self._root, 0, 0.0, 0)
-        self._follow(self._root, 0, 0.0, 0)
+        self._best.clear()
+        root = _Open(0.0, -1, int(self.verified.tokens[0]), 0, 0, None)
+        self._say(self._root, root)
+        self._follow(self._root, root)
 
     def _count(self, nodes: list[Node]) -> Generator[None, None, None]:
         yield from self._ask(nodes)
         self.nodes += len(nodes)
         self.passes += 1
 
-    def _likeliest(self) -> dict[Node, tuple[float, int, int]]:
-        """What the next pass runs: the likeliest nodes that have no slot, and for each its log-probability,
-        its number in the verified tree and its depth. What has a slot is gone through on the way."""
-        forest, batch = self.forest, dict[Node, tuple[float, int, int]]()
-        most = min(self.width, forest.free_rows - self._reserved)
+    def _likeliest(self) -> dict[Node, _Open]:
+        """What the next pass runs: the likeliest nodes that have no slot. What has a slot is gone through on
+        the way."""
+        forest, batch = self.forest, dict[Node, _Open]()
+        most = min(forest.breadth.width(self.width), forest.free_rows - self._reserved)
         while self._open and len(batch) < most:
-            score, _, parent, token, node, depth = heappop(self._open)
-            key, score = (parent, token), -score
+            _, _, opened = heappop(self._open)
+            if opened.outcome is not None and opened.score < self._best[opened.outcome][0]:
+                continue  # better ones have come up since
+            key = opened.parent, opened.token
             slot = forest.slots.get(key)
             if slot is None:
                 slot = len(forest.slots) + len(batch)
-                batch[key] = score, node, depth
+                batch[key] = opened
             else:
-                self._say(slot, node, score, depth)
-            if node != BEYOND:  # its tokens are known: a branch of them may be run in one pass
-                self._follow(slot, node, score, depth)
+                self._say(slot, opened)
+            if opened.node != BEYOND:  # its tokens are known: a branch of them may be run in one pass
+                self._follow(slot, opened)
         return batch
 
-    def _follow(self, slot: int, node: int, score: float, depth: int) -> None:
+    def _follow(self, slot: int, above: _Open) -> None:
         """What is known to follow a node of the verified tree before the drafter says it: its children there,
         and what was heard."""
-        children = self.verified.children(node)
+        children = self.verified.children(above.node)
         tokens = self.verified.tokens[children].tolist()
         logprobs = self.verified.logprobs[children].tolist()
         for child, token, own in zip(children.tolist(), tokens, logprobs, strict=True):
-            self._push(score + self._mixed(node, token, own), slot, token, child, depth + 1)
+            self._push(above, slot, token, own, child)
         said = self._own(slot)
-        for token in self._heard.get(node, ()):
+        for token in self._heard.get(above.node, ()):
             if token not in tokens:
-                mixed = self._mixed(node, token, said.get(token, -inf))
-                self._push(score + mixed, slot, token, BEYOND, depth + 1)
+                self._push(above, slot, token, said.get(token, -inf))
 
     def _own(self, slot: int) -> dict[int, float]:
         """What the drafter says of a slot: log-probabilities by token; nothing before it was run."""
@@ -165,18 +190,27 @@ class Ahead(Growing):
         mixed = self._trust * heard + (1 - self._trust) * exp(own)
         return log(mixed) if mixed > 0 else -inf
 
-    def _say(self, slot: int, node: int, score: float, depth: int) -> None:
+    def _say(self, slot: int, above: _Open) -> None:
         """What else may follow a node that has been run: by the drafter, beyond the verified tree."""
         known = set[int]()
-        if node != BEYOND:
-            known.update(self.verified.tokens[self.verified.children(node)].tolist())
-            known.update(self._heard.get(node, ()))
+        if above.node != BEYOND:
+            known.update(self.verified.tokens[self.verified.children(above.node)].tolist())
+            known.update(self._heard.get(above.node, ()))
         for token, logprob in self._own(slot).items():
             if token not in known:
-                self._push(
-                    score + self._mixed(node, token, min(logprob, 0.0)), slot, token, BEYOND, depth + 1
-                )
+                self._push(above, slot, token, min(logprob, 0.0))
 
-    def _push(self, score: float, slot: int, token: int, node: int, depth: int) -> None:
-        if depth < self.depth and score > LEAST:  # else nobody asks what follows it, or hardly ever
-            heappush(self._open, (-score, next(self._age), slot, token, node, depth))
+    def _push(self, above: _Open, slot: int, token: int, own: float, node: int = BEYOND) -> None:
+        """A token behind the one in `slot`, with the drafter's log-probability for it."""
+        score, depth = above.score + self._mixed(above.node, token, own), above.depth + 1
+        if depth >= self.depth or score <= LEAST:
+            return  # nobody asks what follows it, or hardly ever
+        outcome = None if node != BEYOND else above.outcome or (slot, token)
+        if outcome is not None:
+            best = self._best.setdefault(outcome, [])
+            if len(best) < self.inner:
+                heappush(best, score)
+            elif heappushpop(best, score) == score:
+                return
+        opened = _Open(score, slot, token, node, depth, outcome)
+        heappush(self._open, (-score, next(self._age), opened))

@@ -139,9 +139,10 @@ class Foreseeing(Protocol):
 
     def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
         """Draft below the outcomes of `tree`, which the latest round has drafted, others may have added to,
-        and is being verified; `budget.depth` is of the deepest node, from its root on. `fan_out`: of how many
-        outcomes, by the number of accepted tokens; (): best first over all. Ends the round before, which was
-        stopped. Nothing expensive happens before `step`."""
+        and is being verified; `budget.depth` is of the deepest node, from its root on, `budget.nodes` of the
+        tree that will be asked for next. `fan_out`: of how many outcomes, by the number of accepted tokens;
+        (): best first over all. Ends the round before, which was stopped. Nothing expensive happens before
+        `step`."""
 
 
 @runtime_checkable

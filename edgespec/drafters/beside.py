@@ -278,7 +278,8 @@ class _Ahead:
         if self._told:
             drafter.worker.nodes[drafter.seat] = 0
             drafter.worker.seconds[drafter.seat] = 0.0
-            drafter.worker.tell(GoAhead(drafter.seat, as_sent(tree), max(budget.depth, 0)))
+            nodes, depth = min(budget.nodes, TREE_ROWS), max(budget.depth, 0)
+            drafter.worker.tell(GoAhead(drafter.seat, as_sent(tree), nodes, depth))
 
     @property
     def nodes(self) -> int:

@@ -108,10 +108,12 @@ class Draft(Sent):
 
 
 class GoAhead(Sent):
-    """This tree is being verified: draft below its outcomes, as deep as that, until the next message."""
+    """This tree is being verified: draft below its outcomes, as deep as that, until the next message. nodes:
+    of the next tree, at most."""
 
     seat: Natural
     tree: Tree
+    nodes: Annotated[int, Meta(ge=1, le=TREE_ROWS)]
     depth: Natural
 
 

@@ -131,7 +131,7 @@ class Desk:
             self._draft(seat, message)
         elif isinstance(message, GoAhead):
             verified = as_received(message.tree, seat.vocabulary)
-            seat.ahead = seat.drafter.ahead(verified, TreeBudget(len(verified), message.depth, 0))
+            seat.ahead = seat.drafter.ahead(verified, TreeBudget(message.nodes, message.depth, 0))
             seat.drafting, seat.nodes, seat.seconds = seat.ahead, 0, 0.0
             seat.began = monotonic()
             seat.hearing = seat.ahead if isinstance(seat.ahead, Hearing) else None
@@ -231,4 +231,4 @@ class Desk:
         now = monotonic()
         if now - self._said > BEAT:
             self._said = now
-            self.say(Beat(seat, question, 0))
+            self.say(Beat(seat, question, self.seats[seat].nodes, self.seats[seat].seconds))

@@ -152,6 +152,6 @@ class DrawnAhead(Growing):
     def _next(self) -> list[tuple[float, Node, int, int]]:
         """What the next pass runs: score, node, its chain's drawn tokens, and its depth from the root on."""
         room = max(self.forest.room.left, 0) // kept_bytes(1, self.forest.vocabulary)
-        most = int(min(self.width, self.forest.free_rows, len(self._open), room))
+        most = int(min(self.forest.breadth.width(self.width), self.forest.free_rows, len(self._open), room))
         popped = [heappop(self._open) for _ in range(most)]
         return [(-score, node, drawn, depth) for score, _, node, drawn, depth in popped]

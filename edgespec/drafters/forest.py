@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from math import inf
+from time import perf_counter
 from typing import Protocol
 from weakref import WeakSet
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.core.sampling import Distribution, FloatArray, IntArray
+from edgespec.drafters.breadth import Breadth
 from edgespec.drafters.continuations import rows_at_once
 from edgespec.runtimes.base import DraftPass
 from edgespec.runtimes.rows import slot_depths
@@ -80,6 +82,7 @@ class Forest:
         self.work: Generator[None, None, None] | None = None  # of the latest round
         self.keeps = False  # that round was stopped: the next one, or what lies below its outcome, goes on
         self.kept = False  # the last commit did
+        self.breadth = Breadth()
         self._dropping = False
         self.room.add(self)
 
@@ -101,12 +104,15 @@ class Forest:
     def run(self, nodes: Sequence[Node], read: Read) -> Generator[None, None, None]:
         """One pass over new nodes, and `read` what follows them, part by part. Left in the middle, it leaves
         nothing."""
-        before, rows = len(self.slots), rows_at_once(self.vocabulary)
+        before, rows, seconds = len(self.slots), rows_at_once(self.vocabulary), 0.0
         try:
-            parents = [parent for parent, _ in nodes]
+            parents, began = [parent for parent, _ in nodes], perf_counter()
             under_way = self.runtime.begin([token for _, token in nodes], parents)
             while not under_way.advance():
+                seconds += perf_counter() - began
                 yield
+                began = perf_counter()
+            self.breadth.learn(len(nodes), seconds + perf_counter() - began)
             logits = under_way.logits[:, : self.vocabulary]
             depths = slot_depths(np.array([*(parent for parent, _ in self.slots), *parents], dtype=np.int64))
             positions = (self.runtime.length + depths[before:] + 1).tolist()

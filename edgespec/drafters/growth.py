@@ -43,7 +43,7 @@ class Grower(Protocol):
 class Preparer(Grower, Protocol):
     """One that can go on while the target verifies."""
 
-    ahead_width: int  # nodes of one pass then: in the target's waits a longer one costs nothing
+    ahead_width: int  # nodes of one pass then, at most: see `drafters.breadth`
 
 
 class Growing(ABC):

@@ -48,7 +48,7 @@ class ModelDrafter:
     resident = True
     passes = range(1, MAX_PASSES + 1)
     width = 8
-    ahead_width = 32  # of bf16 these cost what one costs: the weights are read once (docs/exactness.md)
+    ahead_width = 32  # at most: `drafters.breadth`
 
     def __init__(self, runtime: DraftRuntime, vocabulary: int, room: Room | None = None) -> None:
         self.runtime = runtime

@@ -94,7 +94,9 @@ class Ssd(Serial):
             self.overlap = replace(self.overlap, found=budget.found, fallback=late)
             self.tree = self.controller.prune(tree)
             if budget.ahead and self.drafter.resident and isinstance(self.drafter, Foreseeing):
-                self._ahead = self.drafter.ahead(self.tree, limit, self._fan_out(ready))
+                self._ahead = self.drafter.ahead(
+                    self.tree, replace(limit, nodes=budget.nodes), self._fan_out(ready)
+                )
         self.draft_seconds = self.clock() - began
         return self.tree
 
