@@ -269,7 +269,7 @@ def test_to_ask_what_it_can_does_not_wait_for_it(
 
 
 def test_a_sign_of_life_says_what_was_drafted_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk_module, "BEAT", 0.0)  # one with each step
+    monkeypatch.setattr(desk_module, "BEAT", -1.0)  # one with each step
     said = list[Sent]()
     desk = Desk(said.append, Opened(partial(TableRuntime, worker_programs.ROWS)).drafter)
     desk.take(Open(1, 400, VOCABULARY))
@@ -281,6 +281,9 @@ def test_a_sign_of_life_says_what_was_drafted_so_far(monkeypatch: pytest.MonkeyP
     assert len(set(nodes)) > 3
     assert len(nodes) > len(set(nodes)), "beside those with which something was drafted"
     assert nodes == sorted(nodes)
+    seconds = [message.seconds for message in said if isinstance(message, Beat)]
+    assert seconds[-1] > 0
+    assert seconds == sorted(seconds)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.tree import TokenTree
 from edgespec.drafters import breadth
 from edgespec.drafters.breadth import Breadth
+from edgespec.drafters.model import ModelDrafter
+from tests.table_runtime import PROMPT, VOCABULARY, TablePass, TableRuntime
 
 
 def widths(seconds: Callable[[int], float], count: int, most: int = 32) -> list[int]:
@@ -46,7 +50,45 @@ def test_what_did_not_pay_is_tried_again() -> None:
 def test_what_a_drafter_bears_is_kept_to() -> None:
     assert set(widths(lambda rows: 1.0, 20, most=3)) == {3}
     assert max(widths(lambda rows: 1.0, 20, most=16)) == 16
+
+
+def test_a_pass_stands_for_one_of_about_its_width() -> None:
     made = Breadth()
-    for rows, seconds in ((4, 1.0), (8, 1.0), (5, 100.0), (64, 100.0)):  # a pass of 5 of 8; a prompt's
-        made.learn(rows, seconds)
-    assert made.width(8) == 4, "one of 5 rows counts as one of 8"
+    for nodes, seconds in ((4, 1.0), (8, 1.0), (5, 100.0), (33, 100.0)):
+        made.learn(nodes, seconds)
+    assert made.width(32) == 16, "neither half a pass of 8 nor a prompt's is one of 8"
+    made.learn(6, 100.0)
+    assert made.width(32) == 4
+
+
+class Slow(TableRuntime):
+    """A step of a pass takes a second a row, in `time`."""
+
+    time = 0.0
+
+    def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> TablePass:
+        return SlowPass(self, super().begin(tokens, parents))
+
+
+class SlowPass(TablePass):
+    def __init__(self, runtime: Slow, begun: TablePass) -> None:
+        self.runtime, self.left, self.result = runtime, begun.left, begun.result
+
+    def advance(self) -> bool:
+        assert isinstance(self.runtime, Slow)
+        self.runtime.time += len(self.result)
+        return super().advance()
+
+
+def test_what_the_target_does_meanwhile_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = Slow(rows=400, parts=3)
+    monkeypatch.setattr("edgespec.drafters.forest.perf_counter", lambda: runtime.time)
+    drafter = ModelDrafter(runtime, VOCABULARY)
+    drafter.prefill(Context(PROMPT))
+    ahead = drafter.ahead(TokenTree.root(2), TreeBudget(64, 50, 0))
+    took = set[float]()
+    while ahead.step():
+        runtime.time += 1000.0
+        took.add(drafter.forest.seconds)
+    assert took == {0.0, 3.0, 12.0, 24.0}, "three steps; of a root, of 4 nodes, and once of 8"
+    assert drafter.forest.breadth.width(32) == 4

@@ -140,6 +140,7 @@ class Ahead(Growing):
 
     def _count(self, nodes: list[Node]) -> Generator[None, None, None]:
         yield from self._ask(nodes)
+        self.forest.breadth.learn(len(nodes), self.forest.seconds)
         self.nodes += len(nodes)
         self.passes += 1
 

@@ -9,7 +9,7 @@ bf16 on one core: 4 rows 44 ms, 8 61, 16 116, 32 225. In 49 nodes of passes of 3
 
 from __future__ import annotations
 
-WIDTHS = (4, 8, 16, 32)  # rows; narrower passes cost what the first does
+WIDTHS = (4, 8, 16, 32)  # nodes; narrower passes cost what the first does
 PAYS = 1.6  # times as long, at most, may one be that is twice as wide
 WEIGHT = 0.25  # of a new measurement
 AGAIN = 64  # passes, after which what did not pay is tried again
@@ -22,11 +22,11 @@ class Breadth:
         self._seconds: dict[int, float] = {}  # a pass, by WIDTHS
         self._passes = 0
 
-    def learn(self, rows: int, seconds: float) -> None:
-        """A pass of so many rows took so long."""
-        width = next((width for width in WIDTHS if rows <= width), None)
-        if width is None or (2 * rows <= width and width != WIDTHS[0]):
-            return  # too wide, or nearly as narrow as the ones before
+    def learn(self, nodes: int, seconds: float) -> None:
+        """A pass of so many nodes took so long, with the rows that a drafter adds of itself."""
+        width = next((width for width in WIDTHS if nodes <= width), None)
+        if width is None or (4 * nodes < 3 * width and width != WIDTHS[0]):
+            return  # too wide, or half as wide as the one that it would stand for
         known = self._seconds.setdefault(width, seconds)
         self._seconds[width] = known + WEIGHT * (seconds - known)
         self._passes += 1
@@ -35,7 +35,7 @@ class Breadth:
             self._seconds = {width: took for width, took in self._seconds.items() if width <= kept}
 
     def width(self, most: int) -> int:
-        """Of the next pass, in rows, `most` or fewer."""
+        """Of the next pass, in nodes, `most` or fewer."""
         width = WIDTHS[0]
         for wider in WIDTHS[1:]:
             before, took = self._seconds.get(width), self._seconds.get(wider)

@@ -91,6 +91,7 @@ class DrawnAhead(Growing):
 
     def _run(self, nodes: list[Node], read: Read) -> Generator[None, None, None]:
         yield from self.forest.run(nodes, read)
+        self.forest.breadth.learn(len(nodes), self.forest.seconds)
         self.nodes += len(nodes)
         self.passes += 1
 

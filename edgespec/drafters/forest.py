@@ -82,7 +82,8 @@ class Forest:
         self.work: Generator[None, None, None] | None = None  # of the latest round
         self.keeps = False  # that round was stopped: the next one, or what lies below its outcome, goes on
         self.kept = False  # the last commit did
-        self.breadth = Breadth()
+        self.breadth = Breadth()  # of passes ahead
+        self.seconds = 0.0  # that the latest pass took, without what was done between its parts
         self._dropping = False
         self.room.add(self)
 
@@ -112,7 +113,7 @@ class Forest:
                 seconds += perf_counter() - began
                 yield
                 began = perf_counter()
-            self.breadth.learn(len(nodes), seconds + perf_counter() - began)
+            self.seconds = seconds + perf_counter() - began
             logits = under_way.logits[:, : self.vocabulary]
             depths = slot_depths(np.array([*(parent for parent, _ in self.slots), *parents], dtype=np.int64))
             positions = (self.runtime.length + depths[before:] + 1).tolist()
