@@ -20,8 +20,7 @@ def stats_line(stats: Stats, width: int | None = None) -> str:
     width: cells of the terminal; what does not fit is left out, the least telling first (/stats has it all).
     """
     parts: list[tuple[int, str]] = []  # what matters more has the lower number
-    # What a drafter has said alone tells nothing of the model's speed.
-    models = not stats.unverified_tokens or stats.unverified_tokens < stats.reply_tokens
+    models = _by_model(stats)
     timed = models and stats.reply_tokens > 1
     if timed:
         parts.append((0, f"{stats.tokens_per_second:.3g} tok/s"))
@@ -47,6 +46,11 @@ def stats_line(stats: Stats, width: int | None = None) -> str:
     return " · ".join(text for _, text in parts)
 
 
+def _by_model(stats: Stats) -> bool:
+    """What a drafter has said alone tells nothing of the model's speed."""
+    return not stats.unverified_tokens or stats.unverified_tokens < stats.reply_tokens
+
+
 def memory_line(stats: Stats, plan: Plan) -> str:
     """Planned beside measured memory."""
     return f"memory: planned {_planned(plan)} · measured peak {_peak(stats)}"
@@ -55,11 +59,11 @@ def memory_line(stats: Stats, plan: Plan) -> str:
 def stats_table(stats: Stats, plan: Plan | None, expected: Interval | None = None) -> str:
     """Everything measured about a reply, one figure a line; `expected`: tokens a second, before it. plan:
     None = it is a server's."""
+    speed = f", {stats.tokens_per_second:.3g} tokens/s" + _expected(expected) if _by_model(stats) else ""
     rows = {
         "prompt": f"{stats.prompt_tokens} tokens, {stats.reused_tokens} of them kept from before, "
         f"in {format_seconds(stats.prefill_seconds)}",
-        "reply": f"{stats.reply_tokens} tokens in {format_seconds(stats.decode_seconds)}, "
-        f"{stats.tokens_per_second:.3g} tokens/s" + _expected(expected),
+        "reply": f"{stats.reply_tokens} tokens in {format_seconds(stats.decode_seconds)}{speed}",
         "cycles": f"{stats.cycles}, {stats.tokens_per_cycle:.3g} tokens each{_speedup(stats)}",
         "drafts": f"{stats.drafted} tokens verified, {stats.accepted} accepted ({_acceptance(stats)})"
         + (f"; paused: {stats.undrafted}" if stats.undrafted else ""),

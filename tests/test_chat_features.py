@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from edgespec.apps import main, saved
-from edgespec.apps.stats import stats_line
+from edgespec.apps.stats import stats_line, stats_table
 from edgespec.apps.terminal import Terminal as Output
 from edgespec.errors import StorageError
 from edgespec.response import Stats
@@ -205,8 +205,10 @@ def test_a_reply_by_a_drafter_alone_has_no_speed() -> None:
         reply_tokens=26, unverified_tokens=26, cycles=1, decode_seconds=1e-5, peak_memory=82_000_000
     )
     assert stats_line(stats) == "peak 82 MB · 26 tokens not verified"
+    assert "tokens/s" not in stats_table(stats, None)
     stats.unverified_tokens = 25
     assert "tok/s" in stats_line(stats)
+    assert "tokens/s" in stats_table(stats, None)
 
 
 @pytest.mark.parametrize("width", [20, 40, 100])
