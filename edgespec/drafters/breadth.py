@@ -1,10 +1,11 @@
 """How many nodes a pass of drafting ahead takes. Needs no torch.
 
-Weights are read once a pass, so further rows cost nothing until arithmetic takes longer than that: up to 32
-rows of bf16 with AMX, 8 on a core with AVX-512 alone, 16 on two, 4 of int4. Beyond it a wide pass does hardly more a
-second than narrow ones, and these know more when they choose: what the one before has said. (A 0.5b draft of
-bf16 on one core: 4 rows 44 ms, 8 61, 16 116, 32 225. In 49 nodes of passes of 32 drafting after a hit took
-4.1 further passes, in 45 nodes of passes of 8 2.4.) So passes get wider while that pays, as measured.
+Weights are read once a pass, so further rows cost nothing until arithmetic takes longer than that: up to
+32 rows of bf16 with AMX, 8 on a core with AVX-512 alone, 16 on two, 4 of int4. Beyond it a wide pass does
+hardly more a second than narrow ones, and these know more when they choose: what the one before has said.
+(A 0.5b draft of bf16 on one core: 4 rows 44 ms, 8 61, 16 116, 32 225. In 49 nodes of passes of 32
+drafting after a hit took 4.1 further passes, in 45 nodes of passes of 8 2.4.) So passes get wider while
+that pays, as measured.
 """
 
 from __future__ import annotations
