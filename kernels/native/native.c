@@ -2,10 +2,7 @@
 #include "choice.h"
 
 #define ALONE 16384 /* numbers of x that one thread quantises before others are awake */
-/* Of weights a task, about: enough tasks to share out, and so long that little is lost at their ends, where what was asked for
-   ahead is somebody else's. One row of x by Q8_0: 37 GB/s with 256 KB, 41 with 1 MB; by int4 28 to 29, and 29 to 32. Of many rows
-   of x, whose results lie beside a task's weights and which wait for arithmetic, a quarter. */
-#define TASK_BYTES (1024 * 1024)
+#define TASK_BYTES (256 * 1024) /* of weights a task, about: many enough to share out, long enough to be worth it */
 
 /* One matrix of a call. */
 typedef struct {
@@ -133,7 +130,9 @@ int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void
     const int of_part = is_plain((int)a->format) ? 1 : terms;
     Kernels *k = &l.kernels[a->format];
     if (!k->way.rows) *k = kernels_for((int)a->format, of_part * n, any_order, x_type, tried);
-    const int64_t bytes = is_plain((int)a->format) || of_part * n <= FEW ? TASK_BYTES : TASK_BYTES / 4;
+    /* Where memory is waited for, so long that little is lost at a task's ends: what is asked for ahead there is somebody else's.
+       One row of x by Q8_0: 37 GB/s with 256 KB, 41 with 1 MB; by int4 28 to 29, and 29 to 32. */
+    const int64_t bytes = is_plain((int)a->format) || of_part * n <= FEW ? 4 * TASK_BYTES : TASK_BYTES;
     int64_t rows = task_rows(all, bytes / (a->row_bytes ? a->row_bytes : 1), threads);
     int64_t its_room = ROOM;
 #ifdef HAS_AMX
@@ -191,7 +190,7 @@ void es_dense(const Matrix *a, int64_t columns, void *out, int bf16, int threads
                      .columns = columns, .scale = a->scale, .supers = a->supers, .out = out, .out_stride = a->out_stride,
                      .bf16 = bf16},
                .dense = best_dense(),
-               .rows = task_rows(a->rows, TASK_BYTES / 4 / (a->row_bytes ? a->row_bytes : 1), threads)};
+               .rows = task_rows(a->rows, TASK_BYTES / (a->row_bytes ? a->row_bytes : 1), threads)};
   run_tasks(some_dense, &d, (a->rows + d.rows - 1) / d.rows, threads);
 }
 
