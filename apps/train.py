@@ -207,8 +207,8 @@ def _run(
 
 def _plot(terminal: Terminal, out: Path) -> None:
     """Curves of whatever was logged, however the run ended."""
+    from edgespec.training.log import LOG
     from edgespec.training.plots import CURVES, plot_log
-    from edgespec.training.trainer import LOG
 
     log = out / "run" / LOG
     if log.is_file():

@@ -7,7 +7,6 @@ A neighbour is a loop of one thread, in this cgroup. `of quiet` is over the firs
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from edgespec.values import parse_bytes
 SMALL_BYTES = 10**9  # the dial of the small model
 SETTLE_SECONDS = 0.5  # until the system has shared out the cores
 TOKENS = {"small": 60, "streamed": 6}  # of a reply
-STEPS, BATCH = 4, (16, 192)  # of training, a measurement; rows and tokens of a step
+STEPS, BATCH = 40, (16, 192)  # of training, a measurement; rows and tokens of a step
 
 
 def beside(count: int, measure: Callable[[], Row]) -> Row:
@@ -88,15 +87,15 @@ def train() -> None:
         total = loss_of(b.inputs, b.targets, b.weights, b.positions, b.mask(arithmetic))
         return Loss({"text": total}, b.inputs.numel(), b.inputs.numel())
 
-    rates: list[float] = []
     optimizer = Muon(dict(model.named_parameters()))
     with tempfile.TemporaryDirectory() as out:
         steps, settings = Numbered(lambda step: [batch]), Settings(10**6, RATE)
         training = Trainer(model, steps, loss, settings, Path(out), optimizer=optimizer)
         for _ in sys.stdin:
-            rates.clear()
-            training.run(lambda line: rates.append(line.tokens_per_second), stop_after=training.step + STEPS)
-            print(statistics.median(rates), flush=True)
+            before = training.tokens, training.spent
+            training.run(lambda line: None, stop_after=training.step + STEPS)
+            tokens, seconds = training.tokens - before[0], training.spent - before[1]
+            print(tokens / seconds, flush=True)  # with the steps that tried another number of threads
 
 
 def main() -> None:

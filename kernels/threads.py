@@ -9,7 +9,7 @@ pass. What sleeps while it waits is said in `edgespec/__init__.py`, before torch
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -37,11 +37,16 @@ def use_threads(count: int | None, processors: int | None = None) -> None:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """One thread, for what it finishes before another is awake, and whose bits do not depend on threads."""
+def using(count: int) -> Iterator[None]:
+    """So many threads, and those of before again."""
     before = torch.get_num_threads()
     try:
-        torch.set_num_threads(1)
+        torch.set_num_threads(count)
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def alone() -> AbstractContextManager[None]:
+    """One thread, for what it finishes before another is awake, and whose bits do not depend on threads."""
+    return using(1)

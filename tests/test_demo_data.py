@@ -34,7 +34,8 @@ from edgespec.demo_model.recipe.system import DIRECTED, directed
 from edgespec.demo_model.recipe.system_words import INSTRUCTIONS
 from edgespec.errors import CorruptFileError, EdgeSpecError, OptionError
 from edgespec.training import llama
-from edgespec.training.trainer import CHECKPOINT, LOG, read_log
+from edgespec.training.log import LOG, read_log
+from edgespec.training.trainer import CHECKPOINT
 
 TINY = llama.LlamaConfig(
     vocab_size=demo_tokenizer.VOCABULARY,

@@ -33,10 +33,11 @@ from edgespec.training.cascade import choose_depths, train_cascade
 from edgespec.training.corpus import Sample
 from edgespec.training.data import Samples, Shards
 from edgespec.training.generate import Replies
+from edgespec.training.log import LOG, read_log
 from edgespec.training.options import CascadeOptions
 from edgespec.training.plots import CURVES
 from edgespec.training.target import FrozenTarget, open_beside, plan_beside
-from edgespec.training.trainer import CHECKPOINT, LOG, Report, read_log
+from edgespec.training.trainer import CHECKPOINT, Report
 from tests.machine import GIVEN
 from tests.models import make_tokenizer
 from tests.tiny import open_tiny, write_checkpoint

@@ -29,6 +29,7 @@ from edgespec.runtimes.torch.trained_files import describe_module
 from edgespec.training.corpus import Sample
 from edgespec.training.eagle import EaglePupil, EagleRecipe, train_eagle
 from edgespec.training.held_out import Agreement
+from edgespec.training.log import LOG, read_log
 from edgespec.training.losses import BLOCK_BYTES, BLOCK_ROWS, name_tokens
 from edgespec.training.options import (
     EagleOptions,
@@ -41,7 +42,7 @@ from edgespec.training.spd import train_spd
 from edgespec.training.specformer import SpecFormerRecipe, by_draft, next_tokens, train_specformer
 from edgespec.training.streaming import StreamingPupil, StreamingRecipe, train_streaming
 from edgespec.training.target import FrozenTarget
-from edgespec.training.trainer import CHECKPOINT, LOG, Report, read_log
+from edgespec.training.trainer import CHECKPOINT, Report
 from tests.allocated import Allocated
 from tests.test_training_cascade import model, text
 from tests.tiny import open_tiny

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from edgespec.errors import CorruptFileError, OptionError, StorageError, TrainingError
 from edgespec.training import trainer as module
-from edgespec.training.trainer import CHECKPOINT, LOG, Loss, Report, Settings, Trainer, read_log
+from edgespec.training.log import LOG, read_log
+from edgespec.training.trainer import CHECKPOINT, Loss, Report, Settings, Trainer
 from edgespec.training.workers import Workers
 
 SETTINGS = Settings(steps=12, rate=0.05, warmup=3, decay=0.3)

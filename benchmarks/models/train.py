@@ -32,7 +32,8 @@ from edgespec.demo_model.recipe import train as demo
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.training import llama
 from edgespec.training.data import Numbered
-from edgespec.training.trainer import LOG, Loss, Report, Settings, Trainer, read_log
+from edgespec.training.log import LOG, read_log
+from edgespec.training.trainer import Loss, Report, Settings, Trainer
 
 DEMO = Path(demo.__file__).parents[1]
 HELD_OUT = ("alice.txt", "wizard-of-oz.txt")  # books

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgespec.devices.files import replacing
 from edgespec.errors import MissingExtraError
-from edgespec.training.trainer import read_log
+from edgespec.training.log import read_log
 
 CURVES = "curves.png"
 

@@ -182,6 +182,7 @@ class FrozenTarget:
     def __call__(self, samples: Sequence[Sample], layers: bool = False) -> Features:
         """One pass over all of these sequences; `layers`: with what they have in all layers."""
         target, lengths = self.target, [len(s.tokens) for s in samples]
+        target.threads = torch.get_num_threads()  # the trainer's, which may change
         # The bits are nobody's: all sequences are multiplied in one piece.
         rows = replace(Rows.concat([self._rows(n) for n in lengths]), apart=False)
         watch = _Watch(self.depths, layers)

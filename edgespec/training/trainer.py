@@ -21,11 +21,13 @@ from torch import Tensor, nn
 
 from edgespec.devices.files import replacing
 from edgespec.errors import CorruptFileError, OptionError, StorageError, TrainingError
+from edgespec.kernels.threads import using
+from edgespec.training import log
 from edgespec.training.optimizer import AdamW, Optimizer
+from edgespec.training.threads import Threads
 from edgespec.training.workers import Workers
 
 CHECKPOINT = "checkpoint.safetensors"
-LOG = "log.jsonl"
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class Trainer:
         self.step = 0
         self.tokens = 0
         self.spent = 0.0  # seconds before this process, then up to the last checkpoint
+        self.threads = Threads(torch.get_num_threads())
         self._began_at = (0, 0.0)  # step and seconds, in this process
         directory.mkdir(parents=True, exist_ok=True)
         self._resume()
@@ -152,8 +155,10 @@ class Trainer:
             self.save()
         while self.step < last:
             started = perf_counter()
-            losses, tokens = self._step()
+            with using(self.threads.count):
+                losses, tokens = self._step()
             now = perf_counter()
+            self.threads.took(now - started, tokens)
             self.spent = base + now - began
             line = self._report(losses, tokens / (now - started))
             self._log({"loss": losses, "rate": line.rate, "tokens_per_second": line.tokens_per_second})
@@ -244,7 +249,7 @@ class Trainer:
     def _resume(self) -> None:
         path = self.directory / CHECKPOINT
         if not path.is_file():
-            self._rewind_log()
+            self._rewind()
             return
         try:
             with safe_open(path, "pt") as file:
@@ -264,21 +269,16 @@ class Trainer:
             raise CorruptFileError(
                 f"{path} is damaged ({error!r}); remove it to start this run from the beginning"
             ) from None
-        self._rewind_log()
+        self._rewind()
 
-    def _rewind_log(self) -> None:
-        """Drop what a killed run logged after its last checkpoint."""
-        path = self.directory / LOG
-        if self.workers.first and path.is_file():
-            kept = [line for line in read_log(path) if line["step"] <= self.step and self.step]
-            text = "".join(json.dumps(line) + "\n" for line in kept)
-            path.write_text(text, encoding="utf-8")
+    def _rewind(self) -> None:
+        if self.workers.first:
+            log.rewind(self.directory, self.step)
 
     def _log(self, values: Mapping[str, Any]) -> None:
         if self.workers.first:
             line = {"step": self.step, "tokens": self.tokens, "seconds": round(self.spent, 3), **values}
-            with open(self.directory / LOG, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            log.add(self.directory, line)
 
 
 def recorded(directory: Path) -> dict[str, Any]:
@@ -289,16 +289,3 @@ def recorded(directory: Path) -> dict[str, Any]:
     except (SafetensorError, KeyError, TypeError, ValueError, OSError):
         return {}  # the trainer says what is wrong with it
     return found if isinstance(found, dict) else {}
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log; one that was cut off by a kill is left out."""
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            lines.append(line)
-    return lines
