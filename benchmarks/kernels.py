@@ -5,12 +5,16 @@
 Weights are rotated through more memory than the caches hold. On a CPU each encoding is multiplied by the
 compiled kernels, and in torch's ways: `unpacked` in tiles of numbers, which any CPU can, and `integers`, the
 exact matmul of those with fast int8.
+
+    of the bound    of the larger of 1.3 times one row (if that was asked for) and of what the products take
+                    at 0.6 of their instruction's rate out of registers (`peaks.py`); below 1: cheap enough
 """
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -19,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.common import Row, arguments, interleave, names, numbers
+from benchmarks.peaks import instruction, peak
 from benchmarks.raw_rates import MemoryRead
 from benchmarks.tables import Report, median_ratio, spread
 from edgespec.kernels import compiled, integer
@@ -49,6 +54,7 @@ def main() -> None:
         report.notes.append(f"The compiled kernels are not there: {why}.")
     memory = MemoryRead(10**9)
     results: list[Row] = []
+    ones: dict[tuple[str, str], float] = {}  # ms of one row
     with torch.inference_mode():
         for shape in options.shapes.split(","):
             m, k = map(int, shape.split("x"))
@@ -61,25 +67,32 @@ def main() -> None:
                     ways = on_cpu(blocks[0]) if options.device == "cpu" else on_cuda(blocks[0])
                     for way, by in ways.items():
                         arms[f"{name} {way}".strip()] = partial(measure, x, blocks, by)
+                used = instructions(made)
                 if options.device == "cpu":
                     arms["memory"] = lambda: {"gbps": memory.rate() / 1e9}
+                    arms |= {by: partial(rate, by) for by in set(used.values())}
                 found = interleave(arms, options.rounds)
                 reads = [row["gbps"] for row in found.pop("memory", [])]
+                peaks = {by: [row["peak"] for row in found.pop(by)] for by in set(used.values())}
                 bf16 = [row["ms"] for row in found["bf16"]]
                 for name, rows in found.items():
-                    ms, rate = ([row[key] for row in rows] for key in ("ms", "gbps"))
+                    ms, gbps = ([row[key] for row in rows] for key in ("ms", "gbps"))
+                    ones.setdefault((shape, name), statistics.median(ms) if n == 1 else 0.0)
+                    rates = peaks.get(used.get(name, ""), [])
+                    bound = [max(1.3 * ones[shape, name], 1e3 * n * m * k / (0.6 * p)) for p in rates]
                     report.add(
                         {
                             "weights": shape,
                             "rows": n,
                             "kernel": name,
                             "ms": spread(ms),
-                            "GB/s of weights": spread(rate, 1),
-                            "of memory reads": f"{median_ratio(rate, reads):.0%}" if reads else "",
+                            "GB/s of weights": spread(gbps, 1),
+                            "of memory reads": f"{median_ratio(gbps, reads):.0%}" if reads else "",
                             "against bf16": f"{median_ratio(bf16, ms):.2f} x",
+                            "of the bound": f"{median_ratio(ms, bound):.2f}" if bound else "",
                         }
                     )
-                    row = {"shape": shape, "rows": n, "kernel": name, "ms": ms, "gbps": rate}
+                    row = {"shape": shape, "rows": n, "kernel": name, "ms": ms, "gbps": gbps}
                     results.append({**row, "memory_gbps": reads})
     report.raw["measurements"] = results
     report.finish(options.json)
@@ -117,6 +130,20 @@ def on_cpu(block: Block) -> dict[str, Multiply]:
         ways["compiled"] = lambda x, b: compiled.linear(x, b.encoding, b.data, b.scale)
         ways["of a prompt"] = partial(linear, exact=False)  # more rows of it: unpacked
     return ways
+
+
+def instructions(made: Mapping[str, list[Block]]) -> dict[str, str]:
+    """What multiplies a tree's rows, by the names of the kernels of this runtime."""
+    found = {}
+    for name, blocks in made.items():
+        way = "" if name == "bf16" else " compiled"
+        if blocks[0].data.device.type == "cpu" and (by := instruction(blocks[0].encoding)):
+            found[name + way] = by
+    return found
+
+
+def rate(by: str) -> Row:
+    return {"peak": peak(by)}
 
 
 def in_fp16(exact: bool) -> Multiply:

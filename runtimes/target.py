@@ -31,7 +31,8 @@ class PassObserver(Protocol):
         """A chunk of weights comes next, from memory or from flash. May raise Cancelled."""
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        """Layer `index` (-1: the embedding) has produced `hidden` [n, d]. May raise Cancelled."""
+        """Layer `index` (-1: the embedding) has produced `hidden` [n, d]. Who does not listen may not be
+        told of each. May raise Cancelled."""
 
     def on_wait(self) -> bool:
         """Flash is the bottleneck: do one unit of other work. False = nothing to do. May raise Cancelled."""

@@ -30,7 +30,7 @@ from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.torch import target
 from edgespec.runtimes.torch.adapter import Adapter
 from edgespec.runtimes.torch.adapter_files import MANIFEST, save_adapters
-from edgespec.runtimes.torch.whole_layer import whole_layer
+from edgespec.runtimes.torch.whole_layer import whole_layers
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
 from tests.test_session import prompt_of, write_model
@@ -283,12 +283,12 @@ def test_interrupted_anywhere_it_goes_on_as_plain_decoding_would(
             count_on(names[0])
             return linear(names, *args, **kwargs)
 
-        def failing_layer(index: int, *args: Any) -> Any:
-            count_on(f"model.layers.{index}.")
-            return whole_layer(index, *args)
+        def failing_layers(layers: range, *args: Any) -> Any:
+            count_on(f"model.layers.{layers.start}.")
+            return whole_layers(layers, *args)
 
         weights.linear = failing  # type: ignore[method-assign]
-        monkeypatch.setattr(target, "whole_layer", failing_layer)
+        monkeypatch.setattr(target, "whole_layers", failing_layers)
         said: list[int | None] = []
         try:
             said.extend(response.token for response in session.generate(prompt_of(50), REPLY))
@@ -296,7 +296,7 @@ def test_interrupted_anywhere_it_goes_on_as_plain_decoding_would(
             pass
         finally:
             del weights.linear
-            monkeypatch.setattr(target, "whole_layer", whole_layer)
+            monkeypatch.setattr(target, "whole_layers", whole_layers)
         said = [token for token in said if token is not None]
         assert said == expected[: len(said)]
         assert session.cache.length == len(session.tokens)

@@ -13,7 +13,7 @@ from torch import Tensor
 from edgespec.errors import BusyError
 from edgespec.kernels import compiled, dispatch
 from edgespec.kernels.compiled import Matrices
-from edgespec.kernels.layer import BIASES, NORMS, LayerPass, LayerShape, WholeLayer
+from edgespec.kernels.layer import BIASES, NORMS, LayerPass, LayerShape, WholeLayer, run_layers
 from edgespec.kernels.scratch import _BUFFERS
 from edgespec.kernels.tree_attention import Past, TreeAttention
 from edgespec.runtimes.rows import Rows
@@ -28,6 +28,22 @@ D, HEADS, KV_HEADS, E, F = 256, 4, 2, 64, 512
 LENGTHS = dict(
     zip(NORMS + BIASES, (D, E, E, D, HEADS * E, KV_HEADS * E, KV_HEADS * E, D, F, F, D), strict=True)
 )
+
+
+class Listener:
+    """Of a pass; see `runtimes.target.PassObserver`."""
+
+    def __init__(self, listens: bool) -> None:
+        self.listens, self.heard, self.chunks = listens, list[int](), 0
+
+    def on_chunk(self) -> None:
+        self.chunks += 1
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        self.heard.append(index)
+
+    def on_wait(self) -> bool:
+        return False
 
 
 def products(encoding: str) -> list[Matrices]:
@@ -100,7 +116,8 @@ def test_a_layer_has_the_bits_of_its_functions(encoding: str, dtype: torch.dtype
         expected = one_by_one(layer, 1, hidden, TreeAttention(apart), (cos, sin))
         _BUFFERS.by_use.pop("matmul", None)  # there is not room enough at once
         before = hidden.clone()
-        assert torch.equal(layer(1, hidden, LayerPass(TreeAttention(whole), cos, sin)), expected)
+        found = run_layers([layer], 1, hidden, LayerPass(TreeAttention(whole), cos, sin))
+        assert torch.equal(found, expected)
         assert torch.equal(hidden, before)
         for a, b in zip(apart, whole, strict=True):  # what was stored, and where
             assert all(torch.equal(left, right) for left, right in zip(a.prefix, b.prefix, strict=True))
@@ -109,34 +126,46 @@ def test_a_layer_has_the_bits_of_its_functions(encoding: str, dtype: torch.dtype
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_layers_in_memory_are_one_call_each(
+def test_layers_in_memory_are_one_call(
     tmp_path: Path, kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if dtype == "bfloat16" and not compiled.available("BF16"):
         pytest.skip("torch multiplies bf16 here")
     path = write_checkpoint(tmp_path, torch_dtype=dtype, **KINDS[kind])
     resident, streamed = open_tiny(path), open_tiny(path, lambda chunk: chunk.layer == 1)
-    calls: list[int] = []
-    called = WholeLayer.__call__
+    calls: list[list[int]] = []
 
-    def counted(self: WholeLayer, index: int, hidden: Tensor, shared: LayerPass) -> Tensor:
-        calls.append(index)
-        return called(self, index, hidden, shared)
+    def counted(layers: list[WholeLayer], first: int, hidden: Tensor, shared: LayerPass) -> Tensor:
+        calls.append([*range(first, first + len(layers))])
+        return run_layers(layers, first, hidden, shared)
 
-    monkeypatch.setattr(WholeLayer, "__call__", counted)
+    monkeypatch.setattr(target_module, "run_layers", counted)
     rng = np.random.default_rng(5)
     prompt, tokens, parents = rng.integers(0, 160, 70), rng.integers(0, 160, 9), random_tree(rng, 9)
 
-    def logits(target: Any) -> Tensor:
+    def logits(target: Any, observer: Any = None) -> Tensor:
         cache = target.new_cache(200)
         fill(target, cache, prompt)
-        return run_tree(target, cache, tokens, parents)
+        return run_tree(target, cache, tokens, parents, observer)
 
     expected = logits(resident)
-    assert calls == [0, 1, 2]
+    assert calls == [[0, 1, 2]]
     calls.clear()
     assert torch.equal(logits(streamed), expected)
-    assert calls == [1]
+    assert calls == [[1]]
+    for most, spans in ((2, [[0, 1], [2]]), (1, [[0], [1], [2]])):
+        calls.clear()
+        monkeypatch.setattr(target_module, "AT_ONCE", most)
+        assert torch.equal(logits(resident), expected)
+        assert calls == spans
+    monkeypatch.setattr(target_module, "AT_ONCE", 3)
+    for listens, spans in ((True, [[0], [1], [2]]), (False, [[0, 1, 2]])):
+        calls.clear()
+        listener = Listener(listens)
+        assert torch.equal(logits(resident, listener), expected)
+        assert calls == spans
+        assert listener.heard == [span[-1] for span in spans]
+        assert listener.chunks >= len(spans)  # a chance to end the reply, for each
     calls.clear()
     monkeypatch.setattr(target_module, "whole_pass", lambda *args: None)
     assert torch.equal(logits(resident), expected)

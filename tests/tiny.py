@@ -92,11 +92,16 @@ def fill(target: TorchTarget, cache: TorchKVCache, tokens: np.ndarray | list[int
 
 
 def run_tree(
-    target: TorchTarget, cache: TorchKVCache, tokens: np.ndarray | list[int], parents: np.ndarray | list[int]
+    target: TorchTarget,
+    cache: TorchKVCache,
+    tokens: np.ndarray | list[int],
+    parents: np.ndarray | list[int],
+    observer: PassObserver | None = None,
 ) -> torch.Tensor:
     """Logits [n, V] of a tree's nodes behind the committed prefix; the slots stay open."""
     rows = Rows.append(cache, parents)
-    return target.logits(target.run(target.embed(tokens), rows, range(target.config.layers))).clone()
+    layers = range(target.config.layers)
+    return target.logits(target.run(target.embed(tokens), rows, layers, observer)).clone()
 
 
 def verify(

@@ -1,4 +1,4 @@
-/* A decoder layer whose matrices are all in memory: what Python would call function by function, so with the same bits. In
+/* Decoder layers whose matrices are all in memory: what Python would call function by function, so with the same bits. In
    between Python would take a fifth of a 1b model's time at 4 bits. */
 #include "floats.h"
 
@@ -59,7 +59,7 @@ static int64_t attend(const Pass *p, const Layer *l, int64_t index, char *const 
 
 /* out [n][d] = layer `index` of hidden [n][d], which stays. Returns the bytes of `room` (aligned to 64) that this needs, and
    when there are fewer, out is nothing yet. */
-int64_t es_layer(const Layer *l, const Pass *p, int64_t index, const void *hidden, char *out, char *room, int64_t room_bytes) {
+static int64_t layer(const Layer *l, const Pass *p, int64_t index, const void *hidden, char *out, char *room, int64_t room_bytes) {
   const int64_t n = p->n, of_q = l->heads * l->e, of_k = l->kv_heads * l->e;
   const int64_t columns[PLACES_OF_ROWS] = {l->d, of_q, of_k, of_k, of_q, l->inner, l->inner};
   const int type = (int)p->type, threads = (int)p->threads;
@@ -94,5 +94,20 @@ int64_t es_layer(const Layer *l, const Pass *p, int64_t index, const void *hidde
   TAKES(times(p, &l->down, at[GATE], at + X, room, bytes));
   BIAS(DOWN_BIAS, at[X], l->d);
   es_add(type, at[X], l->d, out, n, l->d, threads);
+  return most;
+}
+
+/* out [n][d] = `count` layers, the first of which is layer `index`, one after the other of hidden [n][d], which stays; spare
+   [n][d] is needed where there are several. Returns as `layer` does. */
+int64_t es_layers(const Layer *const *layers, int64_t count, const Pass *p, int64_t index, const void *hidden, char *out,
+                  char *spare, char *room, int64_t room_bytes) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < count; i++) {
+    char *to = (count - i) % 2 ? out : spare; /* the last one's is out */
+    const int64_t needed = layer(layers[i], p, index + i, hidden, to, room, room_bytes);
+    if (needed > room_bytes) return needed;
+    most = needed > most ? needed : most;
+    hidden = to;
+  }
   return most;
 }

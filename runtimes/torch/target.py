@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edgespec.errors import Call, ModelError, OptionError
 from edgespec.kernels.dispatch import add, add_norm, rms_norm, rotate, swiglu
-from edgespec.kernels.layer import LayerPass
+from edgespec.kernels.layer import LayerPass, run_layers
 from edgespec.kernels.matmul import Block, Together
 from edgespec.kernels.threads import use_threads
 from edgespec.runtimes.base import PREFILL_ROWS, IntArray
@@ -23,7 +23,9 @@ from edgespec.runtimes.torch.attention import AttentionPlan
 from edgespec.runtimes.torch.exit import HeadExit, HeadPass
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.rope import RopeTable
-from edgespec.runtimes.torch.whole_layer import whole_layer, whole_pass
+from edgespec.runtimes.torch.whole_layer import whole_layers, whole_pass
+
+AT_ONCE = 16  # layers in one call, in which nothing hears that a reply is to end
 
 
 class ModelWeights(Protocol):
@@ -120,10 +122,11 @@ class TorchTarget(Generic[W]):
     def run(self, hidden: Tensor, rows: Rows, layers: range, observer: PassObserver | None = None) -> Tensor:
         shared = self.prepare(rows)
         try:
-            for index in layers:
-                hidden = self._layer(index, hidden, shared, observer)
+            while layers:
+                hidden, ran = self._some(layers, hidden, shared, observer)
+                layers = layers[ran:]
                 if observer is not None:
-                    observer.on_layer(index, hidden, rows)
+                    observer.on_layer(layers.start - 1, hidden, rows)
         finally:
             self.weights.release()
         return hidden
@@ -147,14 +150,14 @@ class TorchTarget(Generic[W]):
     def run_layer(self, index: int, hidden: Tensor, shared: Prepared) -> Tensor:
         """One layer of a pass that others may interrupt, [n, d] -> [n, d]."""
         try:
-            return self._layer(index, hidden, shared, None)
+            return self._some(range(index, index + 1), hidden, shared, None)[0]
         finally:
             self.weights.release()
 
     @torch.inference_mode()
     def run_resident_layer(self, index: int, hidden: Tensor, shared: Prepared) -> Tensor:
         """As `run_layer`, within another pass's waits: of a layer that is in memory."""
-        return self._layer(index, hidden, shared, None)
+        return self._some(range(index, index + 1), hidden, shared, None)[0]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, observer: PassObserver | None = None) -> Tensor:
@@ -191,6 +194,21 @@ class TorchTarget(Generic[W]):
         head = partial(self.weights.resident_blocks, "lm_head")
         return HeadExit(layers, norm or partial(self._norm, "model.norm"), head, self.weights.times)
 
+    def _some(
+        self, layers: range, hidden: Tensor, shared: Prepared, observer: PassObserver | None
+    ) -> tuple[Tensor, int]:
+        """The first of these decoder layers, or several in one call: [n, d] -> [n, d], and how many."""
+        use_threads(self.threads)
+        if shared.whole is not None:
+            most = 1 if observer is not None and observer.listens else AT_ONCE
+            wholes = whole_layers(layers[:most], self.config, self.weights.together, self.weights.small)
+            if wholes:
+                if observer is not None:
+                    observer.on_chunk()  # once: nothing is heard within the call
+                shared.attention.check_free()
+                return run_layers(wholes, layers.start, hidden, shared.whole), len(wholes)
+        return self._layer(layers.start, hidden, shared, observer), 1
+
     def _layer(
         self,
         index: int,
@@ -199,15 +217,7 @@ class TorchTarget(Generic[W]):
         observer: PassObserver | None,
     ) -> Tensor:
         """One decoder layer, [n, d] -> [n, d]."""
-        use_threads(self.threads)
         c, name, n = self.config, f"model.layers.{index}.", len(hidden)
-        if shared.whole is not None:
-            whole = whole_layer(index, c, self.weights.together, self.weights.small)
-            if whole is not None:
-                if observer is not None:
-                    observer.on_chunk()  # once: nothing is heard within the call
-                shared.attention.check_free()
-                return whole(index, hidden, shared.whole)
         rows, angles = shared.rows, shared.angles
         apart = rows.blocks
 

@@ -40,15 +40,18 @@ def whole_pass(attention: AttentionPlan, config: ModelConfig, cos: Tensor, sin: 
     return LayerPass(trees, cos, sin)
 
 
-def whole_layer(
-    index: int, config: ModelConfig, together: Together, small: Mapping[str, Tensor]
-) -> WholeLayer | None:
-    """Layer `index`, if its matrices are all among those of `together`."""
-    try:
-        return together.layers[index]
-    except KeyError:
-        layer = together.layers[index] = _made(index, config, together, small)
-        return layer
+def whole_layers(
+    layers: range, config: ModelConfig, together: Together, small: Mapping[str, Tensor]
+) -> list[WholeLayer]:
+    """Those from the first on whose matrices are all among those of `together`."""
+    found = []
+    for index in layers:
+        if index not in together.layers:
+            together.layers[index] = _made(index, config, together, small)
+        if (layer := together.layers[index]) is None:
+            break
+        found.append(layer)
+    return found
 
 
 def _made(
