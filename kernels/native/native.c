@@ -130,10 +130,7 @@ int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void
     const int of_part = is_plain((int)a->format) ? 1 : terms;
     Kernels *k = &l.kernels[a->format];
     if (!k->way.rows) *k = kernels_for((int)a->format, of_part * n, any_order, x_type, tried);
-    /* Where memory is waited for, so long that little is lost at a task's ends: what is asked for ahead there is somebody else's.
-       One row of x by Q8_0: 37 GB/s with 256 KB, 41 with 1 MB; by int4 28 to 29, and 29 to 32. */
-    const int64_t bytes = is_plain((int)a->format) || of_part * n <= FEW ? 4 * TASK_BYTES : TASK_BYTES;
-    int64_t rows = task_rows(all, bytes / (a->row_bytes ? a->row_bytes : 1), threads);
+    int64_t rows = task_rows(all, TASK_BYTES / (a->row_bytes ? a->row_bytes : 1), threads);
     int64_t its_room = ROOM;
 #ifdef HAS_AMX
     if (a->format == HALF && k->way.pack) {

@@ -1,5 +1,7 @@
-/* Threads that share out tasks. A task is claimed by whoever is free, so a core that is busy with something else does
-   less of them. Who waits looks for a while, since the next matrix follows closely, and offers its core to whoever else
+/* Threads that share out tasks. Each has a span of them, one behind the other in memory: so what it asks memory for ahead
+   is its own next task's. Who has done its own claims what others have not come to, so a core that is busy with something
+   else does less of them. (Of whole replies 1.00 to 1.03 times as fast as claiming all of them in turn, whose tasks had to
+   be four times as large.) Who waits looks for a while, since the next matrix follows closely, and offers its core to whoever else
    wants it; then it sleeps. Waking up costs more than such a look: a 1b model at 4 bits, 156 matrices a token, went from
    14.4 to 16.9 tokens/s with 300 instead of 30 microseconds.
 
@@ -24,10 +26,12 @@ static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER, lock = PTHREAD_MUTEX_IN
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
 static atomic_long call; /* changes when there is work */
 static atomic_int busy;  /* workers in the present call */
-static atomic_llong next;
+static struct {
+  _Alignas(64) atomic_llong next;
+  int64_t end;
+} spans[MOST + 1]; /* of tasks, by worker */
 static atomic_llong crowded; /* until when */
-static int started, places, joined; /* of the present call; guarded by `lock`, like what follows */
-static int64_t tasks;
+static int started, places, joined, spread; /* of the present call; guarded by `lock`, like what follows */
 static Task *task;
 static void *argument;
 
@@ -57,8 +61,12 @@ static bool look(int64_t begun, int64_t *at) {
   return *at - begun < LOOK_NS;
 }
 
+/* Its own tasks one after the other, then what others have not come to. */
 static void share(int worker) {
-  for (int64_t i; (i = atomic_fetch_add(&next, 1)) < tasks;) task(argument, i, worker);
+  for (int other = 0; other < spread; other++) {
+    const int whose = (worker + other) % spread;
+    for (int64_t i; (i = atomic_fetch_add(&spans[whose].next, 1)) < spans[whose].end;) task(argument, i, worker);
+  }
 }
 
 static void *work_for_ever(void *unused) {
@@ -108,9 +116,13 @@ void run_tasks(Task *wanted, void *with, int64_t count, int threads) {
     return;
   }
   pthread_mutex_lock(&lock);
-  task = wanted, argument = with, tasks = count;
-  atomic_store(&next, 0);
+  task = wanted, argument = with;
   joined = 0, places = start((threads < count ? threads : (int)count) - 1);
+  spread = places + 1;
+  for (int worker = 0; worker < spread; worker++) {
+    atomic_store(&spans[worker].next, worker * count / spread);
+    spans[worker].end = (worker + 1) * count / spread;
+  }
   atomic_fetch_add(&call, 1);
   pthread_cond_broadcast(&work);
   pthread_mutex_unlock(&lock);
