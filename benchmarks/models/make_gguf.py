@@ -1,8 +1,8 @@
 """Write the F16 GGUF twin of a bf16 checkpoint: the same numbers, for llama.cpp.
 
 Streams, where the tests' writer holds the whole model; needs the `gguf` package. bf16 numbers are fp16
-numbers too, down to 6e-5; smaller ones are rounded. The tokenizer is the made models', whatever the
-checkpoint's: prompts are given as ids.
+numbers too, down to 6e-5; smaller ones are rounded. The tokenizer is the checkpoint's, a byte-level BPE, but
+for how it cuts text into words: llama.cpp has a list of ways, and Qwen's is taken.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from benchmarks.models.checkpoint import made_whole
-from benchmarks.models.tokenizer import MERGE, SPECIAL, vocabulary
 from edgespec.offload.chunks import TensorSource
 from edgespec.offload.safetensors_header import read_header
 from tests.models import gguf_name, permute
@@ -39,7 +39,7 @@ def make_gguf(directory: Path, out: Path) -> None:
         raise SystemExit(f"{directory} holds {tensors[0].encoding}, not BF16")
     kind = gguf.GGMLQuantizationType.F16
     writer = gguf.GGUFWriter(str(out), "llama")
-    add_metadata(writer, directory.name, config)
+    add_metadata(writer, directory, config)
     for tensor in tensors:
         name, shape = gguf_name(tensor.name), tensor.shape
         if len(shape) == 1:
@@ -63,9 +63,9 @@ def make_gguf(directory: Path, out: Path) -> None:
     writer.close()
 
 
-def add_metadata(writer: gguf.GGUFWriter, name: str, config: dict[str, int]) -> None:
+def add_metadata(writer: gguf.GGUFWriter, directory: Path, config: dict[str, int]) -> None:
     """The shape, and a tokenizer of so many tokens."""
-    writer.add_name(name)
+    writer.add_name(directory.name)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -79,16 +79,25 @@ def add_metadata(writer: gguf.GGUFWriter, name: str, config: dict[str, int]) -> 
     writer.add_value_length(config["head_dim"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
-    tokens = vocabulary(config["vocab_size"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
+    add_tokenizer(writer, directory, config)
+
+
+def add_tokenizer(writer: gguf.GGUFWriter, directory: Path, config: dict[str, int]) -> None:
+    """Of as many tokens as the embedding has rows."""
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    model = json.loads(tokenizer.to_str())["model"]
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    known = {number: text for text, number in tokenizer.get_vocab().items()}
+    tokens = [known.get(number, f"<unused {number}>") for number in range(config["vocab_size"])]
     control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
-    writer.add_token_types([control if i < len(SPECIAL) else normal for i in range(len(tokens))])
-    writer.add_token_merges([" ".join(MERGE)])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_add_bos_token(True)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([control if token in special else normal for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_add_bos_token(bool(tokenizer.encode("").ids))
 
 
 def ensure_gguf(directory: Path) -> Path:
