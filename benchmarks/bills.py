@@ -76,6 +76,7 @@ class Waiting:
 
     bill: Bill
     layers: int
+    listens = True  # to each layer
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
         super().on_layer(index, hidden, rows)  # type: ignore[misc]

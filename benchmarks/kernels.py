@@ -77,9 +77,12 @@ def main() -> None:
                 bf16 = [row["ms"] for row in found["bf16"]]
                 for name, rows in found.items():
                     ms, gbps = ([row[key] for row in rows] for key in ("ms", "gbps"))
-                    ones.setdefault((shape, name), statistics.median(ms) if n == 1 else 0.0)
-                    rates = peaks.get(used.get(name, ""), [])
-                    bound = [max(1.3 * ones[shape, name], 1e3 * n * m * k / (0.6 * p)) for p in rates]
+                    if n == 1:
+                        ones[shape, name] = statistics.median(ms)
+                    rates = peaks.get(used.get(name, ""), []) if n > 1 else []
+                    bound = [
+                        max(1.3 * ones.get((shape, name), 0.0), 1e3 * n * m * k / (0.6 * p)) for p in rates
+                    ]
                     report.add(
                         {
                             "weights": shape,

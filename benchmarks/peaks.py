@@ -19,7 +19,7 @@ import torch
 from edgespec.kernels import compiled
 from edgespec.kernels.choice import AMX, AVX2, AVX512, AVX512_BF16, TORCH
 
-TIMES, TRIES = 500_000, 5  # of 12 instructions each, some 2 ms; the best counts
+TIMES, TRIES = 5_000_000, 3  # of 12 instructions each, some 20 ms; the best counts
 SOURCE = r"""
 #include <immintrin.h>
 #include <stdint.h>
@@ -46,8 +46,10 @@ PRODUCTS = {"pairs_512": 32, "bf16_512": 32, "fp32_512": 16, "pairs_256": 16, "f
 
 def instruction(encoding: str) -> str | None:
     """What a tree's rows of these weights are multiplied with here."""
+    if compiled.unavailable() or not shutil.which("cc"):
+        return None
     level = compiled.level() if encoding != "BF16" else compiled.order(encoding)
-    if level in (TORCH, AMX) or level < AVX2 or not shutil.which("cc"):
+    if level in (TORCH, AMX) or level < AVX2:
         return None
     if encoding == "BF16" and level == AVX512_BF16:
         return "bf16_512"
@@ -66,11 +68,11 @@ def _library() -> ctypes.CDLL:
 def peak(name: str) -> float:
     """Products (each added to a sum) a second, by as many threads as multiply."""
     function, threads = getattr(_library(), name), torch.get_num_threads()
-    function.argtypes = [ctypes.c_int64]
+    times = [ctypes.c_int64(TIMES)] * threads
     with ThreadPoolExecutor(threads) as pool:  # ctypes lets go of the interpreter meanwhile
         best = float("inf")
         for _ in range(TRIES):
             began = time.perf_counter()
-            list(pool.map(function, [TIMES] * threads))
+            list(pool.map(function, times))
             best = min(best, time.perf_counter() - began)
     return threads * TIMES * 12 * PRODUCTS[name] / best

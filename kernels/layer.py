@@ -113,6 +113,7 @@ def run_layers(layers: Sequence[WholeLayer], first: int, hidden: Tensor, shared:
     and values are put."""
     library = compiled.library()
     assert library is not None
+    assert layers
     attention = shared.attention
     for layer in layers:
         assert hidden.shape == (attention.n, layer.shape.d)

@@ -84,6 +84,8 @@ def inside(
 class Passes:
     """What is run: (layer, rows)."""
 
+    listens = True
+
     def __init__(self) -> None:
         self.seen: list[tuple[int, int]] = []
 

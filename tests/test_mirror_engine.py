@@ -314,6 +314,8 @@ def test_adapters_that_cannot_be_the_exit_are_refused(demo: Path) -> None:
 class States:
     """Keeps what each layer of a pass produced; see `runtimes.target.PassObserver`."""
 
+    listens = True
+
     def __init__(self) -> None:
         self.hidden: list[torch.Tensor] = []
 

@@ -54,6 +54,8 @@ def engine(packed: Path) -> Iterator[Engine]:
 class EveryChunk:
     """A pass's observer that advances a drafting before every chunk of weights."""
 
+    listens = True
+
     def __init__(self, drafting: Drafting | None) -> None:
         self.drafting, self.steps = drafting, 0
 

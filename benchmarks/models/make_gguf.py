@@ -2,7 +2,7 @@
 
 Streams, where the tests' writer holds the whole model; needs the `gguf` package. bf16 numbers are fp16
 numbers too, down to 6e-5; smaller ones are rounded. The tokenizer is the checkpoint's, a byte-level BPE, but
-for how it cuts text into words: llama.cpp has a list of ways, and Qwen's is taken.
+for how it cuts text into words where that is not GPT-2's: of llama.cpp's list of ways Qwen's is taken.
 """
 
 from __future__ import annotations
@@ -85,18 +85,20 @@ def add_metadata(writer: gguf.GGUFWriter, directory: Path, config: dict[str, int
 def add_tokenizer(writer: gguf.GGUFWriter, directory: Path, config: dict[str, int]) -> None:
     """Of as many tokens as the embedding has rows."""
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    model = json.loads(tokenizer.to_str())["model"]
+    described = json.loads(tokenizer.to_str())
+    model, words = described["model"], described["pre_tokenizer"]
     special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
     known = {number: text for text, number in tokenizer.get_vocab().items()}
     tokens = [known.get(number, f"<unused {number}>") for number in range(config["vocab_size"])]
     control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
+    writer.add_tokenizer_pre("gpt-2" if words["type"] == "ByteLevel" else "qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types([control if token in special else normal for token in tokens])
     writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
     writer.add_bos_token_id(config["bos_token_id"])
-    writer.add_eos_token_id(config["eos_token_id"])
+    if isinstance(eos := config.get("eos_token_id"), int):  # made models have none
+        writer.add_eos_token_id(eos)
     writer.add_add_bos_token(bool(tokenizer.encode("").ids))
 
 

@@ -24,7 +24,7 @@ from edgespec.errors import CorruptFileError, OptionError, StorageError, Trainin
 from edgespec.kernels.threads import using
 from edgespec.training import log
 from edgespec.training.optimizer import AdamW, Optimizer
-from edgespec.training.threads import Threads
+from edgespec.training.threads import Threads, busy
 from edgespec.training.workers import Workers
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -130,7 +130,7 @@ class Trainer:
         self.step = 0
         self.tokens = 0
         self.spent = 0.0  # seconds before this process, then up to the last checkpoint
-        self.threads = Threads(torch.get_num_threads())
+        self.threads = Threads(torch.get_num_threads(), busy())
         self._began_at = (0, 0.0)  # step and seconds, in this process
         directory.mkdir(parents=True, exist_ok=True)
         self._resume()

@@ -1,9 +1,9 @@
-/* Threads that share out tasks. Each has a span of them, one behind the other in memory: so what it asks memory for ahead
-   is its own next task's. Who has done its own claims what others have not come to, so a core that is busy with something
-   else does less of them. (Of whole replies 1.00 to 1.03 times as fast as claiming all of them in turn, whose tasks had to
-   be four times as large.) Who waits looks for a while, since the next matrix follows closely, and offers its core to whoever else
-   wants it; then it sleeps. Waking up costs more than such a look: a 1b model at 4 bits, 156 matrices a token, went from
-   14.4 to 16.9 tokens/s with 300 instead of 30 microseconds.
+/* Threads that share out tasks. Each has a span of them, one behind the other in memory, so until it has done its own, what it
+   asks memory for ahead is its own next task's. Then it claims what others have not come to, so a core that is busy with
+   something else does less. (Of whole replies 1.00 to 1.03 times as fast as claiming all of them in turn, whose tasks had to be
+   four times as large; 2 cores.) Who waits looks for a while, since the next matrix follows closely, and offers its core to
+   whoever else wants it; then it sleeps. Waking up costs more than such a look: a 1b model at 4 bits, 156 matrices a token, went
+   from 14.4 to 16.9 tokens/s with 300 instead of 30 microseconds.
 
    Where the offer is taken, who waits comes back when the other's turn is over, milliseconds later. Then it is not made for
    a while, and who waits soon sleeps: it is woken at once. Beside one and two busy processes on two cores, a 1b model's
@@ -31,7 +31,7 @@ static struct {
   int64_t end;
 } spans[MOST + 1]; /* of tasks, by worker */
 static atomic_llong crowded; /* until when */
-static int started, places, joined, spread; /* of the present call; guarded by `lock`, like what follows */
+static int started, places, joined, spread; /* of the present call; written under `lock`, like what follows and spans */
 static Task *task;
 static void *argument;
 

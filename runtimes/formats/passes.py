@@ -151,7 +151,7 @@ def room_bytes(cut: Cut, how: Arithmetic, n: int, element: int) -> int:
     """Of n rows by a matrix, as native/native.c's `lay_out` has it: sums of each thread, and x arranged."""
     plain, threads = cut.encoding in PLAIN, how.threads
     terms = 2 if element == 4 and not plain else 1
-    task = (2**20 if plain else 2**18) // cut.row_bytes
+    task = 2**18 // cut.row_bytes  # TASK_BYTES
     rows = max(16, min(task, cut.together // (4 * threads)) // 16 * 16)
     sums = threads * (49152 + 4 * cut.inner + 4 * rows * n * terms)
     if cut.encoding == "BF16" and "bfloat16" not in how.converts:  # x as bf16, in pairs

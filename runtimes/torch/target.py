@@ -25,7 +25,7 @@ from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.rope import RopeTable
 from edgespec.runtimes.torch.whole_layer import whole_layers, whole_pass
 
-AT_ONCE = 16  # layers in one call, in which nothing hears that a reply is to end
+AT_ONCE, FEW = 16, 8  # layers in one call, of so many rows: in it nothing hears that a reply is to end
 
 
 class ModelWeights(Protocol):
@@ -200,7 +200,7 @@ class TorchTarget(Generic[W]):
         """The first of these decoder layers, or several in one call: [n, d] -> [n, d], and how many."""
         use_threads(self.threads)
         if shared.whole is not None:
-            most = 1 if observer is not None and observer.listens else AT_ONCE
+            most = 1 if len(hidden) > FEW or (observer is not None and observer.listens) else AT_ONCE
             wholes = whole_layers(layers[:most], self.config, self.weights.together, self.weights.small)
             if wholes:
                 if observer is not None:
