@@ -80,9 +80,8 @@ def main() -> None:
                     if n == 1:
                         ones[shape, name] = statistics.median(ms)
                     rates = peaks.get(used.get(name, ""), []) if n > 1 else []
-                    bound = [
-                        max(1.3 * ones.get((shape, name), 0.0), 1e3 * n * m * k / (0.6 * p)) for p in rates
-                    ]
+                    one = ones.get((shape, name), 0.0)
+                    bound = [max(1.3 * one, 1e3 * n * m * k / (0.6 * p)) for p in rates]
                     report.add(
                         {
                             "weights": shape,

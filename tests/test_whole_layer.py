@@ -141,7 +141,7 @@ def test_layers_in_memory_are_one_call(
 
     monkeypatch.setattr(target_module, "run_layers", counted)
     rng = np.random.default_rng(5)
-    prompt, tokens, parents = rng.integers(0, 160, 70), rng.integers(0, 160, 9), random_tree(rng, 9)
+    prompt, tokens, parents = rng.integers(0, 160, 70), rng.integers(0, 160, 8), random_tree(rng, 8)
 
     def logits(target: Any, observer: Any = None) -> Tensor:
         cache = target.new_cache(200)
@@ -159,13 +159,18 @@ def test_layers_in_memory_are_one_call(
         assert torch.equal(logits(resident), expected)
         assert calls == spans
     monkeypatch.setattr(target_module, "AT_ONCE", 3)
+    calls.clear()
+    monkeypatch.setattr(target_module, "FEW", 7)  # more rows take so long that a reply could not be ended
+    assert torch.equal(logits(resident), expected)
+    assert calls == [[0], [1], [2]]
+    monkeypatch.setattr(target_module, "FEW", 8)
     for listens, spans in ((True, [[0], [1], [2]]), (False, [[0, 1, 2]])):
         calls.clear()
         listener = Listener(listens)
         assert torch.equal(logits(resident, listener), expected)
         assert calls == spans
         assert listener.heard == [span[-1] for span in spans]
-        assert listener.chunks >= len(spans)  # a chance to end the reply, for each
+        assert listener.chunks == len(spans)  # a chance to end the reply, for each
     calls.clear()
     monkeypatch.setattr(target_module, "whole_pass", lambda *args: None)
     assert torch.equal(logits(resident), expected)
