@@ -219,7 +219,7 @@ class Trainer:
         self, report: Callable[[Report], None], speed: float, losses: Mapping[str, float] | None = None
     ) -> None:
         if self.evaluate is not None and self.workers.first:
-            with torch.no_grad():
+            with torch.no_grad(), using(self.threads.count):
                 held_out = self.evaluate(self.model)
             self._log({"held_out": held_out})
             line = self._report(losses or {}, speed)
