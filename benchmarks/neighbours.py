@@ -25,7 +25,6 @@ from edgespec.devices.probe import cpu_count
 from edgespec.values import parse_bytes
 
 SMALL_BYTES = 10**9  # the dial of the small model
-SETTLE_STEPS = 16  # of training, until it has the threads that it will keep
 SETTLE_SECONDS = 0.5  # until the system has shared out the cores
 TOKENS = {"small": 60, "streamed": 6}  # of a reply
 STEPS, BATCH = 40, (16, 192)  # of training, a measurement; rows and tokens of a step
@@ -75,6 +74,7 @@ def train() -> None:
     from edgespec.kernels.cpu import matmul_dtype
     from edgespec.training.data import Numbered
     from edgespec.training.llama import Llama
+    from edgespec.training.threads import LATE
     from edgespec.training.trainer import Loss, Settings, Trainer
 
     config = model_config(Tokenizer.from_file(str(demo_model() / "tokenizer.json")))
@@ -93,7 +93,7 @@ def train() -> None:
         steps, settings = Numbered(lambda step: [batch]), Settings(10**6, RATE)
         training = Trainer(model, steps, loss, settings, Path(out), optimizer=optimizer)
         for _ in sys.stdin:
-            training.run(lambda line: None, stop_after=training.step + SETTLE_STEPS)
+            training.run(lambda line: None, stop_after=training.step + LATE)  # until it has its threads
             before = training.tokens, training.spent
             training.run(lambda line: None, stop_after=training.step + STEPS)
             tokens, seconds = training.tokens - before[0], training.spent - before[1]

@@ -15,12 +15,13 @@ SLOW = 0.75  # of the best speed with as many threads: somebody else computes
 FORGET = 0.99  # of the best speed is left after each step: a machine may become slower for good
 BETTER = 1.1  # times the speed of the steps before and behind: worth a thread less
 AS_GOOD = 0.97  # of it: worth a thread more
+OTHERS = 0.7  # processes that want to run, on average: more than what only waits
 SOON, LATE = 4, 16  # steps between two trials: after one that paid, and after several that did not
 
 
 def busy() -> bool:
     """Whether others have computed here in the last minute, as far as the system says."""
-    return hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.7
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > OTHERS
 
 
 class Threads:
@@ -43,8 +44,7 @@ class Threads:
             self._begun, self.count, self._tried = True, self.settled, None
             return
         speed = tokens / seconds
-        best = max(speed, FORGET * self._best.get(self.count, 0.0))
-        self._best[self.count] = best
+        self._best[self.count] = max(speed, FORGET * self._best.get(self.count, 0.0))
         if self.count != self.settled:  # how fast it was shows beside the next one
             self._tried, self.count = (self.count, speed), self.settled
         elif self._tried is not None:
