@@ -244,7 +244,7 @@ def _run(target: Target, parts: Sequence[Part], observer: PassObserver | None) -
             observer.on_layer(-1, hidden[begin], rows.take(begin))
     # A row enters the pass at the layer that its drafter, or the pass before, has come to; each layer is run
     # once, for all rows that are there.
-    for first, stop in pairwise(np.unique([*starts, *stops]).tolist()):
+    for first, stop in pairwise(sorted({*starts.tolist(), *stops.tolist()})):
         there = np.flatnonzero((starts <= first) & (first < stops))
         if len(there) == rows.n:
             hidden = target.run(hidden, rows, range(first, stop), observer)

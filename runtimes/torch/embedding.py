@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,11 +32,13 @@ class Embedding:
 
     def rows(self, tokens: Sequence[int] | IntArray, dtype: torch.dtype) -> Tensor:
         """[n] -> [n, d] of `dtype`, in host memory."""
-        unique, inverse = np.unique(np.asarray(tokens, dtype=np.int64), return_inverse=True)
-        inner = self.source.shape[1]
-        raw = torch.stack([torch.frombuffer(self._row(int(t)), dtype=torch.uint8) for t in unique])
-        block = Block.of_bytes(self.source.encoding, raw, len(unique), inner)
-        return block.dense(0, len(unique), dtype)[torch.from_numpy(inverse)]
+        asked = [int(token) for token in tokens]
+        places = {token: place for place, token in enumerate(dict.fromkeys(asked))}
+        raw = torch.stack([torch.frombuffer(self._row(token), dtype=torch.uint8) for token in places])
+        dense = Block.of_bytes(self.source.encoding, raw, len(places), self.source.shape[1]).dense(
+            0, len(places), dtype
+        )
+        return dense if len(places) == len(asked) else dense[[places[token] for token in asked]]
 
     def _row(self, token: int) -> memoryview:
         start, nbytes = token * self.source.row_bytes, self.source.row_bytes
