@@ -59,7 +59,7 @@ class Single:
     def reply(self, prompts: Prompts, tokens: int) -> Timed:
         """So many tokens. Raises KeyboardInterrupt when it was stopped."""
         (session,), (prompt,) = self.sessions, prompts
-        steps = session.generate(prompt, _options(tokens), self.terminal.progress)
+        steps = session.generate(prompt, fixed_length(tokens), self.terminal.progress)
         reply = follow(steps, session.cancel, self.terminal, show=False)
         if reply.finish_reason == "cancelled":
             raise KeyboardInterrupt
@@ -78,7 +78,7 @@ class Single:
 
 
 @dataclass(eq=False)
-class _Member:
+class Member:
     """See `core.batcher.Member`."""
 
     session: Session
@@ -121,8 +121,8 @@ class Several:
 
         progress = [self.terminal.progress, *[None] * (len(prompts) - 1)]
         asked = zip(self.sessions, prompts, progress, strict=True)
-        members = [_Member(s, s.new_reply(prompt, _options(tokens), tell)) for s, prompt, tell in asked]
-        batcher = Batcher[_Member](self.engine.verifier)
+        members = [Member(s, s.new_reply(prompt, fixed_length(tokens), tell)) for s, prompt, tell in asked]
+        batcher = Batcher[Member](self.engine.verifier)
         for member in members:
             batcher.join(member)
         read, began = [self.engine.bytes_read], [perf_counter()]
@@ -157,7 +157,7 @@ class Several:
             mean(one.tokens_per_cycle for one in stats),
         )
 
-    def _step(self, batcher: Batcher[_Member]) -> None:
+    def _step(self, batcher: Batcher[Member]) -> None:
         from edgespec.errors import Cancelled
 
         for _, error in batcher.step():
@@ -171,7 +171,7 @@ class Several:
             session.cancel()
 
 
-def _options(tokens: int) -> GenerationOptions:
+def fixed_length(tokens: int) -> GenerationOptions:
     """Every reply has the length that is asked for."""
     return GenerationOptions(max_tokens=tokens, ignore_eos=True)
 

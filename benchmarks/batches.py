@@ -3,13 +3,15 @@
     python -m benchmarks.batches --batch 1,4,16,64 --drafters ngram
     python -m benchmarks.batches --drafters eagle-0,specformer-0 --nodes 4,6,8 --stories --tokens 48
 
-As `edgespec bench --batch` does it, whose prompts are no text: that many replies in the same passes, all of
-one length, and what a drafter gives depends on text. A drafter is the name of a kind, or a directory of
-something trained for the model (else a draft model); `none` goes first, and all must say what it says. With
-`--nodes` every tree has so many beside its root, whatever that costs, else the product's controller decides.
-The prompts' time counts.
+That many replies in the same passes, all of one length (`edgespec bench --batch` has prompts that are no
+text, and what a drafter gives depends on text). Who has ended a reply begins with the next prompt, beside the
+others, and it is timed until there is none left to begin with: replies with drafts take different numbers of
+passes, and the last ones would be alone. A drafter is the name of a kind, or a directory of something trained
+for the model (else a draft model); `none` goes first, and all must say what it says. With `--nodes` every
+tree has so many beside its root, whatever that costs, else the product's controller decides. The prompts'
+time counts.
 
-    tokens a cycle, kappa   as `edgespec bench` has them (`apps/bench_drafts.py`)
+    tokens a cycle, kappa   as `edgespec bench` has them (`apps/bench_drafts.py`), of all replies
     pass                    milliseconds of one of the whole batch, without the prompts' (mean)
     over none               tokens/s over those of the same batch without drafts, round by round
 """
@@ -17,12 +19,14 @@ The prompts' time counts.
 from __future__ import annotations
 
 import argparse
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
+from time import perf_counter
 from typing import Any
 
 import edgespec
@@ -31,16 +35,18 @@ from benchmarks.common import Row, arguments, compile_checkout, interleave, name
 from benchmarks.held_out import prompts, stories
 from benchmarks.tables import Report, ratio
 from edgespec.apps.bench_drafts import Drafts
-from edgespec.apps.bench_replies import Several
+from edgespec.apps.bench_replies import Member, Several, fixed_length
 from edgespec.apps.common import demo_model
 from edgespec.apps.terminal import Terminal
+from edgespec.core.batcher import Batcher
 from edgespec.core.trace import Cycle
 from edgespec.errors import OptionError
+from edgespec.runtimes.formats.needs import context_of
 from edgespec.runtimes.formats.trained import trained_kind
 from edgespec.runtimes.torch.matmuls import matmuls
+from edgespec.session import Session
 from edgespec.values import format_bytes, parse_bytes
 
-POSITIONS = 256  # of a conversation
 DEPTH = 5  # of trees of a fixed size, at most
 PLAIN = "none"
 
@@ -52,7 +58,7 @@ class Arm:
     def __init__(
         self, args: argparse.Namespace, terminal: Terminal, batch: int, drafter: str, nodes: int | None
     ) -> None:
-        context = args.context or POSITIONS * batch
+        context = context_of(batch, args.positions)
         options: dict[str, Any] = {"memory": args.memory, "context": context, "batch": batch}
         if args.resident_layers is not None:
             options["resident_layers"] = args.resident_layers
@@ -63,35 +69,52 @@ class Arm:
         if nodes is not None:
             options["tree_nodes"] = nodes + 1
         self.tokens, self.drafts, self.passes = args.tokens, Drafts(), list[float]()
+        self.full = True  # no place is empty yet
         self.engine = edgespec.load(args.model, drafter=drafter, schedule="serial", **options)
         steps = None if nodes is None else min(nodes, DEPTH)
-        self.several = Several(self.engine, steps, terminal, context // batch, self.hear)
+        self.several = Several(self.engine, steps, terminal, args.positions, self.hear)
 
     def hear(self, cycle: Cycle) -> None:
         self.drafts.add(cycle)
-        if not cycle.outcome.prompts:
+        if self.full and not cycle.outcome.prompts:
             self.passes.append(cycle.verify_seconds)
 
     def answer(self, asked: Sequence[list[int]]) -> Row:
-        """All prompts, a batch of them after the other."""
-        self.drafts, self.passes = Drafts(), []
-        said, seconds, sessions = list[list[int]](), 0.0, self.several.sessions
-        groups = [asked[i : i + len(sessions)] for i in range(0, len(asked), len(sessions))]
-        for group in groups:
-            for session in sessions:
-                session.keep(0)
-            timed = self.several.reply(group, self.tokens)
-            seconds += timed.prompt_seconds + timed.seconds
-            ends = (len(prompt) + self.tokens - 1 for prompt in group)  # of what is verified in any case
-            said += [session.tokens[:end] for session, end in zip(sessions, ends, strict=True)]
-        row = {"said": said, "tokens/s": len(asked) * self.tokens / seconds, "pass": fmean(self.passes)}
+        """All prompts, as many at once as there are conversations."""
+        self.drafts, self.passes, self.full = Drafts(), [], True
+        batcher = Batcher[Member](self.engine.verifier)
+        waiting, begun = deque(asked), list[tuple[Member, int]]()  # with the prompt's length
+        said: dict[Member, list[int]] = {}
+
+        def begin(session: Session) -> None:
+            prompt = waiting.popleft()
+            session.keep(0)
+            begun.append((Member(session, session.new_reply(prompt, fixed_length(self.tokens))), len(prompt)))
+            batcher.join(begun[-1][0])
+
+        began, rate = perf_counter(), 0.0
+        for session in self.several.sessions:
+            begin(session)
+        while len(batcher):
+            for member, error in batcher.step():
+                if error is not None:
+                    raise error
+                member.session.end(member.reply)
+                said[member] = member.session.tokens[:]
+                if waiting:
+                    begin(member.session)
+                elif self.full:
+                    self.full = False
+                    rate = sum(each.said for each, _ in begun) / (perf_counter() - began)
+        # Of what is verified in any case.
+        texts = [said[member][: length + self.tokens - 1] for member, length in begun]
+        row = {"said": sorted(texts), "tokens/s": rate, "pass": fmean(self.passes)}
         return row | {"tokens a cycle": self.drafts.a + 1, "kappa": self.drafts.kappa or 0.0}
 
 
 def add(report: Report, args: argparse.Namespace, terminal: Terminal, batch: int) -> None:
     """The rows of one batch."""
-    count = max(args.prompts // batch, 1) * batch
-    asked = (stories if args.stories else prompts)(args.model, count)
+    asked = (stories if args.stories else prompts)(args.model, max(args.prompts, 2 * batch))
     arms: dict[tuple[str, int | None], Arm] = {}
     with ExitStack() as opened:
         for drafter in [PLAIN, *args.drafters]:
@@ -99,7 +122,7 @@ def add(report: Report, args: argparse.Namespace, terminal: Terminal, batch: int
                 for nodes in [None] if drafter == PLAIN else args.nodes:
                     arm = arms[Path(drafter).name, nodes] = Arm(args, terminal, batch, drafter, nodes)
                     opened.enter_context(arm.engine)
-                    arm.answer(asked[:batch])  # what is measured at the first use
+                    arm.answer(asked[: 2 * batch])  # what is measured at the first use
             except OptionError as error:
                 report.failed(f"batch {batch}, {drafter}", error.message)
         ways: dict[str, Callable[[], Row]] = {
@@ -135,11 +158,11 @@ def main() -> None:
     parser.add_argument("--drafters", type=names, default=["ngram"], help="kinds, and directories")
     parser.add_argument("--batch", type=numbers, default=[1, 4, 16, 64])
     parser.add_argument("--nodes", type=numbers, default=[None], help="of a tree, beside its root")
-    parser.add_argument("--prompts", type=int, default=16, help="and as many as the batch has, at least")
+    parser.add_argument("--prompts", type=int, default=16, help="and twice as many as the batch, at least")
     parser.add_argument("--stories", action="store_true", help="requests for stories")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--memory", default="2GB")
-    parser.add_argument("--context", type=int, help=f"of all conversations; default: {POSITIONS} of each")
+    parser.add_argument("--positions", type=int, default=256, help="of a conversation")
     parser.add_argument("--resident-layers", type=int, help="stream all but so many; default: by the plan")
     parser.add_argument("--throttle", type=parse_bytes, help="read rate of an emulated slower disk; root")
     args = parser.parse_args()
