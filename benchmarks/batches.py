@@ -35,7 +35,7 @@ from benchmarks.common import Row, arguments, compile_checkout, interleave, name
 from benchmarks.held_out import prompts, stories
 from benchmarks.tables import Report, ratio
 from edgespec.apps.bench_drafts import Drafts
-from edgespec.apps.bench_replies import Member, Several, fixed_length
+from edgespec.apps.bench_replies import Several, Timing, fixed_length
 from edgespec.apps.common import demo_model
 from edgespec.apps.terminal import Terminal
 from edgespec.core.batcher import Batcher
@@ -82,14 +82,14 @@ class Arm:
     def answer(self, asked: Sequence[list[int]]) -> Row:
         """All prompts, as many at once as there are conversations."""
         self.drafts, self.passes, self.full = Drafts(), [], True
-        batcher = Batcher[Member](self.engine.verifier)
-        waiting, begun = deque(asked), list[tuple[Member, int]]()  # with the prompt's length
-        said: dict[Member, list[int]] = {}
+        batcher = Batcher[Timing](self.engine.verifier)
+        waiting, begun = deque(asked), list[tuple[Timing, int]]()  # with the prompt's length
+        said: dict[Timing, list[int]] = {}
 
         def begin(session: Session) -> None:
             prompt = waiting.popleft()
             session.keep(0)
-            begun.append((Member(session, session.new_reply(prompt, fixed_length(self.tokens))), len(prompt)))
+            begun.append((Timing(session, session.new_reply(prompt, fixed_length(self.tokens))), len(prompt)))
             batcher.join(begun[-1][0])
 
         began, rate = perf_counter(), 0.0

@@ -11,6 +11,7 @@ from edgespec.core.trace import Cycle
 from edgespec.devices.matmuls import ROWS
 from edgespec.offload.plan.costs import CostModel
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import EVERY_LAYER
 from edgespec.schedules.mirror import Mirror
 from edgespec.schedules.ssd import Ssd
 
@@ -76,7 +77,7 @@ class Waiting:
 
     bill: Bill
     layers: int
-    listens = True  # to each layer
+    hears = EVERY_LAYER
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
         super().on_layer(index, hidden, rows)  # type: ignore[misc]

@@ -93,6 +93,7 @@ class WholeLayer:
         assert [each.rows for each in products] == [[q, kv, kv], [d], [f, f], [d]]
         assert [each.columns for each in products] == [d, q, d, f]
         self.shape, self.products = shape, list(products)
+        self.weights = sum(sum(each.rows) * each.columns for each in products)
         self.vectors = {name: vector.contiguous() for name, vector in vectors.items()}
         (self.dtype,) = {vector.dtype for vector in vectors.values()}
         e, names = shape.head_dim, NORMS + BIASES

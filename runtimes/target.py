@@ -6,7 +6,8 @@ A `Target` holds weights and no conversation; `base.KVCache` is one conversation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from edgespec.runtimes.base import DraftPass, IntArray, KVCache
@@ -20,19 +21,30 @@ if TYPE_CHECKING:
     from edgespec.runtimes.config import ModelConfig
 
 
+Layers = range | frozenset[int]  # of a target, by index; -1: the embedding
+EVERY_LAYER = range(-1, sys.maxsize)
+NO_LAYER: frozenset[int] = frozenset()
+
+
+def any_of(several: Iterable[Layers]) -> Layers:
+    """The layers that are in any of these: all of them, if `EVERY_LAYER` is."""
+    found = list(several)
+    return EVERY_LAYER if EVERY_LAYER in found else NO_LAYER.union(*found)
+
+
 class PassObserver(Protocol):
     """What may happen while a pass is under way."""
 
     @property
-    def listens(self) -> bool:
-        """To layers. Who shares a pass with others and does not is not told of them."""
+    def hears(self) -> Layers:
+        """Of which layers `on_layer` has to tell. Others may be one call with the next."""
 
     def on_chunk(self) -> None:
         """A chunk of weights comes next, from memory or from flash. May raise Cancelled."""
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        """Layer `index` (-1: the embedding) has produced `hidden` [n, d]. Who does not listen may not be
-        told of each. May raise Cancelled."""
+        """Layer `index` (-1: the embedding) has produced `hidden` [n, d]; perhaps one that it does not hear.
+        May raise Cancelled."""
 
     def on_wait(self) -> bool:
         """Flash is the bottleneck: do one unit of other work. False = nothing to do. May raise Cancelled."""

@@ -28,7 +28,7 @@ from edgespec.core.verify import Cancellation
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import StorageError
 from edgespec.runtimes.rows import Rows
-from edgespec.runtimes.target import PassObserver
+from edgespec.runtimes.target import EVERY_LAYER, PassObserver
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.schedules.serial import Plain, Serial
 from tests.table_runtime import TableSeat, TableVerifier
@@ -204,7 +204,7 @@ def test_a_newcomer_costs_the_others_no_pass(
 class Layers:
     """An observer that hears each layer of its rows once, in ascending order, in whichever pass."""
 
-    listens = True
+    hears = EVERY_LAYER
 
     def __init__(self) -> None:
         self.heard: list[int] = []
@@ -248,7 +248,7 @@ def test_who_listens_hears_every_layer_beside_blocks_that_rest(target: TorchTarg
 class Fails:
     """An observer that ends its conversation."""
 
-    listens = True
+    hears = EVERY_LAYER
 
     def __init__(self, how: str) -> None:
         self.how, self.layers, self.flag = how, 0, Cancellation()

@@ -16,6 +16,7 @@ from edgespec.core.batch import Verification
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import Computed, TokenTree
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import EVERY_LAYER, Layers
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
 from tests.tiny import fill, open_tiny, verify, write_checkpoint
@@ -84,7 +85,7 @@ def inside(
 class Passes:
     """What is run: (layer, rows)."""
 
-    listens = True
+    hears: Layers = EVERY_LAYER
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, int]] = []

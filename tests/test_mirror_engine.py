@@ -24,6 +24,7 @@ from edgespec.models.asked import check_options
 from edgespec.models.packing import pack_model
 from edgespec.runtimes.base import EXIT_ROWS
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import EVERY_LAYER, Layers
 from edgespec.schedules.kinds import choose_schedule
 from edgespec.schedules.mirror import Mirror
 from tests.sessions import tokens_of
@@ -314,7 +315,7 @@ def test_adapters_that_cannot_be_the_exit_are_refused(demo: Path) -> None:
 class States:
     """Keeps what each layer of a pass produced; see `runtimes.target.PassObserver`."""
 
-    listens = True
+    hears: Layers = EVERY_LAYER
 
     def __init__(self) -> None:
         self.hidden: list[torch.Tensor] = []

@@ -25,7 +25,7 @@ from edgespec.errors import BusyError, ContextError, ModelError
 from edgespec.models.packing import pack_model
 from edgespec.runtimes.base import KVCache
 from edgespec.runtimes.rows import Rows
-from edgespec.runtimes.target import Target
+from edgespec.runtimes.target import EVERY_LAYER, Layers, Target
 from edgespec.runtimes.torch.draft import TorchDraft
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.text.tokenizer import Tokenizer
@@ -54,7 +54,7 @@ def engine(packed: Path) -> Iterator[Engine]:
 class EveryChunk:
     """A pass's observer that advances a drafting before every chunk of weights."""
 
-    listens = True
+    hears: Layers = EVERY_LAYER
 
     def __init__(self, drafting: Drafting | None) -> None:
         self.drafting, self.steps = drafting, 0

@@ -27,6 +27,7 @@ from edgespec.errors import BusyError, Cancelled, ContextError, ModelError, Stor
 from edgespec.kernels.matmul import STORED, Block, linear, ragged
 from edgespec.offload.chunks import stored_bytes
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import EVERY_LAYER, NO_LAYER, Layers
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
 from tests.sessions import WAIT, in_threads, wait_for
@@ -63,7 +64,7 @@ def run_rows(target: TorchTarget[Any], monkeypatch: pytest.MonkeyPatch) -> list[
 class Heard:
     """A part's observer: what it heard, and what `act` does at each layer."""
 
-    listens = True
+    hears: Layers = EVERY_LAYER
 
     def __init__(self, act: Callable[[int], None] = lambda layer: None) -> None:
         self.act, self.flag = act, Cancellation()
@@ -543,7 +544,7 @@ def test_a_wait_is_one_unit_of_one_part(target: TorchTarget[Any]) -> None:
 
 def test_who_does_not_listen_is_told_of_no_layers(target: TorchTarget[Any]) -> None:
     caches, heard = seats(target, [5, 9, 3]), [Heard() for _ in range(3)]
-    heard[1].listens = False
+    heard[1].hears = NO_LAYER
     verifier = Lists(target)
     jobs = zip(caches, trees_of([3, 4, 2]), [Greedy()] * 3, heard, strict=True)
     found = in_one_turn(verifier, [partial(judged, verifier, *job) for job in jobs])

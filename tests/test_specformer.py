@@ -322,10 +322,11 @@ class Four:
     def say(self, place: int) -> np.ndarray:
         return said_by(self.batch, self.seen[place])
 
-    def again(self, *, asked: bool = False) -> None:
-        """As if the same had been committed anew."""
+    def again(self, asked: bool | None = None) -> None:
+        """As if the same had been committed anew; all or none of them `asked` before."""
         for each in self.seen:
-            each.saying, each.fresh, each.asked = None, True, each.asked or asked
+            each.saying, each.fresh = None, True
+            each.asked = each.asked if asked is None else asked
 
     @property
     def tolerance(self) -> float:
@@ -343,7 +344,7 @@ def four(model: Path) -> Iterator[Four]:
 
 
 def test_who_drafted_before_is_said_beside_who_asks(four: Four, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By one forward; the first time each asks for itself. What each says is what it says alone."""
+    """By one forward, those who begin among them. What each says is what it says alone."""
     module, forwards = four.batch.module, list[int]()
     usual = module.say
 
@@ -352,13 +353,17 @@ def test_who_drafted_before_is_said_beside_who_asks(four: Four, monkeypatch: pyt
         return usual(states)
 
     monkeypatch.setattr(module, "say", say_counted)
+    begin = [four.say(place).copy() for place in range(4)]
+    assert forwards == [4], "their prompts came with the same pass"
+    forwards.clear()
+    four.again(asked=False)
     alone = [four.say(place).copy() for place in range(4)]
     assert forwards == [1] * 4
     states = [each.state for each in four.seen]
     four.again()
     together = [four.say(place) for place in range(4)]
     assert forwards[4:] == [4]
-    for one, other in zip(alone, together, strict=True):
+    for one, other in zip(alone * 2, begin + together, strict=True):
         assert np.abs(one - other).max() <= four.tolerance * np.abs(one).max()
     four.again()
     four.say(2)
@@ -375,6 +380,7 @@ def test_what_waits_of_several_is_entered_together_as_of_each_alone(four: Four) 
     states = torch.randn(9, hooks, four.engine.config.hidden_size).to(four.engine.target.dtype)
     parts = [states[:2], states[2:3], states[3:7], states[7:]]
     lengths, alone = [each.cache.length for each in four.seen], list[np.ndarray]()
+    four.again(asked=False)
 
     def commit(place: int) -> None:
         each = four.seen[place]

@@ -33,6 +33,7 @@ from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.trained import MANIFEST, trained_kind
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import EVERY_LAYER, Layers
 from edgespec.runtimes.torch.adapter_files import describe_adapters
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.target import TorchTarget
@@ -205,7 +206,7 @@ class Taken:
 class Watcher:
     """An observer with a watch; stops the pass behind layer `stop`."""
 
-    listens = True
+    hears: Layers = EVERY_LAYER
 
     def __init__(self, cache: TorchKVCache) -> None:
         self.taken = Taken()

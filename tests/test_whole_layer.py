@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from edgespec.errors import BusyError
@@ -17,7 +18,9 @@ from edgespec.kernels.layer import BIASES, NORMS, LayerPass, LayerShape, WholeLa
 from edgespec.kernels.scratch import _BUFFERS
 from edgespec.kernels.tree_attention import Past, TreeAttention
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import EVERY_LAYER, NO_LAYER, Layers
 from edgespec.runtimes.torch import target as target_module
+from edgespec.runtimes.torch import whole_layer
 from tests.test_compiled import weights
 from tests.test_exactness import KINDS, random_tree
 from tests.tiny import fill, open_tiny, run_tree, write_checkpoint
@@ -33,8 +36,8 @@ LENGTHS = dict(
 class Listener:
     """Of a pass; see `runtimes.target.PassObserver`."""
 
-    def __init__(self, listens: bool) -> None:
-        self.listens, self.heard, self.chunks = listens, list[int](), 0
+    def __init__(self, hears: Layers) -> None:
+        self.hears, self.heard, self.chunks = hears, list[int](), 0
 
     def on_chunk(self) -> None:
         self.chunks += 1
@@ -153,20 +156,33 @@ def test_layers_in_memory_are_one_call(
     calls.clear()
     assert torch.equal(logits(streamed), expected)
     assert calls == [[1]]
-    for most, spans in ((2, [[0, 1], [2]]), (1, [[0], [1], [2]])):
+    own = resident.weights
+    (layer,) = whole_layer.whole_layers([1], 8, resident.config, own.together, own.small)
+    matrices = [name for matrices in whole_layer.PRODUCTS for name in matrices]
+    shapes = load_file(path / "model.safetensors")
+    assert layer.weights == sum(shapes[f"model.layers.1.{name}.weight"].numel() for name in matrices)
+    for most, few, spans in (
+        (16, 8, [[0, 1], [2]]),
+        (16, 16, [[0], [1], [2]]),  # the 8 rows are as dear
+        (23, 8, [[0, 1], [2]]),
+        (24, 8, [[0, 1, 2]]),
+        (0, 8, [[0], [1], [2]]),  # one in any case
+    ):
         calls.clear()
-        monkeypatch.setattr(target_module, "AT_ONCE", most)
+        monkeypatch.setattr(whole_layer, "AT_ONCE", most * layer.weights)
+        monkeypatch.setattr(whole_layer, "FEW", few)
         assert torch.equal(logits(resident), expected)
         assert calls == spans
-    monkeypatch.setattr(target_module, "AT_ONCE", 3)
-    calls.clear()
-    monkeypatch.setattr(target_module, "FEW", 7)  # more rows take so long that a reply could not be ended
-    assert torch.equal(logits(resident), expected)
-    assert calls == [[0], [1], [2]]
-    monkeypatch.setattr(target_module, "FEW", 8)
-    for listens, spans in ((True, [[0], [1], [2]]), (False, [[0, 1, 2]])):
+    monkeypatch.setattr(whole_layer, "AT_ONCE", 24 * layer.weights)
+    monkeypatch.setattr(whole_layer, "FEW", 8)
+    for hears, spans in (
+        (EVERY_LAYER, [[0], [1], [2]]),
+        (NO_LAYER, [[0, 1, 2]]),
+        (frozenset({-1, 0}), [[0], [1, 2]]),
+        (frozenset({1, 7}), [[0, 1], [2]]),
+    ):
         calls.clear()
-        listener = Listener(listens)
+        listener = Listener(hears)
         assert torch.equal(logits(resident, listener), expected)
         assert calls == spans
         assert listener.heard == [span[-1] for span in spans]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from edgespec.core.batch import Part, attempt
 from edgespec.errors import Cancelled
 from edgespec.runtimes.rows import Rows
-from edgespec.runtimes.target import PassObserver
+from edgespec.runtimes.target import Layers, PassObserver, any_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,11 +22,11 @@ class FanOut:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = {id(part.cache): part for part in parts}
         self._heard = [(part, part.observer) for part in parts if part.observer is not None]
-        self.listens = any(observer.listens for _, observer in self._heard)
+        self.hears = any_of(observer.hears for _, observer in self._heard)
         self._told = parts[0]  # last
         self._turns = deque(parts)
         self._rows: Rows | None = None  # of the layers under way, and those who listen:
-        self._own: list[tuple[Part, range, Rows]] = []
+        self._own: list[tuple[Part, PassObserver, Layers, range, Rows]] = []
 
     def on_chunk(self) -> None:
         left = iter(self._heard)
@@ -41,18 +41,18 @@ class FanOut:
         self._go_on()
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        if not self.listens:
+        if index not in self.hears:
             return
         if rows is not self._rows:
             self._rows, self._own = rows, []
             for place, (cache, segment) in enumerate(zip(rows.caches, rows.segments, strict=True)):
                 part = self.parts[id(cache)]
-                if part.observer is not None and part.observer.listens:
-                    self._own.append((part, segment, rows.of_cache(place)))
-        for part, segment, own in self._own:
-            if part.error is None and part.observer is not None:
+                if part.observer is not None and (hears := part.observer.hears):
+                    self._own.append((part, part.observer, hears, segment, rows.of_cache(place)))
+        for part, observer, hears, segment, own in self._own:
+            if index in hears and part.error is None:
                 mine = hidden[segment.start : segment.stop]
-                part.error = attempt(part.observer.on_layer, index, mine, own)
+                part.error = attempt(observer.on_layer, index, mine, own)
         self._go_on()
 
     def on_wait(self) -> bool:

@@ -19,6 +19,7 @@ from edgespec.progress import Progress, ProgressCallback
 from edgespec.response import Response, Stats
 from edgespec.runtimes.base import Seat
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import EVERY_LAYER, Layers
 from edgespec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -194,8 +195,10 @@ class _Observer:
         self.drafting = True  # its waits are the schedule's
 
     @property
-    def listens(self) -> bool:
-        return self.progress is not None or self.trace.layer is not None or self.schedule.listens
+    def hears(self) -> Layers:
+        if self.progress is not None or self.trace.layer is not None:
+            return EVERY_LAYER
+        return self.schedule.hears
 
     def on_chunk(self) -> None:
         self.cancellation.check()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
+from edgespec.runtimes.target import NO_LAYER, Layers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -165,8 +166,12 @@ class Elsewhere(Protocol):
 class Watching(Protocol):
     """A drafter that also learns from the target's own passes, its prompts' among them."""
 
-    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+    @property
+    def hears(self) -> Layers:
         """As of `runtimes.target.PassObserver`."""
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        """Likewise."""
 
 
 def committed(root: int, outcome: Outcome) -> list[int]:
@@ -185,7 +190,7 @@ def shared_prefix(ours: Sequence[int], theirs: Sequence[int]) -> int:
 class Cancelling:
     """A drafter's passes end where the reply is cancelled; see `runtimes.target.PassObserver`."""
 
-    listens = True
+    hears: Layers = NO_LAYER
 
     def __init__(self, check: Callable[[], None]) -> None:
         self.check = check  # raises Cancelled

@@ -18,6 +18,7 @@ from edgespec.drafters.base import (
     Root,
     Watching,
 )
+from edgespec.runtimes.target import Layers, any_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,6 +87,10 @@ class Combined:
     def commit(self, root: int, outcome: Outcome) -> None:
         for member in self.members:
             member.commit(root, outcome)
+
+    @property
+    def hears(self) -> Layers:
+        return any_of(member.hears for member in self._watching)
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
         for member in self._watching:

@@ -43,6 +43,7 @@ class StateWatch:
         """cache: the conversation's own, the target's. depths: layers below each state, ascending; 0 = the
         embeddings."""
         self.cache, self.depths, self.reader = cache, tuple(depths), reader
+        self.hears = frozenset(depth - 1 for depth in depths)
         self._seen: list[Tensor] = []  # [n, d] each, of the pass under way, by depth
         self._tree: tuple[int, Tensor] | None = None  # length before it, states [nodes, depths, d]
 

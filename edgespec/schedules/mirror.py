@@ -45,7 +45,7 @@ from edgespec.errors import OptionError
 from edgespec.runtimes.base import EXIT_ROWS, DraftPass
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.rows import Rows
-from edgespec.runtimes.target import EarlyExit
+from edgespec.runtimes.target import EVERY_LAYER, EarlyExit, Layers
 from edgespec.schedules.ssd import Ssd
 
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ class Mirror(Ssd):
         self._waited = False  # in any pass of this conversation
 
     @property
-    def listens(self) -> bool:
-        return True
+    def hears(self) -> Layers:
+        return EVERY_LAYER  # what it costs until which layer
 
     @property
     def undrafted(self) -> str | None:

@@ -15,6 +15,7 @@ from edgespec.drafters.base import Drafter, Elsewhere, Root, Watching
 from edgespec.drafters.combined import without_models
 from edgespec.errors import ModelError
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import NO_LAYER, Layers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +28,7 @@ class Plain:
     damaged = False
     undrafted: str | None = None
     offer: Offer | None = None
-    listens = False
+    hears: Layers = NO_LAYER
 
     def begin(self, context: Context, limit: int) -> None:
         pass
@@ -93,8 +94,8 @@ class Serial:
         self._elsewhere = drafter if isinstance(drafter, Elsewhere) else None
 
     @property
-    def listens(self) -> bool:
-        return self._watcher is not None
+    def hears(self) -> Layers:
+        return NO_LAYER if self._watcher is None else self._watcher.hears
 
     @property
     def undrafted(self) -> str | None:

@@ -31,6 +31,7 @@ from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.needs import plan_model
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import EVERY_LAYER
 from edgespec.runtimes.torch.blocks import swiglu_bytes
 from edgespec.runtimes.torch.machine import measure_machine
 from edgespec.runtimes.torch.moa import written_states
@@ -243,9 +244,8 @@ def _padded(states: Tensor, lengths: list[int]) -> Tensor:
 class _Watch:
     """Keeps states behind some layers, and keys and values of all; see `runtimes.target.PassObserver`."""
 
-    listens = True
-
     def __init__(self, depths: frozenset[int], layers: bool) -> None:
+        self.hears = EVERY_LAYER if layers else frozenset(depth - 1 for depth in depths)
         self.depths, self.wanted = depths, layers
         self.states: dict[int, Tensor] = {}
         self.layers: list[Tensor] = []  # [tokens, 1, 2 E_kv] each

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from math import isfinite
 from typing import Generic, Protocol, TypeVar
 
@@ -19,14 +20,12 @@ from edgespec.kernels.threads import use_threads
 from edgespec.runtimes.base import PREFILL_ROWS, IntArray
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.rows import Rows
-from edgespec.runtimes.target import PassObserver
+from edgespec.runtimes.target import NO_LAYER, PassObserver
 from edgespec.runtimes.torch.attention import AttentionPlan
 from edgespec.runtimes.torch.exit import HeadExit, HeadPass
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from edgespec.runtimes.torch.rope import RopeTable
 from edgespec.runtimes.torch.whole_layer import whole_layers, whole_pass
-
-AT_ONCE, FEW = 16, 8  # layers in one call, of so many rows: in it nothing hears that a reply is to end
 
 
 class ModelWeights(Protocol):
@@ -200,8 +199,10 @@ class TorchTarget(Generic[W]):
         """The first of these decoder layers, or several in one call: [n, d] -> [n, d], and how many."""
         use_threads(self.threads)
         if shared.whole is not None:
-            most = 1 if len(hidden) > FEW or (observer is not None and observer.listens) else AT_ONCE
-            wholes = whole_layers(layers[:most], self.config, self.weights.together, self.weights.small)
+            heard = NO_LAYER if observer is None else observer.hears
+            unheard = takewhile(lambda index: index == layers.start or index - 1 not in heard, layers)
+            together, small = self.weights.together, self.weights.small
+            wholes = whole_layers(unheard, len(hidden), self.config, together, small)
             if wholes:
                 if observer is not None:
                     observer.on_chunk()  # once: nothing is heard within the call

@@ -29,7 +29,7 @@ from edgespec.drafters.cascade.variant import Variant
 from edgespec.drafters.growth import MAX_PASSES
 from edgespec.runtimes.base import KVCache
 from edgespec.runtimes.rows import Rows
-from edgespec.runtimes.target import Target
+from edgespec.runtimes.target import Layers, Target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ class CascadeDrafter:
     again in the layers below its exits, without touching the target's keys and values.
     """
 
-    resident = listens = True
+    resident = True
     passes = range(1, MAX_PASSES + 1)
 
     def __init__(
@@ -128,6 +128,10 @@ class CascadeDrafter:
             self.target.run(self.target.embed(self.tokens[start:stop]), rows, range(depth), self)
 
     # What it watches of the target's passes; see `runtimes.target.PassObserver`.
+
+    @property
+    def hears(self) -> Layers:
+        return frozenset(e.depth - 1 for e in self.exits)
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
         for e in self.exits:

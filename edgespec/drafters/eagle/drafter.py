@@ -18,6 +18,7 @@ from edgespec.drafters.rounds import go_ahead, grow
 from edgespec.drafters.watch import StateWatch
 from edgespec.runtimes.base import KVCache
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import Layers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,6 +130,11 @@ class EagleDrafter:
         yield from ()
         return self.tokens[self.runtime.length :]
 
-    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+    @property
+    def hears(self) -> Layers:
         """See `drafters.base.Watching`."""
+        return self.watch.hears
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        """Likewise."""
         self.watch.on_layer(index, hidden, rows)

@@ -25,6 +25,7 @@ from edgespec.drafters.specformer.paths import likeliest_paths
 from edgespec.drafters.watch import StateWatch
 from edgespec.runtimes.base import KVCache
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import Layers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,6 +47,7 @@ class SpecFormerDrafter:
     def prefill(self, context: Context) -> None:
         self.context, self.length = context, len(context.tokens)
         self.seen.forget(self.length)
+        self.seen.asked = True  # it soon will be: whoever asks first takes it along
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
         """Raises ValueError for more than one root, or a root behind a path: its states are the target's,
@@ -58,8 +60,13 @@ class SpecFormerDrafter:
         self.watch.commit(outcome.path.tolist())
         self.length += len(committed(root, outcome))
 
-    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+    @property
+    def hears(self) -> Layers:
         """See `drafters.base.Watching`."""
+        return self.watch.hears
+
+    def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
+        """Likewise."""
         self.watch.on_layer(index, hidden, rows)
 
 
