@@ -32,7 +32,7 @@ from typing import Any
 import edgespec
 from benchmarks.cgroup import require_throttle, throttled
 from benchmarks.common import Row, arguments, compile_checkout, interleave, names, numbers
-from benchmarks.held_out import prompts, stories
+from benchmarks.held_out import prompts, stories, text_prompts
 from benchmarks.tables import Report, ratio
 from edgespec.apps.bench_drafts import Drafts
 from edgespec.apps.bench_replies import Several, Timing, fixed_length
@@ -114,7 +114,11 @@ class Arm:
 
 def add(report: Report, args: argparse.Namespace, terminal: Terminal, batch: int) -> None:
     """The rows of one batch."""
-    asked = (stories if args.stories else prompts)(args.model, max(args.prompts, 2 * batch))
+    count = max(args.prompts, 2 * batch)
+    if args.text:
+        asked = text_prompts(args.model, args.text, count)
+    else:
+        asked = (stories if args.stories else prompts)(args.model, count)
     arms: dict[tuple[str, int | None], Arm] = {}
     with ExitStack() as opened:
         for drafter in [PLAIN, *args.drafters]:
@@ -160,6 +164,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=numbers, default=[None], help="of a tree, beside its root")
     parser.add_argument("--prompts", type=int, default=16, help="and twice as many as the batch, at least")
     parser.add_argument("--stories", action="store_true", help="requests for stories")
+    parser.add_argument("--text", type=Path, help="replies that go on with passages of a file, instead")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--memory", default="2GB")
     parser.add_argument("--positions", type=int, default=256, help="of a conversation")

@@ -19,7 +19,7 @@ from edgespec.progress import Progress, ProgressCallback
 from edgespec.response import Response, Stats
 from edgespec.runtimes.base import Seat
 from edgespec.runtimes.rows import Rows
-from edgespec.runtimes.target import EVERY_LAYER, Layers
+from edgespec.runtimes.target import EVERY_LAYER, NO_LAYER, Layers, any_of
 from edgespec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -174,6 +174,9 @@ class Reply:
         return self.writer.ended("cancelled")
 
 
+TOLD = 8  # of so many layers progress is told at least once
+
+
 class _Observer:
     """What happens while a pass is under way, for one reply; see `runtimes.target.PassObserver`."""
 
@@ -185,20 +188,14 @@ class _Observer:
         progress: ProgressCallback | None,
         trace: Trace,
     ) -> None:
-        self.cancellation, self.schedule, self.layers, self.progress = (
-            cancellation,
-            schedule,
-            layers,
-            progress,
-        )
-        self.trace = trace
+        self.cancellation, self.schedule, self.layers = cancellation, schedule, layers
+        self.progress, self.trace = progress, trace
+        self._told = NO_LAYER if progress is None else frozenset(range(TOLD - 1, layers, TOLD))
         self.drafting = True  # its waits are the schedule's
 
     @property
     def hears(self) -> Layers:
-        if self.progress is not None or self.trace.layer is not None:
-            return EVERY_LAYER
-        return self.schedule.hears
+        return EVERY_LAYER if self.trace.layer is not None else any_of([self.schedule.hears, self._told])
 
     def on_chunk(self) -> None:
         self.cancellation.check()

@@ -13,28 +13,30 @@
 
 /* Columns after which the next rows of x take their turn: of few rows so many that those of W_GROUP of weights stay in the first
    cache meanwhile; of more it is better to load and store sums less often (64 rows: 1.04 to 1.07 times as fast). */
-static int64_t chunk_of(const Matmul *m) {
-  const int64_t most = m->n <= 24 ? 1024 : 4096, all = (m->columns + STEP - 1) / STEP * STEP;
-  return all < most ? all : most;
+INLINE int64_t chunk_of(const Matmul *m) { return m->n <= 24 ? 1024 : 4096; }
+INLINE int64_t steps_of(int64_t columns) { return (columns + STEP - 1) / STEP * STEP; }
+INLINE int64_t width_of(const Matmul *m, int64_t c) { /* of the chunk that begins with column c, in x [chunks][n][width] */
+  const int64_t left = steps_of(m->columns - c);
+  return left < chunk_of(m) ? left : chunk_of(m);
 }
-static int64_t chunks_of(const Matmul *m) { return (m->columns + chunk_of(m) - 1) / chunk_of(m); }
-int64_t avx512_bf16_packed(const Matmul *m) { return chunks_of(m) * m->n * chunk_of(m) * 2; }
+int64_t avx512_bf16_packed(const Matmul *m) { return m->n * steps_of(m->columns) * 2; }
 
 INLINE __mmask32 first_of(int64_t columns) { return columns < STEP ? (1u << columns) - 1 : ~0u; }
 
-/* X_ROWS rows of x, with zeros behind their columns: [chunks][n][chunk]. */
+/* X_ROWS rows of x, with zeros behind their columns. */
 void avx512_bf16_pack(const Matmul *m, const void *x, int64_t block, void *packed) {
   const int64_t n = m->n, columns = m->columns, chunk = chunk_of(m);
   for (int64_t r = block * X_ROWS; r < n && r < (block + 1) * X_ROWS; r++)
     for (int64_t c = 0; c < columns; c += STEP) {
-      uint16_t *to = (uint16_t *)packed + (c / chunk * n + r) * chunk + c % chunk;
+      const int64_t first = c / chunk * chunk;
+      uint16_t *to = (uint16_t *)packed + first * n + r * width_of(m, first) + c % chunk;
       _mm512_store_si512(to, _mm512_maskz_loadu_epi16(first_of(columns - c), (const uint16_t *)x + r * columns + c));
     }
 }
 
-/* Some columns of n rows of x, `chunk` apart, times W_GROUP rows of weights: added to sums [n][W_GROUP]. `ahead`: from where on as
+/* Some columns of n rows of x, `width` apart, times W_GROUP rows of weights: added to sums [n][W_GROUP]. `ahead`: from where on as
    many bytes are asked for, if not NULL. */
-INLINE void group(int n, const uint16_t *x, int64_t chunk, const uint16_t *const *w, int64_t columns, const char *ahead,
+INLINE void group(int n, const uint16_t *x, int64_t width, const uint16_t *const *w, int64_t columns, const char *ahead,
                   __m512 (*sums)[W_GROUP]) {
   __m512 s[X_GROUP][W_GROUP];
   for (int r = 0; r < n; r++)
@@ -47,7 +49,7 @@ INLINE void group(int n, const uint16_t *x, int64_t chunk, const uint16_t *const
       weight[i] = (__m512bh)(some == ~0u ? _mm512_loadu_si512(w[i] + c) : _mm512_maskz_loadu_epi16(some, w[i] + c));
     }
     for (int r = 0; r < n; r++) {
-      const __m512bh of_x = (__m512bh)_mm512_load_si512(x + r * chunk + c);
+      const __m512bh of_x = (__m512bh)_mm512_load_si512(x + r * width + c);
       for (int i = 0; i < W_GROUP; i++) s[r][i] = _mm512_dpbf16_ps(s[r][i], weight[i], of_x);
     }
   }
@@ -74,17 +76,17 @@ void avx512_bf16(const Matmul *m, int64_t first, int64_t last, void *room) {
       const int64_t rows = last - w < W_GROUP ? last - w : W_GROUP;
       memset(sums, 0, (size_t)n * sizeof *sums);
       for (int64_t c = 0; c < columns; c += chunk) {
-        const int64_t some = columns - c < chunk ? columns - c : chunk;
+        const int64_t some = columns - c < chunk ? columns - c : chunk, width = width_of(m, c);
         const uint16_t *at[W_GROUP]; /* results of rows behind the last one are not stored */
         for (int64_t i = 0; i < W_GROUP; i++)
           at[i] = (const uint16_t *)(m->weights + (w + (i < rows ? i : rows - 1)) * m->row_bytes) + c;
-        const uint16_t *x = (const uint16_t *)m->packed + (c / chunk * m->n + x0) * chunk;
+        const uint16_t *x = (const uint16_t *)m->packed + c * m->n + x0 * width;
         const char *ahead = x0 ? NULL : (const char *)m->weights + w * m->row_bytes + 2 * W_GROUP * c + PLAIN_AHEAD;
         int64_t groups = (n + X_GROUP - 1) / X_GROUP;
         for (int64_t r = 0, taken; r < n; r += taken, groups--, ahead = NULL) {
           taken = (n - r + groups - 1) / groups; /* groups of about the same size */
 #define CASE(n) \
-  case n: group(n, x + r * chunk, chunk, at, some, ahead, sums + r); break;
+  case n: group(n, x + r * width, width, at, some, ahead, sums + r); break;
           switch (taken) { CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) }
         }
       }
