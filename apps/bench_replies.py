@@ -179,7 +179,7 @@ def fixed_length(tokens: int) -> GenerationOptions:
 def _fixed(engine: Engine, steps: int | None) -> Controller | None:
     if steps is None:
         return None
-    from edgespec.control.controller import Fixed  # numpy: not for --help
+    from edgespec.control.fixed import Fixed  # numpy: not for --help
     from edgespec.core.schedule import TreeBudget
 
     return Fixed(TreeBudget(engine.options.tree_nodes, steps, steps))

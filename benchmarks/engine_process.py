@@ -30,7 +30,7 @@ from benchmarks.common import Row
 from benchmarks.drafters import SetAcceptance
 from benchmarks.measure import process_io
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Layer, Trace
 from edgespec.drafters.base import Drafter

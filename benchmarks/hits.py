@@ -24,7 +24,7 @@ from benchmarks.common import Row, arguments, names, numbers
 from benchmarks.held_out import prompts, stories
 from benchmarks.tables import RESULTS, Report, Store, interval
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.acceptance import Outcome, make_acceptance
 from edgespec.core.decode import Chooser, Decoding, decode
 from edgespec.core.sampling import FloatArray, IntArray, Noise, Sampler

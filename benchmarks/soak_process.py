@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.common import Row
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.engine import Engine
 from edgespec.session import Session

@@ -30,7 +30,7 @@ from benchmarks.tables import Report, interval
 from edgespec.apps.bench_drafts import Drafts
 from edgespec.apps.common import demo_model
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.sampling import FloatArray, IntArray
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Trace

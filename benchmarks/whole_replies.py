@@ -34,7 +34,7 @@ from benchmarks.common import Row, names, numbers
 from benchmarks.held_out import prompts, stories
 from benchmarks.tables import RESULTS, Report, Store, interval
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Overlap, Trace
 from edgespec.engine import Engine

@@ -13,7 +13,7 @@ import pytest
 
 import edgespec
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.engine import Engine
 from edgespec.response import Response

@@ -15,7 +15,7 @@ if __name__ == "__main__":
     sys.modules["torch"] = None  # type: ignore[assignment]  # whoever imports it fails
 
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.acceptance import Logits, make_acceptance
 from edgespec.core.batch import Part, PrefillBlock, attempt
 from edgespec.core.sampling import Noise, Sampler

@@ -12,8 +12,9 @@ import pytest
 
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.controller import Adaptive
 from edgespec.control.early_exit import KNOWN, TRIED, Asking
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Trace
 from edgespec.drafters.choice import choose_drafters

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Fixed
 from edgespec.control.costs import Costs
+from edgespec.control.fixed import Fixed
 from edgespec.control.partner import Partner
 from edgespec.control.shares import Shares
 from edgespec.core import batch

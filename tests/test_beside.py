@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.controller import Adaptive
+from edgespec.control.fixed import Fixed
 from edgespec.core.acceptance import Logits, Outcome
 from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.schedule import Context, TreeBudget

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Trace
 from edgespec.engine import Engine

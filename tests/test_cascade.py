@@ -15,7 +15,7 @@ import torch
 
 import edgespec
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.drafters.cascade.drafter import CascadeDrafter
 from edgespec.drafters.cascade.files import Cascade

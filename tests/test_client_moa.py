@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Trace
 from edgespec.core.tree import TokenTree
@@ -277,7 +277,7 @@ class Nothing:
             raise ImportError(name + " is not there")
 sys.meta_path.insert(0, Nothing())
 import edgespec
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Trace
 from edgespec.response import whole

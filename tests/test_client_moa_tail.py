@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import edgespec
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.tree import TokenTree
 from edgespec.engine import Engine
 from edgespec.errors import CorruptFileError, OptionError, ProtocolError

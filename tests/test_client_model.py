@@ -17,7 +17,7 @@ import pytest
 import edgespec
 from edgespec.apps import main
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.engine import Engine
 from edgespec.errors import (

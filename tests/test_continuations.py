@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.drafters.base import Root

@@ -9,9 +9,10 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from edgespec.control.controller import ALLOWANCE, DOUBT, GRACE, SAVED, Adaptive, Fixed
+from edgespec.control.controller import ALLOWANCE, DOUBT, GRACE, REST, SAVED, Adaptive
 from edgespec.control.costs import FORETOLD, Curve, rising
 from edgespec.control.estimates import STEPS, Chances, Yield, ranks
+from edgespec.control.fixed import Fixed
 from edgespec.control.handover import PATIENCE, HandOver
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import TreeBudget
@@ -344,6 +345,35 @@ def test_the_start_is_not_slower_either() -> None:
     assert run.seconds.sum() <= 100 * 0.1 + 2 * 0.52
     world, prior = REGIMES["hopeless"]
     assert simulate([(100, world)], prior).rate() >= 0.94 * world.plain_rate
+
+
+def quicker(world: World, times: float) -> World:
+    return replace(world, verify=lambda nodes: world.verify(nodes) / times, step=world.step / times)
+
+
+@pytest.mark.parametrize(("times", "stands"), [(1, 1), (12, 3), (1000, REST)])
+def test_a_refusal_stands_for_some_short_cycles(
+    times: float, stands: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain cycles of 0.1 s, 8 ms and 0.1 ms."""
+    weighed = 0
+    expect = Yield.expect
+
+    def counted(self: Yield, by_depth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        nonlocal weighed
+        weighed += 1
+        return expect(self, by_depth)
+
+    monkeypatch.setattr(Yield, "expect", counted)
+    controller = Adaptive()
+    hopeless, good = (quicker(REGIMES[name][0], times) for name in ("hopeless", "compute-bound"))
+    converse([(200, hopeless)], controller)
+    weighed = 0
+    run = converse([(240, hopeless)], controller)
+    tried = sum(steps is not None for steps in run.steps)
+    assert 240 / stands - 1 <= weighed <= 240 / stands + tried * stands + 1
+    assert run.rate() >= 0.95 * hopeless.plain_rate
+    assert converse([(1600, good)], controller).rate(1300) >= 0.92 * good.oracle()[0]
 
 
 def test_it_follows_a_drifting_acceptance() -> None:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 import edgespec
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.demo_model.recipe import abilities
 from edgespec.demo_model.recipe import evaluate as evaluation

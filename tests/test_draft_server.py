@@ -15,7 +15,7 @@ import pytest
 
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.acceptance import make_acceptance
 from edgespec.core.schedule import TreeBudget
 from edgespec.drafters import beside

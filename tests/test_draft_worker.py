@@ -18,7 +18,8 @@ import pytest
 import edgespec
 from edgespec.apps.options import check_together
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.controller import Adaptive
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.devices import probe
 from edgespec.drafters import beside

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.acceptance import Outcome
 from edgespec.core.sampling import Noise, Sampler, saguaro
 from edgespec.core.schedule import Context, Controller, TreeBudget

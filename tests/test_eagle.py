@@ -14,7 +14,7 @@ import torch
 
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root

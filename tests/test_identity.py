@@ -29,7 +29,8 @@ from safetensors.torch import load_file, save_file
 
 import edgespec
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.controller import Adaptive
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import Context, Controller, TreeBudget
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.combined import Combined

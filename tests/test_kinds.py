@@ -16,7 +16,7 @@ import pytest
 import edgespec
 from edgespec.apps.settings import resolve
 from edgespec.config import DRAFTING, EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.acceptance import make_acceptance
 from edgespec.core.schedule import Controller, Place
 from edgespec.core.tree import TokenTree

@@ -13,7 +13,8 @@ import pytest
 
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.controller import Adaptive
+from edgespec.control.fixed import Fixed
 from edgespec.control.knowledge import APART, FILES, LIMIT, Knowledge
 from edgespec.core.schedule import TreeBudget
 from edgespec.devices.rates import cache_folder

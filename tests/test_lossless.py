@@ -15,7 +15,7 @@ import pytest
 
 import edgespec
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree

@@ -12,8 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.controller import Adaptive
 from edgespec.control.early_exit import OverlapBudget, Trust
+from edgespec.control.fixed import Fixed
 from edgespec.core.acceptance import Logits
 from edgespec.core.schedule import Context, Controller, TreeBudget
 from edgespec.core.trace import Cycle, Exited, Law

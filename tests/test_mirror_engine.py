@@ -14,7 +14,7 @@ import torch
 import edgespec
 from edgespec.apps.stats import stats_object
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.control.overlap import overlap_mass
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Trace

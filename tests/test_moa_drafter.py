@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import edgespec
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.drafters.moa import MoaDrafter, MoaResident
 from edgespec.engine import Engine

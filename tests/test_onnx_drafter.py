@@ -16,7 +16,7 @@ import pytest
 
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.engines import ENGINES, with_engine

@@ -14,7 +14,7 @@ import torch
 
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.client_model import ClientModel

@@ -9,8 +9,9 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from edgespec.control.controller import GRACE, Adaptive, Fixed
+from edgespec.control.controller import GRACE, Adaptive
 from edgespec.control.costs import AGAIN
+from edgespec.control.fixed import Fixed
 from edgespec.control.hits import Hits
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import TreeBudget

@@ -23,7 +23,8 @@ import pytest
 
 import edgespec
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.controller import Adaptive
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import Controller, TreeBudget
 from edgespec.drafters import beside
 from edgespec.drafters.kinds import KINDS, drafter_names

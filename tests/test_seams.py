@@ -21,7 +21,8 @@ import pytest
 import edgespec
 from edgespec import session as sessions
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.controller import Adaptive
+from edgespec.control.fixed import Fixed
 from edgespec.core import passes
 from edgespec.core import reply as replying
 from edgespec.core.acceptance import Outcome

@@ -11,7 +11,8 @@ import pytest
 
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.controller import Adaptive
+from edgespec.control.fixed import Fixed
 from edgespec.control.handover import speedup, without_drafter
 from edgespec.core.acceptance import Outcome, make_acceptance
 from edgespec.core.schedule import Context, TreeBudget

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from benchmarks.spd import PAPER, Link, ours
 from benchmarks.spd import main as print_latency
 from edgespec.config import EngineOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.model import DRAFT_ROWS

@@ -17,7 +17,7 @@ from msgspec.structs import replace as replace_shape
 
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TreeBuilder
 from edgespec.drafters.base import Root

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 import edgespec
 from edgespec.apps import saved
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter

@@ -20,7 +20,7 @@ from msgspec.structs import asdict, replace
 
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.engine import Engine
 from edgespec.errors import (

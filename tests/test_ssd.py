@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Adaptive, Fixed
+from edgespec.control.controller import Adaptive
+from edgespec.control.fixed import Fixed
 from edgespec.core.acceptance import Logits, Outcome, make_acceptance
 from edgespec.core.sampling import Noise
 from edgespec.core.schedule import Context, TreeBudget

@@ -14,7 +14,7 @@ import pytest
 import edgespec
 from apps.stats import stats_object, stats_table
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core import passes
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Trace

@@ -12,7 +12,7 @@ import torch
 
 import edgespec
 from edgespec.config import GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.drafters.substitute import Substitute, SubstituteDrafter
 from edgespec.engine import Engine

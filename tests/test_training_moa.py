@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import edgespec
 from edgespec.apps.main import run
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Fixed
+from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.errors import OptionError
 from edgespec.runtimes.formats.describe import describe_model

@@ -21,6 +21,8 @@ paid, beside that share. And drafts get longer by and by, so that a drafter much
 out by one pass: the first is so long that the credit bears two if a pass takes `DOUBT` times what the plan
 says.
 
+To weigh all this takes time, too, so where a cycle is short a refusal stands for some (`REST` at most).
+
 No clock and no chance here: the same recorded cycles lead to the same decisions. Needs no torch.
 """
 
@@ -49,50 +51,10 @@ DOUBT = 15.0  # times what the plan says may a pass of drafting take before one 
 GROWTH = 3  # times as long as those of late may a draft be, and one step more
 SAVED = 10.0  # and at most: old gains do not pay for new losses
 APART = 15  # cycles lie between two conversations, as far as acceptance is concerned
+REST = 8  # cycles that a refusal stands, at most: beliefs change little
+WEIGHING = 3e-4  # seconds, about, that a cycle takes longer when drafts are weighed,
+WEIGHED = 0.01  # and what share of plain decoding's time that may be
 STALE = 0.1  # weight of evidence on plain cycles below which one is measured again
-
-
-class Fixed:
-    """Always the same budget, whatever it costs: for benchmarks and tests. See `core.schedule.Controller`."""
-
-    took: float | None = None
-    speedup: float | None = None
-    refusal: str | None = None
-
-    def __init__(self, budget: TreeBudget) -> None:
-        self._budget = budget
-
-    def alone(self, nodes: int) -> float | None:
-        return None
-
-    def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
-        own = self._budget
-        return TreeBudget(min(own.nodes, limit.nodes), min(own.depth, limit.depth), own.passes)
-
-    def overlapped(
-        self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int
-    ) -> TreeBudget | None:
-        """The same: a level that was prepared is a pass less."""
-        budget = self.budget(limit, passes)
-        if budget is None:
-            return None
-        found = min(int(prepared.depths.max()), budget.passes)
-        return replace(budget, passes=budget.passes - found, found=found, ahead=True)
-
-    def asks(self) -> bool:
-        return True
-
-    def prune(self, tree: TokenTree) -> TokenTree:
-        return tree
-
-    def gains(self, tree: TokenTree) -> FloatArray | None:
-        return None
-
-    def record(self, cycle: Cycle) -> None:
-        pass
-
-    def successor(self) -> Fixed:
-        return self
 
 
 class Adaptive:
@@ -110,6 +72,8 @@ class Adaptive:
         self.took: float | None = 1.0  # the latest cycle, in plain cycles
         self.speedup: float | None = 1.0
         self.refusal: str | None = None
+        self._pause = 0  # cycles until drafts are weighed again
+        self._rested = 0  # cycles that have not faded yet
 
     @property
     def pays(self) -> bool:
@@ -167,7 +131,7 @@ class Adaptive:
         best = int(np.argmax(rates))
         self._overlaps = False
         self._believe(float(rates[best]))
-        self.refusal = self._refusal(float(rates[best]))
+        self._refuse(float(rates[best]))
         return replace(limit, passes=int(STEPS[best])) if self.refusal is None else None
 
     def overlapped(
@@ -184,7 +148,7 @@ class Adaptive:
         most = self._most(limit, passes)
         best = self._in_the_long_run(tokens, nodes, most, passes.start)
         self._believe(best)
-        self.refusal = self._refusal(best)
+        self._refuse(best)
         if self.refusal is not None:
             return None
         given, found, even = self._worth(prepared, tokens, width)
@@ -194,7 +158,7 @@ class Adaptive:
         seconds += self.costs.draft.at(np.maximum(more, 0))
         possible = (more >= 0) & (more <= most) & (seconds * self.plain_rate - 1 <= self.credit)
         if not possible.any():
-            self.refusal = self._refusal(0.0)
+            self._refuse(0.0)
             return None
         gains = given + tokens - tokens[even] - self._rate * seconds
         chosen = int(np.argmax(np.where(possible, gains, -np.inf)))
@@ -235,9 +199,9 @@ class Adaptive:
         self.speedup = self._rate / self.plain_rate
 
     def _rests(self, limit: TreeBudget) -> bool:
-        """There is no room for drafts, or a plain cycle is to show what one costs."""
+        """There is no room for drafts, a refusal stands, or a plain cycle is to show what one costs."""
         self.speedup = 1.0
-        if limit.depth < 1 or limit.nodes < 2:
+        if limit.depth < 1 or limit.nodes < 2 or self._pause > 0:
             return True
         return self.costs.verify.weight(1) < STALE and not self.costs.foretold(limit.nodes)
 
@@ -248,6 +212,12 @@ class Adaptive:
             dearest = DOUBT * step * self.plain_rate  # and one timing alone may be a pause of the machine
             longest = max(longest, self.credit / (2 * dearest))
         return min(passes.stop - 1, max(min(limit.depth, longest), passes.start))
+
+    def _refuse(self, rate: float) -> None:
+        """If the best draft would give so many tokens a second, no more than plain decoding."""
+        self.refusal = self._refusal(rate)
+        if self.refusal is not None:
+            self._pause = min(int(WEIGHING / WEIGHED * self.plain_rate), REST)
 
     def _refusal(self, rate: float) -> str | None:
         """Why nothing is drafted, where the best draft would give `rate` tokens a second."""
@@ -277,12 +247,18 @@ class Adaptive:
         return None
 
     def record(self, cycle: Cycle) -> None:
+        self._pause -= 1
+        self._rested += 1
+        if self._pause > 0 and cycle.passes is None:
+            self.took = 1.0
+            self.credit = min(self.credit + ALLOWANCE, SAVED)
+            return
         beside, tokens = cycle.outcome.beside, len(cycle.outcome.tokens)
         nodes = len(cycle.tree) + beside  # what the pass cost
         overlap = cycle.overlap or Overlap()
-        self.beliefs.fade()
-        self.hits.fade()
-        self.asking.fade()
+        for fading in (self.beliefs, self.hits, self.asking):
+            fading.fade(self._rested)
+        self._rested = 0
         # A pause of the machine is nobody's fault.
         ahead, alone = overlap.ahead, float(self.costs.verify.at(nodes))
         usual = float(self.costs.passes(nodes, ahead) + self.costs.draft.at(cycle.passes or 0))

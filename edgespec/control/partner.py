@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.control.controller import Adaptive
+from edgespec.control.controller import REST, Adaptive
 from edgespec.control.estimates import STEPS
 from edgespec.control.notes import Notes
 from edgespec.control.shares import Shares
@@ -26,7 +26,6 @@ from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
 
 ROOT = np.ones(1)  # a tree's gains without drafts
-REST = 8  # cycles that a refusal stands: beliefs change little, and thinking of drafts takes time, too
 VAIN = 8  # looks in vain, beyond which pauses get no longer by them
 
 
@@ -37,8 +36,6 @@ class Partner(Adaptive):
         super().__init__(shares.costs.prior)
         self.allotter = self.shares = shares
         self.costs = shares.costs
-        self._rested = 0  # cycles without drafts that have not faded yet
-        self._pause = 0  # cycles until the drafter is asked again
         self._vain = 0  # times in a row that it found nothing
         self._place = 0  # in STEPS, of the latest draft
         self._drafted = False  # in this cycle
