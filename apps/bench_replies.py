@@ -78,7 +78,7 @@ class Single:
 
 
 @dataclass(eq=False)
-class Timing:
+class Counted:
     """See `core.batcher.Member`."""
 
     session: Session
@@ -121,8 +121,8 @@ class Several:
 
         progress = [self.terminal.progress, *[None] * (len(prompts) - 1)]
         asked = zip(self.sessions, prompts, progress, strict=True)
-        members = [Timing(s, s.new_reply(prompt, fixed_length(tokens), tell)) for s, prompt, tell in asked]
-        batcher = Batcher[Timing](self.engine.verifier)
+        members = [Counted(s, s.new_reply(prompt, fixed_length(tokens), tell)) for s, prompt, tell in asked]
+        batcher = Batcher[Counted](self.engine.verifier)
         for member in members:
             batcher.join(member)
         read, began = [self.engine.bytes_read], [perf_counter()]
@@ -157,7 +157,7 @@ class Several:
             mean(one.tokens_per_cycle for one in stats),
         )
 
-    def _step(self, batcher: Batcher[Timing]) -> None:
+    def _step(self, batcher: Batcher[Counted]) -> None:
         from edgespec.errors import Cancelled
 
         for _, error in batcher.step():

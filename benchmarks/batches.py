@@ -6,10 +6,12 @@
 That many replies in the same passes, all of one length (`edgespec bench --batch` has prompts that are no
 text, and what a drafter gives depends on text). Who has ended a reply begins with the next prompt, beside the
 others, and it is timed until there is none left to begin with: replies with drafts take different numbers of
-passes, and the last ones would be alone. A drafter is the name of a kind, or a directory of something trained
-for the model (else a draft model); `none` goes first, and all must say what it says. With `--nodes` every
-tree has so many beside its root, whatever that costs, else the product's controller decides. The prompts'
-time counts.
+passes, and the last ones would be alone. All prompts are in that time, and a part of the replies begun last:
+the fewer prompts there are for a place, the more that is to the drafters' disadvantage.
+
+A drafter is the name of a kind, or a directory of something trained for the model (else a draft model);
+`none` goes first, and all must say what it says. With `--nodes` every tree has so many beside its root,
+whatever that costs, else the product's controller decides.
 
     tokens a cycle, kappa   as `edgespec bench` has them (`apps/bench_drafts.py`), of all replies
     pass                    milliseconds of one of the whole batch, without the prompts' (mean)
@@ -35,7 +37,7 @@ from benchmarks.common import Row, arguments, compile_checkout, interleave, name
 from benchmarks.held_out import prompts, stories, text_prompts
 from benchmarks.tables import Report, ratio
 from edgespec.apps.bench_drafts import Drafts
-from edgespec.apps.bench_replies import Several, Timing, fixed_length
+from edgespec.apps.bench_replies import Counted, Several, fixed_length
 from edgespec.apps.common import demo_model
 from edgespec.apps.terminal import Terminal
 from edgespec.core.batcher import Batcher
@@ -82,14 +84,16 @@ class Arm:
     def answer(self, asked: Sequence[list[int]]) -> Row:
         """All prompts, as many at once as there are conversations."""
         self.drafts, self.passes, self.full = Drafts(), [], True
-        batcher = Batcher[Timing](self.engine.verifier)
-        waiting, begun = deque(asked), list[tuple[Timing, int]]()  # with the prompt's length
-        said: dict[Timing, list[int]] = {}
+        batcher = Batcher[Counted](self.engine.verifier)
+        waiting, begun = deque(asked), list[tuple[Counted, int]]()  # with the prompt's length
+        said: dict[Counted, list[int]] = {}
 
         def begin(session: Session) -> None:
             prompt = waiting.popleft()
             session.keep(0)
-            begun.append((Timing(session, session.new_reply(prompt, fixed_length(self.tokens))), len(prompt)))
+            begun.append(
+                (Counted(session, session.new_reply(prompt, fixed_length(self.tokens))), len(prompt))
+            )
             batcher.join(begun[-1][0])
 
         began, rate = perf_counter(), 0.0
@@ -114,7 +118,7 @@ class Arm:
 
 def add(report: Report, args: argparse.Namespace, terminal: Terminal, batch: int) -> None:
     """The rows of one batch."""
-    count = max(args.prompts, 2 * batch)
+    count = max(args.prompts, 4 * batch)
     if args.text:
         asked = text_prompts(args.model, args.text, count)
     else:
@@ -162,7 +166,9 @@ def main() -> None:
     parser.add_argument("--drafters", type=names, default=["ngram"], help="kinds, and directories")
     parser.add_argument("--batch", type=numbers, default=[1, 4, 16, 64])
     parser.add_argument("--nodes", type=numbers, default=[None], help="of a tree, beside its root")
-    parser.add_argument("--prompts", type=int, default=16, help="and twice as many as the batch, at least")
+    parser.add_argument(
+        "--prompts", type=int, default=16, help="and four times as many as the batch, at least"
+    )
     parser.add_argument("--stories", action="store_true", help="requests for stories")
     parser.add_argument("--text", type=Path, help="replies that go on with passages of a file, instead")
     parser.add_argument("--tokens", type=int, default=48)

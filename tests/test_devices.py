@@ -546,3 +546,24 @@ def test_holes_are_given_back_once_for_each_growth(monkeypatch: pytest.MonkeyPat
     resident[0] = 10**12
     elsewhere.look()
     assert len(trims) == 2
+
+
+GROWS = """
+import os
+from edgespec.devices import allocator
+before = allocator._resident()
+held = bytearray(64 * 2**20)
+for place in range(0, len(held), 4096):
+    held[place] = 1
+assert allocator._resident() > before + 60 * 2**20
+parent = allocator._resident()
+if (child := os.fork()) == 0:
+    more = bytearray(b"1") * (64 * 2**20)
+    os._exit(allocator._resident() < parent + 60 * 2**20)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator, and Linux's /proc")
+def test_a_process_knows_what_it_holds_and_so_does_one_forked_from_it() -> None:
+    subprocess.run([sys.executable, "-c", GROWS], check=True, timeout=60)

@@ -542,11 +542,11 @@ def test_a_wait_is_one_unit_of_one_part(target: TorchTarget[Any]) -> None:
     assert [part.error is None for part in parts] == [True, True, True, False]
 
 
-def test_who_does_not_listen_is_told_of_no_layers(target: TorchTarget[Any]) -> None:
+def test_each_is_told_of_the_layers_that_it_hears(target: TorchTarget[Any]) -> None:
     caches, heard = seats(target, [5, 9, 3]), [Heard() for _ in range(3)]
-    heard[1].hears = NO_LAYER
+    heard[1].hears, heard[2].hears = NO_LAYER, frozenset({-1, 1, LAYERS + 5})
     verifier = Lists(target)
     jobs = zip(caches, trees_of([3, 4, 2]), [Greedy()] * 3, heard, strict=True)
     found = in_one_turn(verifier, [partial(judged, verifier, *job) for job in jobs])
     assert [outcome.beside for outcome in found] == [6, 5, 7]
-    assert [[len(hidden) for hidden in own.hidden] for own in heard] == [[3] * LAYERS, [], [2] * LAYERS]
+    assert [[len(hidden) for hidden in own.hidden] for own in heard] == [[3] * LAYERS, [], [2]]

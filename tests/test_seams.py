@@ -95,7 +95,7 @@ def test_one_of_several_ends_and_the_others_say_what_they_say(
     victim = opened[1]
 
     def end(progress: Progress) -> None:
-        if progress.stage == "layers" and progress.done == 2 and len(victim.tokens) > 36:
+        if progress.stage == "layers" and len(victim.tokens) > 36:
             if what == "raises":
                 raise ValueError("no more")
             getattr(victim, "cancel" if what == "cancelled" else "close")()

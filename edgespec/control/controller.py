@@ -21,7 +21,8 @@ paid, beside that share. And drafts get longer by and by, so that a drafter much
 out by one pass: the first is so long that the credit bears two if a pass takes `DOUBT` times what the plan
 says.
 
-To weigh all this takes time, too, so where a cycle is short a refusal stands for some (`REST` at most).
+To weigh all this takes time, too, so where a cycle is short a refusal stands for some (`REST` at most), which
+are taken to be as plain ones were: nothing is learned from them.
 
 No clock and no chance here: the same recorded cycles lead to the same decisions. Needs no torch.
 """

@@ -22,7 +22,8 @@ class FanOut:
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = {id(part.cache): part for part in parts}
         self._heard = [(part, part.observer) for part in parts if part.observer is not None]
-        self.hears = any_of(observer.hears for _, observer in self._heard)
+        self._layers = {id(part): observer.hears for part, observer in self._heard}
+        self.hears = any_of(self._layers.values())
         self._told = parts[0]  # last
         self._turns = deque(parts)
         self._rows: Rows | None = None  # of the layers under way, and those who listen:
@@ -47,7 +48,7 @@ class FanOut:
             self._rows, self._own = rows, []
             for place, (cache, segment) in enumerate(zip(rows.caches, rows.segments, strict=True)):
                 part = self.parts[id(cache)]
-                if part.observer is not None and (hears := part.observer.hears):
+                if part.observer is not None and (hears := self._layers[id(part)]):
                     self._own.append((part, part.observer, hears, segment, rows.of_cache(place)))
         for part, observer, hears, segment, own in self._own:
             if index in hears and part.error is None:

@@ -174,7 +174,7 @@ class Reply:
         return self.writer.ended("cancelled")
 
 
-TOLD = 8  # of so many layers progress is told at least once
+TOLD = 8  # of so many layers progress is told at least once, and of the last one
 
 
 class _Observer:
@@ -190,7 +190,7 @@ class _Observer:
     ) -> None:
         self.cancellation, self.schedule, self.layers = cancellation, schedule, layers
         self.progress, self.trace = progress, trace
-        self._told = NO_LAYER if progress is None else frozenset(range(TOLD - 1, layers, TOLD))
+        self._told = NO_LAYER if progress is None else frozenset((*range(TOLD - 1, layers, TOLD), layers - 1))
         self.drafting = True  # its waits are the schedule's
 
     @property

@@ -155,7 +155,7 @@ def room_bytes(cut: Cut, how: Arithmetic, n: int, element: int) -> int:
     rows = max(16, min(task, cut.together // (4 * threads)) // 16 * 16)
     sums = threads * (49152 + 4 * cut.inner + 4 * rows * n * terms)
     if cut.encoding == "BF16" and "bfloat16" not in how.converts:  # x as bf16, in pairs
-        return sums + -(-n // 16) * 16 * -(-cut.inner // 32) * 32 * 2  # AMX has blocks of 16 rows
+        return sums + n * -(-cut.inner // 32) * 32 * 2
     if plain:
         return sums + n * -(-cut.inner // 512) * 512 * 4
     numbers = -(-cut.inner // 256) * (512 + 64)

@@ -35,9 +35,8 @@ class Embedding:
         asked = [int(token) for token in tokens]
         places = {token: place for place, token in enumerate(dict.fromkeys(asked))}
         raw = torch.stack([torch.frombuffer(self._row(token), dtype=torch.uint8) for token in places])
-        dense = Block.of_bytes(self.source.encoding, raw, len(places), self.source.shape[1]).dense(
-            0, len(places), dtype
-        )
+        block = Block.of_bytes(self.source.encoding, raw, len(places), self.source.shape[1])
+        dense = block.dense(0, len(places), dtype)
         return dense if len(places) == len(asked) else dense[[places[token] for token in asked]]
 
     def _row(self, token: int) -> memoryview:

@@ -8,11 +8,13 @@ from torch import Tensor
 
 from edgespec.kernels.layer import LayerPass, LayerShape, WholeLayer
 from edgespec.kernels.matmul import Together
+from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.attention import AttentionPlan
 
-# Products in one call, in which nothing hears that a reply is to end: 0.15 s in bf16 on two cores. Fewer rows
-# count as FEW, as their time is memory's. So 8 may go through 16 layers of a 7B at once, 64 through 2.
+# Products with weights in one call, in which nothing hears that a reply is to end: 0.15 s in bf16 on two
+# cores, and what attention takes. Fewer rows than FEW count as so many: their time is memory's. So 8 may go
+# through 16 layers of a 7B model at once, and 64 through 2.
 AT_ONCE, FEW = 2.6e10, 8
 
 PRODUCTS = (  # matrices of a layer that the same rows are multiplied with
@@ -37,9 +39,12 @@ VECTORS = {  # layer.WholeLayer's names
 
 
 def whole_pass(attention: AttentionPlan, config: ModelConfig, cos: Tensor, sin: Tensor) -> LayerPass | None:
-    """For a pass of trees alone, which the compiled kernel attends for."""
+    """For a pass of trees alone, which the compiled kernel attends for, of as many rows as there is room for
+    (`runtimes.formats.passes.scratch_bytes`)."""
     trees = attention.compiled
     if trees is None or attention.trees < len(attention.parts) or config.heads > trees.most_heads:
+        return None
+    if trees.n > TREE_ROWS:
         return None
     return LayerPass(trees, cos, sin)
 

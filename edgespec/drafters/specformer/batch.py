@@ -4,8 +4,9 @@
     drafts                 A ▓▓▓  B ·  C ·                   A ▓▓▓  B ·  C ·     ▓ the forward, of all three
 
 What a conversation's draft says depends on what is committed, and not on the root that it is asked about. So
-whoever is asked first begins a forward for all who drafted for the pass before; the others find it under way,
-or over. Who was taken along and was not asked is not taken along again until it has asked by itself.
+whoever is asked first begins a forward for all who drafted for the pass before, or whose prompt ended in it;
+the others find it under way, or over. Who was taken along and was not asked is not taken along again until it
+has asked by itself.
 """
 
 from __future__ import annotations

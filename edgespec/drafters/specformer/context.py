@@ -45,7 +45,7 @@ class SpecFormerContext:
         self.state: Tensor | None = None  # [1, d] of the last position, once all are entered
         self.fresh = False  # there is a last position, and no forward was for it
         self.saying: Saying | None = None  # of what follows it
-        self.asked = False  # since it was said last
+        self.asked = False  # since it was said last; or it soon will be, for the first time
 
     @property
     def end(self) -> int:
@@ -67,6 +67,11 @@ class SpecFormerContext:
                 self.module.context.write(self.module.fuse(self.waiting[:n], exact=False), rows)
                 self.cache.commit(np.arange(n))
                 self.waiting = self.waiting[n:].clone()
+
+    def expect(self) -> None:
+        """It will be asked what follows: whoever is asked first takes it along."""
+        with self._lock:
+            self.asked = True
 
     def forget(self, length: int) -> None:
         """Positions from `length` on are void."""

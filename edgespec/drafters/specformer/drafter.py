@@ -47,7 +47,7 @@ class SpecFormerDrafter:
     def prefill(self, context: Context) -> None:
         self.context, self.length = context, len(context.tokens)
         self.seen.forget(self.length)
-        self.seen.asked = True  # it soon will be: whoever asks first takes it along
+        self.seen.expect()
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
         """Raises ValueError for more than one root, or a root behind a path: its states are the target's,
