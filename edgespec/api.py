@@ -205,8 +205,8 @@ def astream_generate(
 ) -> AsyncIterator[Response]:
     """`stream_generate` for asyncio: passes run in a thread of their own, and the loop goes on meanwhile.
 
-    Cancelling the task ends the reply within one chunk, and leaving the loop at once; an iterator that is
-    held in a name has an `aclose`. `progress` is called in that thread.
+    Cancelling the task ends the reply as `Session.cancel` does, and leaving the loop at once; an iterator
+    that is held in a name has an `aclose`. `progress` is called in that thread.
     """
     session, replies = _begin(engine, prompt, options, progress, overrides)
     return InThread(_replies(session, replies), session.cancel)

@@ -168,7 +168,7 @@ class Chat:
         self.conversation.clear()
 
     def cancel(self) -> None:
-        """End the running reply, within one chunk."""
+        """End the running reply, as `Session.cancel` does."""
         self.session.cancel()
 
     def close(self) -> None:

@@ -71,7 +71,8 @@ class Session:
         return not self._release.alive
 
     def cancel(self) -> None:
-        """End the reply that was asked for last, within one chunk. What it said so far stays in the session.
+        """End the reply that was asked for last, within one chunk of weights, or a call of pinned layers (0.2
+        s, or as long as one takes). What it said so far stays in the session.
 
         Without such a reply, or when it is over, nothing happens: a click that comes too late must not end
         the next reply. A reply may be cancelled from `generate` on, before its first token is asked for.
