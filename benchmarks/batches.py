@@ -85,16 +85,14 @@ class Arm:
         """All prompts, as many at once as there are conversations."""
         self.drafts, self.passes, self.full = Drafts(), [], True
         batcher = Batcher[Counted](self.engine.verifier)
-        waiting, begun = deque(asked), list[tuple[Counted, int]]()  # with the prompt's length
-        said: dict[Counted, list[int]] = {}
+        waiting, begun = deque(asked), list[Counted]()
+        said = list[list[int]]()  # of what is verified in any case
 
         def begin(session: Session) -> None:
             prompt = waiting.popleft()
             session.keep(0)
-            begun.append(
-                (Counted(session, session.new_reply(prompt, fixed_length(self.tokens))), len(prompt))
-            )
-            batcher.join(begun[-1][0])
+            begun.append(Counted(session, session.new_reply(prompt, fixed_length(self.tokens))))
+            batcher.join(begun[-1])
 
         began, rate = perf_counter(), 0.0
         for session in self.several.sessions:
@@ -104,15 +102,13 @@ class Arm:
                 if error is not None:
                     raise error
                 member.session.end(member.reply)
-                said[member] = member.session.tokens[:]
+                said.append(member.session.tokens[: len(member.reply.prompt) + self.tokens - 1])
                 if waiting:
                     begin(member.session)
                 elif self.full:
                     self.full = False
-                    rate = sum(each.said for each, _ in begun) / (perf_counter() - began)
-        # Of what is verified in any case.
-        texts = [said[member][: length + self.tokens - 1] for member, length in begun]
-        row = {"said": sorted(texts), "tokens/s": rate, "pass": fmean(self.passes)}
+                    rate = sum(each.said for each in begun) / (perf_counter() - began)
+        row = {"said": sorted(said), "tokens/s": rate, "pass": fmean(self.passes)}
         return row | {"tokens a cycle": self.drafts.a + 1, "kappa": self.drafts.kappa or 0.0}
 
 

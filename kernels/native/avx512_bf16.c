@@ -14,12 +14,12 @@
 /* Columns after which the next rows of x take their turn: of few rows so many that those of W_GROUP of weights stay in the first
    cache meanwhile; of more it is better to load and store sums less often (64 rows: 1.04 to 1.07 times as fast). */
 INLINE int64_t chunk_of(const Matmul *m) { return m->n <= 24 ? 1024 : 4096; }
-INLINE int64_t steps_of(int64_t columns) { return (columns + STEP - 1) / STEP * STEP; }
+INLINE int64_t whole_steps(int64_t columns) { return (columns + STEP - 1) / STEP * STEP; }
 INLINE int64_t width_of(const Matmul *m, int64_t c) { /* of the chunk that begins with column c, in x [chunks][n][width] */
-  const int64_t left = steps_of(m->columns - c);
+  const int64_t left = whole_steps(m->columns - c);
   return left < chunk_of(m) ? left : chunk_of(m);
 }
-int64_t avx512_bf16_packed(const Matmul *m) { return m->n * steps_of(m->columns) * 2; }
+int64_t avx512_bf16_packed(const Matmul *m) { return m->n * whole_steps(m->columns) * 2; }
 
 INLINE __mmask32 first_of(int64_t columns) { return columns < STEP ? (1u << columns) - 1 : ~0u; }
 
