@@ -11,12 +11,15 @@ import pytest
 
 import edgespec
 from edgespec.config import GenerationOptions
+from edgespec.control.fixed import Fixed
 from edgespec.control.partner import Partner
 from edgespec.control.shares import Shares
 from edgespec.core.schedule import Offer, TreeBudget
 from edgespec.engine import Engine
 from edgespec.errors import Cancelled
 from edgespec.response import Stats
+from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.target import PassObserver
 from edgespec.session import Session
 from tests.test_session import prompt_of
 
@@ -76,6 +79,38 @@ def interrupt_anywhere(engine: Engine, session: Session, step: int) -> None:
         finally:
             del engine.target.weights.linear
         assert responses[-1].finish_reason == "cancelled"
+
+
+class Resting(Fixed):
+    """Every fifth cycle drafts; that none comes next is known in three of the others."""
+
+    cycle = 0
+
+    def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
+        self.cycle += 1
+        self.rests = self.cycle % 5 in (1, 2, 3)
+        return super().budget(limit, passes) if self.cycle % 5 == 0 else None
+
+
+def deaf_positions(engine: Engine, session: Session, plain: list[int]) -> set[int]:
+    """Two turns of a `Resting` session are as without drafts: the positions committed in passes that were to
+    tell of no layer."""
+    run, passes = engine.target.run, list[tuple[int, bool]]()
+
+    def spied(hidden: Any, rows: Rows, layers: range, observer: PassObserver | None = None) -> Any:
+        assert observer is not None
+        assert observer.hears or not rows.prefill
+        passes.append((session.cache.length, not observer.hears))
+        return run(hidden, rows, layers, observer)
+
+    engine.target.run = spied  # type: ignore[method-assign]
+    tokens, stats = two_turns(session, REPLY)
+    del engine.target.run
+    assert tokens == plain
+    assert sum(s.drafted for s in stats) > 0
+    stops = [*(length for length, _ in passes[1:]), session.cache.length]
+    spans = [range(start, stop) for (start, deaf), stop in zip(passes, stops, strict=True) if deaf]
+    return {position for span in spans for position in span}
 
 
 def draft_always(monkeypatch: pytest.MonkeyPatch) -> None:

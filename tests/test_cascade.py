@@ -33,6 +33,8 @@ from edgespec.runtimes.torch.adapter_files import MANIFEST, save_adapters
 from edgespec.runtimes.torch.whole_layer import whole_layers
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
+from tests import drafted
+from tests.drafted import Resting, deaf_positions
 from tests.test_session import prompt_of, write_model
 
 LAYERS, DRAFT, VERIFY = 5, 1, 3
@@ -143,6 +145,16 @@ def plain(model: Path) -> dict[GenerationOptions, list[int]]:
             session.close()
             assert len(set(texts[options])) > 5, "a text that repeats itself tests nothing"
         return texts
+
+
+def test_it_also_hears_passes_behind_which_nothing_is_drafted(engines: dict[str, Engine]) -> None:
+    """It would have to compute them again."""
+    with load(engines["exits"].files.path, drafter="none") as engine, engine.new_session() as undrafted:
+        expected = drafted.two_turns(undrafted, drafted.REPLY)[0]
+    session, drafter = conversation(engines["exits"], ALWAYS["tree"], BUDGETS["tree"])
+    session.schedule = Serial(drafter, Resting(BUDGETS["tree"]), 64)
+    with session:
+        assert not deaf_positions(engines["exits"], session, expected)
 
 
 BUDGETS = {"chain": TreeBudget(12, 5, 5), "tree": TreeBudget(32, 8, 8)}

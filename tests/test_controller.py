@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 
-from edgespec.control.controller import ALLOWANCE, DOUBT, GRACE, REST, SAVED, Adaptive
+from edgespec.control.controller import ALLOWANCE, DOUBT, GRACE, LONGER, REST, SAVED, Adaptive
 from edgespec.control.costs import FORETOLD, Curve, rising
 from edgespec.control.estimates import STEPS, Chances, Yield, ranks
 from edgespec.control.fixed import Fixed
@@ -351,7 +351,7 @@ def quicker(world: World, times: float) -> World:
     return replace(world, verify=lambda nodes: world.verify(nodes) / times, step=world.step / times)
 
 
-@pytest.mark.parametrize(("times", "stands"), [(1, 1), (12, 3), (1000, REST)])
+@pytest.mark.parametrize(("times", "stands"), [(1, 1), (12, 3), (1000, REST << LONGER)])
 def test_a_refusal_stands_for_some_short_cycles(
     times: float, stands: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

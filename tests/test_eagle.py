@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,8 @@ from tests.drafted import (
     ONE_TYPE,
     REPLY,
     SAMPLED,
+    Resting,
+    deaf_positions,
     interrupt_anywhere,
     load_with,
     say,
@@ -113,7 +115,7 @@ def drafter_of(session: Session) -> EagleDrafter:
     return drafter
 
 
-def check_entries(engine: Engine, session: Session, missed: range = range(0)) -> None:
+def check_entries(engine: Engine, session: Session, missed: Collection[int] = ()) -> None:
     """All exact entries are those of the conversation's own tokens and features, computed afresh. (Not those
     of the tokens whose features or own embeddings were `missed`.)"""
     drafter, target = drafter_of(session), engine.target
@@ -128,7 +130,8 @@ def check_entries(engine: Engine, session: Session, missed: range = range(0)) ->
     features, embedded = runtime.module.feature(torch.cat(hidden)), target.embed(tokens)
     entered = [p for p in range(1, len(tokens)) if p - 1 not in missed and p not in missed][: runtime.exact]
     assert runtime.exact == len(entered) == runtime.cache.length
-    assert runtime.length == entered[-1] + 1
+    assert all({p - 1, p} & {*missed} for p in range(entered[-1] + 1, runtime.length))
+    assert runtime.length > entered[-1]
     own = runtime.module.attention.new_cache(400, 0)
     rows = Rows.append(own, np.arange(-1, len(entered) - 1), prefill=True)
     runtime.module.write(features[[p - 1 for p in entered]], embedded[entered], rows)
@@ -213,6 +216,14 @@ def test_interrupted_anywhere_it_goes_on(model: Path, plain: dict[float, list[in
         interrupt_anywhere(engine, session, 7)
         assert two_turns(session, REPLY)[0] == plain[0]
         check_entries(engine, session)
+
+
+def test_while_a_refusal_stands_no_layer_is_heard(model: Path, plain: dict[float, list[int]]) -> None:
+    """And positions of these passes are left out."""
+    with load(model, schedule="serial") as engine, engine.new_session(300, Resting(BUDGET)) as session:
+        deaf = deaf_positions(engine, session, plain[0])
+        assert len(deaf) >= MOST
+        check_entries(engine, session, deaf)
 
 
 @ONE_TYPE

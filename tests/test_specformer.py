@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,8 @@ from tests.drafted import (
     ONE_TYPE,
     REPLY,
     SAMPLED,
+    Resting,
+    deaf_positions,
     draft_always,
     interrupt_anywhere,
     load_with,
@@ -150,7 +152,7 @@ def drafter_of(session: Session) -> SpecFormerDrafter:
     return drafter
 
 
-def afresh(engine: Engine, module: SpecFormer, tokens: list[int], missed: range = range(0)) -> np.ndarray:
+def afresh(engine: Engine, module: SpecFormer, tokens: list[int], missed: Collection[int] = ()) -> np.ndarray:
     """[l_d, V] logits of the draft behind these tokens and the one that is said next."""
     cache, parts, target = engine.target.new_cache(400), [], engine.target
     for start in range(0, len(tokens), PREFILL_ROWS):
@@ -171,7 +173,7 @@ def afresh(engine: Engine, module: SpecFormer, tokens: list[int], missed: range 
     return head.logits
 
 
-def check_draft(engine: Engine, session: Session, tokens: list[int], missed: range = range(0)) -> None:
+def check_draft(engine: Engine, session: Session, tokens: list[int], missed: Collection[int] = ()) -> None:
     """What it says now is what it says of the same text afresh."""
     seen = drafter_of(session).seen
     assert seen.end == len(tokens)
@@ -279,6 +281,17 @@ def test_interrupted_anywhere_it_goes_on(model: Path, plain: dict[float, list[in
     with load(model) as engine, engine.new_session(300, Fixed(BUDGET)) as session:
         interrupt_anywhere(engine, session, 13)
         assert two_turns(session, REPLY)[0] == plain[0]
+
+
+def test_while_a_refusal_stands_no_layer_is_heard(model: Path, plain: dict[float, list[int]]) -> None:
+    """And positions of these passes are left out."""
+    with load(model) as engine, engine.new_session(300, Resting(BUDGET)) as session:
+        deaf = deaf_positions(engine, session, plain[0])
+        assert len(deaf) >= MOST
+        tokens = session.tokens[: session.cache.length]
+        prompt = [*tokens, *prompt_of(9, 2)]
+        say(session, prompt, GenerationOptions(max_tokens=1, ignore_eos=True))
+        check_draft(engine, session, prompt, deaf)
 
 
 def test_positions_that_it_missed_are_left_out(model: Path, plain: dict[float, list[int]]) -> None:

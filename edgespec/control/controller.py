@@ -21,8 +21,8 @@ paid, beside that share. And drafts get longer by and by, so that a drafter much
 out by one pass: the first is so long that the credit bears two if a pass takes `DOUBT` times what the plan
 says.
 
-To weigh all this takes time, too, so where a cycle is short a refusal stands for some (`REST` at most), which
-are taken to be as plain ones were: nothing is learned from them.
+To weigh all this takes time, too, so where a cycle is short a refusal stands for some (`REST`; behind others,
+more), which are taken to be as plain ones were: nothing is learned from them.
 
 No clock and no chance here: the same recorded cycles lead to the same decisions. Needs no torch.
 """
@@ -52,7 +52,8 @@ DOUBT = 15.0  # times what the plan says may a pass of drafting take before one 
 GROWTH = 3  # times as long as those of late may a draft be, and one step more
 SAVED = 10.0  # and at most: old gains do not pay for new losses
 APART = 15  # cycles lie between two conversations, as far as acceptance is concerned
-REST = 8  # cycles that a refusal stands, at most: beliefs change little
+REST = 8  # cycles that a refusal stands, at most: beliefs change little,
+LONGER = 2  # and one that follows another twice as long, up to so many doublings
 WEIGHING = 3e-4  # seconds, about, that a cycle takes longer when drafts are weighed,
 WEIGHED = 0.01  # and what share of plain decoding's time that may be
 STALE = 0.1  # weight of evidence on plain cycles below which one is measured again
@@ -74,7 +75,12 @@ class Adaptive:
         self.speedup: float | None = 1.0
         self.refusal: str | None = None
         self._pause = 0  # cycles until drafts are weighed again
+        self._refusals = 0  # in a row
         self._rested = 0  # cycles that have not faded yet
+
+    @property
+    def rests(self) -> bool:
+        return self._pause > 1
 
     @property
     def pays(self) -> bool:
@@ -217,8 +223,19 @@ class Adaptive:
     def _refuse(self, rate: float) -> None:
         """If the best draft would give so many tokens a second, no more than plain decoding."""
         self.refusal = self._refusal(rate)
-        if self.refusal is not None:
-            self._pause = min(int(WEIGHING / WEIGHED * self.plain_rate), REST)
+        self._stand(min(int(WEIGHING / WEIGHED * self.plain_rate), self._longest))
+
+    @property
+    def _longest(self) -> int:
+        """Cycles that a refusal may stand."""
+        return REST << min(self._refusals, LONGER)
+
+    def _stand(self, cycles: int) -> None:
+        """So long, if there is a refusal."""
+        if self.refusal is None:
+            self._refusals = 0
+        else:
+            self._pause, self._refusals = cycles, self._refusals + 1
 
     def _refusal(self, rate: float) -> str | None:
         """Why nothing is drafted, where the best draft would give `rate` tokens a second."""

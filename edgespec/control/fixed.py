@@ -16,6 +16,7 @@ class Fixed:
     took: float | None = None
     speedup: float | None = None
     refusal: str | None = None
+    rests = False
 
     def __init__(self, budget: TreeBudget) -> None:
         self._budget = budget

@@ -72,14 +72,15 @@ class Partner(Adaptive):
         gains = np.where(sensible, tokens - 1 - price, -np.inf)
         best = int(np.argmax(gains))
         if gains[best] > 0:
+            self._refusals = 0
             return best
         if passes.start:
-            self._pause = REST
             self.refusal = (
                 self._too_little(float(tokens[best]) - 1, float(price[best]))
                 if sensible.any()
                 else self._refusal(0.0)
             )
+            self._stand(self._longest)
         return 0
 
     def _too_little(self, tokens: float, price: float) -> str:

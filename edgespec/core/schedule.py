@@ -108,6 +108,10 @@ class Controller(Protocol):
     def refusal(self) -> str | None:
         """Why the latest budget was None although the reply had room for drafts; None otherwise."""
 
+    @property
+    def rests(self) -> bool:
+        """The next budget will be None, too: asked between a budget and what became of its cycle."""
+
     def alone(self, nodes: int) -> float | None:
         """Seconds of a pass over so many nodes in whose waits nothing is done; None when nobody measures."""
 

@@ -166,6 +166,8 @@ class Elsewhere(Protocol):
 class Watching(Protocol):
     """A drafter that also learns from the target's own passes, its prompts' among them."""
 
+    forgoes: bool  # positions that it has not heard of are left out for good; else it computes them again
+
     @property
     def hears(self) -> Layers:
         """As of `runtimes.target.PassObserver`."""

@@ -89,6 +89,10 @@ class Combined:
             member.commit(root, outcome)
 
     @property
+    def forgoes(self) -> bool:
+        return all(member.forgoes for member in self._watching)
+
+    @property
     def hears(self) -> Layers:
         return any_of(member.hears for member in self._watching)
 

@@ -81,6 +81,7 @@ class Serial:
         self.damaged = False
         self.overlap: Overlap | None = None
         self._given_back: str | None = None
+        self._deaf = False  # in this pass
 
     @property
     def drafter(self) -> Drafter:
@@ -95,7 +96,7 @@ class Serial:
 
     @property
     def hears(self) -> Layers:
-        return NO_LAYER if self._watcher is None else self._watcher.hears
+        return NO_LAYER if self._watcher is None or self._deaf else self._watcher.hears
 
     @property
     def undrafted(self) -> str | None:
@@ -124,8 +125,13 @@ class Serial:
         if budget is not None and self.drafter.passes:
             self.passes = budget.passes
             self.tree = self.controller.prune(self._draft(root, budget))
+        self._rest()
         self.draft_seconds = self.clock() - began
         return self.tree
+
+    def _rest(self) -> None:
+        """Nobody asks for drafts behind this tree: what the drafter can do without costs the pass nothing."""
+        self._deaf = self.controller.rests and self._watcher is not None and self._watcher.forgoes
 
     def _draft(self, root: int, budget: TreeBudget, goes_on: bool = False) -> TokenTree:
         """`goes_on`: another round will go on with this one."""
@@ -149,11 +155,13 @@ class Serial:
         predicted = self.controller.speedup
         self.controller.record(Cycle(*told, overlap=self.overlap, predicted=predicted))
         self.drafter.commit(self.root, outcome)
+        self._deaf = False
         self._leave_lost()
         self.left -= len(outcome.tokens)
         return Cycle(*told, self.controller.took, self.overlap, predicted)
 
     def end(self) -> None:
+        self._deaf = False
         if self._elsewhere is not None:
             self._elsewhere.rest()
 
@@ -178,7 +186,7 @@ class Serial:
         pass
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        if self._watcher is not None:
+        if self._watcher is not None and not self._deaf:
             self._watcher.on_layer(index, hidden, rows)
 
     def on_wait(self) -> bool:

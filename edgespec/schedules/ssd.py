@@ -97,6 +97,7 @@ class Ssd(Serial):
                 self._ahead = self.drafter.ahead(
                     self.tree, replace(limit, nodes=budget.nodes), self._fan_out(ready)
                 )
+        self._rest()
         self.draft_seconds = self.clock() - began
         return self.tree
 

@@ -44,7 +44,7 @@ class CascadeDrafter:
     again in the layers below its exits, without touching the target's keys and values.
     """
 
-    resident = True
+    resident, forgoes = True, False
     passes = range(1, MAX_PASSES + 1)
 
     def __init__(

@@ -35,7 +35,7 @@ class EagleDrafter:
     drift.
     """
 
-    resident = True
+    resident = forgoes = True
     passes = range(1, MAX_PASSES + 1)
     width = 8
     ahead_width = 16

@@ -70,7 +70,7 @@ class EagleRuntime:
         """See `StateReader`; states [n, 2, d]: embeddings, and hidden states behind the last layer."""
         self.forget(start)
         if start != self.end:  # what lies between was missed
-            self.settle()
+            self.follow()
             self.origin, self.seen = start + 1 - self.exact, self.seen[:0]
         embedded, hidden = states.unbind(1)
         self.seen = torch.cat([self.seen, torch.stack([embedded, self.module.feature(hidden)], 1)])

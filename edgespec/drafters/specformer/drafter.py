@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class SpecFormerDrafter:
     """See `drafters.base.Drafter`. `cache` is the conversation's own, the target's."""
 
-    resident = True
+    resident = forgoes = True
     passes = range(1, 2)  # one says all there is to say
 
     def __init__(self, batch: SpecFormerBatch, cache: KVCache, vocabulary: int) -> None:
