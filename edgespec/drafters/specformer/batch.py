@@ -67,7 +67,7 @@ class SpecFormerBatch:
         sound = torch.isfinite(said).flatten(1).all(1)
         said = said.masked_fill(~sound[:, None, None], 0.0)
         head = self.target.head_pass(said.flatten(0, 1))
-        forward = Forward(head, sound.tolist(), said.shape[1])
+        forward = Forward(head, sound.tolist(), said.shape[1], self.target.config.vocab_size)
         for place, context in enumerate(contexts):
             context.asked, context.fresh, context.saying = False, False, Saying(forward, place)
 

@@ -37,8 +37,8 @@ class SpecFormerDrafter:
     resident = forgoes = True
     passes = range(1, 2)  # one says all there is to say
 
-    def __init__(self, batch: SpecFormerBatch, cache: KVCache, vocabulary: int) -> None:
-        self.batch, self.vocabulary = batch, vocabulary
+    def __init__(self, batch: SpecFormerBatch, cache: KVCache) -> None:
+        self.batch = batch
         self.seen = seen = batch.new_context(cache.capacity)
         self.watch = StateWatch(cache, seen.module.shape.hooks, seen)
         self.context = Context([])
@@ -108,14 +108,20 @@ class SpecFormerDrafting:
         yield 0
         while not saying.advance():
             yield 0
-        logits = saying.logits[: self.depth, : self.drafter.vocabulary]
-        at_once = rows_at_once(self.drafter.vocabulary)
+        context = self.drafter.context
+        if not context.drawn and not context.keyed:
+            while (found := saying.likeliest()) is None:
+                yield 0
+            self._said = list(zip(*found, strict=True))[: self.depth]
+            return
+        logits = saying.logits[: self.depth]
+        at_once = rows_at_once(logits.shape[1])
         for start in range(0, self.depth, at_once):
             self._choose(logits[start : start + at_once], start)
             yield 0
 
     def _choose(self, logits: NDArray[np.float32], start: int) -> None:
-        """What may stand at the draft's positions from `start` on, [n, V]."""
+        """What may stand at the draft's positions from `start` on, [n, V], by the reply's own noise."""
         context = self.drafter.context
         # The root stands behind the committed tokens, and the draft's first position behind that.
         positions = [self.drafter.length + 1 + start + j for j in range(len(logits))]

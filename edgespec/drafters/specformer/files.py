@@ -86,4 +86,4 @@ class SpecFormerResident(TrainedResident[SpecFormer]):
         self.batch = SpecFormerBatch(target, module)
 
     def drafter(self, cache: KVCache, vocabulary: int) -> SpecFormerDrafter:
-        return SpecFormerDrafter(self.batch, cache, vocabulary)
+        return SpecFormerDrafter(self.batch, cache)
