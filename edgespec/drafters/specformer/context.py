@@ -56,9 +56,10 @@ class SpecFormerContext:
     def take(self, start: int, states: Tensor, prompt: bool) -> None:
         """See `StateReader`; states [n, hooks, d]."""
         with self._lock:
-            self.forget(start)
-            self.origin += start - self.end  # what lies between was missed
-            self.waiting = torch.cat([self.waiting, states])
+            if start != self.end:
+                self.forget(start)
+                self.origin += start - self.end  # what lies between was missed
+            self.waiting = torch.cat([self.waiting, states]) if len(self.waiting) else states
             self.fresh, self.state, self.saying = True, None, None
             if len(self.waiting) > TREE_ROWS or (prompt and len(self.waiting) > 1):
                 n = len(self.waiting) - 1

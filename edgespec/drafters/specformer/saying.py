@@ -68,8 +68,8 @@ class Saying:
         return self.forward.head.logits[self.rows, : self.forward.vocabulary]
 
     def likeliest(self) -> tuple[IntArray, FloatArray] | None:
-        """[l_d, BRANCH] the tokens likeliest at each, as of `continuations.likeliest`. None: a part of the way
-        to that is done, for all drafts of the forward, and it is to be asked again."""
+        """[l_d, BRANCH] the tokens likeliest at each, as of `continuations.likeliest`. None: a part of the
+        way to that is done, for all drafts of the forward, and it is to be asked again."""
         if self.forward.looked < self.rows.stop:
             self.forward.look()
             return None
