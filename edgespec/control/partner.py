@@ -52,8 +52,11 @@ class Partner(Adaptive):
         if self._pause > 0:
             return None
         self.refusal = None
-        if limit.depth < 1 or limit.nodes < 2 or not passes or self.shares.resting:
-            return None  # others try first, or nobody does
+        if limit.depth < 1 or limit.nodes < 2 or not passes:
+            return None
+        if self.shares.rest:  # others try first, or nobody does
+            self._pause = self.shares.rest
+            return None
         affordable = self.shares.affords
         self._place = self._best(limit, passes, affordable) if passes.stop > 1 else 0
         if self._place:

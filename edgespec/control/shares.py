@@ -24,7 +24,7 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.control.controller import ALLOWANCE, GRACE, GROWTH, SAVED, STALE
+from edgespec.control.controller import ALLOWANCE, GRACE, GROWTH, LONGER, REST, SAVED, STALE
 from edgespec.control.costs import PAUSE, Costs
 from edgespec.control.estimates import KEPT_LEAN, MEMORY, QUICK, STEPS
 from edgespec.core.sampling import FloatArray, IntArray
@@ -59,7 +59,7 @@ class Shares:
         self._draft_seconds: FloatArray | None = None  # as of `draft_seconds`, until something is learned
         self._least: float | None = None  # as of `least`, likewise
         self._affords: NDArray[np.bool_] | None = None  # as of `affords`, until somebody drafts
-        self._resting: bool | None = None  # as of `resting`, likewise
+        self._rest: int | None = None  # as of `rest`, likewise
 
     def allot(self, offers: Sequence[Offer], most: Sequence[int], others: int, room: int) -> list[IntArray]:
         self.trees = trees = len(offers) + others
@@ -104,7 +104,7 @@ class Shares:
             # Of drafts that are made together one may have taken all the time: their mean.
             self.costs.add_draft(steps, fmean(o.seconds for o in drafted if o.passes == steps))
         self._asked, self._seconds = 0, 0.0
-        self._draft_seconds = self._least = self._affords = self._resting = None
+        self._draft_seconds = self._least = self._affords = self._rest = None
         plain = float(self._passes(self.trees))
         spent = sum(offer.seconds for offer in asked)
         self.took = (seconds + spent) / plain
@@ -155,11 +155,16 @@ class Shares:
         return self.costs.verify.weight(self.trees) < STALE
 
     @property
-    def resting(self) -> bool:
-        """Nobody more drafts for the next pass. Asked by all for each, and so found out once."""
-        if self._resting is None:
-            self._resting = self.stale or not self.affords.any()
-        return self._resting
+    def rest(self) -> int:
+        """For so many passes nobody more drafts, by what is left of the credit and comes in, or as one without
+        drafts is to be timed. Asked by all for each, and so found out once."""
+        if self._rest is None:
+            self._rest = 1 if self.stale else 0 if self.affords.any() else self._until_credit()
+        return self._rest
+
+    def _until_credit(self) -> int:
+        lacking = float(self._costs(self._passes(self.trees + FEW))) - self.credit
+        return max(1, min(int(lacking / ALLOWANCE), REST << LONGER))
 
     @property
     def price(self) -> FloatArray:
@@ -181,7 +186,7 @@ class Shares:
         """Somebody drafts STEPS[place] for the next pass."""
         self._asked += 1
         self._seconds += float(self.draft_seconds[place])
-        self._affords = self._resting = None
+        self._affords = self._rest = None
 
     def _costs(self, seconds: FloatArray) -> FloatArray:
         """What is lost, in passes without drafts, when nothing is accepted in so many."""

@@ -30,7 +30,9 @@ class Holdings:
     ) -> None:
         """as_asked: what is pinned was the user's choice, so drafters keep their memory."""
         self.target, self.exits, self.as_asked = target, exits, as_asked
-        self.resident = list(resident)  # drafters
+        self.resident = list(resident)  # drafters,
+        # and those of them that are elsewhere: asked once, as of a protocol it takes 20 us, each cycle.
+        self._outsiders = [one for one in self.resident if isinstance(one, Outside)]
         self._outside = self._before = 0  # bytes, as of `peak_memory`; the latter until a worker was closed
         self.adopt(plan)
 
@@ -44,7 +46,7 @@ class Holdings:
     @property
     def gone(self) -> bool:
         """Nobody is left who could draft with the memory that is held for it."""
-        return all(isinstance(resident, Outside) and resident.gone for resident in self.resident)
+        return len(self._outsiders) == len(self.resident) and all(one.gone for one in self._outsiders)
 
     def concerns(self, cycle: Cycle) -> bool:
         """Whether memory could change hands at all, and this cycle has something to say to it."""
@@ -94,12 +96,13 @@ class Holdings:
     def peak_memory(self) -> int:
         """Bytes this process has used at most: what the dial caps (`devices.probe.peak_memory`). A draft
         worker's are among them."""
-        now = sum(resident.outside for resident in self.resident if isinstance(resident, Outside))
+        now = sum(one.outside for one in self._outsiders)
         self._outside = max(self._outside, now)
         return max(self._before, peak_memory(self._outside))
 
     def close(self) -> None:
         """Free what drafts."""
+        self._outsiders = []
         while self.resident:
             self.resident.pop().close()
         if self.exits is not None:
