@@ -24,7 +24,17 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.control.controller import ALLOWANCE, GRACE, GROWTH, LONGER, REST, SAVED, STALE
+from edgespec.control.controller import (
+    ALLOWANCE,
+    GRACE,
+    GROWTH,
+    LONGER,
+    REST,
+    SAVED,
+    STALE,
+    WEIGHED,
+    WEIGHING,
+)
 from edgespec.control.costs import PAUSE, Costs
 from edgespec.control.estimates import KEPT_LEAN, MEMORY, QUICK, STEPS
 from edgespec.core.sampling import FloatArray, IntArray
@@ -51,6 +61,7 @@ class Shares:
         self._usual = 0.0  # who drafted of late; fading
         self._accepted = self._expected = 0.0  # of drafts of late, by all that their conversations believe
         self._hoped = 0.0  # in this pass, likewise
+        self._unheard = 0  # passes that nothing was learned from, in a row
         self.pause = 0  # cycles between a conversation's looks for drafts, where these are in vain
 
     def begin(self, costs: Costs) -> None:
@@ -90,6 +101,13 @@ class Shares:
         ]
 
     def record(self, offers: Sequence[Offer], rows: int, tokens: int, seconds: float, prompts: bool) -> None:
+        self._usual *= MEMORY
+        self._asked, self._seconds = 0, 0.0
+        self._affords = self._rest = None
+        if self._passes_by(offers, seconds):
+            self.took = 1.0
+            self.credit = min(self.credit + ALLOWANCE, SAVED)
+            return
         usual = float(self._passes(rows))
         sure = self.costs.sure(rows, None, False)
         if not prompts:  # whose rows cost otherwise than trees'
@@ -99,12 +117,11 @@ class Shares:
         asked = [offer for offer in offers if offer.passes is not None]
         drafted = [offer for offer in asked if len(offer.gains) > 1]
         in_vain = [offer.seconds for offer in asked if len(offer.gains) == 1]
-        self._usual = max(MEMORY * self._usual, len(drafted))
+        self._usual = max(self._usual, len(drafted))
         for steps in {offer.passes or 0 for offer in drafted}:
             # Of drafts that are made together one may have taken all the time: their mean.
             self.costs.add_draft(steps, fmean(o.seconds for o in drafted if o.passes == steps))
-        self._asked, self._seconds = 0, 0.0
-        self._draft_seconds = self._least = self._affords = self._rest = None
+        self._draft_seconds = self._least = None
         plain = float(self._passes(self.trees))
         spent = sum(offer.seconds for offer in asked)
         self.took = (seconds + spent) / plain
@@ -117,6 +134,16 @@ class Shares:
         if len(offers) == self.trees:  # else not all that came is of drafts that were offered
             self._accepted = QUICK * self._accepted + tokens - self.trees
             self._expected = QUICK * self._expected + self._hoped
+
+    def _passes_by(self, offers: Sequence[Offer], seconds: float) -> bool:
+        """It is so short that learning from it would take a share of its time, as `WEIGHED`: without drafts
+        one in `REST` of these tells enough."""
+        self._unheard += 1
+        short = seconds < WEIGHING / WEIGHED and self._unheard < REST
+        if short and all(offer.passes is None for offer in offers) and not self.stale:
+            return True
+        self._unheard = 0
+        return False
 
     @property
     def kept(self) -> float:
@@ -156,8 +183,8 @@ class Shares:
 
     @property
     def rest(self) -> int:
-        """For so many passes nobody more drafts, by what is left of the credit and comes in, or as one without
-        drafts is to be timed. Asked by all for each, and so found out once."""
+        """For so many passes nobody more drafts, by what is left of the credit and comes in, or as one
+        without drafts is to be timed. Asked by all for each, and so found out once."""
         if self._rest is None:
             self._rest = 1 if self.stale else 0 if self.affords.any() else self._until_credit()
         return self._rest
