@@ -2,7 +2,7 @@
 
 It believes what it has seen of its own drafts. What is verified of them, and at what price time goes, is said
 for all together (`control.shares`): a draft must give more tokens than everybody makes in the time that it
-takes.
+takes, made together with theirs (`control.cohort`).
 
 A drafter without a model says itself, quickly, whether a draft would: it is asked to *look*. Finding nothing
 is no failure, it has drafted nothing. But it takes time, too, so after some looks in vain there is a pause
@@ -54,7 +54,9 @@ class Partner(Adaptive):
         self.refusal = None
         if limit.depth < 1 or limit.nodes < 2 or not passes:
             return None
-        if self.shares.rest:  # others try first, or nobody does
+        if self.shares.full:
+            return None
+        if self.shares.rest:
             self._pause = self.shares.rest
             return None
         affordable = self.shares.affords
@@ -83,7 +85,7 @@ class Partner(Adaptive):
                 if sensible.any()
                 else self._refusal(0.0)
             )
-            self._stand(self._longest)
+            self._stand(min(self.shares.weighing, self._longest))
         return 0
 
     def _too_little(self, tokens: float, price: float) -> str:

@@ -24,6 +24,7 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.control.cohort import Cohort
 from edgespec.control.controller import (
     ALLOWANCE,
     GRACE,
@@ -67,6 +68,7 @@ class Shares:
     def begin(self, costs: Costs) -> None:
         """This is what is known of costs."""
         self.costs = costs
+        self.cohort = Cohort()  # who draft for the same pass
         self._draft_seconds: FloatArray | None = None  # as of `draft_seconds`, until something is learned
         self._least: float | None = None  # as of `least`, likewise
         self._affords: NDArray[np.bool_] | None = None  # as of `affords`, until somebody drafts
@@ -86,8 +88,9 @@ class Shares:
         likeliest = np.argsort(-gains, kind="stable")[: max(room, 0)]
         tokens = trees + np.append(0.0, np.cumsum(gains[likeliest]))
         seconds = self._passes(trees + np.arange(len(tokens)))
-        rates = tokens / (seconds + sum(offer.seconds for offer in offers))
-        rates[1:][self._costs(seconds[1:]) > self.credit] = 0.0
+        spent = sum(offer.seconds for offer in offers)
+        rates = tokens / (seconds + spent)
+        rates[1:][self._costs(seconds[1:] + spent) > self.credit] = 0.0
         count = 0 if self.stale else int(np.argmax(rates))
         self._rate = max(plain, float(rates[count]))
         self.speedup = self._rate / plain
@@ -103,7 +106,7 @@ class Shares:
     def record(self, offers: Sequence[Offer], rows: int, tokens: int, seconds: float, prompts: bool) -> None:
         self._usual *= MEMORY
         self._asked, self._seconds = 0, 0.0
-        self._affords = self._rest = None
+        self._affords = self._rest = self._draft_seconds = None
         if self._passes_by(offers, seconds):
             self.took = 1.0
             self.credit = min(self.credit + ALLOWANCE, SAVED)
@@ -118,10 +121,12 @@ class Shares:
         drafted = [offer for offer in asked if len(offer.gains) > 1]
         in_vain = [offer.seconds for offer in asked if len(offer.gains) == 1]
         self._usual = max(self._usual, len(drafted))
+        if steps := sum(offer.passes or 0 for offer in drafted) / max(len(drafted), 1):
+            self.cohort.add(len(drafted), sum(offer.seconds for offer in drafted) / steps)
         for steps in {offer.passes or 0 for offer in drafted}:
             # Of drafts that are made together one may have taken all the time: their mean.
             self.costs.add_draft(steps, fmean(o.seconds for o in drafted if o.passes == steps))
-        self._draft_seconds = self._least = None
+        self._least = None
         plain = float(self._passes(self.trees))
         spent = sum(offer.seconds for offer in asked)
         self.took = (seconds + spent) / plain
@@ -152,10 +157,23 @@ class Shares:
 
     @property
     def draft_seconds(self) -> FloatArray:
-        """[len(STEPS)] seconds of so many steps."""
+        """[len(STEPS)] seconds of so many steps: of whoever drafts first for the next pass if all do, and of
+        another who joins in."""
         if self._draft_seconds is None:
-            self._draft_seconds = self.costs.draft.at(STEPS)
+            if self.cohort.known:
+                first, each = self.cohort.line(0.0)
+                joins = self._asked and self.cohort.told
+                self._draft_seconds = STEPS * (each if joins else each + first / self.trees)
+            else:
+                self._draft_seconds = self.costs.draft.at(STEPS) / self.trees
         return self._draft_seconds
+
+    def _next_seconds(self) -> FloatArray:
+        """[len(STEPS)] seconds that one more draft of so many steps makes of the next pass."""
+        if not self.cohort.known:
+            return self.costs.draft.at(STEPS)
+        first, each = self.cohort.line(1.0)
+        return STEPS * (each if self._asked else first + each)
 
     @property
     def least(self) -> float:
@@ -189,6 +207,11 @@ class Shares:
             self._rest = 1 if self.stale else 0 if self.affords.any() else self._until_credit()
         return self._rest
 
+    @property
+    def weighing(self) -> int:
+        """Passes that a refusal stands, so that to weigh drafts takes a small share of the time."""
+        return int(self.trees * WEIGHING / (WEIGHED * float(self._passes(self.trees))))
+
     def _until_credit(self) -> int:
         lacking = float(self._costs(self._passes(self.trees + FEW))) - self.credit
         return max(1, min(int(lacking / ALLOWANCE), REST << LONGER))
@@ -206,14 +229,19 @@ class Shares:
         if self._affords is None:
             alone, longer = self._passes(self.trees + np.array([0, FEW])).tolist()
             left = self.credit * alone - self._seconds - (longer - alone)
-            self._affords = (self.draft_seconds <= left) & (self._asked <= GROWTH * self._usual)
+            self._affords = self._next_seconds() <= left
         return self._affords
+
+    @property
+    def full(self) -> bool:
+        """So many draft for the next pass that others had better see what becomes of it."""
+        return self._asked > GROWTH * self._usual
 
     def grant(self, place: int) -> None:
         """Somebody drafts STEPS[place] for the next pass."""
+        self._seconds += float(self._next_seconds()[place])
         self._asked += 1
-        self._seconds += float(self.draft_seconds[place])
-        self._affords = self._rest = None
+        self._affords = self._rest = self._draft_seconds = None
 
     def _costs(self, seconds: FloatArray) -> FloatArray:
         """What is lost, in passes without drafts, when nothing is accepted in so many."""

@@ -59,6 +59,7 @@ class SpecFormerContext:
             if start != self.end:
                 self.forget(start)
                 self.origin += start - self.end  # what lies between was missed
+                self.asked = True  # it hears again: for drafts
             self.waiting = torch.cat([self.waiting, states]) if len(self.waiting) else states
             self.fresh, self.state, self.saying = True, None, None
             if len(self.waiting) > TREE_ROWS or (prompt and len(self.waiting) > 1):
