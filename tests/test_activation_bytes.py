@@ -14,7 +14,7 @@ from torch import Tensor
 from edgespec.core.batch import blocks, run_pass
 from edgespec.devices.arithmetic import Arithmetic
 from edgespec.kernels import compiled, matmul, scratch
-from edgespec.kernels.choice import AVX2, AVX512_BF16, FEWS
+from edgespec.kernels.choice import AMX, AVX2, AVX512_BF16, FEWS
 from edgespec.kernels.gguf_blocks import row_bytes
 from edgespec.kernels.low_bit import int4_row_bytes
 from edgespec.kernels.matmul import Block, linear
@@ -100,12 +100,15 @@ def test_the_room_of_the_kernels_is_what_they_ask_for(encoding: str, rows: int, 
     cut = Cut("down_proj", encoding, inner, nbytes, (rows,), rows)
     out = (compiled._P * 1)(0)
     ways = {AVX2: Arithmetic(frozenset(("bfloat16",)), threads=threads, arranged=True)}
-    if encoding == "BF16" and compiled.level() == AVX512_BF16:
-        ways[AVX512_BF16] = Arithmetic(threads=threads)
+    if encoding == "BF16" and compiled.level() >= AVX512_BF16:
+        ways[compiled.level()] = Arithmetic(threads=threads)
+    if encoding == "F16" and compiled.level() == AMX:
+        ways[AMX] = Arithmetic(prompts=frozenset({"F16"}), threads=threads)
     for n, (way, how) in product((TREE_ROWS, passes.FEW), ways.items()):
-        x = torch.zeros(n, inner, dtype=torch.bfloat16)
+        half = encoding == "F16" and way == AMX and n == passes.FEW  # a prompt's rows
+        x = torch.zeros(n, inner, dtype=torch.float16 if half else torch.bfloat16)
         asked = library.es_linear(
-            matrices.described, 1, inner, x.data_ptr(), compiled.SOURCES[x.dtype], n, False, 1 + 2 * way, 1,
+            matrices.described, 1, inner, x.data_ptr(), compiled.SOURCES[x.dtype], n, half, 1 + 2 * way, 1,
             out, compiled.SOURCES[x.dtype], threads, None, 0,
         )  # fmt: skip
         assert asked <= room_bytes(cut, how, n, 2) <= 1.02 * asked + 4096

@@ -11,6 +11,7 @@ from edgespec.control.cohort import Cohort
 def timed(numbers: list[int], first: float, each: float, noise: float = 0.0) -> Cohort:
     rng, cohort = np.random.default_rng(0), Cohort()
     for number in numbers:
+        cohort.fade()
         cohort.add(number, (first + each * number) * float(np.exp(noise * rng.standard_normal())))
     return cohort
 
@@ -49,11 +50,36 @@ def test_nothing_is_negative() -> None:
     assert not Cohort().told
 
 
+def test_who_drafts_first_pays_its_share_of_all_until_that_is_told_and_of_those_of_late_then() -> None:
+    assert timed([1], 0.007, 0.0).share(16) == pytest.approx(0.007 / 16)
+    cohort = timed([1, 4, 13], 0.007, 0.0005)
+    assert cohort.share(16) == pytest.approx(0.0005 + 0.007 / 13)
+    assert cohort.share(8) == pytest.approx(0.0005 + 0.007 / 8)
+    assert timed([1] * 4, 0.007, 0.0).share(16) == pytest.approx(0.007 / 16)
+    assert timed([1] * 5, 0.007, 0.0).share(16) == pytest.approx(0.007), "nobody joins"
+    alone = timed([13, *[1] * 400], 0.007, 0.0005)  # the others stopped long ago
+    assert not alone.told
+    assert alone.share(16) == pytest.approx(0.0075, rel=0.01)
+
+
+def test_what_was_not_timed_for_long_is_forgotten() -> None:
+    cohort = timed([1, 4, 13], 0.007, 0.0005)
+    for _ in range(100):
+        cohort.fade()
+    assert cohort.together(16) == pytest.approx(0.015)
+    assert cohort.told
+    for _ in range(200):
+        cohort.fade()
+    assert not cohort.known
+    assert not cohort.told
+
+
 def test_a_pause_of_the_machine_counts_a_little_and_another_pace_is_learned() -> None:
     cohort = timed([1, 8, 16] * 5, 0.007, 0.0005)
     cohort.add(16, 10.0)
     assert cohort.together(16) < 2 * 0.015
     for _ in range(60):
         for number in (1, 8, 16):
+            cohort.fade()
             cohort.add(number, 0.07 + 0.005 * number)
     assert cohort.together(16) == pytest.approx(0.15, rel=0.1)

@@ -224,6 +224,12 @@ def test_while_a_refusal_stands_no_layer_is_heard(model: Path, plain: dict[float
         deaf = deaf_positions(engine, session, plain[0])
         assert len(deaf) >= MOST
         check_entries(engine, session, deaf)
+        assert min(deaf) > 45
+        before = [*session.tokens[:45], *prompt_of(9, 3)]
+        say(session, before, GenerationOptions(max_tokens=1, ignore_eos=True))
+        runtime = drafter_of(session).runtime
+        assert runtime.end == len(before)
+        assert runtime.exact == len(before) - 2, "but of 0, and 45, whose feature was dropped, it has all"
 
 
 @ONE_TYPE

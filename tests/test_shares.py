@@ -9,7 +9,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from edgespec.control.controller import ALLOWANCE, GRACE, SAVED
+from edgespec.control.controller import ALLOWANCE, GRACE, LONGER, REST, SAVED
 from edgespec.control.costs import Costs
 from edgespec.control.partner import Partner
 from edgespec.control.shares import Shares
@@ -100,6 +100,54 @@ def test_a_pass_without_drafts_shows_now_and_then_what_one_costs() -> None:
         plain += rows == 4
         shares.record(offers_of(some), rows, 4 + 3 * (rows > 4), 1 + 0.01 * rows, False)
     assert 1 <= plain <= 10
+
+
+def test_of_short_passes_without_drafts_one_in_eight_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = list[int]()
+    monkeypatch.setattr(Costs, "add_pass", lambda self, rows, seconds: timed.append(rows))
+    for seconds, drafted, count in ((0.001, False, 5), (0.001, True, 40), (0.1, False, 40)):
+        shares = knowing(each_dear, [])
+        shares.costs.verify.add(4, seconds)  # so it is not stale
+        trees = [TokenTree.root(1)] * 3 + [TokenTree.chain([1, 2]) if drafted else TokenTree.root(1)]
+        timed.clear()
+        for _ in range(40):
+            offers = [Offer(np.ones(len(tree)), 1 if len(tree) > 1 else None, 1e-5) for tree in trees]
+            shares.trees = 4
+            shares.record(offers, sum(map(len, trees)), 4, seconds, False)
+        assert len(timed) == count
+
+
+def test_without_credit_all_rest_until_a_trial_is_paid_for() -> None:
+    shares = knowing(lambda rows: 0.1 + 0.0 * rows, [4, 4, 4, 8, 8])
+    shares.trees, shares.credit = 4, 1.0
+    assert shares.rest == 0
+    shares.begin(shares.costs)
+    shares.credit = -0.3
+    assert shares.rest == 20
+    shares.begin(shares.costs)
+    shares.credit = -9.0
+    assert shares.rest == REST << LONGER
+    member = Partner(shares)
+    assert member.budget(LIMIT, range(1, 3)) is None
+    assert member.rests
+    assert member.refusal is None
+
+
+def test_a_refusal_stands_as_long_as_weighing_takes_a_share_and_longer_behind_others() -> None:
+    for seconds, stands in ((0.001, [8, 16, 32, 32]), (1.0, [0, 0])):
+        shares = knowing(lambda rows, s=seconds: s + 0.0 * rows, [4] * 9)  # type: ignore[misc]
+        shares.trees, shares._rate = 4, 4 / seconds
+        shares.cohort.add(1, 9 * seconds)
+        shares.cohort.add(4, 36 * seconds)
+        shares.credit = 99.0
+        member, found = Partner(shares), list[int]()
+        for _ in stands:
+            assert member.budget(LIMIT, range(1, 2)) is None
+            assert member.refusal is not None
+            assert member.rests == (member._pause > 1)
+            found.append(member._pause)
+            member._pause = 0
+        assert found == stands
 
 
 # --- simulation --------------------------------------------------------------------------------------------

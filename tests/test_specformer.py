@@ -292,6 +292,10 @@ def test_while_a_refusal_stands_no_layer_is_heard(model: Path, plain: dict[float
         prompt = [*tokens, *prompt_of(9, 2)]
         say(session, prompt, GenerationOptions(max_tokens=1, ignore_eos=True))
         check_draft(engine, session, prompt, deaf)
+        assert min(deaf) > 45
+        before = [*tokens[:45], *prompt_of(9, 3)]  # of what was heard nothing is lost
+        say(session, before, GenerationOptions(max_tokens=1, ignore_eos=True))
+        check_draft(engine, session, before)
 
 
 def test_positions_that_it_missed_are_left_out(model: Path, plain: dict[float, list[int]]) -> None:

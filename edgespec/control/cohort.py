@@ -3,62 +3,78 @@
     seconds of a step    first + each x conversations
 
 A draft model that runs each one's rows by itself has no `first`; one forward for all of them (SpecFormer, a
-level of EAGLE's trees) is hardly anything else: by the time that a draft of one conversation takes, none of
-sixteen would begin. So as long as different numbers were not timed, all is believed to be `first`, and the
-credit (`control.shares`) to be needed for as much as if nothing was.
+level of EAGLE's trees) is hardly anything else. Where sixteen converse, a draft of one by itself may take
+longer than it is worth though it would be cheap for all: whoever drafts first is taken to pay its share of
+`first`, at first of all, and when different numbers have told the two apart, or none came, of those who
+drafted together of late. What has not been timed for long is forgotten, and tried again.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from edgespec.control.costs import PAUSE
 from edgespec.control.estimates import MEMORY
 
-SURE = 4.0  # timings, beyond which one that takes `PAUSE` times as long is a pause of the machine
+SURE = 4.0  # timings, beyond which one that takes `PAUSE` times as long is a pause of the machine, and no
+# others are hoped for
+FORGOTTEN = 0.05  # weight of timings that are as good as none
 ALIKE = 0.05  # relative variance of their numbers below which timings do not tell the two apart
 
 
 class Cohort:
-    """See the module. Timings fade, the line through them is that of least squares."""
+    """See the module. Timings fade, and the line through them is that of least squares."""
 
     def __init__(self) -> None:
-        self._weight = self._number = self._square = self._seconds = self._product = 0.0  # sums
+        self._sums = np.zeros(5)  # of 1, n, n^2, seconds, n x seconds
+        self._usual = 0.0  # the largest n of late; fading
 
     @property
     def known(self) -> bool:
-        return self._weight > 0
-
-    def add(self, number: int, step: float) -> None:
-        """So many conversations took `step` seconds together for each step."""
-        if self._weight > SURE:
-            step = min(step, PAUSE * self.together(number))
-        kept = MEMORY * self._weight, MEMORY * self._number, MEMORY * self._square
-        self._weight, self._number, self._square = kept[0] + 1, kept[1] + number, kept[2] + number**2
-        self._seconds = MEMORY * self._seconds + step
-        self._product = MEMORY * self._product + number * step
-
-    def together(self, number: int) -> float:
-        """Seconds of a step of so many."""
-        first, each = self.line(0.0)
-        return first + each * number
+        return bool(self._sums[0] > FORGOTTEN)
 
     @property
     def _variance(self) -> float:
-        """Of their numbers, relative to the mean's square."""
-        return self._weight * self._square / self._number**2 - 1
+        """Of n, relative to its mean's square."""
+        weight, number, square = self._sums[:3]
+        return float(weight * square / number**2 - 1)
 
     @property
     def told(self) -> bool:
         """Which of it is `first`."""
         return self.known and self._variance > ALIKE
 
+    def fade(self) -> None:
+        """A pass later."""
+        self._sums *= MEMORY
+        self._usual *= MEMORY
+
+    def add(self, number: int, step: float) -> None:
+        """So many conversations took `step` seconds together for each step."""
+        if self._sums[0] > SURE:
+            step = min(step, PAUSE * self.together(number))
+        self._sums += (1, number, number**2, step, number * step)
+        self._usual = max(self._usual, number)
+
     def line(self, unknown: float) -> tuple[float, float]:
         """Seconds of a step: once, and for each conversation. unknown: the share of the latter while timings
         do not tell the two apart."""
         if not self.known:
             return 0.0, 0.0
-        number, seconds = self._number / self._weight, self._seconds / self._weight
+        _, number, _, seconds, product = (self._sums / self._sums[0]).tolist()
         each = unknown * seconds / number
         if self.told:
-            each = (self._product / self._weight - number * seconds) / (self._variance * number**2)
+            each = (product - number * seconds) / (self._variance * number**2)
             each = min(max(each, 0.0), seconds / number)
         return seconds - each * number, each
+
+    def together(self, number: int) -> float:
+        """Seconds of a step of so many."""
+        first, each = self.line(0.0)
+        return first + each * number
+
+    def share(self, conversations: int) -> float:
+        """Seconds of a step for who drafts first, of so many."""
+        first, each = self.line(0.0)
+        hopes = not self.told and self._sums[0] <= SURE
+        return each + first / (conversations if hopes else min(max(self._usual, 1.0), conversations))

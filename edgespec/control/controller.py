@@ -155,6 +155,7 @@ class Adaptive:
         most = self._most(limit, passes)
         best = self._in_the_long_run(tokens, nodes, most, passes.start)
         self._believe(best)
+        before = self._refusals
         self._refuse(best)
         if self.refusal is not None:
             return None
@@ -165,6 +166,7 @@ class Adaptive:
         seconds += self.costs.draft.at(np.maximum(more, 0))
         possible = (more >= 0) & (more <= most) & (seconds * self.plain_rate - 1 <= self.credit)
         if not possible.any():
+            self._refusals = before
             self._refuse(0.0)
             return None
         gains = given + tokens - tokens[even] - self._rate * seconds

@@ -36,7 +36,8 @@ class Partner(Adaptive):
         super().__init__(shares.costs.prior)
         self.allotter = self.shares = shares
         self.costs = shares.costs
-        self._vain = 0  # times in a row that it found nothing
+        self._vain = 0  # times in a row that it found nothing,
+        self._looks = False  # and the pause is for that: drafts of a model may come beside
         self._place = 0  # in STEPS, of the latest draft
         self._drafted = False  # in this cycle
 
@@ -51,7 +52,7 @@ class Partner(Adaptive):
         self._drafted = False
         if self._pause > 0:
             return None
-        self.refusal = None
+        self.refusal, self._looks = None, False
         if limit.depth < 1 or limit.nodes < 2 or not passes:
             return None
         if self.shares.full:
@@ -79,6 +80,8 @@ class Partner(Adaptive):
         if gains[best] > 0:
             self._refusals = 0
             return best
+        if not sensible.any() and self.shares.granted:
+            return 0  # the credit is others' in this pass
         if passes.start:
             self.refusal = (
                 self._too_little(float(tokens[best]) - 1, float(price[best]))
@@ -93,6 +96,10 @@ class Partner(Adaptive):
             f"a draft would give {tokens:.2g} tokens, and {self.shares.trees} replies together make "
             f"{price:.2g} in the time that it takes"
         )
+
+    @property
+    def rests(self) -> bool:
+        return self._pause > 1 and not self._looks
 
     def overlapped(
         self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int
@@ -141,3 +148,4 @@ class Partner(Adaptive):
         else:  # or nothing of the draft was worth its verification
             self._vain = min(self._vain + 1, VAIN)
             self._pause = REST if self._drafted else min(2**self._vain - 1, self.shares.pause)
+            self._looks = True

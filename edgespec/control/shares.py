@@ -58,7 +58,9 @@ class Shares:
             1.0  # the latest pass, and what was expected of it, as of one without drafts
         )
         self._rate = 0.0  # tokens a second of it, as expected
-        self._asked, self._seconds = 0, 0.0  # who draft for the next pass, and what that should take
+        # Who draft for the next pass, those of them with a model, and what that should take.
+        self._asked = self._modelled = 0
+        self._seconds = 0.0
         self._usual = 0.0  # who drafted of late; fading
         self._accepted = self._expected = 0.0  # of drafts of late, by all that their conversations believe
         self._hoped = 0.0  # in this pass, likewise
@@ -88,9 +90,11 @@ class Shares:
         likeliest = np.argsort(-gains, kind="stable")[: max(room, 0)]
         tokens = trees + np.append(0.0, np.cumsum(gains[likeliest]))
         seconds = self._passes(trees + np.arange(len(tokens)))
-        spent = sum(offer.seconds for offer in offers)
+        spent = sum(offer.seconds for offer in offers if offer.passes is not None)
         rates = tokens / (seconds + spent)
-        rates[1:][self._costs(seconds[1:] + spent) > self.credit] = 0.0
+        # However dear drafts turned out to be, a few nodes tell what they are worth (`affords`).
+        few = float(self._costs(self._passes(trees + FEW)))
+        rates[1:][self._costs(seconds[1:]) > max(self.credit - spent / float(seconds[0]), few)] = 0.0
         count = 0 if self.stale else int(np.argmax(rates))
         self._rate = max(plain, float(rates[count]))
         self.speedup = self._rate / plain
@@ -105,7 +109,8 @@ class Shares:
 
     def record(self, offers: Sequence[Offer], rows: int, tokens: int, seconds: float, prompts: bool) -> None:
         self._usual *= MEMORY
-        self._asked, self._seconds = 0, 0.0
+        self._asked = self._modelled = 0
+        self._seconds = 0.0
         self._affords = self._rest = self._draft_seconds = None
         if self._passes_by(offers, seconds):
             self.took = 1.0
@@ -121,8 +126,10 @@ class Shares:
         drafted = [offer for offer in asked if len(offer.gains) > 1]
         in_vain = [offer.seconds for offer in asked if len(offer.gains) == 1]
         self._usual = max(self._usual, len(drafted))
-        if steps := sum(offer.passes or 0 for offer in drafted) / max(len(drafted), 1):
-            self.cohort.add(len(drafted), sum(offer.seconds for offer in drafted) / steps)
+        self.cohort.fade()
+        if modelled := [offer for offer in drafted if offer.passes]:
+            steps = max(offer.passes or 0 for offer in modelled)  # levels of all are one forward
+            self.cohort.add(len(modelled), sum(offer.seconds for offer in modelled) / steps)
         for steps in {offer.passes or 0 for offer in drafted}:
             # Of drafts that are made together one may have taken all the time: their mean.
             self.costs.add_draft(steps, fmean(o.seconds for o in drafted if o.passes == steps))
@@ -160,10 +167,10 @@ class Shares:
         """[len(STEPS)] seconds of so many steps: of whoever drafts first for the next pass if all do, and of
         another who joins in."""
         if self._draft_seconds is None:
+            joins = self._modelled and self.cohort.told
             if self.cohort.known:
-                first, each = self.cohort.line(0.0)
-                joins = self._asked and self.cohort.told
-                self._draft_seconds = STEPS * (each if joins else each + first / self.trees)
+                step = self.cohort.line(0.0)[1] if joins else self.cohort.share(self.trees)
+                self._draft_seconds = STEPS * step
             else:
                 self._draft_seconds = self.costs.draft.at(STEPS) / self.trees
         return self._draft_seconds
@@ -172,8 +179,7 @@ class Shares:
         """[len(STEPS)] seconds that one more draft of so many steps makes of the next pass."""
         if not self.cohort.known:
             return self.costs.draft.at(STEPS)
-        first, each = self.cohort.line(1.0)
-        return STEPS * (each if self._asked else first + each)
+        return STEPS * (self.cohort.line(1.0)[1] if self._modelled else self.cohort.together(1))
 
     @property
     def least(self) -> float:
@@ -233,6 +239,11 @@ class Shares:
         return self._affords
 
     @property
+    def granted(self) -> bool:
+        """Somebody drafts for the next pass."""
+        return self._asked > 0
+
+    @property
     def full(self) -> bool:
         """So many draft for the next pass that others had better see what becomes of it."""
         return self._asked > GROWTH * self._usual
@@ -241,6 +252,7 @@ class Shares:
         """Somebody drafts STEPS[place] for the next pass."""
         self._seconds += float(self._next_seconds()[place])
         self._asked += 1
+        self._modelled += place > 0
         self._affords = self._rest = self._draft_seconds = None
 
     def _costs(self, seconds: FloatArray) -> FloatArray:

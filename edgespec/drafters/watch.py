@@ -24,6 +24,36 @@ from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.rows import Rows
 
 
+class Runs:
+    """Positions of entries that were made one after the other: of some between them there are none.
+
+    positions   0 1 2 3 4 5 6 7 8 9     runs (0, 0) and (4, 7): first entry, its position
+    entries     ▓ ▓ ▓ ▓       ▓ ▓       offset: 3
+    """
+
+    def __init__(self, start: int) -> None:
+        """start: the position of the first entry."""
+        self._runs = [(0, start)]
+
+    @property
+    def offset(self) -> int:
+        """By which positions of the last run are ahead of its entries."""
+        entry, position = self._runs[-1]
+        return position - entry
+
+    def skip(self, entries: int, position: int) -> None:
+        """The next entry, behind so many, is `position`'s."""
+        while self._runs and self._runs[-1][0] >= entries:
+            self._runs.pop()
+        self._runs.append((entries, position))
+
+    def cut(self, entries: int, position: int) -> int:
+        """How many of so many entries lie before `position`: no others will be asked about."""
+        while len(self._runs) > 1 and self._runs[-1][1] >= position:
+            entries = min(entries, self._runs.pop()[0])
+        return max(0, min(entries, position - self.offset))
+
+
 class StateReader(Protocol):
     """Who takes in what is seen."""
 

@@ -122,6 +122,9 @@ class Mirror(Ssd):
     def hears(self) -> Layers:
         return EVERY_LAYER  # what it costs until which layer
 
+    def _rest(self) -> None:
+        """It would hear all the same."""
+
     @property
     def undrafted(self) -> str | None:
         reason = super().undrafted

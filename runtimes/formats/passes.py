@@ -152,8 +152,14 @@ def room_bytes(cut: Cut, how: Arithmetic, n: int, element: int) -> int:
     plain, threads = cut.encoding in PLAIN, how.threads
     terms = 2 if element == 4 and not plain else 1
     task = 2**18 // cut.row_bytes  # TASK_BYTES
+    own = 49152  # of a thread: ROOM
+    half = cut.encoding == "F16" and "F16" in how.prompts and n > TREE_ROWS  # a prompt's rows, by AMX
+    if half:
+        task = 256  # AMX_HALF_ROWS
     rows = max(16, min(task, cut.together // (4 * threads)) // 16 * 16)
-    sums = threads * (49152 + 4 * cut.inner + 4 * rows * n * terms)
+    if half:  # `amx_half_room`
+        own = 65536 + -(-rows // 32) * 2 * -(-min(n, 256) // 16) * 1024
+    sums = threads * (own + 4 * cut.inner + 4 * rows * n * terms)
     if cut.encoding == "BF16" and "bfloat16" not in how.converts:  # x as bf16, in pairs
         return sums + n * -(-cut.inner // 32) * 32 * 2
     if plain:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgespec.drafters.eagle.batch import EagleBatch, EagleHead
+from edgespec.drafters.watch import Runs
 from edgespec.errors import ModelError
 from edgespec.kernels.threads import use_threads
 from edgespec.runtimes.base import IntArray
@@ -40,7 +41,7 @@ class EagleRuntime:
         target, module = batch.target, batch.module
         self.batch, self.target, self.module, self.rows = batch, target, module, rows
         self.cache = module.attention.new_cache(context, rows)
-        self.origin = 1  # the token whose entry is the cache's first; 0 has none
+        self.runs = Runs(1)  # of the cache's entries, by token; 0 has none
         self.exact = 0  # entries
         d, dtype, device = target.config.hidden_size, target.dtype, target.device
         # Embeddings and features, from `first` on.
@@ -51,12 +52,12 @@ class EagleRuntime:
     @property
     def length(self) -> int:
         """Tokens of the conversation up to the last entry that is committed here."""
-        return self.origin + self.cache.length
+        return self.runs.offset + self.cache.length
 
     @property
     def first(self) -> int:
         """The position of the first feature that is kept: the next exact entry's."""
-        return self.origin + self.exact - 1
+        return self.runs.offset + self.exact - 1
 
     @property
     def end(self) -> int:
@@ -71,7 +72,8 @@ class EagleRuntime:
         self.forget(start)
         if start != self.end:  # what lies between was missed
             self.follow()
-            self.origin, self.seen = start + 1 - self.exact, self.seen[:0]
+            self.runs.skip(self.exact, start + 1)
+            self.seen = self.seen[:0]
         embedded, hidden = states.unbind(1)
         self.seen = torch.cat([self.seen, torch.stack([embedded, self.module.feature(hidden)], 1)])
         if prompt:  # nothing is drafted behind it
@@ -96,7 +98,7 @@ class EagleRuntime:
         """Positions from `length` on are void."""
         if length < self.length:
             first = self.first
-            self.exact = min(self.exact, max(0, length - self.origin))
+            self.exact = self.runs.cut(self.exact, length)
             self.settle()
             if self.first < first:  # whose features are not kept
                 self.seen = self.seen[:0]

@@ -6,7 +6,7 @@
 What a conversation's draft says depends on what is committed, and not on the root that it is asked about. So
 whoever is asked first begins a forward for all who drafted for the pass before, or whose prompt ended in it;
 the others find it under way, or over. Who was taken along and was not asked is not taken along again until it
-has asked by itself.
+has asked by itself, or hears again after passes in which it did not.
 """
 
 from __future__ import annotations

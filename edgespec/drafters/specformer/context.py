@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from edgespec.drafters.specformer.saying import Saying
+from edgespec.drafters.watch import Runs
 from edgespec.kernels.threads import use_threads
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.rows import Rows
@@ -38,19 +39,24 @@ class SpecFormerContext:
     ) -> None:
         self.target, self.module, self._lock = target, module, lock
         self.cache = module.context.new_cache(context, TREE_ROWS)
-        self.origin = 0  # the position whose K and V are the cache's first
+        self.runs = Runs(0)  # of entered and waiting positions
         # [k, hooks, d] the target's states of the positions that come next.
         shape = 0, len(module.shape.hooks), target.config.hidden_size
         self.waiting = torch.zeros(shape, dtype=target.dtype, device=target.device)
         self.state: Tensor | None = None  # [1, d] of the last position, once all are entered
         self.fresh = False  # there is a last position, and no forward was for it
         self.saying: Saying | None = None  # of what follows it
-        self.asked = False  # since it was said last; or it soon will be, for the first time
+        self.asked = False  # since it was said last; or it soon will be, as it hears its first passes
 
     @property
     def end(self) -> int:
         """Behind the last position that was seen."""
-        return self.origin + self.cache.length + len(self.waiting)
+        return self.runs.offset + self.entries
+
+    @property
+    def entries(self) -> int:
+        """Positions that were seen."""
+        return self.cache.length + len(self.waiting)
 
     @torch.inference_mode()
     def take(self, start: int, states: Tensor, prompt: bool) -> None:
@@ -58,8 +64,9 @@ class SpecFormerContext:
         with self._lock:
             if start != self.end:
                 self.forget(start)
-                self.origin += start - self.end  # what lies between was missed
-                self.asked = True  # it hears again: for drafts
+            if start != self.end:  # what lies between was missed
+                self.runs.skip(self.entries, start)
+                self.asked = self.asked or not prompt  # it hears again: for drafts
             self.waiting = torch.cat([self.waiting, states]) if len(self.waiting) else states
             self.fresh, self.state, self.saying = True, None, None
             if len(self.waiting) > TREE_ROWS or (prompt and len(self.waiting) > 1):
@@ -78,11 +85,11 @@ class SpecFormerContext:
     def forget(self, length: int) -> None:
         """Positions from `length` on are void."""
         with self._lock:
-            entered = max(0, length - self.origin)
             if length < self.end:
                 self.state = self.saying = None
-            if entered < self.cache.length:
-                self.cache.truncate(entered)
+            kept = self.runs.cut(self.entries, length)
+            if kept < self.cache.length:
+                self.cache.truncate(kept)
                 self.waiting = self.waiting[:0]
-            self.waiting = self.waiting[: entered - self.cache.length].clone()
+            self.waiting = self.waiting[: kept - self.cache.length].clone()
             self.fresh = self.fresh and len(self.waiting) > 0
