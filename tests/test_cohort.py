@@ -55,8 +55,8 @@ def test_who_drafts_first_pays_its_share_of_all_until_that_is_told_and_of_those_
     cohort = timed([1, 4, 13], 0.007, 0.0005)
     assert cohort.share(16) == pytest.approx(0.0005 + 0.007 / 13)
     assert cohort.share(8) == pytest.approx(0.0005 + 0.007 / 8)
-    assert timed([1] * 4, 0.007, 0.0).share(16) == pytest.approx(0.007 / 16)
-    assert timed([1] * 5, 0.007, 0.0).share(16) == pytest.approx(0.007), "nobody joins"
+    assert timed([1] * 16, 0.007, 0.0).share(16) == pytest.approx(0.007 / 16)
+    assert timed([1] * 20, 0.007, 0.0).share(16) == pytest.approx(0.007), "nobody joins"
     alone = timed([13, *[1] * 400], 0.007, 0.0005)  # the others stopped long ago
     assert not alone.told
     assert alone.share(16) == pytest.approx(0.0075, rel=0.01)

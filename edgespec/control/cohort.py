@@ -16,8 +16,8 @@ import numpy as np
 from edgespec.control.costs import PAUSE
 from edgespec.control.estimates import MEMORY
 
-SURE = 4.0  # timings, beyond which one that takes `PAUSE` times as long is a pause of the machine, and no
-# others are hoped for
+SURE = 4.0  # timings, beyond which one that takes `PAUSE` times as long is a pause of the machine
+HOPES = 16.0  # timings of one number, beyond which no others are hoped for
 FORGOTTEN = 0.05  # weight of timings that are as good as none
 ALIKE = 0.05  # relative variance of their numbers below which timings do not tell the two apart
 
@@ -76,5 +76,5 @@ class Cohort:
     def share(self, conversations: int) -> float:
         """Seconds of a step for who drafts first, of so many."""
         first, each = self.line(0.0)
-        hopes = not self.told and self._sums[0] <= SURE
+        hopes = not self.told and self._sums[0] <= HOPES
         return each + first / (conversations if hopes else min(max(self._usual, 1.0), conversations))

@@ -64,6 +64,7 @@ class Shares:
         self._usual = 0.0  # who drafted of late; fading
         self._accepted = self._expected = 0.0  # of drafts of late, by all that their conversations believe
         self._hoped = 0.0  # in this pass, likewise
+        self._foreseen = self._came = 0.0  # seconds of passes of late
         self._unheard = 0  # passes that nothing was learned from, in a row
         self.pause = 0  # cycles between a conversation's looks for drafts, where these are in vain
 
@@ -117,6 +118,7 @@ class Shares:
             self.credit = min(self.credit + ALLOWANCE, SAVED)
             return
         usual = float(self._passes(rows))
+        self._foreseen, self._came = QUICK * self._foreseen + usual, QUICK * self._came + seconds
         sure = self.costs.sure(rows, None, False)
         if not prompts:  # whose rows cost otherwise than trees'
             self.costs.add_pass(rows, usual if sure and seconds > PAUSE * usual else seconds)
@@ -226,7 +228,13 @@ class Shares:
     def price(self) -> FloatArray:
         """[len(STEPS)] tokens that all together make in the time that such drafts of one of them take. That
         nodes are worth theirs, `allot` sees to."""
-        return self._rate * self.draft_seconds
+        return self._rate * self._pace * self.draft_seconds
+
+    @property
+    def _pace(self) -> float:
+        """Passes of late, as foreseen, over what they took: medians leave out what every other one waits for,
+        but all together make no more tokens for that."""
+        return min(self._foreseen / self._came, 1.0) if self._came else 1.0
 
     @property
     def affords(self) -> NDArray[np.bool_]:
