@@ -75,7 +75,7 @@ class Adaptive:
         self.speedup: float | None = 1.0
         self.refusal: str | None = None
         self._pause = 0  # cycles until drafts are weighed again
-        self._refusals = 0  # in a row
+        self._refusals = 0  # without a draft between them
         self._rested = 0  # cycles that have not faded yet
 
     @property
@@ -155,7 +155,6 @@ class Adaptive:
         most = self._most(limit, passes)
         best = self._in_the_long_run(tokens, nodes, most, passes.start)
         self._believe(best)
-        before = self._refusals
         self._refuse(best)
         if self.refusal is not None:
             return None
@@ -166,7 +165,6 @@ class Adaptive:
         seconds += self.costs.draft.at(np.maximum(more, 0))
         possible = (more >= 0) & (more <= most) & (seconds * self.plain_rate - 1 <= self.credit)
         if not possible.any():
-            self._refusals = before
             self._refuse(0.0)
             return None
         gains = given + tokens - tokens[even] - self._rate * seconds
@@ -225,7 +223,8 @@ class Adaptive:
     def _refuse(self, rate: float) -> None:
         """If the best draft would give so many tokens a second, no more than plain decoding."""
         self.refusal = self._refusal(rate)
-        self._stand(min(int(WEIGHING / WEIGHED * self.plain_rate), self._longest))
+        if self.refusal is not None:
+            self._stand(min(int(WEIGHING / WEIGHED * self.plain_rate), self._longest))
 
     @property
     def _longest(self) -> int:
@@ -233,11 +232,8 @@ class Adaptive:
         return REST << min(self._refusals, LONGER)
 
     def _stand(self, cycles: int) -> None:
-        """So long, if there is a refusal."""
-        if self.refusal is None:
-            self._refusals = 0
-        else:
-            self._pause, self._refusals = cycles, self._refusals + 1
+        """The refusal does, so long."""
+        self._pause, self._refusals = cycles, self._refusals + 1
 
     def _refusal(self, rate: float) -> str | None:
         """Why nothing is drafted, where the best draft would give `rate` tokens a second."""
@@ -273,6 +269,8 @@ class Adaptive:
             self.took = 1.0
             self.credit = min(self.credit + ALLOWANCE, SAVED)
             return
+        if self.refusal is None and cycle.passes is not None:
+            self._refusals = 0
         beside, tokens = cycle.outcome.beside, len(cycle.outcome.tokens)
         nodes = len(cycle.tree) + beside  # what the pass cost
         overlap = cycle.overlap or Overlap()

@@ -53,12 +53,10 @@ class Partner(Adaptive):
         if self._pause > 0:
             return None
         self.refusal, self._looks = None, False
-        if limit.depth < 1 or limit.nodes < 2 or not passes:
-            return None
-        if self.shares.full:
-            return None
-        if self.shares.rest:
-            self._pause = self.shares.rest
+        if limit.depth < 1 or limit.nodes < 2 or not passes or self.shares.full:
+            return None  # nothing fits, or others try first
+        if rest := self.shares.rest:
+            self._pause = rest
             return None
         affordable = self.shares.affords
         self._place = self._best(limit, passes, affordable) if passes.stop > 1 else 0

@@ -93,9 +93,10 @@ class Shares:
         seconds = self._passes(trees + np.arange(len(tokens)))
         spent = sum(offer.seconds for offer in offers if offer.passes is not None)
         rates = tokens / (seconds + spent)
-        # However dear drafts turned out to be, a few nodes tell what they are worth (`affords`).
-        few = float(self._costs(self._passes(trees + FEW)))
-        rates[1:][self._costs(seconds[1:]) > max(self.credit - spent / float(seconds[0]), few)] = 0.0
+        # In passes without drafts, when nothing is accepted. However dear drafts turned out to be, a few
+        # nodes tell what they are worth (`affords`).
+        lost = seconds / seconds[0] - 1
+        rates[lost > max(self.credit - spent / float(seconds[0]), float(lost[: FEW + 1][-1]))] = 0.0
         count = 0 if self.stale else int(np.argmax(rates))
         self._rate = max(plain, float(rates[count]))
         self.speedup = self._rate / plain
@@ -221,8 +222,14 @@ class Shares:
         return int(self.trees * WEIGHING / (WEIGHED * float(self._passes(self.trees))))
 
     def _until_credit(self) -> int:
-        lacking = float(self._costs(self._passes(self.trees + FEW))) - self.credit
+        alone, longer = self._trial()
+        lacking = longer / alone - 1 - self.credit
         return max(1, min(int(lacking / ALLOWANCE), REST << LONGER))
+
+    def _trial(self) -> tuple[float, float]:
+        """Seconds of a pass without drafts, and of one with a few nodes of them."""
+        alone, longer = self._passes(self.trees + np.array([0, FEW])).tolist()
+        return alone, longer
 
     @property
     def price(self) -> FloatArray:
@@ -241,7 +248,7 @@ class Shares:
         """[len(STEPS)] the credit is enough for one more such draft for the next pass, and to verify a few
         nodes, should none be accepted."""
         if self._affords is None:
-            alone, longer = self._passes(self.trees + np.array([0, FEW])).tolist()
+            alone, longer = self._trial()
             left = self.credit * alone - self._seconds - (longer - alone)
             self._affords = self._next_seconds() <= left
         return self._affords
@@ -262,10 +269,6 @@ class Shares:
         self._asked += 1
         self._modelled += place > 0
         self._affords = self._rest = self._draft_seconds = None
-
-    def _costs(self, seconds: FloatArray) -> FloatArray:
-        """What is lost, in passes without drafts, when nothing is accepted in so many."""
-        return seconds / self._passes(self.trees) - 1
 
     def _passes(self, rows: IntArray | FloatArray | int) -> FloatArray:
         return np.maximum(self.costs.verify.at(rows), 1e-9)
