@@ -12,10 +12,14 @@ import pytest
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.controller import Adaptive
+from edgespec.control.costs import Costs
 from edgespec.control.fixed import Fixed
 from edgespec.control.handover import speedup, without_drafter
+from edgespec.control.partner import Partner
+from edgespec.control.shares import Shares
 from edgespec.core.acceptance import Outcome, make_acceptance
-from edgespec.core.schedule import Context, TreeBudget
+from edgespec.core.sampling import FloatArray
+from edgespec.core.schedule import UNDRAFTED, Context, Offer, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
@@ -24,6 +28,7 @@ from edgespec.drafters.combined import Combined
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import BudgetError, ModelError, OptionError, TokenizerError
+from edgespec.offload.plan.costs import CostModel
 from edgespec.schedules.kinds import check_schedule
 from edgespec.schedules.serial import Plain, Serial
 from tests.test_session import prompt_of, write_model
@@ -125,6 +130,67 @@ def test_a_plain_cycle_asks_no_drafter() -> None:
     assert len(schedule.next_tree(5)) == 1  # the first cycles measure plain decoding
     schedule.settle(Outcome(np.array([0]), (6,)))
     assert drafter.calls[1:] == [("commit", 5, (6,))]
+
+
+def test_while_the_controller_pauses_it_is_neither_asked_nor_told() -> None:
+    class Paused(Notes):
+        left = 0
+        took = speedup = 1.5
+
+        @property
+        def pauses(self) -> bool:
+            return self.left > 0
+
+        def rested(self) -> None:
+            self.left -= 1
+
+        def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
+            assert not self.left
+            return super().budget(limit, passes)
+
+        def gains(self, tree: TokenTree) -> FloatArray | None:
+            return np.ones(len(tree))
+
+    drafter, controller = Recorder(), Paused(TreeBudget(6, 9, 3))
+    schedule = Serial(drafter, controller, 64)
+    schedule.begin(Context([1]), 50)
+    controller.left, cycles, offered = 3, list[Cycle](), list[Offer | None]()
+    for root in range(4):
+        schedule.next_tree(root)
+        offered.append(schedule.offer)
+        cycles.append(schedule.settle(Outcome(np.array([0]), (root + 1,), seconds=2.0)))
+    assert [cycle.passes for cycle in cycles] == [None, None, None, 3]
+    assert [len(cycle.tree) for cycle in cycles] == [1, 1, 1, 4]
+    assert [(cycle.took, cycle.predicted, cycle.verify_seconds) for cycle in cycles] == [(1.5, 1.5, 2.0)] * 4
+    assert [offer is UNDRAFTED for offer in offered] == [True, True, True, False]
+    assert len(controller.cycles) == 1
+    assert [call[1:] for call in drafter.calls if call[0] == "commit"] == [(n, (n + 1,)) for n in range(4)]  # type: ignore[index]
+    assert schedule.left == 45
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_to_rest_is_as_to_be_asked_and_told(shares: bool) -> None:
+    """A controller that pauses comes to the same by `rested` as by budgets and records."""
+
+    def knowing() -> Adaptive:
+        prior = CostModel(compute=1e-3, step=1e-2)
+        controller = Partner(Shares(Costs(prior))) if shares else Adaptive(prior)
+        controller._stand(20)
+        controller.credit = 1.0
+        return controller
+
+    limit, outcome = TreeBudget(64, 40, 0), Outcome(np.array([0]), (1,), seconds=1e-3)
+    asked, rested = knowing(), knowing()
+    for _ in range(15):
+        assert asked.pauses
+        assert asked.budget(limit, range(1, 4)) is None
+        asked.record(Cycle(None, TokenTree.root(1), outcome, 0.0, 1e-3))
+        rested.rested()
+    for each in (asked, rested):
+        each.record(Cycle(None, TokenTree.root(1), outcome, 0.0, 1e-3))
+    for name in ("_pause", "_rested", "credit", "took", "speedup", "rests"):
+        assert getattr(asked, name) == getattr(rested, name), name
+    assert asked.beliefs.notes() == rested.beliefs.notes()
 
 
 def test_when_the_only_model_is_damaged_decoding_is_plain() -> None:

@@ -102,10 +102,13 @@ def test_a_pass_without_drafts_shows_now_and_then_what_one_costs() -> None:
     assert 1 <= plain <= 10
 
 
-def test_of_short_passes_without_drafts_one_in_eight_is_learned_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shorter_passes_without_drafts_are_the_fewer_are_learned_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     timed = list[int]()
     monkeypatch.setattr(Costs, "add_pass", lambda self, rows, seconds: timed.append(rows))
-    for seconds, drafted, count in ((0.001, False, 5), (0.001, True, 40), (0.1, False, 40)):
+    cases = (0.0001, False, 1), (0.001, False, 1), (0.006, False, 8), (0.001, True, 40), (0.1, False, 40)
+    for seconds, drafted, count in cases:
         shares = knowing(each_dear, [])
         shares.costs.verify.add(4, seconds)  # so it is not stale
         trees = [TokenTree.root(1)] * 3 + [TokenTree.chain([1, 2]) if drafted else TokenTree.root(1)]
@@ -136,7 +139,7 @@ def test_without_credit_all_rest_until_a_trial_is_paid_for() -> None:
 def test_a_refusal_stands_as_long_as_weighing_takes_a_share_and_longer_behind_others() -> None:
     for seconds, stands in ((0.001, [8, 16, 32, 32]), (1.0, [0, 0])):
         shares = knowing(lambda rows, s=seconds: s + 0.0 * rows, [4] * 9)  # type: ignore[misc]
-        shares.trees, shares._rate = 4, 4 / seconds
+        shares.trees = 4
         shares.cohort.add(1, 9 * seconds)
         shares.cohort.add(4, 36 * seconds)
         shares.credit = 99.0

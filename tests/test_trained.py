@@ -19,7 +19,7 @@ from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Greedy
 from edgespec.core.batch import PrefillBlock, Verification, run_pass
 from edgespec.core.observers import FanOut
-from edgespec.core.sampling import Noise
+from edgespec.core.sampling import IntArray, Noise
 from edgespec.core.tree import TokenTree
 from edgespec.drafters import kinds
 from edgespec.drafters.cascade.files import find_cascade
@@ -252,11 +252,11 @@ def tree(tokens: list[int], parents: list[int]) -> TokenTree:
     return TokenTree(np.array(tokens), np.array(parents), np.zeros(n))
 
 
-def said(target: TorchTarget, cache: TorchKVCache, drafted: TokenTree, observer: Any) -> list[int]:
+def said(target: TorchTarget, cache: TorchKVCache, drafted: TokenTree, observer: Any) -> IntArray:
     """Verify a tree greedily: the path's nodes."""
     part = Verification(cache, drafted, Greedy(), Noise(0), observer=observer)
     run_pass(target, [part], observer)
-    return [int(node) for node in part.result().path]
+    return part.result().path
 
 
 def test_each_committed_position_is_seen_once(target: TorchTarget) -> None:
@@ -270,7 +270,7 @@ def test_each_committed_position_is_seen_once(target: TorchTarget) -> None:
     watcher.stop = 1  # behind the second depth
     with pytest.raises(Cancelled):
         said(target, cache, tree([root], [-1]), watcher)
-    watcher.watch.commit([])
+    watcher.watch.commit(np.array([], np.int64))
     assert (cache.length, len(watcher.taken.states)) == (520, 520)
     watcher.stop = None
     nodes = [root, 3, int(logits.argsort()[-2]), 5]
@@ -318,13 +318,13 @@ def test_in_a_pass_of_many_each_sees_its_own(target: TorchTarget) -> None:
     watchers[1].stop = 0  # one of them is cancelled
     run_pass(target, parts, FanOut(parts))
     assert isinstance(parts[1].error, Cancelled)
-    watchers[0].watch.commit(parts[0].result().path.tolist())
+    watchers[0].watch.commit(parts[0].result().path)
     tokens = [*prompts[0], 11, *([12] if len(parts[0].outcome.path) > 1 else [])]
     for watcher, whole in ((watchers[0], tokens), (watchers[1], prompts[1]), (watchers[2], prompts[2])):
         assert len(watcher.taken.states) == len(whole)
         found = torch.stack([s for s in watcher.taken.states if s is not None])
         assert torch.allclose(found, expected(target, whole), atol=1e-4)
-    watchers[1].watch.commit([0])  # nothing of its tree was committed
+    watchers[1].watch.commit(np.array([0]))  # nothing of its tree was committed
     assert len(watchers[1].taken.states) == 5
 
 

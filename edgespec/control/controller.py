@@ -79,8 +79,18 @@ class Adaptive:
         self._rested = 0  # cycles that have not faded yet
 
     @property
-    def rests(self) -> bool:
+    def pauses(self) -> bool:
         return self._pause > 1
+
+    def rested(self) -> None:
+        self._pause -= 1
+        self._rested += 1
+        self.took = self.speedup = 1.0
+        self.credit = min(self.credit + ALLOWANCE, SAVED)
+
+    @property
+    def rests(self) -> bool:
+        return self.pauses
 
     @property
     def pays(self) -> bool:
@@ -263,12 +273,11 @@ class Adaptive:
         return None
 
     def record(self, cycle: Cycle) -> None:
+        if self.pauses and cycle.passes is None:
+            self.rested()
+            return
         self._pause -= 1
         self._rested += 1
-        if self._pause > 0 and cycle.passes is None:
-            self.took = 1.0
-            self.credit = min(self.credit + ALLOWANCE, SAVED)
-            return
         if self.refusal is None and cycle.passes is not None:
             self._refusals = 0
         beside, tokens = cycle.outcome.beside, len(cycle.outcome.tokens)

@@ -16,7 +16,7 @@ class Fixed:
     took: float | None = None
     speedup: float | None = None
     refusal: str | None = None
-    rests = False
+    pauses = rests = False
 
     def __init__(self, budget: TreeBudget) -> None:
         self._budget = budget
@@ -48,6 +48,9 @@ class Fixed:
         return None
 
     def record(self, cycle: Cycle) -> None:
+        pass
+
+    def rested(self) -> None:
         pass
 
     def successor(self) -> Fixed:

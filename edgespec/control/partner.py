@@ -96,6 +96,15 @@ class Partner(Adaptive):
         )
 
     @property
+    def pauses(self) -> bool:
+        return self._pause > 0
+
+    def rested(self) -> None:
+        self._pause -= 1
+        self._rested += 1
+        self.took, self.speedup = self.shares.took, self.shares.speedup
+
+    @property
     def rests(self) -> bool:
         return self._pause > 1 and not self._looks
 
@@ -129,9 +138,7 @@ class Partner(Adaptive):
 
     def record(self, cycle: Cycle) -> None:
         """Of acceptance; what passes and drafts cost, `Shares` has learned."""
-        self.took, self.speedup = self.shares.took, self.shares.speedup
-        self._rested += 1
-        self._pause -= 1
+        self.rested()
         if self._drafted or self._rested >= REST:
             self.beliefs.fade(self._rested)
             self._rested = 0

@@ -57,7 +57,7 @@ class Shares:
         self.took = self.speedup = (
             1.0  # the latest pass, and what was expected of it, as of one without drafts
         )
-        self._rate = 0.0  # tokens a second of it, as expected
+        self._drafted_rate = 0.0  # tokens a second of it, as expected; 0 = nothing was drafted
         # Who draft for the next pass, those of them with a model, and what that should take.
         self._asked = self._modelled = 0
         self._seconds = 0.0
@@ -73,16 +73,18 @@ class Shares:
         self.costs = costs
         self.cohort = Cohort()  # who draft for the same pass
         self._draft_seconds: FloatArray | None = None  # as of `draft_seconds`, until something is learned
+        self._plain_rate: float | None = None  # as of `rate`, likewise
         self._least: float | None = None  # as of `least`, likewise
         self._affords: NDArray[np.bool_] | None = None  # as of `affords`, until somebody drafts
         self._rest: int | None = None  # as of `rest`, likewise
 
     def allot(self, offers: Sequence[Offer], most: Sequence[int], others: int, room: int) -> list[IntArray]:
-        self.trees = trees = len(offers) + others
-        plain = trees / float(self._passes(trees))
-        self._hoped = 0.0
+        trees = len(offers) + others
+        if trees != self.trees:
+            self.trees, self._plain_rate, self._least = trees, None, None
+        self._hoped = self._drafted_rate = 0.0
         if all(len(offer.gains) == 1 for offer in offers):
-            self._rate, self.speedup = plain, 1.0
+            self.speedup = 1.0
             return [np.zeros(1, dtype=np.int64)] * len(offers)
         kept = [_best(offer.gains, nodes) for offer, nodes in zip(offers, most, strict=True)]
         gains = np.concatenate([offer.gains[nodes[1:]] for offer, nodes in zip(offers, kept, strict=True)])
@@ -98,8 +100,9 @@ class Shares:
         lost = seconds / seconds[0] - 1
         rates[lost > max(self.credit - spent / float(seconds[0]), float(lost[: FEW + 1][-1]))] = 0.0
         count = 0 if self.stale else int(np.argmax(rates))
-        self._rate = max(plain, float(rates[count]))
-        self.speedup = self._rate / plain
+        self._plain_rate = plain = trees / float(seconds[0])
+        self._drafted_rate = float(rates[count])
+        self.speedup = self.rate / plain
         self._hoped = float(gains[likeliest[:count]].sum()) / self.kept
         chosen = np.zeros(len(gains), dtype=bool)
         chosen[likeliest[:count]] = True
@@ -136,7 +139,7 @@ class Shares:
         for steps in {offer.passes or 0 for offer in drafted}:
             # Of drafts that are made together one may have taken all the time: their mean.
             self.costs.add_draft(steps, fmean(o.seconds for o in drafted if o.passes == steps))
-        self._least = None
+        self._least = self._plain_rate = None
         plain = float(self._passes(self.trees))
         spent = sum(offer.seconds for offer in asked)
         self.took = (seconds + spent) / plain
@@ -151,10 +154,10 @@ class Shares:
             self._expected = QUICK * self._expected + self._hoped
 
     def _passes_by(self, offers: Sequence[Offer], seconds: float) -> bool:
-        """It is so short that learning from it would take a share of its time, as `WEIGHED`: without drafts
-        one in `REST` of these tells enough."""
+        """It is so short that learning from each would take a share of their time, as `WEIGHED`: without
+        drafts fewer tell enough."""
         self._unheard += 1
-        short = seconds < WEIGHING / WEIGHED and self._unheard < REST
+        short = self._unheard < min(WEIGHING / (WEIGHED * seconds), REST << LONGER)
         if short and all(offer.passes is None for offer in offers) and not self.stale:
             return True
         self._unheard = 0
@@ -185,6 +188,13 @@ class Shares:
         return STEPS * (self.cohort.line(1.0)[1] if self._modelled else self.cohort.together(1))
 
     @property
+    def rate(self) -> float:
+        """Tokens a second of a pass as of the latest `allot`, as expected."""
+        if self._plain_rate is None:
+            self._plain_rate = self.trees / float(self._passes(self.trees))
+        return max(self._plain_rate, self._drafted_rate)
+
+    @property
     def least(self) -> float:
         """The chance of acceptance with which a node pays for its row in the next pass."""
         if self._least is None:
@@ -194,7 +204,7 @@ class Shares:
             timed = max(self.costs.verify.largest - self.trees, fewest)
             more = fewest * 2 ** np.arange((timed // fewest).bit_length())
             seconds = self._passes(self.trees + np.append(0, more))
-            self._least = float(self._rate * ((seconds[1:] - seconds[0]) / more).min())
+            self._least = float(self.rate * ((seconds[1:] - seconds[0]) / more).min())
         return self._least
 
     @property
@@ -235,7 +245,7 @@ class Shares:
     def price(self) -> FloatArray:
         """[len(STEPS)] tokens that all together make in the time that such drafts of one of them take. That
         nodes are worth theirs, `allot` sees to."""
-        return self._rate * self._pace * self.draft_seconds
+        return self.rate * self._pace * self.draft_seconds
 
     @property
     def _pace(self) -> float:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from edgespec.config import GenerationOptions
 from edgespec.core.acceptance import Outcome
 from edgespec.core.sampling import FloatArray, IntArray, Noise, Sampler
@@ -78,6 +80,9 @@ class Offer:
     seconds: float = 0.0
 
 
+UNDRAFTED = Offer(np.ones(1))  # a root alone
+
+
 class Allotter(Protocol):
     """Decides for conversations that share passes; told of every pass."""
 
@@ -107,6 +112,13 @@ class Controller(Protocol):
     @property
     def refusal(self) -> str | None:
         """Why the latest budget was None although the reply had room for drafts; None otherwise."""
+
+    @property
+    def pauses(self) -> bool:
+        """The next budget would be None and its cycle teach nothing: `rested` may be told instead of both."""
+
+    def rested(self) -> None:
+        """A cycle without drafts has gone by, as it `pauses`."""
 
     @property
     def rests(self) -> bool:

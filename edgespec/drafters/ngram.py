@@ -56,6 +56,9 @@ class NGram:
         self.catch_up()
         self._whole = False
         shared = shared_prefix(self.tokens, context.tokens)
+        if shared < len(self.tokens) - shared:  # so much is quicker made anew
+            self._clear()
+            shared = 0
         while len(self.tokens) > shared:
             self._pop()
         for token in context.tokens[shared:]:

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from edgespec.core.sampling import IntArray
 from edgespec.runtimes.base import PREFILL_ROWS, KVCache
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.rows import Rows
@@ -98,11 +99,16 @@ class StateWatch:
             else:
                 self._tree = self.cache.length, states
 
-    def commit(self, path: Sequence[int]) -> None:
+    @property
+    def heard(self) -> bool:
+        """Of the pass whose tree is to be committed."""
+        return self._tree is not None
+
+    def commit(self, path: IntArray) -> None:
         """The target has committed these nodes of the tree that was verified last."""
         tree, self._tree = self._tree, None
         if tree is not None and tree[0] + len(path) == self.cache.length:
-            nodes = torch.tensor(path, device=tree[1].device)  # by a list it takes ten times as long
+            nodes = torch.from_numpy(path).to(tree[1].device)
             self.reader.take(tree[0], tree[1].index_select(0, nodes), prompt=False)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
-from edgespec.core.schedule import Context, Controller, Offer, Place, TreeBudget
+from edgespec.core.schedule import UNDRAFTED, Context, Controller, Offer, Place, TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, Elsewhere, Root, Watching
@@ -82,6 +82,7 @@ class Serial:
         self.overlap: Overlap | None = None
         self._given_back: str | None = None
         self._deaf = False  # in this pass
+        self._idle = False  # the controller pauses in this cycle
 
     @property
     def drafter(self) -> Drafter:
@@ -104,8 +105,9 @@ class Serial:
 
     @property
     def offer(self) -> Offer | None:
-        gains = self.controller.gains(self.tree)
-        return None if gains is None else Offer(gains, self.passes, self.draft_seconds)
+        if (gains := self.controller.gains(self.tree)) is None:
+            return None
+        return UNDRAFTED if self._idle else Offer(gains, self.passes, self.draft_seconds)
 
     def begin(self, context: Context, limit: int) -> None:
         self.left = limit - 1  # the first token comes from the prompt's own pass
@@ -119,12 +121,14 @@ class Serial:
     def next_tree(self, root: int) -> TokenTree:
         began = self.clock()
         self.root, self.tree, self.passes = root, TokenTree.root(root), None
-        # Every outcome has a bonus token, so the deepest useful node is the last token but one.
-        limit = TreeBudget(self.nodes, self.left - 1, passes=0)
-        budget = self.controller.budget(limit, self.drafter.passes)
-        if budget is not None and self.drafter.passes:
-            self.passes = budget.passes
-            self.tree = self.controller.prune(self._draft(root, budget))
+        self._idle = self.controller.pauses
+        if not self._idle:
+            # Every outcome has a bonus token, so the deepest useful node is the last token but one.
+            limit = TreeBudget(self.nodes, self.left - 1, passes=0)
+            budget = self.controller.budget(limit, self.drafter.passes)
+            if budget is not None and self.drafter.passes:
+                self.passes = budget.passes
+                self.tree = self.controller.prune(self._draft(root, budget))
         self._rest()
         self.draft_seconds = self.clock() - began
         return self.tree
@@ -153,7 +157,10 @@ class Serial:
     def settle(self, outcome: Outcome) -> Cycle:
         told = self.passes, self.tree, outcome, self.draft_seconds, outcome.seconds
         predicted = self.controller.speedup
-        self.controller.record(Cycle(*told, overlap=self.overlap, predicted=predicted))
+        if self._idle:
+            self.controller.rested()
+        else:
+            self.controller.record(Cycle(*told, overlap=self.overlap, predicted=predicted))
         self.drafter.commit(self.root, outcome)
         self._deaf = False
         self._leave_lost()

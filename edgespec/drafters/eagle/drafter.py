@@ -109,14 +109,20 @@ class EagleDrafter:
 
     def commit(self, root: int, outcome: Outcome) -> None:
         with self.runtime.batch.lock:
-            if self.runtime.end != len(self.tokens):
-                self.forest.forget()
             fresh = committed(root, outcome)
+            self.next, self.round = outcome.tokens[-1], None
+            missed = self.runtime.end != len(self.tokens)
+            if not self.watch.heard:
+                if not missed:
+                    self.forest.forget()
+                self.tokens += fresh
+                return
+            if missed:
+                self.forest.forget()
             path = [*self.tokens[self.runtime.length :], *fresh]
-            self.watch.commit(outcome.path.tolist())
+            self.watch.commit(outcome.path)
             self.forest.commit(path, outcome.tokens[-1])
             self.tokens += fresh
-            self.next, self.round = outcome.tokens[-1], None
             if len(self.runtime.seen) > LONG_TAIL and not self.forest.kept:
                 self.runtime.follow()
 

@@ -17,7 +17,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.sampling import DRAFT_DRAW, Distribution, FloatArray, IntArray
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import Drafting, Root, committed
+from edgespec.drafters.base import Drafting, Root
 from edgespec.drafters.continuations import following, rows_at_once
 from edgespec.drafters.growth import BRANCH
 from edgespec.drafters.specformer.batch import SpecFormerBatch
@@ -57,8 +57,8 @@ class SpecFormerDrafter:
         return SpecFormerDrafting(self, roots[0].token, budget)
 
     def commit(self, root: int, outcome: Outcome) -> None:
-        self.watch.commit(outcome.path.tolist())
-        self.length += len(committed(root, outcome))
+        self.watch.commit(outcome.path)
+        self.length += len(outcome.tokens)
 
     @property
     def hears(self) -> Layers:
