@@ -14,7 +14,7 @@ from edgespec.control.costs import Costs
 from edgespec.control.partner import Partner
 from edgespec.control.shares import Shares
 from edgespec.core.acceptance import Outcome
-from edgespec.core.schedule import Offer, TreeBudget
+from edgespec.core.schedule import UNDRAFTED, Offer, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
 from edgespec.offload.plan.costs import CostModel
@@ -94,12 +94,24 @@ def test_a_pass_without_drafts_shows_now_and_then_what_one_costs() -> None:
     shares = knowing(lambda rows: 1 + 0.01 * rows, [16])
     some = [TokenTree.chain(range(4), np.log([1.0, 0.9, 0.9, 0.9]))] * 4
     plain = 0
+    shares.trees = 4
     for _ in range(600):
-        nodes = shares.allot(offers_of(some), [9] * 4, 0, 60)
-        rows = sum(map(len, nodes))
-        plain += rows == 4
-        shares.record(offers_of(some), rows, 4 + 3 * (rows > 4), 1 + 0.01 * rows, False)
+        plain += shares.stale
+        offers = [UNDRAFTED] * 4 if shares.rest else offers_of(some)
+        rows = sum(map(len, shares.allot(offers, [9] * 4, 0, 60)))
+        assert (rows == 4) == (offers[0] is UNDRAFTED)
+        shares.record(offers, rows, 4 + 3 * (rows > 4), 1 + 0.01 * rows, False)
     assert 1 <= plain <= 10
+
+
+def test_drafts_are_verified_though_others_have_left_meanwhile() -> None:
+    """How long a pass over so few trees takes by itself was never timed, but those of more were."""
+    shares = knowing(lambda rows: 1 + 0.01 * rows, [16, 16, 64])
+    shares.trees = 16
+    assert not shares.rest
+    some = [TokenTree.chain(range(4), np.log([1.0, 0.9, 0.9, 0.9]))] * 9
+    assert sum(map(len, shares.allot(offers_of(some), [9] * 9, 0, 60))) == 36
+    assert shares.stale
 
 
 def test_the_shorter_passes_without_drafts_are_the_fewer_are_learned_from(
@@ -134,6 +146,27 @@ def test_without_credit_all_rest_until_a_trial_is_paid_for() -> None:
     assert member.budget(LIMIT, range(1, 3)) is None
     assert member.rests
     assert member.refusal is None
+
+
+def test_a_debt_is_of_time() -> None:
+    """Passes that turn out to take ten times as long are fewer; those of a quarter of the trees, more."""
+    shares = knowing(lambda rows: 0.1 * (1 + rows / 4), [1, 4, 8])
+
+    def run_pass(trees: int, seconds: float, drafting: float = 0.0) -> float:
+        offers = [UNDRAFTED] * (trees - 1) + [Offer(np.ones(1), 1 if drafting else None, drafting)]
+        shares.allot(offers, [9] * trees, 0, 60)
+        shares.record(offers, trees, trees, seconds, False)
+        return shares.credit * float(shares._passes(trees))  # seconds
+
+    owed = run_pass(4, 0.2, drafting=2.0)
+    assert shares.credit < 0
+    assert owed == pytest.approx((GRACE + ALLOWANCE * 11) * 0.2 - 2.0)
+    assert run_pass(1, 0.125) == pytest.approx(owed + ALLOWANCE * 0.125, rel=0.05)
+    for _ in range(9):
+        now = run_pass(4, 2.0)
+    assert float(shares._passes(4)) > 1.5
+    assert owed < now < owed + 10 * ALLOWANCE * 2.5
+    assert -0.7 < shares.credit < 0
 
 
 def test_a_refusal_stands_as_long_as_weighing_takes_a_share_and_longer_behind_others() -> None:

@@ -36,7 +36,7 @@ from edgespec.control.controller import (
     WEIGHED,
     WEIGHING,
 )
-from edgespec.control.costs import PAUSE, Costs
+from edgespec.control.costs import Costs
 from edgespec.control.estimates import KEPT_LEAN, MEMORY, QUICK, STEPS
 from edgespec.core.sampling import FloatArray, IntArray
 from edgespec.core.schedule import Offer
@@ -52,7 +52,8 @@ class Shares:
 
     def __init__(self, costs: Costs) -> None:
         self.begin(costs)
-        self.credit = GRACE  # passes without drafts that drafting may still lose
+        self.credit = GRACE  # passes without drafts that drafting may still lose,
+        self._owed: float | None = None  # seconds of each, where that is a debt
         self.trees = 1  # in the latest pass
         self.took = self.speedup = (
             1.0  # the latest pass, and what was expected of it, as of one without drafts
@@ -99,7 +100,7 @@ class Shares:
         # nodes tell what they are worth (`affords`).
         lost = seconds / seconds[0] - 1
         rates[lost > max(self.credit - spent / float(seconds[0]), float(lost[: FEW + 1][-1]))] = 0.0
-        count = 0 if self.stale else int(np.argmax(rates))
+        count = int(np.argmax(rates))
         self._plain_rate = plain = trees / float(seconds[0])
         self._drafted_rate = float(rates[count])
         self.speedup = self.rate / plain
@@ -125,7 +126,7 @@ class Shares:
         self._foreseen, self._came = QUICK * self._foreseen + usual, QUICK * self._came + seconds
         sure = self.costs.sure(rows, None, False)
         if not prompts:  # whose rows cost otherwise than trees'
-            self.costs.add_pass(rows, usual if sure and seconds > PAUSE * usual else seconds)
+            self.costs.add_pass(rows, seconds)
         if prompts or sure:  # then one timing alone tells of the machine, not of drafts
             seconds = float(self._passes(rows))
         asked = [offer for offer in offers if offer.passes is not None]
@@ -141,11 +142,13 @@ class Shares:
             self.costs.add_draft(steps, fmean(o.seconds for o in drafted if o.passes == steps))
         self._least = self._plain_rate = None
         plain = float(self._passes(self.trees))
+        if self.credit < 0 and self._owed is not None:  # time was lost, whatever passes take by now
+            self.credit *= self._owed / plain
         spent = sum(offer.seconds for offer in asked)
         self.took = (seconds + spent) / plain
         self.credit += ALLOWANCE * self.took
         self.credit += tokens / self.trees - self.took if drafted else -spent / plain
-        self.credit = min(self.credit, SAVED)
+        self.credit, self._owed = min(self.credit, SAVED), plain
         if in_vain:
             together = self.trees * median(in_vain)
             self.pause = min(int(together / (LOOKING * plain)), LONGEST)
@@ -215,7 +218,8 @@ class Shares:
 
     @property
     def stale(self) -> bool:
-        """What passes without drafts take is not known of late: one is to show it."""
+        """What passes without drafts take is not known of late: the next one is to show it. (Drafts that are
+        there are made use of, if other conversations have come or gone meanwhile.)"""
         return self.costs.verify.weight(self.trees) < STALE
 
     @property
