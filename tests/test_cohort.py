@@ -62,6 +62,18 @@ def test_who_drafts_first_pays_its_share_of_all_until_that_is_told_and_of_those_
     assert alone.share(16) == pytest.approx(0.0075, rel=0.01)
 
 
+def test_those_who_were_held_back_would_have_shared() -> None:
+    cohort = timed([1, 2], 0.007, 0.0)
+    assert cohort.told
+    assert cohort.share(64) == pytest.approx(0.007 / 2)
+    cohort.add(2, 0.007, held=60)
+    assert cohort.share(64) == pytest.approx(0.007 / 62)
+    for _ in range(400):
+        cohort.fade()
+        cohort.add(2, 0.007)
+    assert cohort.share(64) == pytest.approx(0.0035), "and when nobody is held back any more, they do not"
+
+
 def test_what_was_not_timed_for_long_is_forgotten() -> None:
     cohort = timed([1, 4, 13], 0.007, 0.0005)
     for _ in range(100):

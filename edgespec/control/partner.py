@@ -53,8 +53,11 @@ class Partner(Adaptive):
         if self._pause > 0:
             return None
         self.refusal, self._looks = None, False
-        if limit.depth < 1 or limit.nodes < 2 or not passes or self.shares.full:
-            return None  # nothing fits, or others try first
+        if limit.depth < 1 or limit.nodes < 2 or not passes:
+            return None  # nothing fits
+        if self.shares.full:
+            self.shares.hold()
+            return None
         if rest := self.shares.rest:
             self._pause = rest
             return None
@@ -79,7 +82,8 @@ class Partner(Adaptive):
             self._refusals = 0
             return best
         if not sensible.any() and self.shares.granted:
-            return 0  # the credit is others' in this pass
+            self.shares.hold()  # the credit is others' in this pass
+            return 0
         if passes.start:
             self.refusal = (
                 self._too_little(float(tokens[best]) - 1, float(price[best]))

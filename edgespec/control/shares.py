@@ -62,6 +62,7 @@ class Shares:
         # Who draft for the next pass, those of them with a model, and what that should take.
         self._asked = self._modelled = 0
         self._seconds = 0.0
+        self._held = 0  # who would, perhaps
         self._usual = 0.0  # who drafted of late; fading
         self._accepted = self._expected = 0.0  # of drafts of late, by all that their conversations believe
         self._hoped = 0.0  # in this pass, likewise
@@ -115,6 +116,7 @@ class Shares:
 
     def record(self, offers: Sequence[Offer], rows: int, tokens: int, seconds: float, prompts: bool) -> None:
         self._usual *= MEMORY
+        held, self._held = self._held, 0
         self._asked = self._modelled = 0
         self._seconds = 0.0
         self._affords = self._rest = self._draft_seconds = None
@@ -136,7 +138,7 @@ class Shares:
         self.cohort.fade()
         if modelled := [offer for offer in drafted if offer.passes]:
             steps = max(offer.passes or 0 for offer in modelled)  # levels of all are one forward
-            self.cohort.add(len(modelled), sum(offer.seconds for offer in modelled) / steps)
+            self.cohort.add(len(modelled), sum(offer.seconds for offer in modelled) / steps, held)
         for steps in {offer.passes or 0 for offer in drafted}:
             # Of drafts that are made together one may have taken all the time: their mean.
             self.costs.add_draft(steps, fmean(o.seconds for o in drafted if o.passes == steps))
@@ -276,6 +278,10 @@ class Shares:
     def full(self) -> bool:
         """So many draft for the next pass that others had better see what becomes of it."""
         return self._asked > GROWTH * self._usual
+
+    def hold(self) -> None:
+        """Somebody is to see first what becomes of others' drafts."""
+        self._held += 1
 
     def grant(self, place: int) -> None:
         """Somebody drafts STEPS[place] for the next pass."""
