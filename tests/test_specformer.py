@@ -29,6 +29,7 @@ from edgespec.drafters.specformer.paths import likeliest_paths
 from edgespec.engine import Engine
 from edgespec.errors import CorruptFileError, ModelError, OptionError
 from edgespec.models.asked import check_options
+from edgespec.progress import Progress
 from edgespec.runtimes.base import PREFILL_ROWS
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.trained import MANIFEST
@@ -296,6 +297,27 @@ def test_while_a_refusal_stands_no_layer_is_heard(model: Path, plain: dict[float
         before = [*tokens[:45], *prompt_of(9, 3)]  # of what was heard nothing is lost
         say(session, before, GenerationOptions(max_tokens=1, ignore_eos=True))
         check_draft(engine, session, before)
+
+
+def test_two_ctrl_c_leave_no_session_deaf(model: Path) -> None:
+    """One in a pass that told of no layer, and one before anybody was told that the reply is over."""
+    with load(model) as engine, engine.new_session(300, Resting(BUDGET)) as session:
+
+        def interrupt(progress: Progress) -> None:
+            if progress.stage == "layers" and session.schedule._deaf:  # type: ignore[attr-defined]
+                raise KeyboardInterrupt
+
+        def again(reply: object) -> None:
+            raise KeyboardInterrupt
+
+        session._end = again  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            list(session.generate(prompt_of(50), REPLY, interrupt))
+        del session._end
+        assert session.schedule._deaf  # type: ignore[attr-defined]
+        prompt = prompt_of(60, 5)
+        say(session, prompt, GenerationOptions(max_tokens=1, ignore_eos=True))
+        check_draft(engine, session, prompt)
 
 
 def test_positions_that_it_missed_are_left_out(model: Path, plain: dict[float, list[int]]) -> None:
