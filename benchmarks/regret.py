@@ -190,7 +190,7 @@ def main() -> None:
         f"{len(speeds)} settings were searched; the best in these rounds: {first}. The last column is 1 + "
         "regret, the median of the rounds with its 95 % interval."
     )
-    report.finish(args.json and args.json.with_stem(f"{args.json.stem}-table"))
+    report.finish(store.table)
 
 
 if __name__ == "__main__":

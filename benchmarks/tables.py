@@ -111,6 +111,11 @@ class Store:
         self.file = file
         self.rows: Row = json.loads(file.read_text())["measured"] if file.exists() else {}
 
+    @property
+    def table(self) -> Path:
+        """Where a report of them is written: beside them."""
+        return self.file.with_stem(f"{self.file.stem}-table")
+
     def get(self, key: str, measure: Callable[..., Row], *given: Any) -> Row:
         """The measurement called `key`, made now by measure(*given) if it is not there.
 

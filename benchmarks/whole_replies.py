@@ -225,7 +225,7 @@ def main() -> None:
                     inside.rows.extend(parts(name, way(begun, schedule), own[kept]))
                 report.add(row)
     print(inside.markdown())
-    report.finish(None)
+    report.finish(store.table)
 
 
 def best(found: Row, shapes: Sequence[str], schedule: str) -> str:

@@ -35,7 +35,7 @@ from benchmarks import (
 from benchmarks.held_out import repetition
 from benchmarks.models import checkpoint, make_model, repeat_layers, tokenizer
 from benchmarks.models.shapes import Shape, get_shape
-from benchmarks.tables import Store
+from benchmarks.tables import Report, Store
 from benchmarks.worker import Worker
 from edgespec.apps.common import demo_model
 from edgespec.core.acceptance import Outcome
@@ -193,6 +193,7 @@ def test_measurements_survive(tmp_path: Path) -> None:
     again = Store(file)
     assert again.get("a", fails) == {"seconds": 3}  # not measured twice
     assert again.get("b", lambda: {"seconds": 4}) == {"seconds": 4}  # but a failure is tried again
+    Report("of them").finish(again.table)
     assert Store(file).rows == {"a": {"seconds": 3}, "b": {"seconds": 4}}
 
 
