@@ -191,6 +191,21 @@ def test_an_interrupted_update_is_mended() -> None:
     assert (drafter.tokens, drafter._last, drafter._before) == (fresh.tokens, fresh._last, fresh._before)
 
 
+def test_an_interrupted_new_prompt_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = drafter_of([1, 2, 3, 1, 2])
+
+    def interrupted(self: NGram, token: int) -> None:
+        self._before[0].append(-1)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(NGram, "_push", interrupted)
+        drafter.prefill(Context([7, 8, 7, 8]))
+    drafter.prefill(Context([7, 8, 7, 9]))
+    fresh = drafter_of([7, 8, 7, 9])
+    assert (drafter.tokens, drafter._last, drafter._before) == (fresh.tokens, fresh._last, fresh._before)
+
+
 def test_several_roots() -> None:
     """Predicted outcomes: each root stands behind its own path."""
     drafter = drafter_of([1, 2, 3, 4, 9, 1, 2, 7, 8])

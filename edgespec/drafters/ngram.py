@@ -54,11 +54,11 @@ class NGram:
         if not self._whole:
             self._clear()
         self.catch_up()
-        self._whole = False
         shared = shared_prefix(self.tokens, context.tokens)
         if shared < len(self.tokens) - shared:  # so much is quicker made anew
             self._clear()
             shared = 0
+        self._whole = False
         while len(self.tokens) > shared:
             self._pop()
         for token in context.tokens[shared:]:
