@@ -215,7 +215,7 @@ class Session:
         self._refuse_second()
         reply.cancellation.check()
         if self._replying is not None:  # a Ctrl-C came in between, and nobody was told of its end
-            self.schedule.end()
+            self._end(self._replying)
         self._replying = reply
         # What the prompt shares stays, but for one token: somebody must say what comes next.
         self.keep(shared_prefix(self.tokens, reply.prompt[:-1]))

@@ -11,7 +11,7 @@ import pytest
 
 import edgespec
 from edgespec.config import EngineOptions, GenerationOptions
-from edgespec.control.controller import Adaptive
+from edgespec.control.controller import ALLOWANCE, Adaptive
 from edgespec.control.costs import Costs
 from edgespec.control.fixed import Fixed
 from edgespec.control.handover import speedup, without_drafter
@@ -188,8 +188,10 @@ def test_to_rest_is_as_to_be_asked_and_told(shares: bool) -> None:
         rested.rested()
     for each in (asked, rested):
         each.record(Cycle(None, TokenTree.root(1), outcome, 0.0, 1e-3))
-    for name in ("_pause", "_rested", "credit", "took", "speedup", "rests"):
-        assert getattr(asked, name) == getattr(rested, name), name
+        assert each._pause == 4
+        assert each._rested == (0 if shares else 16)
+        assert each.credit == pytest.approx(1 + 16 * ALLOWANCE * (not shares))  # theirs is of all together
+        assert (each.took, each.speedup, each.rests) == (1.0, 1.0, True)
     assert asked.beliefs.notes() == rested.beliefs.notes()
 
 

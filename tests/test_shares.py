@@ -148,6 +148,18 @@ def test_without_credit_all_rest_until_a_trial_is_paid_for() -> None:
     assert member.refusal is None
 
 
+def test_who_is_left_no_credit_by_others_is_held_back() -> None:
+    shares = knowing(lambda rows: 0.05 + 0.0 * rows, [4] * 9)
+    shares.trees, shares.credit, shares._usual = 4, 1.0, 9.0
+    shares.costs.add_draft(1, 0.03)
+    members = [Partner(shares) for _ in range(4)]
+    for member in members:
+        if member.budget(LIMIT, range(1, 2)) is not None:
+            member.prune(TokenTree.chain([1, 2], np.log([1.0, 0.9])))
+        assert member.refusal is None
+    assert (shares._asked, shares._held) == (1, 3)
+
+
 def test_who_is_held_back_is_counted() -> None:
     """By caution, as few have drafted so far, and by a credit that others use: where nearly all of a draft is
     made once for all, 64 come to draft though two alone would not."""
@@ -190,6 +202,27 @@ def test_a_debt_is_of_time() -> None:
     assert float(shares._passes(4)) > 1.5
     assert owed < now < owed + 10 * ALLOWANCE * 2.5
     assert -0.7 < shares.credit < 0
+
+
+def test_short_passes_of_few_pay_back_no_more_than_their_share() -> None:
+    shares = knowing(lambda rows: 0.002 + 0.0003 * rows, [1, 64])
+    shares.credit, shares._unit = -20.0, float(shares._passes(64))
+    owed, spent = shares.credit * shares._unit, 0.0
+    for _ in range(40):
+        for trees in (*[1] * 9, 64):
+            shares.allot([UNDRAFTED] * trees, [9] * trees, 0, 60)
+            seconds = float(shares._passes(trees))
+            shares.record([UNDRAFTED] * trees, trees, trees, seconds, False)
+            spent += seconds
+    paid = shares.credit * float(shares._passes(64)) - owed
+    assert paid == pytest.approx(ALLOWANCE * spent, rel=0.15)
+
+
+def test_what_passes_give_is_of_those_that_are_in_them() -> None:
+    shares = knowing(lambda rows: 0.1 + 0.0 * rows, [4, 16])
+    for trees in (4, 16, 4):
+        shares.allot([UNDRAFTED] * trees, [9] * trees, 0, 60)
+        assert shares.rate == pytest.approx(trees / 0.1)
 
 
 def test_a_refusal_stands_as_long_as_weighing_takes_a_share_and_longer_behind_others() -> None:
@@ -246,34 +279,81 @@ def simulate(
     """A conversation in each of these worlds, all in the same passes. look: seconds of asking a drafter.
     noise: by which passes scatter, as log-normal deviation. first: seconds of each step that whoever drafts
     first for a pass takes beside those of its world."""
-    rng, members = np.random.default_rng(seed), list[Partner]()
-    shares = Shares(Costs(prior))
+    rng, shares = np.random.default_rng(seed), Shares(Costs(prior))
     members = [Partner(shares) for _ in worlds]
-    rows, tokens, came, seconds = [], [], [], []
-    verify = worlds[0].verify
-    for _ in range(passes):
-        drafted, offers = list[TokenTree](), list[Offer]()
-        for world, member in zip(worlds, members, strict=True):
-            budget = member.budget(LIMIT, world.paid)
-            tree = TokenTree.root(1) if budget is None else member.prune(made(world, budget))
-            steps = None if budget is None else budget.passes
-            drafted.append(tree)
-            forward = first if not any(offer.passes for offer in offers) else 0.0
-            seconds_asked = 0.0 if steps is None else look + steps * (forward + world.step)
-            offers.append(Offer(member.gains(tree), steps, seconds_asked))
-        kept = shares.allot(offers, [64] * len(worlds), 0, 512)
-        verified = [tree.select(nodes) for tree, nodes in zip(drafted, kept, strict=True)]
-        total = sum(map(len, verified))
-        took = float(verify(np.array([total]))[0] * np.exp(noise * rng.standard_normal()))
-        outcomes = [world.outcome(tree, rng) for world, tree in zip(worlds, verified, strict=True)]
-        shares.record(offers, total, sum(len(o.tokens) for o in outcomes), took, False)
-        for member, offer, tree, outcome in zip(members, offers, verified, outcomes, strict=True):
-            member.record(Cycle(offer.passes, tree, outcome, offer.seconds, took))
-        rows.append(total)
-        tokens.append(sum(float(w.true_scores(t).sum()) for w, t in zip(worlds, verified, strict=True)))
-        came.append(sum(len(o.tokens) for o in outcomes))
-        seconds.append(took + sum(offer.seconds for offer in offers))
-    return Run(np.array(tokens), np.array(came), np.array(seconds), np.array(rows))
+    found = [run_pass(shares, members, worlds, rng, look, noise, first) for _ in range(passes)]
+    return Run(*(np.array(column) for column in zip(*found, strict=True)))
+
+
+def run_pass(
+    shares: Shares,
+    members: Sequence[Partner],
+    worlds: Sequence[World],
+    rng: np.random.Generator,
+    look: float = 0.0,
+    noise: float = 0.0,
+    first: float = 0.0,
+    prompts: bool = False,
+) -> tuple[float, int, float, int]:
+    """As of `simulate`: expected and accepted tokens, seconds, rows."""
+    drafted, offers = list[TokenTree](), list[Offer]()
+    for world, member in zip(worlds, members, strict=True):
+        budget = member.budget(LIMIT, world.paid)
+        tree = TokenTree.root(1) if budget is None else member.prune(made(world, budget))
+        steps = None if budget is None else budget.passes
+        drafted.append(tree)
+        forward = first if not any(offer.passes for offer in offers) else 0.0
+        seconds = 0.0 if steps is None else look + steps * (forward + world.step)
+        offers.append(Offer(member.gains(tree), steps, seconds))
+    kept = shares.allot(offers, [64] * len(worlds), 0, 512)
+    verified = [tree.select(nodes) for tree, nodes in zip(drafted, kept, strict=True)]
+    rows = sum(map(len, verified))
+    took = float(worlds[0].verify(np.array([rows]))[0] * np.exp(noise * rng.standard_normal()))
+    outcomes = [world.outcome(tree, rng) for world, tree in zip(worlds, verified, strict=True)]
+    came = sum(len(outcome.tokens) for outcome in outcomes)
+    shares.record(offers, rows, came, took, prompts)
+    for member, offer, tree, outcome in zip(members, offers, verified, outcomes, strict=True):
+        member.record(Cycle(offer.passes, tree, outcome, offer.seconds, took))
+    expected = sum(float(w.true_scores(t).sum()) for w, t in zip(worlds, verified, strict=True))
+    return expected, came, took + sum(offer.seconds for offer in offers), rows
+
+
+@pytest.mark.parametrize("sizes", [(16, 9), (5, 16)])
+def test_groups_that_take_turns_all_draft(sizes: tuple[int, int]) -> None:
+    """Of the one's number of trees each pass without drafts would be timed between two of the other's."""
+    world = World(0.8, 0.8, lambda n: 0.05 + 0.0002 * n, 0.0005, paid=range(1, 2))
+    rng, shares = np.random.default_rng(0), Shares(Costs(CostModel()))
+    groups = [[Partner(shares) for _ in range(size)] for size in sizes]
+    drafted = [0, 0]
+    for turn in range(600):
+        for which, members in enumerate(groups):
+            row = run_pass(shares, members, [world] * len(members), rng, first=0.005)
+            drafted[which] += turn >= 300 and row[3] > len(members)
+    assert min(drafted) >= 0.8 * 300
+
+
+def test_beside_prompts_nobody_waits_for_a_pass_that_tells_something() -> None:
+    world = World(0.8, 0.8, lambda n: 0.05 + 0.0002 * n, 0.0005, paid=range(1, 2))
+    rng, shares = np.random.default_rng(0), Shares(Costs(CostModel()))
+    members, rows = [Partner(shares) for _ in range(16)], list[int]()
+    for _ in range(100):
+        run_pass(shares, members, [world] * 16, rng, first=0.005)
+    for _ in range(50):  # others' prompts go on beside six of them
+        rows.append(run_pass(shares, members[:6], [world] * 6, rng, first=0.005, prompts=True)[3])
+    assert shares.stale
+    assert sum(n > 6 for n in rows) >= 40
+
+
+def test_one_pause_while_drafting_does_not_end_it() -> None:
+    """Drafts of sixteen pay, and one of them takes two seconds: it was not the drafter's fault."""
+    world = World(0.8, 0.8, lambda n: 0.05 + 0.0002 * n, 0.0005, paid=range(1, 2))
+    rng, shares = np.random.default_rng(0), Shares(Costs(CostModel()))
+    members = [Partner(shares) for _ in range(16)]
+    usual = [run_pass(shares, members, [world] * 16, rng, first=0.012)[3] for _ in range(200)]
+    assert float(np.mean(usual[100:])) > 24
+    run_pass(shares, members, [world] * 16, rng, first=2.0)
+    behind = [run_pass(shares, members, [world] * 16, rng, first=0.012)[3] for _ in range(60)]
+    assert float(np.mean(behind)) > 0.8 * float(np.mean(usual[100:]))
 
 
 def lost(run: Run, worlds: Sequence[World]) -> float:

@@ -6,8 +6,8 @@ A draft model that runs each one's rows by itself has no `first`; one forward fo
 level of EAGLE's trees) is hardly anything else. Where sixteen converse, a draft of one by itself may take
 longer than it is worth though it would be cheap for all: whoever drafts first is taken to pay its share of
 `first`, at first of all, and when different numbers have told the two apart, or none came, of those who
-drafted together of late or would have, had it not been for caution. What has not been timed for long is
-forgotten, and tried again.
+drafted together of late, and were held back by caution. What has not been timed for long is forgotten, and
+tried again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Cohort:
 
     def __init__(self) -> None:
         self._sums = np.zeros(5)  # of 1, n, n^2, seconds, n x seconds
-        self._usual = 0.0  # the largest n of late, with those held back; fading
+        self._willing = 0.0  # the largest n of late, with those held back; fading
 
     @property
     def known(self) -> bool:
@@ -48,15 +48,18 @@ class Cohort:
     def fade(self) -> None:
         """A pass later."""
         self._sums *= MEMORY
-        self._usual *= MEMORY
+        self._willing *= MEMORY
+
+    def believed(self, number: int, step: float) -> float:
+        """What `step` seconds of so many count as: a pause of the machine is nobody's fault."""
+        return min(step, PAUSE * self.together(number)) if self._sums[0] > SURE else step
 
     def add(self, number: int, step: float, held: int = 0) -> None:
-        """So many conversations took `step` seconds together for each step; others were held back, so that
-        this is found out by a few."""
-        if self._sums[0] > SURE:
-            step = min(step, PAUSE * self.together(number))
+        """So many conversations took `step` seconds together for each step; others, perhaps willing, were
+        held back, so that this is found out by a few."""
+        step = self.believed(number, step)
         self._sums += (1, number, number**2, step, number * step)
-        self._usual = max(self._usual, number + held)
+        self._willing = max(self._willing, number + held)
 
     def line(self, unknown: float) -> tuple[float, float]:
         """Seconds of a step: once, and for each conversation. unknown: the share of the latter while timings
@@ -79,4 +82,4 @@ class Cohort:
         """Seconds of a step for who drafts first, of so many."""
         first, each = self.line(0.0)
         hopes = not self.told and self._sums[0] <= HOPES
-        return each + first / (conversations if hopes else min(max(self._usual, 1.0), conversations))
+        return each + first / (conversations if hopes else min(max(self._willing, 1.0), conversations))

@@ -53,7 +53,7 @@ class Shares:
     def __init__(self, costs: Costs) -> None:
         self.begin(costs)
         self.credit = GRACE  # passes without drafts that drafting may still lose,
-        self._owed: float | None = None  # seconds of each, where that is a debt
+        self._unit = 0.0  # seconds of each, where that is a debt
         self.trees = 1  # in the latest pass
         self.took = self.speedup = (
             1.0  # the latest pass, and what was expected of it, as of one without drafts
@@ -68,6 +68,8 @@ class Shares:
         self._hoped = 0.0  # in this pass, likewise
         self._foreseen = self._came = 0.0  # seconds of passes of late
         self._unheard = 0  # passes that nothing was learned from, in a row
+        self._overdue = 0  # passes with drafts where one without was to be timed, since one was
+        self._prompted = False  # blocks of prompts were in the latest pass
         self.pause = 0  # cycles between a conversation's looks for drafts, where these are in vain
 
     def begin(self, costs: Costs) -> None:
@@ -84,9 +86,13 @@ class Shares:
         trees = len(offers) + others
         if trees != self.trees:
             self.trees, self._plain_rate, self._least = trees, None, None
-        self._hoped = self._drafted_rate = 0.0
+        if self._drafted_rate:
+            self._drafted_rate, self._least = 0.0, None
+        self._hoped = 0.0
         if all(len(offer.gains) == 1 for offer in offers):
             self.speedup = 1.0
+            if self._overdue and self.stale:
+                self._overdue = 0
             return [np.zeros(1, dtype=np.int64)] * len(offers)
         kept = [_best(offer.gains, nodes) for offer, nodes in zip(offers, most, strict=True)]
         gains = np.concatenate([offer.gains[nodes[1:]] for offer, nodes in zip(offers, kept, strict=True)])
@@ -101,9 +107,13 @@ class Shares:
         # nodes tell what they are worth (`affords`).
         lost = seconds / seconds[0] - 1
         rates[lost > max(self.credit - spent / float(seconds[0]), float(lost[: FEW + 1][-1]))] = 0.0
-        count = int(np.argmax(rates))
+        # A pass of other conversations than those that were asked may be the only one of so many trees.
+        self._overdue += self.stale
+        count = 0 if self._overdue > REST and self.stale else int(np.argmax(rates))
         self._plain_rate = plain = trees / float(seconds[0])
-        self._drafted_rate = float(rates[count])
+        if not count and self.stale:
+            self._overdue = 0
+        self._drafted_rate, self._least = float(rates[count]), None
         self.speedup = self.rate / plain
         self._hoped = float(gains[likeliest[:count]].sum()) / self.kept
         chosen = np.zeros(len(gains), dtype=bool)
@@ -120,9 +130,11 @@ class Shares:
         self._asked = self._modelled = 0
         self._seconds = 0.0
         self._affords = self._rest = self._draft_seconds = None
+        self._prompted = prompts
         if self._passes_by(offers, seconds):
             self.took = 1.0
-            self.credit = min(self.credit + ALLOWANCE, SAVED)
+            allowed = seconds / self._unit if self.credit < 0 else 1.0
+            self.credit = min(self.credit + ALLOWANCE * allowed, SAVED)
             return
         usual = float(self._passes(rows))
         self._foreseen, self._came = QUICK * self._foreseen + usual, QUICK * self._came + seconds
@@ -136,21 +148,23 @@ class Shares:
         in_vain = [offer.seconds for offer in asked if len(offer.gains) == 1]
         self._usual = max(self._usual, len(drafted))
         self.cohort.fade()
+        spent = sum(offer.seconds for offer in asked)
         if modelled := [offer for offer in drafted if offer.passes]:
             steps = max(offer.passes or 0 for offer in modelled)  # levels of all are one forward
-            self.cohort.add(len(modelled), sum(offer.seconds for offer in modelled) / steps, held)
+            step = sum(offer.seconds for offer in modelled) / steps
+            spent -= steps * (step - self.cohort.believed(len(modelled), step))
+            self.cohort.add(len(modelled), step, held)
         for steps in {offer.passes or 0 for offer in drafted}:
             # Of drafts that are made together one may have taken all the time: their mean.
             self.costs.add_draft(steps, fmean(o.seconds for o in drafted if o.passes == steps))
         self._least = self._plain_rate = None
         plain = float(self._passes(self.trees))
-        if self.credit < 0 and self._owed is not None:  # time was lost, whatever passes take by now
-            self.credit *= self._owed / plain
-        spent = sum(offer.seconds for offer in asked)
+        if self.credit < 0:  # time was lost, whatever passes take by now
+            self.credit *= self._unit / plain
         self.took = (seconds + spent) / plain
         self.credit += ALLOWANCE * self.took
         self.credit += tokens / self.trees - self.took if drafted else -spent / plain
-        self.credit, self._owed = min(self.credit, SAVED), plain
+        self.credit, self._unit = min(self.credit, SAVED), plain
         if in_vain:
             together = self.trees * median(in_vain)
             self.pause = min(int(together / (LOOKING * plain)), LONGEST)
@@ -162,7 +176,7 @@ class Shares:
         """It is so short that learning from each would take a share of their time, as `WEIGHED`: without
         drafts fewer tell enough."""
         self._unheard += 1
-        short = self._unheard < min(WEIGHING / (WEIGHED * seconds), REST << LONGER)
+        short = self._unheard * WEIGHED * seconds < WEIGHING and self._unheard < REST << LONGER
         if short and all(offer.passes is None for offer in offers) and not self.stale:
             return True
         self._unheard = 0
@@ -229,7 +243,8 @@ class Shares:
         """For so many passes nobody more drafts, by what is left of the credit and comes in, or as one
         without drafts is to be timed. Asked by all for each, and so found out once."""
         if self._rest is None:
-            self._rest = 1 if self.stale else 0 if self.affords.any() else self._until_credit()
+            timed = self.stale and not self._prompted  # else its time would tell nothing
+            self._rest = 1 if timed else 0 if self.affords.any() else self._until_credit()
         return self._rest
 
     @property
