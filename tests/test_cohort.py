@@ -74,6 +74,15 @@ def test_those_who_were_held_back_would_have_shared() -> None:
     assert cohort.share(64) == pytest.approx(0.0035), "and when nobody is held back any more, they do not"
 
 
+def test_who_joins_in_is_never_taken_to_be_free() -> None:
+    """By timings that scatter; many numbers tell, and so does one."""
+    assert timed([1, 2], 0.003, 0.0).line(1.0)[1] == 0.0
+    assert timed([1, 2], 0.003, 0.0).joining == pytest.approx(0.002 / 3, rel=0.01)
+    assert timed([4], 0.003, 0.001).joining == pytest.approx(0.007 / 4)
+    assert timed([1, 4, 16, 64], 0.003, 0.001).joining == pytest.approx(0.001)
+    assert Cohort().joining == 0.0
+
+
 def test_what_was_not_timed_for_long_is_forgotten() -> None:
     cohort = timed([1, 4, 13], 0.007, 0.0005)
     for _ in range(100):

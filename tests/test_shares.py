@@ -138,10 +138,13 @@ def test_without_credit_all_rest_until_a_trial_is_paid_for() -> None:
     assert shares.rest == 0
     shares.begin(shares.costs)
     shares.credit = -0.3
-    assert shares.rest == 20
-    shares.begin(shares.costs)
-    shares.credit = -9.0
-    assert shares.rest == REST << LONGER
+    assert shares.rest == REST, "such passes were timed a few times, and may turn out to be longer"
+    for credit, rest in (-0.3, 20), (-9.0, REST << LONGER):
+        for _ in range(9):
+            shares.costs.add_pass(4, 0.1)
+        shares.begin(shares.costs)
+        shares.credit = credit
+        assert shares.rest == rest
     member = Partner(shares)
     assert member.budget(LIMIT, range(1, 3)) is None
     assert member.rests

@@ -19,6 +19,7 @@ from edgespec.control.estimates import MEMORY
 
 SURE = 4.0  # timings, beyond which one that takes `PAUSE` times as long is a pause of the machine
 HOPES = 16.0  # timings of one number, beyond which no others are hoped for
+CAREFUL = 1 / 3  # of what a conversation's step took on average does another one's take at least
 FORGOTTEN = 0.05  # weight of timings that are as good as none
 ALIKE = 0.05  # relative variance of their numbers below which timings do not tell the two apart
 
@@ -72,6 +73,12 @@ class Cohort:
             each = (product - number * seconds) / (self._variance * number**2)
             each = min(max(each, 0.0), seconds / number)
         return seconds - each * number, each
+
+    @property
+    def joining(self) -> float:
+        """Seconds of a step that another one may take who joins in: timings scatter, and two of few numbers
+        may say that it takes nothing."""
+        return max(self.line(1.0)[1], CAREFUL * float(self._sums[3] / self._sums[1])) if self.known else 0.0
 
     def together(self, number: int) -> float:
         """Seconds of a step of so many."""

@@ -204,7 +204,7 @@ class Shares:
         """[len(STEPS)] seconds that one more draft of so many steps makes of the next pass."""
         if not self.cohort.known:
             return self.costs.draft.at(STEPS)
-        return STEPS * (self.cohort.line(1.0)[1] if self._modelled else self.cohort.together(1))
+        return STEPS * (self.cohort.joining if self._modelled else self.cohort.together(1))
 
     @property
     def rate(self) -> float:
@@ -255,7 +255,8 @@ class Shares:
     def _until_credit(self) -> int:
         alone, longer = self._trial()
         lacking = longer / alone - 1 - self.credit
-        return max(1, min(int(lacking / ALLOWANCE), REST << LONGER))
+        known = self.costs.verify.weight(self.trees) >= REST  # else passes may soon turn out to be longer
+        return max(1, min(int(lacking / ALLOWANCE), REST << LONGER if known else REST))
 
     def _trial(self) -> tuple[float, float]:
         """Seconds of a pass without drafts, and of one with a few nodes of them."""
