@@ -166,21 +166,14 @@ def test_who_is_left_no_credit_by_others_is_held_back() -> None:
 def test_who_is_held_back_is_counted() -> None:
     """By caution, as few have drafted so far, and by a credit that others use: where nearly all of a draft is
     made once for all, 64 come to draft though two alone would not."""
-    shares = knowing(lambda rows: 0.05 + 0.0 * rows, [64] * 9)
+    world = World(0.8, 0.8, lambda n: 0.05 + 0.0 * n, 0.0, paid=range(1, 2))
+    rng, shares = np.random.default_rng(0), knowing(world.verify, [64] * 9)
     shares.trees = 64
     members = [Partner(shares) for _ in range(64)]
     drafted = list[int]()
     for _ in range(12):
-        offers = list[Offer]()
-        for member in members:
-            budget, tree = member.budget(LIMIT, range(1, 2)), TokenTree.root(1)
-            if budget is not None:
-                tree = member.prune(TokenTree.chain([1, 2, 3], np.log([1.0, 0.8, 0.8])))
-            seconds = 0.0 if budget is None else 0.0 if any(o.passes for o in offers) else 0.02
-            offers.append(Offer(member.gains(tree), None if budget is None else 1, seconds))
-        drafted.append(sum(offer.passes is not None for offer in offers))
-        rows = sum(map(len, shares.allot(offers, [9] * 64, 0, 512)))
-        shares.record(offers, rows, 64 + (rows - 64) // 2, 0.05, False)
+        run_pass(shares, members, [world] * 64, rng, first=0.02)
+        drafted.append(sum(member._drafted for member in members))
     assert drafted[0] <= 4
     assert drafted == sorted(drafted)
     assert drafted[-1] == 64
@@ -190,18 +183,18 @@ def test_a_debt_is_of_time() -> None:
     """Passes that turn out to take ten times as long are fewer; those of a quarter of the trees, more."""
     shares = knowing(lambda rows: 0.1 * (1 + rows / 4), [1, 4, 8])
 
-    def run_pass(trees: int, seconds: float, drafting: float = 0.0) -> float:
+    def without_drafts(trees: int, seconds: float, drafting: float = 0.0) -> float:
         offers = [UNDRAFTED] * (trees - 1) + [Offer(np.ones(1), 1 if drafting else None, drafting)]
         shares.allot(offers, [9] * trees, 0, 60)
         shares.record(offers, trees, trees, seconds, False)
         return shares.credit * float(shares._passes(trees))  # seconds
 
-    owed = run_pass(4, 0.2, drafting=2.0)
+    owed = without_drafts(4, 0.2, drafting=2.0)
     assert shares.credit < 0
     assert owed == pytest.approx((GRACE + ALLOWANCE * 11) * 0.2 - 2.0)
-    assert run_pass(1, 0.125) == pytest.approx(owed + ALLOWANCE * 0.125, rel=0.05)
+    assert without_drafts(1, 0.125) == pytest.approx(owed + ALLOWANCE * 0.125, rel=0.05)
     for _ in range(9):
-        now = run_pass(4, 2.0)
+        now = without_drafts(4, 2.0)
     assert float(shares._passes(4)) > 1.5
     assert owed < now < owed + 10 * ALLOWANCE * 2.5
     assert -0.7 < shares.credit < 0

@@ -51,16 +51,15 @@ class Cohort:
         self._sums *= MEMORY
         self._willing *= MEMORY
 
-    def believed(self, number: int, step: float) -> float:
-        """What `step` seconds of so many count as: a pause of the machine is nobody's fault."""
-        return min(step, PAUSE * self.together(number)) if self._sums[0] > SURE else step
-
-    def add(self, number: int, step: float, held: int = 0) -> None:
+    def add(self, number: int, step: float, held: int = 0) -> float:
         """So many conversations took `step` seconds together for each step; others, perhaps willing, were
-        held back, so that this is found out by a few."""
-        step = self.believed(number, step)
+        held back, so that this is found out by a few. Returns the seconds that it counts as: a pause of the
+        machine is nobody's fault."""
+        if self._sums[0] > SURE:
+            step = min(step, PAUSE * self.together(number))
         self._sums += (1, number, number**2, step, number * step)
         self._willing = max(self._willing, number + held)
+        return step
 
     def line(self, unknown: float) -> tuple[float, float]:
         """Seconds of a step: once, and for each conversation. unknown: the share of the latter while timings

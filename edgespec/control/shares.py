@@ -10,8 +10,9 @@ any more (`control.partner`).
 
 Trying may cost, and is paid from a *credit*, as of `control.controller`, but one for all: what pays is judged
 by all tokens of a pass, in passes without drafts over the same conversations. So what drafts lose against
-plain decoding has the same bound for any number of them. And as what was never tried may be dearer than
-expected, rows, and those who draft, become more by and by. No clock and no chance here. Needs no torch.
+plain decoding has the same bound for any number of them; what is owed is time, however long passes take by
+then. And as what was never tried may be dearer than expected, rows, and those who draft, become more by and
+by. No clock and no chance here. Needs no torch.
 
 To look whether there is anything to draft takes time, too, and so conversations pause between looks.
 """
@@ -86,13 +87,10 @@ class Shares:
         trees = len(offers) + others
         if trees != self.trees:
             self.trees, self._plain_rate, self._least = trees, None, None
-        if self._drafted_rate:
-            self._drafted_rate, self._least = 0.0, None
         self._hoped = 0.0
         if all(len(offer.gains) == 1 for offer in offers):
+            self._expect(0.0, 0)
             self.speedup = 1.0
-            if self._overdue and self.stale:
-                self._overdue = 0
             return [np.zeros(1, dtype=np.int64)] * len(offers)
         kept = [_best(offer.gains, nodes) for offer, nodes in zip(offers, most, strict=True)]
         gains = np.concatenate([offer.gains[nodes[1:]] for offer, nodes in zip(offers, kept, strict=True)])
@@ -108,12 +106,9 @@ class Shares:
         lost = seconds / seconds[0] - 1
         rates[lost > max(self.credit - spent / float(seconds[0]), float(lost[: FEW + 1][-1]))] = 0.0
         # A pass of other conversations than those that were asked may be the only one of so many trees.
-        self._overdue += self.stale
-        count = 0 if self._overdue > REST and self.stale else int(np.argmax(rates))
+        count = 0 if self._overdue >= REST and self.stale else int(np.argmax(rates))
+        self._expect(float(rates[count]), count)
         self._plain_rate = plain = trees / float(seconds[0])
-        if not count and self.stale:
-            self._overdue = 0
-        self._drafted_rate, self._least = float(rates[count]), None
         self.speedup = self.rate / plain
         self._hoped = float(gains[likeliest[:count]].sum()) / self.kept
         chosen = np.zeros(len(gains), dtype=bool)
@@ -123,6 +118,14 @@ class Shares:
             np.append(0, nodes[1:][mine])
             for nodes, mine in zip(kept, np.split(chosen, ends[:-1]), strict=True)
         ]
+
+    def _expect(self, rate: float, nodes: int) -> None:
+        """So many nodes of drafts are verified in the next pass, which gives `rate` tokens a second with what
+        was drafted for it."""
+        if rate != self._drafted_rate:
+            self._drafted_rate, self._least = rate, None
+        if self.stale:
+            self._overdue = self._overdue + 1 if nodes else 0
 
     def record(self, offers: Sequence[Offer], rows: int, tokens: int, seconds: float, prompts: bool) -> None:
         self._usual *= MEMORY
@@ -152,8 +155,7 @@ class Shares:
         if modelled := [offer for offer in drafted if offer.passes]:
             steps = max(offer.passes or 0 for offer in modelled)  # levels of all are one forward
             step = sum(offer.seconds for offer in modelled) / steps
-            spent -= steps * (step - self.cohort.believed(len(modelled), step))
-            self.cohort.add(len(modelled), step, held)
+            spent -= steps * (step - self.cohort.add(len(modelled), step, held))
         for steps in {offer.passes or 0 for offer in drafted}:
             # Of drafts that are made together one may have taken all the time: their mean.
             self.costs.add_draft(steps, fmean(o.seconds for o in drafted if o.passes == steps))
