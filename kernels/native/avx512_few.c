@@ -1,4 +1,4 @@
-/* One to four rows of x on AVX-512 VNNI, where decoding is most of the work: native.h's sums, bit for bit. x is two digits of
+/* One to eight rows of x on AVX-512 VNNI, where decoding is most of the work: native.h's sums, bit for bit. x is two digits of
    eight bits (256 * high + low), arranged once a call to match the weights' bytes, and both are multiplied out of registers. */
 #if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
@@ -62,7 +62,7 @@ INLINE void few(const Matmul *m, int format, int rows, int64_t first, int64_t la
   for (int64_t w = first; w < last; w += 2) {
     const int64_t other = w + 1 < last ? w + 1 : w; /* an odd row is its own partner */
     const Row row[2] = {row_of(m, w), row_of(m, other)};
-    __m512 sums[FEW];
+    __m512 sums[AVX512_FEW];
     for (int r = 0; r < rows; r++) sums[r] = _mm512_setzero_ps();
     for (int64_t s = 0; s < m->supers; s++) {
       fetch(row[0].row + m->row_bytes + 2 * s * span + AHEAD, 2 * span); /* in the order of memory */
@@ -85,12 +85,13 @@ INLINE void few(const Matmul *m, int format, int rows, int64_t first, int64_t la
 }
 
 #define CASE(format, n) \
-  case 8 * format + n: few(m, format, n, first, last); return;
-#define CASES(format) CASE(format, 1) CASE(format, 2) CASE(format, 3) CASE(format, 4)
+  case 16 * format + n: few(m, format, n, first, last); return;
+#define CASES(format) \
+  CASE(format, 1) CASE(format, 2) CASE(format, 3) CASE(format, 4) CASE(format, 5) CASE(format, 6) CASE(format, 7) CASE(format, 8)
 
 void avx512_few(const Matmul *m, int64_t first, int64_t last, void *room) {
   (void)room;
-  switch (8 * m->format + m->n) {
+  switch (16 * m->format + m->n) {
     CASES(INT8)
     CASES(INT4)
     CASES(Q8_0)

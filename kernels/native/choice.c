@@ -25,16 +25,16 @@ int es_level(int most) {
 }
 
 /* What was chosen by format, 0 = nothing: 1 + 2 * instruction set, and 1 more where each row of weights is used as it is decoded.
-   For up to 1, 2, 3, 4, 8 and 16 rows of x and for more: their bits are the same. At ORDER: for what has orders of sums of its own,
+   For up to 1, 2, 3, 4, 6, 8 and 16 rows of x and for more: their bits are the same. At ORDER: for what has orders of sums of its own,
    rows of bf16 by bf16 and prompts. */
-#define CLASSES 7
+#define CLASSES 8
 #define ORDER CLASSES
 static uint8_t chosen[FORMATS + 2][CLASSES + 1];
 
 /* For rows of the class `of`, or at ORDER; 0: by features alone. */
 void es_choose(int format, int of, int what) { chosen[format][of] = (uint8_t)what; }
 
-static int class_of(int64_t n) { return n <= 1 ? 0 : n <= 4 ? (int)n - 1 : n <= 8 ? 4 : n <= 16 ? 5 : 6; }
+static int class_of(int64_t n) { return n <= 1 ? 0 : n <= 4 ? (int)n - 1 : n <= 8 ? (int)(n + 1) / 2 + 1 : n <= 16 ? 6 : 7; }
 
 INLINE int least(int a, int b) { return a < b ? a : b; }
 
@@ -45,7 +45,7 @@ static Kernels of_low_bit(int set, int few, int64_t n) {
 #ifdef HAS_AMX
   if (set == AMX) return (Kernels){{amx_rows, amx_packed, amx_pack}, 0, avx512_quantise, NULL};
 #endif
-  if (set >= AVX512 && few && n <= FEW) return (Kernels){{avx512_few}, 0, avx512_quantise, avx512_arrange};
+  if (set >= AVX512 && few && n <= AVX512_FEW) return (Kernels){{avx512_few}, 0, avx512_quantise, avx512_arrange};
   if (set >= AVX512) return (Kernels){{avx512_rows}, 0, avx512_quantise, avx512_order};
   if (set == AVX2 && few && n <= FEW) return (Kernels){{avx2_few}, 0, avx2_quantise, avx2_arrange};
   if (set == AVX2) return (Kernels){{avx2_rows, avx2_packed, avx2_pack}, 0, avx2_quantise, NULL};

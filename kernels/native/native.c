@@ -102,7 +102,7 @@ static char *lay_out(Linear *l, char *room, int threads) {
       m->x = part(&room, groups * GROUP * 2);
       m->step = part(&room, groups * 4);
       m->sum = part(&room, groups * 4);
-      if (m->n <= FEW) m->offset = part(&room, groups * (SUPER / 4 / GROUPS) * 4);
+      if (m->n <= AVX512_FEW) m->offset = part(&room, groups * (SUPER / 4 / GROUPS) * 4);
     } else if (!k->way.pack) {
       m->wide = part(&room, wide_numbers(m->n, l->columns) * 4);
     }
@@ -192,4 +192,4 @@ void es_dense(const Matrix *a, int64_t columns, void *out, int bf16, int threads
 }
 
 /* Changes with the meaning of any of these functions, and when another of them may be the fastest (kernels/trials.py). */
-int es_version(void) { return 19; }
+int es_version(void) { return 20; }
