@@ -129,11 +129,11 @@ def _matmul_lines(facts: MachineFacts) -> list[str]:
     from edgespec.devices.matmuls import ROWS
 
     lines = ["matmuls, GB of stored weights a second, by rows"]
-    lines.append(f"{'':<13}" + "".join(f"{rows:>11}" for rows in ROWS))
+    lines.append(f"{'':<13}" + "".join(f"{rows:>9}" for rows in ROWS))
     for encoding, seconds in facts.matmuls.seconds.items():
         # As plans go by: of many rows one matrix is measured, from a cache.
         slowest = accumulate(seconds, max)
-        lines.append(f"  {NAMES.get(encoding, encoding):<11}" + "".join(f"{1 / s:>11.3g}" for s in slowest))
+        lines.append(f"  {NAMES.get(encoding, encoding):<11}" + "".join(f"{1 / s:>9.3g}" for s in slowest))
     return lines
 
 

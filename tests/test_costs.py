@@ -23,12 +23,17 @@ from tests.machine import GIVEN
 from tests.test_plan import needs, table
 
 GB = 10**9
-MEASURED = Matmuls({"BF16": (0.1, 0.1, 0.2, 0.3, 4.0), "U8": (0.05, 0.4, 1.0, 2.0, 9.0)})
+MEASURED = Matmuls(
+    {
+        "BF16": (0.1, 0.1, 0.1, 0.1, 0.2, 0.3, 4.0),
+        "U8": (0.05, 0.05, 0.1, 0.4, 1.0, 2.0, 9.0),
+    }
+)
 
 
 def test_weights_are_multiplied_as_measured_by_encoding_and_rows() -> None:
     rates = Rates(1.0, 10.0, MEASURED)
-    assert rates.multiply({"BF16": 2 * GB, "U8": GB}) == pytest.approx((0.25, 0.6, 1.4, 2.6, 17.0))
+    assert rates.multiply({"BF16": 2 * GB, "U8": GB}) == pytest.approx((0.25, 0.25, 0.3, 0.6, 1.4, 2.6, 17.0))
     # What was not measured goes by the rate of memory.
     assert rates.multiply({"F32": GB})[0] == pytest.approx(0.1)
     assert rates.multiply({"F32": GB})[-1] == pytest.approx(0.1 * (1 + 511 / FREE_ROWS))
@@ -36,13 +41,13 @@ def test_weights_are_multiplied_as_measured_by_encoding_and_rows() -> None:
 
 
 def test_more_rows_never_cost_less_than_fewer() -> None:
-    noisy = Rates(None, 10.0, Matmuls({"BF16": (0.3, 0.1, 0.2, 0.1, 0.4)}))
-    assert noisy.multiply({"BF16": GB}) == pytest.approx((0.3, 0.3, 0.3, 0.3, 0.4))
+    noisy = Rates(None, 10.0, Matmuls({"BF16": (0.3, 0.1, 0.2, 0.1, 0.2, 0.1, 0.4)}))
+    assert noisy.multiply({"BF16": GB}) == pytest.approx((*[0.3] * 6, 0.4))
 
 
 def test_rows_at_which_arithmetic_takes_as_long_as_reading() -> None:
     """Of what is in memory the pass of one row reads that; what streams hides many more rows."""
-    matmuls = (1.0, 1.1, 1.2, 1.3, 12.5)  # seconds of 1, 8, 32, 64 and 512 rows: 0.025 for each beyond
+    matmuls = (1.0, 1.0, 1.1, 1.1, 1.2, 1.3, 12.5)  # seconds of ROWS: 0.025 for each beyond 64
     assert CostModel(compute=1.0, by_rows=matmuls).redundancy == pytest.approx(40)
     assert CostModel(io=5.0, compute=1.0, by_rows=matmuls).redundancy == pytest.approx(200)
     assert CostModel(compute=0.1).redundancy == pytest.approx(FREE_ROWS), (
@@ -52,7 +57,7 @@ def test_rows_at_which_arithmetic_takes_as_long_as_reading() -> None:
 
 
 def test_between_and_beyond_what_was_measured_are_lines() -> None:
-    costs = CostModel(io=0.15, compute=0.1, by_rows=(0.1, 0.1, 0.2, 0.3, 4.0))
+    costs = CostModel(io=0.15, compute=0.1, by_rows=(0.1, 0.1, 0.1, 0.1, 0.2, 0.3, 4.0))
     rows = np.array([1.0, 8.0, 20.0, 32.0, 64.0, 512.0, 1024.0])
     slope = 3.7 / (512 - 64)
     expected = [0.1, 0.1, 0.15, 0.2, 0.3, 4.0, 4.0 + 512 * slope]
@@ -76,12 +81,12 @@ def test_a_plan_knows_measured_matmuls() -> None:
     chunks = table()
     request = Request(10**12)
     before = make_plan(chunks, needs(), Rates(1.0, 10.0), request)
-    after = make_plan(chunks, needs(), Rates(1.0, 10.0, Matmuls({"F32": (1.0,) * 5})), request)
+    after = make_plan(chunks, needs(), Rates(1.0, 10.0, Matmuls({"F32": (1.0,) * len(ROWS)})), request)
     assert sum(chunks.stored.values()) == chunks.nbytes
     assert set(chunks.stored) == {"F32"}
     assert before.costs().compute == pytest.approx(chunks.nbytes / 1e10)
     assert after.costs().compute == pytest.approx(chunks.nbytes / 1e9)
-    assert after.costs().by_rows == pytest.approx((chunks.nbytes / 1e9,) * 5)
+    assert after.costs().by_rows == pytest.approx((chunks.nbytes / 1e9,) * len(ROWS))
 
 
 # The machine that is remembered.

@@ -22,6 +22,7 @@ from edgespec.devices.matmuls import ROWS, WEIGHTS_PER_BYTE, Matmuls, recall_mat
 from edgespec.devices.presets import PRESETS
 from edgespec.devices.rates import GRID, STALE, ReadRate
 from edgespec.errors import ModelError, OptionError
+from edgespec.kernels import choice
 from edgespec.tuning import machines
 
 
@@ -207,7 +208,7 @@ def test_a_damaged_calibration_is_done_again(
 
 
 def some_matmuls() -> Matmuls:
-    return Matmuls({"BF16": (0.1, 0.1, 0.1, 0.2, 1.5), "U8": (0.05, 0.1, 0.3, 0.6, 2.0)})
+    return Matmuls({"BF16": (*[0.1] * 5, 0.2, 1.5), "U8": (*[0.05] * 3, 0.1, 0.3, 0.6, 2.0)})
 
 
 def test_matmuls_are_remembered_for_these_kernels_and_processors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,20 +371,20 @@ def test_devices_shows_what_was_measured(
 ) -> None:
     from edgespec.runtimes.torch import matmuls as measured
 
-    monkeypatch.setattr(measured, "measure", lambda encoding: (0.1, 0.1, 0.1, 0.2, 1.0))
+    monkeypatch.setattr(measured, "measure", lambda encoding: (*[0.1] * 5, 0.2, 1.0))
     monkeypatch.setattr(psutil, "disk_partitions", mounted(("/", "tmpfs", "")))
     assert main.run(["devices", str(big), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["disk"]["place"] == "memory"
     assert len(found["disk"]["rates"]) == len(GRID)
     assert found["matmuls"]["rows"] == list(ROWS)
-    assert found["matmuls"]["seconds_per_gb"]["BF16"] == [0.1, 0.1, 0.1, 0.2, 1.0]
+    assert found["matmuls"]["seconds_per_gb"]["BF16"] == [*[0.1] * 5, 0.2, 1.0]
     assert main.run(["devices", str(big)]) == 0
     shown = capsys.readouterr()
-    assert re.search(r"BF16( +10){3} +5 +1\n", shown.out)
+    assert re.search(r"BF16( +10){5} +5 +1\n", shown.out)
     assert "reads at 2 GB/s: 4096 KiB each, 2 at a time" in shown.out
     if found["choices"]:
-        assert len(found["choices"]["Q4_K"]["ways"]) == 7
+        assert len(found["choices"]["Q4_K"]["ways"]) == len(choice.ROWS)
         assert re.search(r"  Q4_K +1.* rows ", shown.out)
     assert "lie in memory" in shown.err
     # The disk's rate, measured later by itself, differs from the table's: that is said.

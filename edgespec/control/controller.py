@@ -140,11 +140,14 @@ class Adaptive:
     def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
         if self._rests(limit):
             return None
-        tokens, nodes = self.beliefs.gives.expect(self.beliefs.chances.by_depth)
-        seconds = np.maximum(self.costs.cycle(nodes, STEPS), 1e-9)
+        # As wide as trees have been, or as narrow as they can be: where rows are dear, `prune` leaves little.
+        gives, chances = self.beliefs.gives, self.beliefs.chances
+        wide, narrow = gives.expect(chances.by_depth), gives.chains(chances.along)
+        tokens = np.array([wide[0], np.minimum(narrow[0], wide[0])])  # [2, len(STEPS)]
+        seconds = np.maximum(self.costs.cycle(np.array([wide[1], narrow[1]]), STEPS), 1e-9)
         most = self._most(limit, passes)
         sensible = (passes.start <= STEPS) & (most >= STEPS) & (seconds * self.plain_rate - 1 <= self.credit)
-        rates = np.where(sensible, tokens / seconds, 0.0)
+        rates = np.where(sensible, tokens / seconds, 0.0).max(axis=0)
         best = int(np.argmax(rates))
         self._overlaps = False
         self._believe(float(rates[best]))

@@ -124,7 +124,8 @@ class Curve:
             found = found - line.first_slope * np.minimum(np.maximum(first - wanted, 0.0), WIDTH * first)
         if (wanted > last).any():
             there = np.maximum(wanted, last)
-            beyond = np.maximum(line.scale * (self.shape(there) - self.shape(np.asarray(last))), 0.0)
+            shape, so_far = line.scale * self.shape(there), line.scale * float(self.shape(np.asarray(last)))
+            beyond = _more(shape, so_far, float(line.seconds[-1]))
             found = found + np.minimum(beyond, line.slope * (there - last))
         seconds: FloatArray = self._pace * found
         return seconds
@@ -139,7 +140,7 @@ class Curve:
         # A point leans on the first one and the shape, so that an old outlier does not stand for ever.
         shape = self.shape(np.array(xs))
         lean = LEAN if shape.any() else 0.0
-        believed = (medians[0] + shape - shape[0]).tolist()
+        believed = (medians[0] + _more(shape, shape[0], medians[0])).tolist()
         if lean:  # a single timing far above that may be a pause of the machine
             single = [len(p.seconds) == 1 for p in points]
             single = [False] * (len(xs) - len(points)) + single
@@ -277,6 +278,13 @@ class _Point:
     def median(self) -> float:
         """Of two, the quicker."""
         return sorted(self.seconds)[(len(self.seconds) - 1) // 2]
+
+
+def _more(shape: FloatArray, so_far: float, took: float) -> FloatArray:
+    """[...] seconds longer by a shape, which says `so_far` of what took `took`. What is slower than it says
+    waits for what more rows wait for at the same time, flash or memory; their arithmetic comes on top of none
+    of that."""
+    return np.maximum(shape - max(so_far, took), 0.0)
 
 
 def _bucket(count: int) -> int:

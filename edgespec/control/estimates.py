@@ -15,7 +15,8 @@ from edgespec.core.sampling import FloatArray, IntArray
 from edgespec.core.tree import TokenTree
 
 MEMORY = 0.985
-HOPE = 0.7  # chance of acceptance before anything is known
+HOPE = 0.7  # chance of acceptance before anything is known,
+LIKELIEST = 0.8  # and that it is then the likeliest child that is accepted
 LEAN = 2.0  # observations' worth of evidence that a belief without measurements has
 KEPT_LEAN = 10.0  # tokens' worth of evidence that what is expected comes true on the whole
 QUICK = 0.975  # as MEMORY, of that: another subject should show within some tens of cycles
@@ -95,6 +96,12 @@ class Chances:
                 chances.append(chance)
             self._by_depth = np.array(chances)
         return self._by_depth
+
+    @property
+    def along(self) -> FloatArray:
+        """[depths] `by_depth` if the likeliest child alone is there."""
+        likeliest, all_ranks = float(self._accepted[:, 0].sum()), float(self._accepted.sum())
+        return self.by_depth * (likeliest + LEAN * LIKELIEST) / (all_ranks + LEAN)
 
     def _factors(self) -> FloatArray:
         """[depths, ranks] log of accepted / claimed."""
@@ -186,10 +193,18 @@ class Yield:
         gained[0] = (self._tokens[0] + LEAN * by_depth[1]) / (self._trees[0] + LEAN)
         level = (self._nodes + 2 * LEAN) / (self._trees + LEAN)
         size = np.append(1 + level[0], 1 + np.cumsum(level[1:]))
+        return self._leaning(gained[STEPS], size[STEPS])
+
+    def chains(self, along: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The same of the narrowest trees; `along` as `Chances` has it."""
+        gained = np.append(0.0, np.cumsum(np.cumprod(along[1:])))
+        return self._leaning(gained[STEPS], 1.0 + STEPS)
+
+    def _leaning(self, gained: FloatArray, size: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Of each number of steps its own trees, which lean on drafts that give so much and are so large."""
         trees, tokens, nodes = self._own
-        tokens = (tokens + LEAN * gained[STEPS]) / (trees + LEAN)
-        nodes = (nodes + LEAN * size[STEPS]) / (trees + LEAN)
-        return 1 + tokens * self.kept, nodes
+        tokens = (tokens + LEAN * gained) / (trees + LEAN)
+        return 1 + tokens * self.kept, (nodes + LEAN * size) / (trees + LEAN)
 
 
 def ranks(tree: TokenTree) -> IntArray:
