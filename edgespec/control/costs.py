@@ -281,9 +281,8 @@ class _Point:
 
 
 def _more(shape: FloatArray, so_far: float, took: float) -> FloatArray:
-    """[...] seconds longer by a shape, which says `so_far` of what took `took`. What is slower than it says
-    waits for what more rows wait for at the same time, flash or memory; their arithmetic comes on top of none
-    of that."""
+    """[...] seconds longer, by a shape saying `so_far` of what took `took`. What is slower than that waits
+    for flash or memory, and so would more rows: their arithmetic is hidden behind it."""
     return np.maximum(shape - max(so_far, took), 0.0)
 
 

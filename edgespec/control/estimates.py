@@ -196,9 +196,10 @@ class Yield:
         return self._leaning(gained[STEPS], size[STEPS])
 
     def chains(self, along: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The same of the narrowest trees; `along` as `Chances` has it."""
-        gained = np.append(0.0, np.cumsum(np.cumprod(along[1:])))
-        return self._leaning(gained[STEPS], 1.0 + STEPS)
+        """The same of trees as narrow as can be: a node for each step, one of none. `along` as `Chances` has
+        it."""
+        gained = np.append(along[1], np.cumsum(np.cumprod(along[1:])))
+        return self._leaning(gained[STEPS], 1.0 + np.maximum(STEPS, 1))
 
     def _leaning(self, gained: FloatArray, size: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Of each number of steps its own trees, which lean on drafts that give so much and are so large."""
