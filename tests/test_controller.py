@@ -547,12 +547,12 @@ def test_fixed_is_fixed() -> None:
 def test_a_curve_interpolates_and_extrapolates() -> None:
     curve = Curve(lambda x: 2.0 * x)
     assert curve.at(3.0) == 6.0
-    curve.add(1, 1.0)
-    assert curve.at(4.0) == 1.0 + 6.0  # the prior's shape behind the last point
-    curve = Curve(lambda x: 2.0 * x)
     curve.add(1, 5.0)
-    assert curve.at(2.0) == 5.0  # slower than the prior says: what more rows take is hidden behind it
-    assert curve.at(4.0) == 8.0
+    assert curve.at(4.0) == 5.0 + 6.0  # the prior's shape behind the last point
+    for took, waited in ((2.5, 0.0), (3.5, 0.5), (50.0, 1.0)):  # 2 of it known, and 1 beside that
+        waiting = Curve(lambda x: 2.0 * x, beside=1.0)
+        waiting.add(1, took)
+        assert waiting.at(4.0) == pytest.approx(took + 6.0 - waited)
     for _ in range(200):
         curve.add(9, 13.0)
     assert curve.at(np.array([1, 5, 9])) == pytest.approx([5.0, 9.0, 13.0], rel=0.01)

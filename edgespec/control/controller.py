@@ -140,14 +140,11 @@ class Adaptive:
     def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
         if self._rests(limit):
             return None
-        # As wide as trees have been, or as narrow as they can be: where rows are dear, `prune` leaves little.
-        gives, chances = self.beliefs.gives, self.beliefs.chances
-        wide, narrow = gives.expect(chances.by_depth), gives.chains(chances.along)
-        tokens = np.array([wide[0], np.minimum(narrow[0], wide[0])])  # [2, len(STEPS)]
-        seconds = np.maximum(self.costs.cycle(np.array([wide[1], narrow[1]]), STEPS), 1e-9)
+        tokens, nodes = self._drafts()
+        seconds = np.maximum(self.costs.cycle(nodes, STEPS), 1e-9)
         most = self._most(limit, passes)
         sensible = (passes.start <= STEPS) & (most >= STEPS) & (seconds * self.plain_rate - 1 <= self.credit)
-        rates = np.where(sensible, tokens / seconds, 0.0).max(axis=0)
+        rates = np.where(sensible, tokens / seconds, 0.0)
         best = int(np.argmax(rates))
         self._overlaps = False
         self._believe(float(rates[best]))
@@ -161,7 +158,7 @@ class Adaptive:
         that price, beside what is prepared."""
         if self._rests(limit):
             return None
-        tokens, nodes = self.beliefs.gives.expect(self.beliefs.chances.by_depth)
+        tokens, nodes = self._drafts()
         tokens = np.maximum.accumulate(tokens)
         if passes.start:
             tokens[0] = nodes[0] = 1.0  # without a pass nothing is drafted
@@ -183,6 +180,16 @@ class Adaptive:
         gains = given + tokens - tokens[even] - self._rate * seconds
         chosen = int(np.argmax(np.where(possible, gains, -np.inf)))
         return replace(limit, passes=int(more[chosen]), found=found, ahead=self._overlaps)
+
+    def _drafts(self) -> tuple[FloatArray, FloatArray]:
+        """Tokens and nodes of drafts of so many steps, [len(STEPS)] each: as wide as trees have been, or, if
+        more tokens a second come of it, as narrow as can be: where rows are dear `prune` leaves little."""
+        gives, chances = self.beliefs.gives, self.beliefs.chances
+        wide, narrow = np.array(gives.expect(chances.by_depth)), np.array(gives.chains(chances.along))
+        narrow[0] = np.minimum(narrow[0], wide[0])
+        took = [np.maximum(self.costs.cycle(nodes, STEPS), 1e-9) for nodes in (wide[1], narrow[1])]
+        tokens, nodes = np.where(narrow[0] / took[1] > wide[0] / took[0], narrow, wide)
+        return tokens, nodes
 
     def _in_the_long_run(self, tokens: FloatArray, nodes: FloatArray, most: float, least: int) -> float:
         """The best rate of `least` to `most` passes that give so many tokens of so many nodes, [len(STEPS)]

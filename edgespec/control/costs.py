@@ -41,10 +41,17 @@ class Curve:
     timed meanwhile as for those that are. Else what was tried in such a while would look dear long after it.
     """
 
-    def __init__(self, shape: Callable[[FloatArray], FloatArray], start: float | None = None) -> None:
-        """`start`: the known value at 0, if there is one."""
+    def __init__(
+        self,
+        shape: Callable[[FloatArray], FloatArray],
+        start: float | None = None,
+        beside: float | None = None,
+    ) -> None:
+        """`start`: the known value at 0, if there is one. `beside`: seconds that the shape leaves out, where
+        what takes longer than both waits for flash or memory, which hides the arithmetic of more rows."""
         self.shape = shape
         self.start = start
+        self._beside = beside
         self._points: dict[int, _Point] = {}  # by bucket
         self._pace, self._late = 1.0, deque[float](maxlen=SPELL)  # times what is usual; of the latest timings
         self._line: _Line | None = None
@@ -124,11 +131,19 @@ class Curve:
             found = found - line.first_slope * np.minimum(np.maximum(first - wanted, 0.0), WIDTH * first)
         if (wanted > last).any():
             there = np.maximum(wanted, last)
-            shape, so_far = line.scale * self.shape(there), line.scale * float(self.shape(np.asarray(last)))
-            beyond = _more(shape, so_far, float(line.seconds[-1]))
+            more = line.scale * (self.shape(there) - self.shape(np.asarray(last)))
+            beyond = np.maximum(more - self._waits(last, float(line.seconds[-1])), 0.0)
             found = found + np.minimum(beyond, line.slope * (there - last))
         seconds: FloatArray = self._pace * found
         return seconds
+
+    def _waits(self, count: float, took: float) -> float:
+        """Seconds of `took` that were waited for flash or memory, beyond what the shape knows of: some part
+        of it, as more may have been a pause of the machine."""
+        if self._beside is None:
+            return 0.0
+        known = float(self.shape(np.asarray(count)))
+        return min(max(took - self._beside - known, 0.0), (AGREE - 1) * known)
 
     def _fit(self) -> _Line:
         points = [self._points[bucket] for bucket in sorted(self._points)]
@@ -140,7 +155,10 @@ class Curve:
         # A point leans on the first one and the shape, so that an old outlier does not stand for ever.
         shape = self.shape(np.array(xs))
         lean = LEAN if shape.any() else 0.0
-        believed = (medians[0] + _more(shape, shape[0], medians[0])).tolist()
+        more = np.maximum(
+            shape - shape[0] - self._waits(xs[0], medians[0]), np.minimum(shape - shape[0], 0.0)
+        )
+        believed = (medians[0] + more).tolist()
         if lean:  # a single timing far above that may be a pause of the machine
             single = [len(p.seconds) == 1 for p in points]
             single = [False] * (len(xs) - len(points)) + single
@@ -167,7 +185,8 @@ class Costs:
 
     def __init__(self, prior: CostModel | None = None) -> None:
         self.prior = prior = prior or CostModel()
-        self.verify = Curve(prior.passes)
+        beside = prior.overhead + prior.apart
+        self.verify = Curve(prior.passes, beside=beside)
         self.overlapped = Curve(prior.passes)  # passes with drafting in their waits
         self.draft = Curve(prior.steps, start=0.0)
         self.longest = 0.0  # draft of late, in steps; fading
@@ -278,12 +297,6 @@ class _Point:
     def median(self) -> float:
         """Of two, the quicker."""
         return sorted(self.seconds)[(len(self.seconds) - 1) // 2]
-
-
-def _more(shape: FloatArray, so_far: float, took: float) -> FloatArray:
-    """[...] seconds longer, by a shape saying `so_far` of what took `took`. What is slower than that waits
-    for flash or memory, and so would more rows: their arithmetic is hidden behind it."""
-    return np.maximum(shape - max(so_far, took), 0.0)
 
 
 def _bucket(count: int) -> int:

@@ -42,7 +42,7 @@ def choices(fresh: bool = False) -> dict[str, Choice]:
 
 
 def choice(encoding: str, fresh: bool = False) -> Choice:
-    """Remembered, in a millisecond; or (also when `fresh`) measured, in about 30."""
+    """Remembered, in a millisecond; or (also when `fresh`) measured, in about 20."""
     key, by = f"kernels {encoding}", kernels_name()
 
     def sound(kept: Any) -> Choice | None:
