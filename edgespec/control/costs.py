@@ -132,7 +132,9 @@ class Curve:
         if (wanted > last).any():
             there = np.maximum(wanted, last)
             more = line.scale * (self.shape(there) - self.shape(np.asarray(last)))
-            beyond = np.maximum(more - self._waits(last, float(line.seconds[-1])), 0.0)
+            # Where several counts were timed, what the last takes longer may be its rows.
+            waits = self._waits(last, float(line.seconds[0])) if len(line.counts) == 1 else 0.0
+            beyond = np.maximum(more - waits, 0.0)
             found = found + np.minimum(beyond, line.slope * (there - last))
         seconds: FloatArray = self._pace * found
         return seconds
