@@ -157,9 +157,7 @@ class Curve:
         # A point leans on the first one and the shape, so that an old outlier does not stand for ever.
         shape = self.shape(np.array(xs))
         lean = LEAN if shape.any() else 0.0
-        more = np.maximum(
-            shape - shape[0] - self._waits(xs[0], medians[0]), np.minimum(shape - shape[0], 0.0)
-        )
+        more = np.maximum(shape - shape[0] - self._waits(xs[0], medians[0]), 0.0)
         believed = (medians[0] + more).tolist()
         if lean:  # a single timing far above that may be a pause of the machine
             single = [len(p.seconds) == 1 for p in points]
