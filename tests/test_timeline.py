@@ -21,6 +21,7 @@ import pytest
 
 from edgespec.apps.timeline import CYCLES, DRAFTING, FLASH, TARGET, WAITS, WORKER, timeline
 from edgespec.config import GenerationOptions
+from edgespec.core import batch
 from edgespec.core.reply import _Observer
 from edgespec.core.trace import Layer, Phase, Trace
 from edgespec.core.verify import Cancellation
@@ -129,7 +130,9 @@ def test_a_draft_workers_rounds(
     run: Run, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it drafted and when: while the target verifies, and what it is asked for before."""
-    monkeypatch.setattr(beside, "SILENCE", 60.0)  # the machine may be busy
+    monkeypatch.setattr(beside, "SILENCE", 60.0)  # the machine may be busy,
+    judge = batch._judge
+    monkeypatch.setattr(batch, "_judge", lambda *parts: (time.sleep(0.02), judge(*parts)))  # and passes short
     flags = ["generate", model, "-p", "Once upon", "--max-tokens", "40", "--json", "--resident-layers", "0"]
     flags += ["--drafter", "model", "--draft-model", model, "--draft-worker", "1", "--schedule", "ssd"]
     assert run(*flags, "--trace", "trace.json")[0] == 0
