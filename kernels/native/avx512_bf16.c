@@ -102,7 +102,7 @@ static void columns_of(const Matmul *m, const Groups *groups, int64_t x0, int64_
   for (int64_t i = 0; i < W_GROUP; i++)
     at[i] = (const uint16_t *)(m->weights + (w + (i < rows ? i : rows - 1)) * m->row_bytes) + c;
   const char *begin = (const char *)(m->weights + w * m->row_bytes);
-  Ahead ahead = {begin + 2 * W_GROUP * c + PLAIN_AHEAD, 0};
+  Ahead ahead = {begin + (W_GROUP - 1) * m->row_bytes + 2 * W_GROUP * c + PLAIN_AHEAD, 0};
   if (stays(m)) ahead = (Ahead){left > chunk ? begin + 2 * (c + chunk) : begin + TILE_ROWS * m->row_bytes, m->row_bytes};
   if (x0) ahead.at = NULL;
   const uint16_t *x = (const uint16_t *)m->packed + c * m->n + x0 * width;
