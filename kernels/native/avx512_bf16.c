@@ -15,7 +15,7 @@
    second cache: some columns of x stay in the first one while TILE_ROWS rows of weights take turns with them. 11008 x 4096 from
    memory, two cores of Zen 5: 16 rows came from 4.2 to 2.9 ms, where one takes 2.5. Fewer rows fit in any case; of many the sums
    would not. */
-INLINE int stays(const Matmul *m) { return m->n >= 4 && m->n <= 28; }
+INLINE int stays(const Matmul *m) { return m->n >= 5 && m->n <= 28; }
 INLINE int64_t chunk_of(const Matmul *m) { return !stays(m) ? 4096 : m->n <= MOST ? 1024 : 512; } /* so many columns */
 INLINE int64_t whole_steps(int64_t columns) { return (columns + STEP - 1) / STEP * STEP; }
 INLINE int64_t width_of(const Matmul *m, int64_t c) { /* of the chunk that begins with column c */
@@ -53,10 +53,10 @@ void avx512_bf16_pack(const Matmul *m, const void *x, int64_t block, void *packe
     }
 }
 
-/* Where weights are asked for: row by row as they lie, or `apart` bytes. `at` NULL: nowhere. */
+/* Where weights are asked for: bytes between rows, and between steps. `at` NULL: nowhere. */
 typedef struct {
   const char *at;
-  int64_t apart;
+  int64_t row, step;
 } Ahead;
 
 /* Some columns of n rows of x times `some` of W_GROUP rows of weights, the `from`th on: added to sums [n][W_GROUP]. */
@@ -65,12 +65,12 @@ INLINE void group(int n, int from, int some, const uint16_t *x, const uint16_t *
   __m512 s[MOST][W_GROUP];
   for (int r = 0; r < n; r++)
     for (int i = 0; i < some; i++) s[r][i] = sums[r][from + i];
-  for (int64_t c = 0; c < columns; c += STEP) {
+  const char *soon = ahead.at + from * ahead.row;
+  for (int64_t c = 0; c < columns; c += STEP, soon += ahead.step) {
     const __mmask32 mask = first_of(columns - c);
     __m512bh weight[W_GROUP];
     for (int i = 0; i < some; i++) {
-      const int64_t there = ahead.apart ? (from + i) * ahead.apart + 2 * c : 2 * (some * c + STEP * i);
-      if (ahead.at) __builtin_prefetch(ahead.at + there, 0, 2);
+      if (ahead.at) __builtin_prefetch(soon + i * ahead.row, 0, 2);
       const uint16_t *of = w[from + i] + c;
       weight[i] = (__m512bh)(mask == ~0u ? _mm512_loadu_si512(of) : _mm512_maskz_loadu_epi16(mask, of));
     }
@@ -102,8 +102,8 @@ static void columns_of(const Matmul *m, const Groups *groups, int64_t x0, int64_
   for (int64_t i = 0; i < W_GROUP; i++)
     at[i] = (const uint16_t *)(m->weights + (w + (i < rows ? i : rows - 1)) * m->row_bytes) + c;
   const char *begin = (const char *)(m->weights + w * m->row_bytes);
-  Ahead ahead = {begin + (W_GROUP - 1) * m->row_bytes + 2 * W_GROUP * c + PLAIN_AHEAD, 0};
-  if (stays(m)) ahead = (Ahead){left > chunk ? begin + 2 * (c + chunk) : begin + TILE_ROWS * m->row_bytes, m->row_bytes};
+  Ahead ahead = {begin + (W_GROUP - 1) * m->row_bytes + 2 * W_GROUP * c + PLAIN_AHEAD, 2 * STEP, 2 * STEP * W_GROUP};
+  if (stays(m)) ahead = (Ahead){left > chunk ? begin + 2 * (c + chunk) : begin + TILE_ROWS * m->row_bytes, m->row_bytes, 2 * STEP};
   if (x0) ahead.at = NULL;
   const uint16_t *x = (const uint16_t *)m->packed + c * m->n + x0 * width;
   for (int64_t g = 0; g < groups->count; g++, ahead.at = NULL) {
