@@ -1,4 +1,4 @@
-"""How wide passes of drafting ahead are: as wide as pays, by what they took."""
+"""How wide a draft model's passes are: as wide as pays, by what they took."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters import breadth
+from edgespec.drafters.base import Root
 from edgespec.drafters.breadth import Breadth
 from edgespec.drafters.model import ModelDrafter
 from tests.table_runtime import PROMPT, VOCABULARY, TablePass, TableRuntime
@@ -92,3 +93,41 @@ def test_what_the_target_does_meanwhile_counts_for_nothing(monkeypatch: pytest.M
         took.add(drafter.forest.seconds)
     assert took == {0.0, 3.0, 12.0, 24.0}, "three steps; of a root, of 4 nodes, and once of 8"
     assert drafter.forest.breadth.width(32) == 4
+
+
+def test_before_verification_nodes_must_be_worth_their_time() -> None:
+    likely, faint = [0.5] * 8, [0.5] * 4 + [0.2] * 4
+    made = Breadth()
+    assert made.worth(likely, 9.0) == 4, "nothing is known at first"
+    made.learn(4, 1.0)
+    assert made.worth(likely, 9.0) == 8, "and one is tried"
+    made.learn(8, 2.0)
+    assert made.worth(likely, 1.9) == 8, "four nodes promise two tokens, and take a second more"
+    assert made.worth(likely, 2.1) == 4
+    assert made.worth(faint, 0.7) == 8
+    assert made.worth(faint, 0.9) == 4
+    assert made.worth([0.5, 0.1], 9.0) == 2, "no more than there are"
+
+
+@pytest.mark.parametrize(("price", "wide"), [(0.0, 8), (1e-6, 8), (10.0, 4)])
+def test_a_trees_passes_are_as_wide_as_pays(price: float, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0: nobody says what time costs, and no clock is looked at."""
+    runtime, rows = Slow(rows=400, parts=3), list[int]()
+    monkeypatch.setattr("edgespec.drafters.forest.perf_counter", lambda: runtime.time)
+    drafter = ModelDrafter(runtime, VOCABULARY)
+    drafter.prefill(Context(PROMPT))
+    begin = runtime.begin
+
+    def counted(tokens: Sequence[int], above: Sequence[int]) -> TablePass:
+        rows.append(len(tokens))
+        return begin(tokens, above)
+
+    monkeypatch.setattr(runtime, "begin", counted)
+    for _ in range(2):
+        drafting = drafter.start([Root((2,))], TreeBudget(64, 50, 8, price=price))
+        while drafting.step():
+            pass
+        drafter.forest.forget()
+    assert rows[0] == 1, "the root"
+    assert rows[1] == (4 if price else 8)
+    assert set(rows[4:8]) == {wide}

@@ -149,7 +149,9 @@ class Adaptive:
         self._overlaps = False
         self._believe(float(rates[best]))
         self._refuse(float(rates[best]))
-        return replace(limit, passes=int(STEPS[best])) if self.refusal is None else None
+        if self.refusal is not None:
+            return None
+        return replace(limit, passes=int(STEPS[best]), price=self._rate)
 
     def overlapped(
         self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int
@@ -179,7 +181,7 @@ class Adaptive:
             return None
         gains = given + tokens - tokens[even] - self._rate * seconds
         chosen = int(np.argmax(np.where(possible, gains, -np.inf)))
-        return replace(limit, passes=int(more[chosen]), found=found, ahead=self._overlaps)
+        return replace(limit, passes=int(more[chosen]), found=found, ahead=self._overlaps, price=self._rate)
 
     def _drafts(self) -> tuple[FloatArray, FloatArray]:
         """Tokens and nodes of drafts of so many steps, [len(STEPS)] each: as wide as trees have been, or, if

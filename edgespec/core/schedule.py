@@ -32,6 +32,7 @@ class TreeBudget:
     ahead: bool = False  # the drafter may go on while the tree is verified
     least: float = 0.0  # chance of acceptance that a node must have to be worth its verification
     worth: float = 0.0  # tokens beyond that, which a draft must promise to be worth its making
+    price: float = 0.0  # tokens that a second of drafting costs
 
 
 @dataclass(frozen=True)

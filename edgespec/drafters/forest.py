@@ -82,7 +82,8 @@ class Forest:
         self.work: Generator[None, None, None] | None = None  # of the latest round
         self.keeps = False  # that round was stopped: the next one, or what lies below its outcome, goes on
         self.kept = False  # the last commit did
-        self.breadth = Breadth()  # of passes ahead
+        self.breadth = Breadth()  # of passes ahead,
+        self.breadth_before = Breadth()  # and of those before verification, which share memory with none
         self.seconds = 0.0  # that the latest pass took, without what was done between its parts
         self._dropping = False
         self.room.add(self)

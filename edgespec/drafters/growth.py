@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
+from math import exp
 from typing import Protocol
 
 import numpy as np
@@ -27,7 +28,7 @@ MAX_PASSES = 16
 class Grower(Protocol):
     """A drafter whose model grows trees."""
 
-    width: int  # nodes expanded in one pass
+    width: int  # nodes expanded in one pass, at most: see `drafters.breadth`
     forest: Forest
     context: Context
 
@@ -112,7 +113,7 @@ class BestFirst(Growing):
 
     def __init__(self, drafter: Grower, roots: Sequence[Root], budget: TreeBudget) -> None:
         super().__init__(drafter, roots)
-        self.passes = budget.passes
+        self.passes, self.price = budget.passes, budget.price
         self.useful = budget.nodes > 1 and budget.depth > 0
         self.builders = [TreeBuilder(root.token, budget.nodes, budget.depth) for root in roots]
         self.slots: list[dict[int, int]] = [{} for _ in roots]  # by root: expanded node -> slot
@@ -138,13 +139,21 @@ class BestFirst(Growing):
             ]  # costs no pass: goes first
             nodes = []
             if not chosen:
-                chosen = open_nodes[: self.drafter.width]
+                chosen = self._worthwhile(open_nodes[: self.drafter.width])
                 nodes = list(dict.fromkeys(key for _, _, key in chosen))[: self.forest.free_rows]
                 if not nodes or not self.passes:
                     return
                 yield from self._run(nodes)
+                self.forest.breadth_before.learn(len(nodes), self.forest.seconds)
             here = self.forest.slots
             self._expand([(i, node, here[key]) for i, node, key in chosen if key in here])
+
+    def _worthwhile(self, nodes: list[tuple[int, int, Node]]) -> list[tuple[int, int, Node]]:
+        """The first ones, as many as are worth their time in the next pass."""
+        if not self.price:
+            return nodes
+        chances = [exp(self.roots[i].logprob + float(self.builders[i].scores[node])) for i, node, _ in nodes]
+        return nodes[: self.forest.breadth_before.worth(chances, self.price)]
 
     def _run(self, nodes: Sequence[Node]) -> Generator[None, None, None]:
         """A pass over new nodes."""
