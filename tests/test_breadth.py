@@ -109,9 +109,23 @@ def test_before_verification_nodes_must_be_worth_their_time() -> None:
     assert made.worth([0.5, 0.1], 9.0) == 2, "no more than there are"
 
 
+@pytest.mark.parametrize("paused", [4, 8])
+def test_a_pause_is_not_believed_for_ever(paused: int) -> None:
+    made, found = Breadth(), list[int]()
+    likely = [0.5] * 8
+    for _ in range(2 * breadth.AGAIN):
+        found.append(made.worth(likely, 1.0))
+        first = found.count(found[-1]) == 1
+        # Passes of 8 take three seconds more, and are not worth them, or no longer, and are.
+        took = {4: 1.0, 8: 4.0 if paused == 4 else 1.0}[found[-1]]
+        made.learn(found[-1], 50.0 if first and found[-1] == paused else took)
+    assert set(found[8:60]) == ({8} if paused == 4 else {4}), "misled"
+    assert set(found[-20:]) == ({4} if paused == 4 else {8})
+
+
 @pytest.mark.parametrize(("price", "wide"), [(0.0, 8), (1e-6, 8), (10.0, 4)])
 def test_a_trees_passes_are_as_wide_as_pays(price: float, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """0: nobody says what time costs, and no clock is looked at."""
+    """0: nobody says what time costs."""
     runtime, rows = Slow(rows=400, parts=3), list[int]()
     monkeypatch.setattr("edgespec.drafters.forest.perf_counter", lambda: runtime.time)
     drafter = ModelDrafter(runtime, VOCABULARY)

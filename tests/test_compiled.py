@@ -23,8 +23,8 @@ pytestmark = [
     pytest.mark.usefixtures("best_level"),
 ]
 
-COUNTS = (1, 2, 3, 4, 5, 6, 8, 11, 13, 16, 17, 31, 35, 63, 64, 65, 67, 128, 129, 256)
-SHAPES = [(1, 256), (16, 256), (37, 512), (40, 1536)]
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 16, 17, 31, 35, 63, 64, 65, 67, 128, 129, 256)
+SHAPES = [(1, 256), (16, 256), (37, 512), (40, 1536), (37, 1280)]
 ODD = {"I8": [(5, 1), (17, 36), (33, 300)], "U8": [(5, 1), (17, 36), (33, 300), (20, 576), (7, 64)]}
 ODD |= {"Q8_0": [(9, 32), (20, 320)], "Q4_0": [(9, 32), (20, 320)]}
 ODD["F16"] = ODD["BF16"] = [(1, 1), (5, 15), (17, 36), (33, 513), (9, 1100), (63, 33)]
@@ -92,7 +92,7 @@ def test_a_rows_bits_depend_on_nothing_else(encoding: str, shape: tuple[int, int
         assert torch.equal(multiply(x[-n:], block), whole[-n:])
     for level in range(best + 1):
         assert compiled.level(level) == level
-        for n in (1, 2, 3, 4, 5, 70):
+        for n in (1, 2, 3, 4, 5, 6, 7, 8, 70):
             assert torch.equal(multiply(x[:n], block), whole[:n])
 
 
@@ -104,7 +104,7 @@ def test_threads_share_a_matrix_without_changing_it(threads: int) -> None:
     alone = multiply(x, block)
     try:
         torch.set_num_threads(threads)
-        for n in (1, 3, 70) * 20:
+        for n in (1, 3, 5, 8, 70) * 20:
             assert torch.equal(multiply(x[:n], block), alone[:n])
     finally:
         torch.set_num_threads(before)
@@ -176,7 +176,7 @@ for encoding, shape in CASES:
     memory[end - len(raw) : end] = raw
     data = typed(memory[end - len(raw) : end], encoding, tuple(block.data.shape))
     last = Block(encoding, data, block.scale, block.rows, block.inner)
-    for n in (1, 4, 5, 40):
+    for n in (1, 4, 5, 7, 8, 28, 40):
         x = inputs(n, shape[1])
         for level in range(compiled.level(99) + 1):
             compiled.level(level)

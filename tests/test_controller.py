@@ -476,6 +476,16 @@ def test_nothing_is_drafted_beyond_the_limit() -> None:
     assert free.passes == 0
 
 
+def test_drafters_are_told_what_time_costs() -> None:
+    """As many tokens a second as are expected, by promises of which some are kept."""
+    world, prior = REGIMES["flash-bound"]
+    converse([(60, world)], controller := Adaptive(prior))
+    budget = controller.budget(LIMIT, world.paid)
+    assert budget is not None
+    assert budget.price * controller.beliefs.gives.kept == pytest.approx(world.oracle()[0], rel=0.15)
+    assert type(budget.price) is float, "it is sent to workers"
+
+
 def test_a_sampled_tree_stays_whole() -> None:
     from edgespec.core.sampling import Distribution
 

@@ -151,7 +151,7 @@ class Adaptive:
         self._refuse(float(rates[best]))
         if self.refusal is not None:
             return None
-        return replace(limit, passes=int(STEPS[best]), price=self._rate)
+        return replace(limit, passes=int(STEPS[best]), price=self._price)
 
     def overlapped(
         self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int
@@ -181,7 +181,7 @@ class Adaptive:
             return None
         gains = given + tokens - tokens[even] - self._rate * seconds
         chosen = int(np.argmax(np.where(possible, gains, -np.inf)))
-        return replace(limit, passes=int(more[chosen]), found=found, ahead=self._overlaps, price=self._rate)
+        return replace(limit, passes=int(more[chosen]), found=found, ahead=self._overlaps, price=self._price)
 
     def _drafts(self) -> tuple[FloatArray, FloatArray]:
         """Tokens and nodes of drafts of so many steps, [len(STEPS)] each: as wide as trees have been, or, if
@@ -226,6 +226,11 @@ class Adaptive:
         """The best draft would give so many tokens a second."""
         self._rate = max(self.plain_rate, rate)
         self.speedup = self._rate / self.plain_rate
+
+    @property
+    def _price(self) -> float:
+        """Tokens that a second costs, as drafters promise them."""
+        return float(self._rate / self.beliefs.gives.kept)
 
     def _rests(self, limit: TreeBudget) -> bool:
         """There is no room for drafts, a refusal stands, or a plain cycle is to show what one costs."""

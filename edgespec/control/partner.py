@@ -64,7 +64,8 @@ class Partner(Adaptive):
         affordable = self.shares.affords
         self._place = self._best(limit, passes, affordable) if passes.stop > 1 else 0
         if self._place:
-            return replace(limit, passes=int(STEPS[self._place]))
+            price = float(self.shares.pace / (self.beliefs.gives.kept * self.shares.kept))
+            return replace(limit, passes=int(STEPS[self._place]), price=price)
         if passes.start or not affordable[0]:
             return None
         kept = self.beliefs.gives.kept * self.shares.kept

@@ -269,13 +269,13 @@ class Shares:
     def price(self) -> FloatArray:
         """[len(STEPS)] tokens that all together make in the time that such drafts of one of them take. That
         nodes are worth theirs, `allot` sees to."""
-        return self.rate * self._pace * self.draft_seconds
+        return self.pace * self.draft_seconds
 
     @property
-    def _pace(self) -> float:
-        """Passes of late, as foreseen, over what they took: medians leave out what every other one waits for,
-        but all together make no more tokens for that."""
-        return min(self._foreseen / self._came, 1.0) if self._came else 1.0
+    def pace(self) -> float:
+        """Tokens a second that all together make: by passes of late, as medians of what they take leave out
+        what every other one waits for."""
+        return self.rate * (min(self._foreseen / self._came, 1.0) if self._came else 1.0)
 
     @property
     def affords(self) -> NDArray[np.bool_]:

@@ -234,7 +234,8 @@ class _Round:
             return
         self._asked = True
         question = drafter.ask(
-            Trees, lambda number: Draft(drafter.seat, number, roots, nodes, depth, budget.passes)
+            Trees,
+            lambda number: Draft(drafter.seat, number, roots, nodes, depth, budget.passes, budget.price),
         )
         while drafter.waits():
             yield

@@ -1,9 +1,9 @@
 """How many nodes a pass of a draft model takes. Needs no torch.
 
 Weights are read once a pass, so further rows cost nothing until arithmetic takes longer than that: up to
-32 rows of bf16 with AMX, 8 on a core with AVX-512 alone, 16 on two, 4 of int4. Beyond it a wide pass does
-hardly more a second than narrow ones, and these know more when they choose: what the one before has said.
-(A 0.5b draft of bf16 on one core: 4 rows 44 ms, 8 61, 16 116, 32 225. In 49 nodes of passes of 32
+32 rows of bf16 with AMX, 8 to 16 with AVX-512 alone, 4 of int4. Beyond it a wide pass does hardly more a
+second than narrow ones, and these know more when they choose: what the one before has said. (A 0.5b draft
+of bf16 on a core of Zen 4, at the time: 4 rows 44 ms, 8 61, 16 116, 32 225. In 49 nodes of passes of 32
 drafting after a hit took 4.1 further passes, in 45 nodes of passes of 8 2.4.) So passes get wider while
 that pays, as measured: ahead of an outcome by nodes a second, before verification by the tokens that time
 costs. (In memory, 16 bits by int4, passes of 8 nodes took 20 ms and of 3 11, where a second makes 7 tokens;
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 WIDTHS = (4, 8, 16, 32)  # nodes; narrower passes cost what the first does
 PAYS = 1.7  # times as long, at most, may one be that is twice as wide
 WEIGHT = 0.25  # of a new measurement
-AGAIN = 64  # passes, after which what did not pay is tried again
+AGAIN = 64  # passes, after which all widths are tried again
 
 
 class Breadth:
@@ -35,9 +35,8 @@ class Breadth:
         known = self._seconds.setdefault(width, seconds)
         self._seconds[width] = known + WEIGHT * (seconds - known)
         self._passes += 1
-        if self._passes % AGAIN == 0:
-            kept = self.width(WIDTHS[-1])
-            self._seconds = {width: took for width, took in self._seconds.items() if width <= kept}
+        if self._passes % AGAIN == 0:  # one may have been a pause of the machine
+            self._seconds.clear()
 
     def width(self, most: int) -> int:
         """Of the next pass ahead, in nodes, `most` or fewer."""

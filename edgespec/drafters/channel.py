@@ -105,6 +105,7 @@ class Draft(Sent):
     nodes: Annotated[int, Meta(ge=1, le=TREE_ROWS)]
     depth: Natural
     passes: Natural
+    price: Annotated[float, Meta(ge=0)] = 0.0  # see `core.schedule.TreeBudget`
 
 
 class GoAhead(Sent):

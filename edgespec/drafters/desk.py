@@ -199,7 +199,8 @@ class Desk:
 
     def _draft(self, seat: _Seat, message: Draft) -> None:
         roots = [Root(tuple(root.path), root.logprob) for root in message.roots]
-        drafting = seat.drafter.start(roots, TreeBudget(message.nodes, message.depth, message.passes))
+        budget = TreeBudget(message.nodes, message.depth, message.passes, price=message.price)
+        drafting = seat.drafter.start(roots, budget)
         seat.drafting, seat.asked, seat.began = drafting, (message, drafting), monotonic()
 
     def _draft_on(self, seat: _Seat) -> None:

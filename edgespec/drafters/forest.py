@@ -114,15 +114,17 @@ class Forest:
                 seconds += perf_counter() - began
                 yield
                 began = perf_counter()
-            self.seconds = seconds + perf_counter() - began
             logits = under_way.logits[:, : self.vocabulary]
             depths = slot_depths(np.array([*(parent for parent, _ in self.slots), *parents], dtype=np.int64))
             positions = (self.runtime.length + depths[before:] + 1).tolist()
             for start in range(0, len(nodes), rows):
                 if start:
+                    seconds += perf_counter() - began
                     yield
+                    began = perf_counter()
                 part = slice(start, start + rows)
                 read(range(before, before + len(nodes))[part], logits[part], positions[part])
+            self.seconds = seconds + perf_counter() - began
         except BaseException:
             for slot in range(before, before + len(nodes)):
                 self.said.pop(slot, None)

@@ -13,11 +13,11 @@
 
 /* A tree's rows can be free, as memory takes longer, if it is asked for weights all the while. Then nothing else may wait for the
    second cache: some columns of x stay in the first one while TILE_ROWS rows of weights take turns with them. 11008 x 4096 from
-   memory, two cores of Zen 5: 16 rows came from 4.2 to 2.9 ms, where one takes 2.5. Fewer rows fit in any case; of many the sums
-   would not. */
+   memory, two cores of Zen 5: 16 rows came from 4.2 to 2.9 ms, where one takes 2.5, and 28 from 5.3 to 4.7. Fewer rows fit in any
+   case; of more the sums would not. */
 INLINE int stays(const Matmul *m) { return m->n >= 5 && m->n <= 28; }
-INLINE int64_t chunk_of(const Matmul *m) { return !stays(m) ? 4096 : m->n <= MOST ? 1024 : 512; } /* so many columns */
 INLINE int64_t whole_steps(int64_t columns) { return (columns + STEP - 1) / STEP * STEP; }
+INLINE int64_t chunk_of(const Matmul *m) { return !stays(m) ? 4096 : m->n <= MOST ? 1024 : 512; } /* so many columns */
 INLINE int64_t width_of(const Matmul *m, int64_t c) { /* of the chunk that begins with column c */
   const int64_t left = whole_steps(m->columns - c);
   return left < chunk_of(m) ? left : chunk_of(m);
@@ -53,10 +53,11 @@ void avx512_bf16_pack(const Matmul *m, const void *x, int64_t block, void *packe
     }
 }
 
-/* Where weights are asked for: bytes between rows, and between steps. `at` NULL: nowhere. */
+/* Where weights are asked for, if they are: bytes between rows, and between steps. */
 typedef struct {
   const char *at;
   int64_t row, step;
+  int asked;
 } Ahead;
 
 /* Some columns of n rows of x times `some` of W_GROUP rows of weights, the `from`th on: added to sums [n][W_GROUP]. */
@@ -70,7 +71,7 @@ INLINE void group(int n, int from, int some, const uint16_t *x, const uint16_t *
     const __mmask32 mask = first_of(columns - c);
     __m512bh weight[W_GROUP];
     for (int i = 0; i < some; i++) {
-      if (ahead.at) __builtin_prefetch(soon + i * ahead.row, 0, 2);
+      if (ahead.asked) __builtin_prefetch(soon + i * ahead.row, 0, 2);
       const uint16_t *of = w[from + i] + c;
       weight[i] = (__m512bh)(mask == ~0u ? _mm512_loadu_si512(of) : _mm512_maskz_loadu_epi16(mask, of));
     }
@@ -102,11 +103,13 @@ static void columns_of(const Matmul *m, const Groups *groups, int64_t x0, int64_
   for (int64_t i = 0; i < W_GROUP; i++)
     at[i] = (const uint16_t *)(m->weights + (w + (i < rows ? i : rows - 1)) * m->row_bytes) + c;
   const char *begin = (const char *)(m->weights + w * m->row_bytes);
-  Ahead ahead = {begin + (W_GROUP - 1) * m->row_bytes + 2 * W_GROUP * c + PLAIN_AHEAD, 2 * STEP, 2 * STEP * W_GROUP};
-  if (stays(m)) ahead = (Ahead){left > chunk ? begin + 2 * (c + chunk) : begin + TILE_ROWS * m->row_bytes, m->row_bytes, 2 * STEP};
-  if (x0) ahead.at = NULL;
+  Ahead ahead = {begin + (W_GROUP - 1) * m->row_bytes + 2 * W_GROUP * c + PLAIN_AHEAD, 2 * STEP, 2 * STEP * W_GROUP, !x0};
+  if (stays(m)) { /* for the same rows' next turn, or the next ones' first */
+    ahead.at = left > chunk ? begin + 2 * (c + chunk) : begin + TILE_ROWS * m->row_bytes;
+    ahead.row = m->row_bytes, ahead.step = 2 * STEP;
+  }
   const uint16_t *x = (const uint16_t *)m->packed + c * m->n + x0 * width;
-  for (int64_t g = 0; g < groups->count; g++, ahead.at = NULL) {
+  for (int64_t g = 0; g < groups->count; g++, ahead.asked = 0) {
     switch (groups->rows[g]) {
 #define CASE(n) \
   case n: group(n, 0, W_GROUP, x, at, columns, ahead, sums); break;

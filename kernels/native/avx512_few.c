@@ -58,8 +58,8 @@ INLINE float total_of(int format, __m256 v) {
 }
 
 /* Of so many rows of x and more a CHUNK of supers stays in the first cache while TILE_ROWS rows of weights take turns with it:
-   else x and what memory is asked for wait for the second one together. From memory, two cores of Zen 5, 6 and 8 rows of 11008 x
-   4096 take 1.1 (int4) to 1.4 times (int8) less time so; fewer rows fit in any case. */
+   else x and what memory is asked for wait for the second one together. From memory, two cores of Zen 5, 6 to 8 rows of 11008 x
+   4096 take 1.0 (int4) to 1.5 times (int8) less time so; fewer rows fit in any case. */
 #define STAYING 5
 #define CHUNK 4
 
