@@ -43,7 +43,7 @@ TRIES = 5  # of each, in turn; the best counts: others' work is not the machine'
 LEAD, OTHER_BITS = 1.05, 1.3
 PROMPTS = (64, 256)  # rows: may few be unpacked for, and which order is for many
 SHARED = (1, 16, 64)  # of bf16 by bf16, which have one order
-REGISTERS = {AVX2: 4, AVX512: 8}  # rows that weights are used for as they are decoded: native.h's
+REGISTERS = {AVX2: 4, AVX512: 16}  # rows that weights are used for as they are decoded: native.h's
 PLAIN = ("F16", "BF16")
 FILLED = 0x11  # every byte of the weights: a small normal number in each float type, and no NaN as a scale
 

@@ -1,9 +1,10 @@
-/* One to eight rows of x on AVX-512 VNNI, where decoding is most of the work: native.h's sums, bit for bit. x is two digits of
-   eight bits (256 * high + low), arranged once a call to match the weights' bytes, and both are multiplied out of registers. */
+/* One to sixteen rows of x on AVX-512 VNNI, where decoding is most of the work: native.h's sums, bit for bit. x is two digits
+   of eight bits (256 * high + low), arranged once a call to match the weights' bytes, and both are multiplied out of registers. */
 #if defined(__x86_64__)
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 #include "avx512_pairs.h"
 
+#define TOGETHER 8 /* rows of x whose sums stay in registers */
 #define OFFSETS (SUPER / 4) /* numbers of `offset` for 256 columns */
 
 /* Sums of neighbouring lanes: two of a, two of b, ... */
@@ -74,11 +75,12 @@ INLINE __m512 one_more(const Matmul *m, int format, const Pair *pair, int64_t at
 }
 
 /* Some supers of two rows of weights, w and its partner, are added to the sums of rows of x. */
-INLINE void few_supers(const Matmul *m, int format, int rows, int64_t w, int64_t last, int64_t first, int64_t stop, __m512 *sums) {
+INLINE void few_supers(const Matmul *m, int format, int rows, int64_t w, int64_t last, int64_t first, int64_t stop,
+                       __m512 *sums) {
   const int64_t span = m->row_bytes / m->supers;
   const Row row[2] = {row_of(m, w), row_of(m, partner_of(w, last))};
   const uint8_t *tile = row[0].row + TILE_ROWS * m->row_bytes, *next = stop < m->supers ? row[0].row + stop * span : tile;
-  __m512 own[AVX512_FEW];
+  __m512 own[TOGETHER];
   for (int r = 0; r < rows; r++) own[r] = sums[r];
   for (int64_t s = first; s < stop; s++) {
     if (rows < STAYING) fetch(row[0].row + m->row_bytes + 2 * s * span + AHEAD, 2 * span); /* in the order of memory */
@@ -86,7 +88,7 @@ INLINE void few_supers(const Matmul *m, int format, int rows, int64_t w, int64_t
     Pair pair;
     pair_of(format, row, s, &pair);
     if (rows <= 6) {
-#pragma GCC unroll 6 /* else sums may lie in memory (four rows of int4 took a third longer); of seven and eight they had better */
+#pragma GCC unroll 6 /* else sums may lie in memory (four rows of int4 took a third longer), as of seven and eight they had better */
       for (int r = 0; r < rows; r++) own[r] = one_more(m, format, &pair, r * m->supers + s, own[r]);
     } else {
       for (int r = 0; r < rows; r++) own[r] = one_more(m, format, &pair, r * m->supers + s, own[r]);
@@ -99,7 +101,7 @@ INLINE void few(const Matmul *m, int format, int rows, int64_t first, int64_t la
   const int64_t turns = rows < STAYING ? 2 : TILE_ROWS, chunk = rows < STAYING ? m->supers : CHUNK;
   for (int64_t tile = first; tile < last; tile += turns) {
     const int64_t end = last - tile < turns ? last : tile + turns;
-    __m512 sums[TILE_ROWS / 2][AVX512_FEW];
+    __m512 sums[TILE_ROWS / 2][TOGETHER];
     for (int64_t w = tile; w < end; w += 2)
       for (int r = 0; r < rows; r++) sums[(w - tile) / 2][r] = _mm512_setzero_ps();
     for (int64_t s = 0; s < m->supers; s += chunk)
@@ -120,8 +122,23 @@ INLINE void few(const Matmul *m, int format, int rows, int64_t first, int64_t la
 #define CASES(format) \
   CASE(format, 1) CASE(format, 2) CASE(format, 3) CASE(format, 4) CASE(format, 5) CASE(format, 6) CASE(format, 7) CASE(format, 8)
 
+/* More rows than go together: half of them, and then the others, while the same rows of weights are in a cache. */
+static void in_halves(const Matmul *m, int64_t first, int64_t last, void *room) {
+  const int64_t n = m->n / 2, supers = n * m->supers;
+  Matmul half[2] = {*m, *m};
+  half[0].n = n, half[1].n = m->n - n;
+  half[1].x += supers * SUPER, half[1].offset += supers * OFFSETS;
+  half[1].step += supers * GROUPS, half[1].sum += supers * GROUPS;
+  half[1].out = (float *)m->out + n * m->out_stride;
+  for (int64_t tile = first; tile < last; tile += TILE_ROWS)
+    for (int i = 0; i < 2; i++) avx512_few(&half[i], tile, last - tile < TILE_ROWS ? last : tile + TILE_ROWS, room);
+}
+
 void avx512_few(const Matmul *m, int64_t first, int64_t last, void *room) {
-  (void)room;
+  if (m->n > TOGETHER) {
+    in_halves(m, first, last, room);
+    return;
+  }
   switch (16 * m->format + m->n) {
     CASES(INT8)
     CASES(INT4)
