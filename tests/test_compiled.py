@@ -92,7 +92,19 @@ def test_a_rows_bits_depend_on_nothing_else(encoding: str, shape: tuple[int, int
         assert torch.equal(multiply(x[-n:], block), whole[-n:])
     for level in range(best + 1):
         assert compiled.level(level) == level
-        for n in (1, 2, 3, 4, 5, 6, 7, 8, 70):
+        for n in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 70):
+            assert torch.equal(multiply(x[:n], block), whole[:n])
+
+
+@pytest.mark.parametrize("encoding", sorted({encoding for encoding, _ in LOW_BIT}))
+def test_both_terms_of_a_row_in_fp32_have_its_bits(encoding: str) -> None:
+    """A kernel sees twice as many rows, and may take half of them at a time."""
+    block, _ = weights(encoding, 37, 1280)
+    x, best = inputs(70, 1280), compiled.level()
+    whole = multiply(x, block)
+    for level in range(best + 1):
+        assert compiled.level(level) == level
+        for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16):
             assert torch.equal(multiply(x[:n], block), whole[:n])
 
 

@@ -658,6 +658,24 @@ def test_what_steps_give_is_expected_then_corrected() -> None:
     assert np.diff(tokens[1:]).min() > 0
 
 
+def test_chains_are_weighed_by_their_likeliest_children() -> None:
+    """A node for each step, one of none; of what is accepted, what the likeliest child has of it."""
+    chances, gives = Chances(), Yield()
+    assert (chances.along[1:] < chances.by_depth[1:]).all(), "others are accepted, too"
+    tokens, nodes = gives.chains(np.array([1.0, 0.8, 0.5] + [0.1] * (len(chances.by_depth) - 3)))
+    gained = (tokens - 1) / gives.kept
+    assert nodes[:4].tolist() == [2, 2, 3, 4]
+    assert gained[:4].tolist() == pytest.approx([0.8, 0.8, 0.8 + 0.4, 0.8 + 0.4 + 0.04])
+    tree = REGIMES["flash-bound"][0].tree(6)
+    first = [0]
+    while ranked := [c for c in tree.children(first[-1]).tolist() if ranks(tree)[c] == 0]:
+        first.append(ranked[0])
+    before = float((chances.along / chances.by_depth)[1])
+    for _ in range(20):
+        chances.add(tree, np.array(first))
+    assert before < 0.9 < 0.95 < float((chances.along / chances.by_depth)[1]), "no other one was right"
+
+
 def test_ranks() -> None:
     tree = TokenTree(np.arange(6), np.array([-1, 0, 0, 1, 1, 1]), np.log([1.0, 0.2, 0.5, 0.1, 0.3, 0.2]))
     assert ranks(tree).tolist() == [0, 1, 0, 2, 0, 1]
