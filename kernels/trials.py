@@ -35,8 +35,8 @@ from edgespec.kernels.low_bit import int4_row_bytes
 from edgespec.kernels.matmul import PROMPT_TILE_BYTES, Block
 from edgespec.kernels.threads import alone
 
-# With fewer rows of weights what is done once for x counts too much: of 256 eight rows of x were multiplied side
-# by side, which takes int8 1.5 times as long from memory.
+# With fewer rows of weights what is done once for x counts too much: of 256 eight rows of x were multiplied
+# side by side, which takes int8 1.5 times as long from memory.
 OUT, INNER = 1024, 2048
 TRIES = 5  # of each, in turn; the best counts: others' work is not the machine's
 # So much faster something must be than what features say: less is noise. Where bits are others, more.
