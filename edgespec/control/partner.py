@@ -63,12 +63,11 @@ class Partner(Adaptive):
             return None
         affordable = self.shares.affords
         self._place = self._best(limit, passes, affordable) if passes.stop > 1 else 0
+        kept = self.beliefs.gives.kept * self.shares.kept
         if self._place:
-            price = float(self.shares.pace / (self.beliefs.gives.kept * self.shares.kept))
-            return replace(limit, passes=int(STEPS[self._place]), price=price)
+            return replace(limit, passes=int(STEPS[self._place]), price=float(self.shares.pace / kept))
         if passes.start or not affordable[0]:
             return None
-        kept = self.beliefs.gives.kept * self.shares.kept
         worth = float(self.shares.price[0]) / kept
         return replace(limit, passes=0, least=self.shares.least / kept, worth=worth)
 

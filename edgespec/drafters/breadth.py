@@ -12,7 +12,7 @@ trees of 4 passes gave 3.43 and 3.34.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 WIDTHS = (4, 8, 16, 32)  # nodes; narrower passes cost what the first does
 PAYS = 1.7  # times as long, at most, may one be that is twice as wide
@@ -40,21 +40,24 @@ class Breadth:
 
     def width(self, most: int) -> int:
         """Of the next pass ahead, in nodes, `most` or fewer."""
-        width = WIDTHS[0]
-        for wider in WIDTHS[1:]:
-            before, took = self._seconds.get(width), self._seconds.get(wider)
-            if before is None or (took is not None and took > PAYS * before):
-                break
-            width = wider
-        return min(width, most)
+        return min(self._widest(lambda width, wider, before, took: took <= PAYS * before), most)
 
     def worth(self, chances: Sequence[float], price: float) -> int:
         """Nodes of the next pass, of those with such `chances` of acceptance, descending, where a second
         costs so many tokens: a node promises about as much as it is likely, by its children and theirs."""
+
+        def pays(width: int, wider: int, before: float, took: float) -> bool:
+            return sum(chances[width:wider]) > price * (took - before)
+
+        return min(self._widest(pays), len(chances))
+
+    def _widest(self, pays: Callable[[int, int, float, float], bool]) -> int:
+        """`pays`: a pass of `width` nodes takes `before` seconds, and one that is `wider` `took`. What was
+        not timed is tried."""
         width = WIDTHS[0]
         for wider in WIDTHS[1:]:
             before, took = self._seconds.get(width), self._seconds.get(wider)
-            if before is None or (took is not None and sum(chances[width:wider]) <= price * (took - before)):
+            if before is None or (took is not None and not pays(width, wider, before, took)):
                 break
             width = wider
-        return min(width, len(chances))
+        return width

@@ -25,8 +25,8 @@ int es_level(int most) {
 }
 
 /* What was chosen by format, 0 = nothing: 1 + 2 * instruction set, and 1 more where each row of weights is used as it is decoded.
-   For up to 1, 2, 3, 4, 6, 8, 12 and 16 rows of x and for more: their bits are the same. At ORDER: for what has orders of sums of its own,
-   rows of bf16 by bf16 and prompts. */
+   For up to 1, 2, 3, 4, 6, 8, 12 and 16 rows of x and for more: their bits are the same. At ORDER: for what has orders of sums of
+   its own, rows of bf16 by bf16 and prompts. */
 #define CLASSES 9
 #define ORDER CLASSES
 static uint8_t chosen[FORMATS + 2][CLASSES + 1];
@@ -34,7 +34,9 @@ static uint8_t chosen[FORMATS + 2][CLASSES + 1];
 /* For rows of the class `of`, or at ORDER; 0: by features alone. */
 void es_choose(int format, int of, int what) { chosen[format][of] = (uint8_t)what; }
 
-static int class_of(int64_t n) { return n <= 1 ? 0 : n <= 4 ? (int)n - 1 : n <= 8 ? (int)(n + 1) / 2 + 1 : n <= 12 ? 6 : n <= 16 ? 7 : 8; }
+static int class_of(int64_t n) {
+  return n <= 1 ? 0 : n <= 4 ? (int)n - 1 : n <= 8 ? (int)(n + 1) / 2 + 1 : n <= 12 ? 6 : n <= 16 ? 7 : 8;
+}
 
 INLINE int least(int a, int b) { return a < b ? a : b; }
 
