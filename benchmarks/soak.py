@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.common import Row, arguments, compile_checkout, environment, interleave
 from benchmarks.measure import limit_met, run
 from benchmarks.models.make_model import ensure_model
-from benchmarks.page_cache import drop_caches
+from benchmarks.page_cache import drop_caches, usual_read_ahead
 from benchmarks.tables import Report
 from edgespec.values import format_bytes, parse_bytes
 
@@ -23,7 +23,8 @@ def soak(model: Path, options: Row, limits: Row) -> Row:
     drop_caches([model], everything=True)
     command = [sys.executable, "-m", "benchmarks.soak_process", str(model)]
     command += [json.dumps(options), json.dumps(limits)]
-    return run(command, memory=options["memory"], watch=[model], env=environment()).row()
+    with usual_read_ahead(model):
+        return run(command, memory=options["memory"], watch=[model], env=environment()).row()
 
 
 def main() -> None:
