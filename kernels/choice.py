@@ -50,8 +50,11 @@ class Choice:
             last = f"-{ROWS[i]}" if i + 1 < len(ROWS) else " and more"
             parts.append(f"{first}{last if ROWS[i] > first else ''} rows {way_words(way)}")
             first = ROWS[i] + 1
+        if encoding == "BF16" and self.order not in (AVX2, AVX512):
+            apart = f", prompts apart from {self.few + 1} rows on" if self.order != TORCH else ""
+            return order_words(self.order) + apart
         if encoding == "BF16":
-            return order_words(self.order) if self.order not in (AVX2, AVX512) else ", ".join(parts)
+            return ", ".join(parts)
         prompts = f"prompts {order_words(self.order)}, from {self.few + 1} rows on"
         return ", ".join([*parts, prompts])
 

@@ -28,7 +28,7 @@ from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
 from edgespec.kernels.scratch import at_hand, scratch
 
-VERSION = 25  # of native.c's functions
+VERSION = 26  # of native.c's functions
 FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "F16": 7, "BF16": 8}
 SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # native/floats.h's
 MOST_BLOCKS = 16  # of a call: native.c's MOST_PARTS
@@ -93,10 +93,12 @@ def available(encoding: str) -> bool:
 
 def own_prompt(encoding: str, dtype: torch.dtype) -> bool:
     """Whether a prompt's rows of `dtype` are multiplied here in an order of sums of their own: fp16 by fp16
-    weights, bf16 by low-bit ones."""
-    if _library()[0] is None or encoding not in FORMATS or encoding == "BF16":
+    weights, bf16 by the others."""
+    if _library()[0] is None or encoding not in FORMATS:
         return False
-    return dtype == (torch.float16 if encoding == "F16" else torch.bfloat16) and order(encoding) != TORCH
+    if dtype != (torch.float16 if encoding == "F16" else torch.bfloat16) or order(encoding) == TORCH:
+        return False
+    return encoding != "BF16" or order(encoding) >= AVX512_BF16  # in fp16's order its rows are all alike
 
 
 def few(encoding: str, dtype: torch.dtype) -> int:
@@ -134,10 +136,12 @@ def as_trees(order: int) -> bool:
 
 
 def usual_few(encoding: str) -> int:
-    """By features: more rows than these are multiplied faster by low-bit weights unpacked to bf16. Of Q4_K,
+    """By features: more rows than these are multiplied faster in a prompt's order. Of Q4_K,
     11008 x 4096, on AMX 16 rows take 4.6 ms so and 2.4 as a tree's, 32 4.1 and 4.3, 64 5.2 and 8.5; of 1024 x
-    4096 on one core of an EPYC 64 rows take 2.8 and 3.6 ms."""
-    return FEWS[encoding in ("F16", "BF16") or usual_order(encoding) < AVX512_BF16]
+    4096 on one core of an EPYC 64 rows take 2.8 and 3.6 ms. Of bf16, 11008 x 4096, on both cores 40 rows take
+    6.1 and 8.7 ms, 64 8.3 and 11.3; AMX multiplies a tree's 64 rows by it as fast as a prompt's."""
+    usual = usual_order(encoding)
+    return FEWS[encoding == "F16" or usual < AVX512_BF16 or (encoding == "BF16" and usual == AMX)]
 
 
 def choose(encoding: str, choice: Choice) -> Choice:

@@ -8,7 +8,7 @@ same for every number of threads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import get_clock_info, perf_counter, thread_time
 
@@ -42,7 +42,7 @@ TRIES = 5  # of each, in turn; the best counts: others' work is not the machine'
 # So much faster something must be than what features say: less is noise. Where bits are others, more.
 LEAD, OTHER_BITS = 1.05, 1.3
 PROMPTS = (64, 256)  # rows: may few be unpacked for, and which order is for many
-SHARED = (1, 16, 64)  # of bf16 by bf16, which have one order
+SHARED = (1, 16, PROMPTS[0])  # of bf16 by bf16, of which all but a prompt's have one order
 REGISTERS = {AVX2: 4, AVX512: 16}  # rows that weights are used for as they are decoded: native.h's
 PLAIN = ("F16", "BF16")
 FILLED = 0x11  # every byte of the weights: a small normal number in each float type, and no NaN as a scale
@@ -82,11 +82,10 @@ def measure(encoding: str, clock: Callable[[Call], float] = seconds) -> Choice:
             tried.setdefault(name(key), []).append(round(took * 1e6, 1))
         return best
 
-    def in_orders(rows: int) -> dict[int, float]:
+    def in_orders(rows: int, orders: Sequence[int], prompt: bool = True) -> dict[int, float]:
         x = _inputs(rows, torch.float16 if encoding == "F16" else torch.bfloat16)
-        of = "all rows" if encoding == "BF16" else "prompts"
-        calls = {order: partial(_in_order, x, block, order) for order in _orders(encoding)}
-        return race(calls, lambda order: f"{of}: {order_words(order)}")
+        calls = {order: partial(_in_order, x, block, order, prompt=prompt) for order in orders}
+        return race(calls, lambda order: f"{'prompts' if prompt else 'all rows'}: {order_words(order)}")
 
     with alone():
         ways, took = [], dict[int, float]()
@@ -94,14 +93,16 @@ def measure(encoding: str, clock: Callable[[Call], float] = seconds) -> Choice:
             x = _inputs(rows, torch.float16 if encoding in PLAIN else torch.bfloat16)
             took = race({way: partial(_by, x, block, way) for way in _ways(encoding, rows)}, way_words)
             ways.append(_winner(took, LEAD))
+        orders = _orders(encoding)
         if encoding == "BF16":
-            found = [in_orders(rows) for rows in SHARED]
-            means = {order: math.prod(times[order] for times in found) for order in _orders(encoding)}
-            order, few = _winner(means, OTHER_BITS ** len(SHARED)), usual.few
+            shared = [in_orders(rows, orders, prompt=False) for rows in SHARED]
+            means = {order: math.prod(times[order] for times in shared) for order in orders}
+            order = _winner(means, OTHER_BITS ** len(SHARED))
+            as_trees, some = shared[-1][order], in_orders(PROMPTS[0], [order])
         else:
-            some, many = (in_orders(rows) for rows in PROMPTS)
-            order = _winner(many, OTHER_BITS)
-            few = _few(usual, order, min(took.values()), some[order])
+            some, many = (in_orders(rows, orders) for rows in PROMPTS)
+            order, as_trees = _winner(many, OTHER_BITS), min(took.values())
+        few = _few(usual, order, as_trees, some[order])
     return Choice(tuple(ways), order, few, {name: tuple(times) for name, times in tried.items()})
 
 
@@ -159,10 +160,10 @@ def _by(x: Tensor, block: Block, way: int) -> Tensor:
     return compiled.linear(x, block.encoding, block.data, block.scale, x.dtype, tried=way)
 
 
-def _in_order(x: Tensor, block: Block, order: int) -> Tensor:
+def _in_order(x: Tensor, block: Block, order: int, prompt: bool) -> Tensor:
     if order != TORCH:
-        return compiled.linear(x, block.encoding, block.data, block.scale, x.dtype, True, tried=2 * order)
+        return compiled.linear(x, block.encoding, block.data, block.scale, x.dtype, prompt, tried=2 * order)
     dtype = matmul_dtype(x.dtype)
-    by = multiply if block.encoding == "BF16" else F.linear  # as `matmul.linear` does
+    by = F.linear if prompt else multiply  # as `matmul.linear` does
     tiles = block.tiles(dtype, PROMPT_TILE_BYTES)
     return torch.cat([by(x.to(dtype), tile) for tile in tiles], dim=1).to(x.dtype)

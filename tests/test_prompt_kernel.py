@@ -1,4 +1,4 @@
-"""A prompt's rows of bf16 times low-bit weights by AMX or AVX-512 BF16, in their own orders of sums."""
+"""A prompt's rows of bf16 times bf16 and low-bit weights by AMX or AVX-512 BF16, in orders of their own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from torch import Tensor
 from edgespec.kernels import compiled
 from edgespec.kernels.choice import FEWS, LEVELS
 from edgespec.kernels.matmul import PROMPT_ROWS, Block, Together, linear, ragged
-from tests.test_compiled import LOW_BIT, SHAPES, inputs, weights
+from tests.test_compiled import CASES, inputs, weights
 
-ENCODINGS = [encoding for encoding, shape in LOW_BIT if shape == SHAPES[0]]
+ENCODINGS = [encoding for encoding in compiled.FORMATS if encoding != "F16"]
+OURS = [case for case in CASES if case[0] in ENCODINGS]
 
 pytestmark = [
     pytest.mark.skipif(
@@ -26,7 +27,7 @@ def multiply(x: Tensor, block: Block) -> Tensor:
     return compiled.linear(x, block.encoding, block.data, block.scale, torch.float32, prompt=True)
 
 
-@pytest.mark.parametrize(("encoding", "shape"), LOW_BIT)
+@pytest.mark.parametrize(("encoding", "shape"), OURS)
 def test_values_are_the_unpacked_weights(encoding: str, shape: tuple[int, int]) -> None:
     """Weights are rounded to bf16 first; off by what fp32 sums lose."""
     block, numbers = weights(encoding, *shape)
@@ -38,7 +39,9 @@ def test_values_are_the_unpacked_weights(encoding: str, shape: tuple[int, int]) 
         assert ((multiply(x[:n], block).double() - exact[:n]).abs() <= size[:n] * 2**-18).all()
 
 
-@pytest.mark.parametrize(("encoding", "shape"), [*LOW_BIT, ("Q4_K", (300, 768)), ("I8", (131, 1000))])
+@pytest.mark.parametrize(
+    ("encoding", "shape"), [*OURS, ("Q4_K", (300, 768)), ("I8", (131, 1000)), ("BF16", (131, 1000))]
+)
 def test_a_rows_bits_depend_on_no_other_row(encoding: str, shape: tuple[int, int]) -> None:
     block, _ = weights(encoding, *shape)
     x = inputs(300, shape[1])
@@ -87,6 +90,15 @@ def test_an_activation_that_is_not_finite_shows_in_its_row_alone(encoding: str, 
     assert not found[2].isfinite().all()
     others = [i for i in range(40) if i != 2]
     assert torch.equal(found[others], clean[others])
+
+
+@pytest.mark.parametrize("columns", [31, 64, 513, 600])
+def test_what_lies_behind_a_row_of_bf16_is_not_multiplied(columns: int) -> None:
+    wide = torch.full((37, 700), float("nan"), dtype=torch.bfloat16)
+    wide[:, :columns] = weights("BF16", 37, columns)[0].data
+    x = inputs(40, columns)
+    found = multiply(x, Block("BF16", wide[:, :columns], None, 37, columns))
+    assert torch.equal(found, multiply(x, weights("BF16", 37, columns)[0]))
 
 
 def test_several_matrices_share_a_call() -> None:

@@ -8,7 +8,8 @@
 #define TILE 1024 /* bytes */
 #define WRITTEN __asm__ volatile("" ::: "memory") /* compilers do not know what tiles read and write */
 
-static void multiply(const uint8_t *x, const uint8_t *w, int64_t steps, int first, float *out, int64_t stride) {
+static void multiply(const uint8_t *x, int64_t n, const uint8_t *w, int64_t steps, int first, float *out, int64_t stride) {
+  const int both = n > 16;
   WRITTEN;
   if (first) {
     _tile_zero(0);
@@ -18,8 +19,8 @@ static void multiply(const uint8_t *x, const uint8_t *w, int64_t steps, int firs
   } else {
     _tile_loadd(0, out, 4 * stride);
     _tile_loadd(1, out + 16, 4 * stride);
-    _tile_loadd(2, out + 16 * stride, 4 * stride);
-    _tile_loadd(3, out + 16 * stride + 16, 4 * stride);
+    if (both) _tile_loadd(2, out + 16 * stride, 4 * stride);
+    if (both) _tile_loadd(3, out + 16 * stride + 16, 4 * stride);
   }
   for (int64_t s = 0; s < steps; s++, x += TILE, w += TILE) {
     _tile_loadd(4, x, 64);
@@ -27,14 +28,15 @@ static void multiply(const uint8_t *x, const uint8_t *w, int64_t steps, int firs
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, w + PROMPT_STEPS * TILE, 64);
     _tile_dpbf16ps(1, 4, 7);
+    if (!both) continue;
     _tile_loadd(5, x + PROMPT_STEPS * TILE, 64);
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
   _tile_stored(0, out, 4 * stride);
   _tile_stored(1, out + 16, 4 * stride);
-  _tile_stored(2, out + 16 * stride, 4 * stride);
-  _tile_stored(3, out + 16 * stride + 16, 4 * stride);
+  if (both) _tile_stored(2, out + 16 * stride, 4 * stride);
+  if (both) _tile_stored(3, out + 16 * stride + 16, 4 * stride);
   WRITTEN;
 }
 

@@ -1,6 +1,6 @@
-/* A prompt's rows of bf16 times low-bit weights, by AVX-512 BF16 or AMX. Weights are decoded to bf16, as es_dense rounds them,
-   32 rows of a chunk of columns at a time, which then serve all rows of x from the first cache; that chunk of x serves all of
-   the task's weights from the second one. Products are summed in fp32, in an order that depends neither on the number of rows
+/* A prompt's rows of bf16 times bf16 or low-bit weights, by AVX-512 BF16 or AMX. Weights are decoded to bf16, as es_dense rounds
+   them, 32 rows of a chunk of columns at a time, which then serve all rows of x from the first cache; that chunk of x serves all
+   of the task's weights from the second one. Products are summed in fp32, in an order that depends neither on the number of rows
    nor on threads, but is not that of a tree's rows. */
 #include "native.h"
 
@@ -31,7 +31,7 @@ static int64_t place_of(int format, int64_t group, int64_t columns) {
 }
 
 /* Every other block: PAIR rows of x [n][columns] bf16 -> [chunks][pairs][2][STEPS][16 rows][32 columns], in the order of
-   turned.h. */
+   turned.h; of bf16 as they are. */
 void prompt_pack(const Matmul *m, const void *x, int64_t block, void *packed) {
   const int64_t n = m->n, columns = m->columns, pair = block / 2;
   const int64_t pairs = pairs_of(n), groups = (columns + GROUP - 1) / GROUP;
@@ -43,7 +43,7 @@ void prompt_pack(const Matmul *m, const void *x, int64_t block, void *packed) {
       const __mmask32 some = left < GROUP ? (1u << left) - 1 : ~0u;
       const __m512i v = _mm512_maskz_loadu_epi16(some, (const uint16_t *)x + (pair * PAIR + i) * columns + g * GROUP);
       uint8_t *to = (uint8_t *)packed + (at / STEPS * pairs + pair) * PAIR_BYTES;
-      _mm512_store_si512(to + (i / 16 * STEPS + at % STEPS) * TILE + i % 16 * 64, in_order(v));
+      _mm512_store_si512(to + (i / 16 * STEPS + at % STEPS) * TILE + i % 16 * 64, m->format == BFLOAT ? v : in_order(v));
     }
 }
 
@@ -82,9 +82,45 @@ INLINE void dense(int format, const Group *w, uint8_t *to) {
   }
 }
 
+/* Supers [s0, s0 + count) of two times 16 rows of low-bit weights, as numbers [2][STEPS][TILE]. */
+INLINE void decoded(const Matmul *m, int format, int64_t w, int64_t last, int64_t s0, int64_t count, Group *groups, uint8_t *numbers) {
+  const int64_t span = m->row_bytes / m->supers;
+  for (int64_t t = 0; t < 2; t++) {
+    const Sixteen rows = sixteen(m, w + t * TILE_ROWS, last);
+    for (int64_t s = 0; s < count; s++) {
+      for (int l = 0; l < TILE_ROWS; l++) fetch(rows.row[l] + PAIR * m->row_bytes + (s0 + s) * span, span); /* the next ones' */
+      turn(format, &rows, s0 + s, groups, 1);
+      for (int g = 0; g < GROUPS; g++) dense(format, groups + g, numbers + (t * STEPS + s * GROUPS + g) * TILE);
+    }
+  }
+}
+
+/* The same of bf16, which are turned alone: pairs of columns are as wide as an fp32 number. */
+static void in_pairs(const Matmul *m, int64_t w, int64_t last, int64_t s0, int64_t count, uint8_t *numbers) {
+  for (int64_t t = 0; t < 2; t++) {
+    const Sixteen rows = sixteen(m, w + t * TILE_ROWS, last);
+    for (int64_t g = 0; g < count * GROUPS; g++) {
+      const int64_t column = s0 * SUPER + g * GROUP, left = m->columns - column;
+      __m512i *to = (__m512i *)(numbers + (t * STEPS + g) * TILE);
+      uint8_t end[TILE_ROWS][2 * GROUP];
+      Sixteen some = rows;
+      if (left < GROUP) { /* what lies behind a row is another's, or nobody's */
+        memset(end, 0, sizeof end);
+        for (int l = 0; l < TILE_ROWS; l++) {
+          if (left > 0) memcpy(end[l], rows.row[l] + 2 * column, 2 * left);
+          some.row[l] = end[l];
+        }
+      } else {
+        for (int l = 0; l < TILE_ROWS; l++) fetch(rows.row[l] + PAIR * m->row_bytes + 2 * column, 2 * GROUP);
+      }
+      for (int part = 0; part < 4; part++) turned(&some, (left < GROUP ? 0 : 2 * column) + 16 * part, to + 4 * part);
+    }
+  }
+}
+
 /* By dot products: each pair of columns adds its odd one's product, then its even one's; then the chunk's sum is added. */
-static void multiply(const uint8_t *x, const uint8_t *w, int64_t steps, int first, float *out, int64_t stride) {
-  for (int64_t r = 0; r < PAIR; r += ROWS) { /* ROWS rows of x by two tiles of weights: their sums fit into registers */
+static void multiply(const uint8_t *x, int64_t n, const uint8_t *w, int64_t steps, int first, float *out, int64_t stride) {
+  for (int64_t r = 0; r < n; r += ROWS) { /* ROWS rows of x by two tiles of weights: their sums fit into registers */
     __m512 sums[ROWS][2];
     const uint8_t *of_x = x + r / TILE_ROWS * STEPS * TILE + r % TILE_ROWS * 64;
     for (int i = 0; i < ROWS; i++) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
@@ -110,22 +146,15 @@ static void multiply(const uint8_t *x, const uint8_t *w, int64_t steps, int firs
 
 INLINE void of_format(const Matmul *m, int format, int64_t first, int64_t last, void *room, PromptTimes *times) {
   uint8_t *numbers = room; /* [2][STEPS][TILE] */
-  Group *groups = (Group *)(numbers + PAIR_BYTES);
-  const int64_t pairs = pairs_of(m->n), span = m->row_bytes / m->supers;
+  const int64_t pairs = pairs_of(m->n);
   for (int64_t s0 = 0; s0 < m->supers; s0 += CHUNK) {
     const int64_t count = m->supers - s0 < CHUNK ? m->supers - s0 : CHUNK;
     for (int64_t w = first; w < last; w += PAIR) {
-      for (int64_t t = 0; t < 2; t++) {
-        const Sixteen rows = sixteen(m, w + t * TILE_ROWS, last);
-        for (int64_t s = 0; s < count; s++) {
-          for (int l = 0; l < TILE_ROWS; l++) fetch(rows.row[l] + PAIR * m->row_bytes + (s0 + s) * span, span); /* the next ones' */
-          turn(format, &rows, s0 + s, groups, 1);
-          for (int g = 0; g < GROUPS; g++) dense(format, groups + g, numbers + (t * STEPS + s * GROUPS + g) * TILE);
-        }
-      }
+      if (format == BFLOAT) in_pairs(m, w, last, s0, count, numbers);
+      else decoded(m, format, w, last, s0, count, (Group *)(numbers + PAIR_BYTES), numbers);
       for (int64_t p = 0; p < pairs; p++)
-        times((const uint8_t *)m->packed + (s0 / CHUNK * pairs + p) * PAIR_BYTES, numbers, count * GROUPS, !s0,
-                 (float *)m->out + p * PAIR * m->out_stride + w, m->out_stride);
+        times((const uint8_t *)m->packed + (s0 / CHUNK * pairs + p) * PAIR_BYTES, m->n - p * PAIR < PAIR ? m->n - p * PAIR : PAIR,
+              numbers, count * GROUPS, !s0, (float *)m->out + p * PAIR * m->out_stride + w, m->out_stride);
     }
   }
 }
@@ -136,6 +165,7 @@ INLINE void of_format(const Matmul *m, int format, int64_t first, int64_t last, 
 void prompt(const Matmul *m, int64_t first, int64_t last, void *room, PromptTimes *times) {
   switch (m->format) {
     LOW_BIT(CASE)
+    CASE(BFLOAT)
   }
 }
 

@@ -72,17 +72,17 @@ Kernels kernels_for(int format, int64_t n, int any_order, int x_type, int tried)
   const int order = in_order ? least(set_of(in_order), best) : best;
   (void)any_order, (void)x_type, (void)order;
 #ifdef HAS_AMX
-  if (order == AMX && format == BFLOAT && x_type == BF16) return (Kernels){{amx_bf16, amx_bf16_packed, amx_bf16_pack}, 0, NULL, NULL};
   if (order == AMX && format == HALF && x_type == F16 && any_order)
     return (Kernels){{amx_half, amx_half_packed, amx_half_pack}, 0, NULL, NULL};
-  if (order == AMX && !is_plain(format) && x_type == BF16 && any_order)
+  if (order == AMX && format != HALF && x_type == BF16 && any_order)
     return (Kernels){{amx_prompt, prompt_packed, prompt_pack}, 1, NULL, NULL};
+  if (order == AMX && format == BFLOAT && x_type == BF16) return (Kernels){{amx_bf16, amx_bf16_packed, amx_bf16_pack}, 0, NULL, NULL};
 #endif
 #ifdef HAS_BF16
+  if (order >= AVX512_BF16 && format != HALF && x_type == BF16 && any_order)
+    return (Kernels){{avx512_prompt, prompt_packed, prompt_pack}, 1, NULL, NULL};
   if (order >= AVX512_BF16 && format == BFLOAT && x_type == BF16)
     return (Kernels){{avx512_bf16, avx512_bf16_packed, avx512_bf16_pack}, 0, NULL, NULL};
-  if (order >= AVX512_BF16 && !is_plain(format) && x_type == BF16 && any_order)
-    return (Kernels){{avx512_prompt, prompt_packed, prompt_pack}, 1, NULL, NULL};
 #endif
   /* By features: AMX from FEW + 1 rows on. */
   const int what = tried ? tried : chosen[format][class_of(n)];

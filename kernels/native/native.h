@@ -123,16 +123,16 @@ INLINE int64_t wide_numbers(int64_t n, int64_t columns) {
 Rows avx512_bf16; /* bf16 weights times bf16, in an order of sums of its own */
 Packed avx512_bf16_packed;
 Pack avx512_bf16_pack;
-/* Low-bit weights times a prompt's rows of bf16; m->out has room for prompt_rows(n) rows of whole tiles. */
+/* bf16 and low-bit weights times a prompt's rows of bf16; m->out has room for prompt_rows(n) rows of whole tiles. */
 Rows avx512_prompt;
 Packed prompt_packed;
 Pack prompt_pack;
 #define PROMPT_ROWS 256 /* of weights a task: with rows of x in the second cache */
 #define PROMPT_STEPS 16 /* of 32 columns, that are decoded together */
 int64_t prompt_rows(int64_t n), prompt_room(void);
-/* out [32 rows of x][32 of weights] += products of `steps`; x: [2][PROMPT_STEPS][16 rows][32 columns], w: [2][PROMPT_STEPS][16
-   pairs of columns][16 rows][2]; `first`: out is not read. */
-typedef void PromptTimes(const uint8_t *x, const uint8_t *w, int64_t steps, int first, float *out, int64_t stride);
+/* out [32 rows of x][32 of weights] += products of `steps`; x: [2][PROMPT_STEPS][16 rows][32 columns], of which n rows are of
+   use, w: [2][PROMPT_STEPS][16 pairs of columns][16 rows][2]; `first`: out is not read. */
+typedef void PromptTimes(const uint8_t *x, int64_t n, const uint8_t *w, int64_t steps, int first, float *out, int64_t stride);
 void prompt(const Matmul *m, int64_t first, int64_t last, void *room, PromptTimes *times);
 #endif
 
