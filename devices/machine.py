@@ -107,6 +107,8 @@ def _process() -> tuple[int, Arithmetic]:
     features = cpu_features()
     converts = frozenset() if features & {"amx_bf16", "avx512_bf16", "bf16"} else frozenset(TYPES)
     prompts = frozenset(LOW_BIT) if features & {"amx_bf16", "avx512_bf16", "avx2"} else frozenset()
+    if features & {"amx_bf16", "avx512_bf16"}:
+        prompts |= {"BF16"}
     arranged = "amx_int8" in features or ("avx2" in features and "avx512_vnni" not in features)
     return BASELINE, Arithmetic(converts, prompts=prompts, threads=cpu_count(), arranged=arranged)
 
@@ -122,7 +124,7 @@ def _stored_process() -> tuple[int, Arithmetic] | None:
     sound = sound and all(type(stored[flag]) is bool for flag in ("compiled", "arranged"))
     if not sound or not isinstance(when, (int, float)) or not is_fresh(when):
         return None
-    for names, known in ((converts, TYPES), (prompts, (*LOW_BIT, "F16"))):
+    for names, known in ((converts, TYPES), (prompts, (*LOW_BIT, "F16", "BF16"))):
         if not isinstance(names, list) or any(name not in known for name in names):
             return None
     compiled, arranged = stored["compiled"], stored["arranged"]

@@ -104,7 +104,7 @@ def test_what_a_process_has_found_is_remembered(weights: Path, monkeypatch: pyte
     monkeypatch.setattr(machines, "time", lambda: now)
     monkeypatch.setattr("edgespec.devices.rates.time", lambda: now)
     assert Machine.remembered(weights).baseline == BASELINE
-    how = Arithmetic(frozenset({"bfloat16"}), False, frozenset({"Q4_K"}), machines.cpu_count(), True)
+    how = Arithmetic(frozenset({"bfloat16"}), False, frozenset({"Q4_K", "BF16"}), machines.cpu_count(), True)
     remember_process(replace(GIVEN, baseline=400 * 10**6, arithmetic=how))
     found = Machine.remembered(weights)
     assert found.baseline == 400 * 10**6
@@ -131,7 +131,7 @@ def test_what_a_process_has_found_is_remembered(weights: Path, monkeypatch: pyte
         {"converts": "bfloat16"},
         {"converts": ["int8"]},
         {"converts": None},
-        {"prompts": ["BF16"]},
+        {"prompts": ["F32"]},
         {"compiled": 1},
         {"arranged": None},
         {"when": "now"},
