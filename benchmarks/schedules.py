@@ -85,12 +85,15 @@ class Replies:
             require_throttle(args.target)
         compile_checkout()
         self.store = Store(args.json or RESULTS / "schedules.json")
-        self.known: list[Row] = self.store.get(f"plain replies/{args.least}", self._known)["known"]
+        row = self.store.get(f"plain replies/{args.least}", self._known)
+        if "error" in row:
+            raise SystemExit(row["error"])
+        self.known: list[Row] = row["known"]
 
     def _known(self) -> Row:
         """Held-out prompts, and what the small model says to them by itself."""
         args, count = self.args, self.args.prompts * self.args.rounds
-        asked = stories(args.small, 4 * count) if args.least > 60 else prompts(args.small, 2 * count)
+        asked = stories(args.small, 20 * count) if args.least > 60 else prompts(args.small, 2 * count)
         with open_worker(args.small, SMALL_MEMORY, "none") as worker:
             said = [worker.run(text, LONGEST, OWN)["tokens"] for text in asked]
         pairs = sorted(zip(asked, said, strict=True), key=lambda pair: len(pair[1]))
