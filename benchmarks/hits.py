@@ -38,7 +38,8 @@ from edgespec.schedules.ssd import DEPTH, Ssd
 
 LONGEST = 160  # tokens of a reply
 NODES = 64  # of a verified tree, at most
-POLICIES = FIRST, *_ = ("uniform", "geometric", "measured", "best-first")
+POLICIES = FIRST, SECOND, *_ = ("uniform", "geometric", "measured", "best-first")
+BASES = (FIRST, SECOND)  # that the others are compared with
 OUTCOMES = 24  # that the fixed fan-outs prepare for
 PASSES = 8  # of drafting in a cycle, prepared or not
 PRICE = 0.025  # of a pass of drafting, in target's passes
@@ -185,11 +186,15 @@ def main() -> None:
     )
     for how in args.how:
         for nodes in args.nodes:
-            base = rows[f"{how}/{FIRST}/{nodes}"]
+            bases = {name: rows[f"{how}/{name}/{nodes}"] for name in BASES}
             for policy in POLICIES:
                 row = rows[f"{how}/{policy}/{nodes}"]
                 hits, lookups, tokens, cycles, passes = each(row).sum(1).tolist()
-                over = compared(row, base, PRICE)
+                over = {
+                    f"{what} over {name}": cell
+                    for name, base in bases.items()
+                    for what, cell in compared(row, base, PRICE).items()
+                }
                 report.add(
                     {
                         "": how,
@@ -199,8 +204,7 @@ def main() -> None:
                         "tokens a cycle": f"{tokens / cycles:.2f}",
                         "waited for": f"{passes / cycles:.1f}",
                         "speed": f"{tokens / (cycles + PRICE * passes):.2f}",
-                        f"hits over {FIRST}": over["hits"],
-                        f"speed over {FIRST}": over["speed"],
+                        **over,
                     }
                 )
     print(report.markdown())

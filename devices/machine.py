@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time
 
@@ -91,10 +91,10 @@ LOW_BIT = ("I8", "U8", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
 
 def remember_process(machine: Machine) -> None:
     """What a process that has loaded the libraries has found of itself. The smallest counts for a while: the
-    others have loaded more than that."""
-    known = _stored_process()
-    if known is None or machine.baseline < known[0]:
-        how = machine.arithmetic
+    others have loaded more than that; unless other kernels multiply by now."""
+    known, how = _stored_process(), machine.arithmetic
+    others = known is not None and how.compiled and how != replace(known[1], threads=how.threads)
+    if known is None or machine.baseline < known[0] or others:
         converts, prompts = sorted(how.converts), sorted(how.prompts)
         remember(_PROCESS, {"baseline": machine.baseline, "converts": converts, "prompts": prompts,
                             "compiled": how.compiled, "arranged": how.arranged, "when": time()})  # fmt: skip

@@ -25,7 +25,7 @@ class Choice:
 
     ways: by `ROWS`, 2 * instructions (an index of `LEVELS`), and 1 more where each row of weights is used as
         it is decoded; else a tile is decoded for all rows.
-    order: instructions for a prompt's rows, or of bf16 by bf16 for all rows; or TORCH.
+    order: instructions for a prompt's rows, and of bf16 by bf16 for all rows; or TORCH.
     few: a prompt's rows up to here are multiplied as a tree's.
     tried: what multiplied, and microseconds for each number of rows it was tried with.
     """
@@ -51,8 +51,8 @@ class Choice:
             parts.append(f"{first}{last if ROWS[i] > first else ''} rows {way_words(way)}")
             first = ROWS[i] + 1
         if encoding == "BF16" and self.order not in (AVX2, AVX512):
-            apart = f", prompts apart from {self.few + 1} rows on" if self.order != TORCH else ""
-            return order_words(self.order) + apart
+            other = f", prompts in another order from {self.few + 1} rows on" if self.order != TORCH else ""
+            return order_words(self.order) + other
         if encoding == "BF16":
             return ", ".join(parts)
         prompts = f"prompts {order_words(self.order)}, from {self.few + 1} rows on"

@@ -98,7 +98,7 @@ def own_prompt(encoding: str, dtype: torch.dtype) -> bool:
         return False
     if dtype != (torch.float16 if encoding == "F16" else torch.bfloat16) or order(encoding) == TORCH:
         return False
-    return encoding != "BF16" or order(encoding) >= AVX512_BF16  # in fp16's order its rows are all alike
+    return encoding != "BF16" or order(encoding) >= AVX512_BF16  # else as a tree's rows, and many by torch
 
 
 def few(encoding: str, dtype: torch.dtype) -> int:

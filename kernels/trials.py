@@ -98,7 +98,8 @@ def measure(encoding: str, clock: Callable[[Call], float] = seconds) -> Choice:
             shared = [in_orders(rows, orders, prompt=False) for rows in SHARED]
             means = {order: math.prod(times[order] for times in shared) for order in orders}
             order = _winner(means, OTHER_BITS ** len(SHARED))
-            as_trees, some = shared[-1][order], in_orders(PROMPTS[0], [order])
+            as_trees, own = shared[-1][order], order >= AVX512_BF16
+            some = in_orders(PROMPTS[0], [order]) if own else {order: as_trees}
         else:
             some, many = (in_orders(rows, orders) for rows in PROMPTS)
             order, as_trees = _winner(many, OTHER_BITS), min(took.values())

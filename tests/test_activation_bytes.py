@@ -24,7 +24,7 @@ from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
 from edgespec.runtimes.formats import passes
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.needs import context_bytes, pool_positions
-from edgespec.runtimes.formats.passes import UNPACKED_TILE, pass_bytes, room_bytes
+from edgespec.runtimes.formats.passes import UNPACKED_TILE, packed_bytes, pass_bytes, room_bytes
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch import rope
 from edgespec.runtimes.torch.choices import settle
@@ -35,6 +35,7 @@ from tests.models import make_checkpoint, write_gguf
 
 SHAPE = {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 2}
 BF16 = Arithmetic()  # a CPU that has it
+built = pytest.mark.skipif(bool(compiled.unavailable()), reason="the kernels were not built")
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16", "float16", "int4", "Q8_0"])
@@ -83,22 +84,34 @@ def test_what_is_known_of_kernels_is_theirs() -> None:
     assert passes.ANGLES == rope.TABLE
 
 
-@pytest.mark.skipif(bool(compiled.unavailable()), reason="the kernels were not built")
+def asked_by(cut: Cut, n: int, dtype: torch.dtype, prompt: bool, way: int) -> int:
+    """Bytes of room that the kernels want for n rows of such x."""
+    library, (rows,) = compiled.library(), cut.rows
+    assert library is not None
+    data = torch.zeros(rows, cut.row_bytes, dtype=torch.uint8)
+    block = Block.of_bytes(cut.encoding, data, rows, cut.inner, torch.ones(rows))
+    matrices = compiled.Matrices([[(cut.encoding, block.data, block.scale)]], cut.inner)
+    x, out = torch.zeros(n, cut.inner, dtype=dtype), (compiled._P * 1)(0)
+    asked: int = library.es_linear(
+        matrices.described, 1, cut.inner, x.data_ptr(), compiled.SOURCES[dtype], n, prompt, 1 + 2 * way, 1,
+        out, compiled.SOURCES[dtype], torch.get_num_threads(), None, 0,
+    )  # fmt: skip
+    return asked
+
+
+def cut_of(encoding: str, rows: int, inner: int) -> Cut:
+    each = {"I8": inner, "U8": int4_row_bytes(inner), "F16": 2 * inner, "BF16": 2 * inner}
+    nbytes = each.get(encoding) or row_bytes(encoding, inner)
+    return Cut("down_proj", encoding, inner, nbytes, (rows,), rows)
+
+
+@built
 @pytest.mark.parametrize("encoding", ["I8", "U8", "Q8_0", "Q4_K", "F16", "BF16"])
 @pytest.mark.parametrize(("rows", "inner"), [(320, 512), (1408, 2048), (96, 5632)])
 def test_the_room_of_the_kernels_is_what_they_ask_for(encoding: str, rows: int, inner: int) -> None:
     if compiled.level() < AVX2:
         pytest.skip("no AVX2 here")
-    library, threads = compiled.library(), torch.get_num_threads()
-    assert library is not None
-    each = {"I8": inner, "U8": int4_row_bytes(inner), "F16": 2 * inner, "BF16": 2 * inner}
-    nbytes = each.get(encoding) or row_bytes(encoding, inner)
-    block = Block.of_bytes(
-        encoding, torch.zeros(rows, nbytes, dtype=torch.uint8), rows, inner, torch.ones(rows)
-    )
-    matrices = compiled.Matrices([[(encoding, block.data, block.scale)]], inner)
-    cut = Cut("down_proj", encoding, inner, nbytes, (rows,), rows)
-    out = (compiled._P * 1)(0)
+    cut, threads = cut_of(encoding, rows, inner), torch.get_num_threads()
     ways = {AVX2: Arithmetic(frozenset(("bfloat16",)), threads=threads, arranged=True)}
     if encoding == "BF16" and compiled.level() >= AVX512_BF16:
         ways[compiled.level()] = Arithmetic(threads=threads)
@@ -106,12 +119,20 @@ def test_the_room_of_the_kernels_is_what_they_ask_for(encoding: str, rows: int, 
         ways[AMX] = Arithmetic(prompts=frozenset({"F16"}), threads=threads)
     for n, (way, how) in product((TREE_ROWS, passes.FEW), ways.items()):
         half = encoding == "F16" and way == AMX and n == passes.FEW  # a prompt's rows
-        x = torch.zeros(n, inner, dtype=torch.float16 if half else torch.bfloat16)
-        asked = library.es_linear(
-            matrices.described, 1, inner, x.data_ptr(), compiled.SOURCES[x.dtype], n, half, 1 + 2 * way, 1,
-            out, compiled.SOURCES[x.dtype], threads, None, 0,
-        )  # fmt: skip
+        asked = asked_by(cut, n, torch.float16 if half else torch.bfloat16, half, way)
         assert asked <= room_bytes(cut, how, n, 2) <= 1.02 * asked + 4096
+
+
+@built
+@pytest.mark.parametrize("encoding", ["I8", "Q4_K", "BF16"])
+@pytest.mark.parametrize(("rows", "inner"), [(320, 512), (1408, 2048), (96, 5632)])
+def test_the_room_of_a_prompts_block_is_what_they_ask_for(encoding: str, rows: int, inner: int) -> None:
+    """In an order of its own, by AMX or AVX-512 BF16."""
+    if (way := compiled.level()) < AVX512_BF16:
+        pytest.skip("no AVX-512 BF16 here")
+    cut, how = cut_of(encoding, rows, inner), Arithmetic(threads=torch.get_num_threads())
+    asked = asked_by(cut, PREFILL_ROWS, torch.bfloat16, True, way)
+    assert asked <= packed_bytes(cut, how, 2) <= 1.02 * asked + 4096
 
 
 def test_weights_of_another_type_take_a_tile_more(tmp_path: Path) -> None:

@@ -111,10 +111,14 @@ def test_what_a_process_has_found_is_remembered(weights: Path, monkeypatch: pyte
     assert found.arithmetic == how
     assert found.matmuls is None
     assert found.baseline + found.available <= found.total
-    remember_process(replace(GIVEN, baseline=9 * GB))  # a service that has loaded much else
+    remember_process(replace(GIVEN, baseline=9 * GB, arithmetic=how))  # a service that has loaded much else
     assert Machine.remembered(weights).baseline == 400 * 10**6
     remember_process(replace(GIVEN, baseline=390 * 10**6))
     assert Machine.remembered(weights).baseline == 390 * 10**6
+    other = replace(GIVEN.arithmetic, compiled=True, prompts=frozenset({"BF16"}))
+    remember_process(replace(GIVEN, baseline=395 * 10**6, arithmetic=other))  # after an upgrade
+    assert Machine.remembered(weights).baseline == 395 * 10**6
+    assert Machine.remembered(weights).arithmetic.prompts == {"BF16"}
     now += STALE + 1
     assert Machine.remembered(weights).baseline == BASELINE
     remember_process(replace(GIVEN, baseline=500 * 10**6))

@@ -95,21 +95,18 @@ INLINE void decoded(const Matmul *m, int format, int64_t w, int64_t last, int64_
   }
 }
 
-/* The same of bf16, which are turned alone: pairs of columns are as wide as an fp32 number. */
-static void in_pairs(const Matmul *m, int64_t w, int64_t last, int64_t s0, int64_t count, uint8_t *numbers) {
+/* `steps` groups from super s0 on of bf16, which are turned alone: pairs of columns are as wide as an fp32 number. */
+static void in_pairs(const Matmul *m, int64_t w, int64_t last, int64_t s0, int64_t steps, uint8_t *numbers) {
   for (int64_t t = 0; t < 2; t++) {
     const Sixteen rows = sixteen(m, w + t * TILE_ROWS, last);
-    for (int64_t g = 0; g < count * GROUPS; g++) {
+    for (int64_t g = 0; g < steps; g++) {
       const int64_t column = s0 * SUPER + g * GROUP, left = m->columns - column;
       __m512i *to = (__m512i *)(numbers + (t * STEPS + g) * TILE);
       uint8_t end[TILE_ROWS][2 * GROUP];
       Sixteen some = rows;
       if (left < GROUP) { /* what lies behind a row is another's, or nobody's */
         memset(end, 0, sizeof end);
-        for (int l = 0; l < TILE_ROWS; l++) {
-          if (left > 0) memcpy(end[l], rows.row[l] + 2 * column, 2 * left);
-          some.row[l] = end[l];
-        }
+        for (int l = 0; l < TILE_ROWS; l++) memcpy(end[l], rows.row[l] + 2 * column, 2 * left), some.row[l] = end[l];
       } else {
         for (int l = 0; l < TILE_ROWS; l++) fetch(rows.row[l] + PAIR * m->row_bytes + 2 * column, 2 * GROUP);
       }
@@ -148,13 +145,14 @@ INLINE void of_format(const Matmul *m, int format, int64_t first, int64_t last, 
   uint8_t *numbers = room; /* [2][STEPS][TILE] */
   const int64_t pairs = pairs_of(m->n);
   for (int64_t s0 = 0; s0 < m->supers; s0 += CHUNK) {
-    const int64_t count = m->supers - s0 < CHUNK ? m->supers - s0 : CHUNK;
+    const int64_t count = m->supers - s0 < CHUNK ? m->supers - s0 : CHUNK, left = (m->columns - s0 * SUPER + GROUP - 1) / GROUP;
+    const int64_t steps = format == BFLOAT && left < STEPS ? left : count * GROUPS;
     for (int64_t w = first; w < last; w += PAIR) {
-      if (format == BFLOAT) in_pairs(m, w, last, s0, count, numbers);
+      if (format == BFLOAT) in_pairs(m, w, last, s0, steps, numbers);
       else decoded(m, format, w, last, s0, count, (Group *)(numbers + PAIR_BYTES), numbers);
       for (int64_t p = 0; p < pairs; p++)
         times((const uint8_t *)m->packed + (s0 / CHUNK * pairs + p) * PAIR_BYTES, m->n - p * PAIR < PAIR ? m->n - p * PAIR : PAIR,
-              numbers, count * GROUPS, !s0, (float *)m->out + p * PAIR * m->out_stride + w, m->out_stride);
+              numbers, steps, !s0, (float *)m->out + p * PAIR * m->out_stride + w, m->out_stride);
     }
   }
 }

@@ -26,7 +26,7 @@ int es_level(int most) {
 
 /* What was chosen by format, 0 = nothing: 1 + 2 * instruction set, and 1 more where each row of weights is used as it is decoded.
    For up to 1, 2, 3, 4, 6, 8, 12 and 16 rows of x and for more: their bits are the same. At ORDER: for what has orders of sums of
-   its own, rows of bf16 by bf16 and prompts. */
+   its own, rows of bf16 by bf16, and prompts. */
 #define CLASSES 9
 #define ORDER CLASSES
 static uint8_t chosen[FORMATS + 2][CLASSES + 1];

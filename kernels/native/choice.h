@@ -14,7 +14,7 @@ typedef struct {
 /* The functions for weights of one format. */
 typedef struct {
   Way way;
-  int prompt; /* `way` is a prompt's by low-bit weights, of which x is packed as it is, not quantised */
+  int prompt; /* `way` is a prompt's by bf16 or low-bit weights, of which x is packed as it is, not quantised */
   Activations *quantise;
   Arrange *arrange; /* of each row of x, or NULL */
 } Kernels;
