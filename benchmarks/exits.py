@@ -4,8 +4,8 @@
 
 Mirror-SD's Proposition 2 bounds the fallbacks by what the exit does not name (1 - Omega, Equation 9): fewer
 for more names, and for a later exit; but a later exit leaves less of the pass to draft in. Half of the
-target's layers stream, on a disk throttled so that a pass waits for its drafts; its head, which the exit needs,
-is in memory. Fixed trees, greedy, held-out stories. 95 % intervals are by the choice of prompts.
+target's layers stream, on a disk throttled so that a pass waits for its drafts; its head, which the exit
+needs, is in memory. Fixed trees, greedy, held-out stories. 95 % intervals are by the choice of prompts.
 """
 
 from __future__ import annotations
