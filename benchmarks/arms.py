@@ -90,10 +90,7 @@ class Bench:
             pairs = zip(asked, said, strict=True)
             return {"known": [{"prompt": p, "reply": r, "repeats": repetition(p, r)} for p, r in pairs]}
 
-        row = self.store.get(f"plain replies/{kind}", measure)
-        if "error" in row:
-            raise SystemExit(row["error"])
-        known: list[Row] = row["known"]
+        known: list[Row] = self.store.need(f"plain replies/{kind}", measure)["known"]
         return known
 
     def cycles(self, worker: Worker, count: int, mode: Row, first: int = 0) -> Row:

@@ -38,8 +38,8 @@ from edgespec.schedules.ssd import DEPTH, Ssd
 
 LONGEST = 160  # tokens of a reply
 NODES = 64  # of a verified tree, at most
-POLICIES = FIRST, SECOND, *_ = ("uniform", "geometric", "measured", "best-first")
-BASES = (FIRST, SECOND)  # that the others are compared with
+POLICIES = FIRST, *_ = ("uniform", "geometric", "measured", "best-first")
+BASES = POLICIES[:2]  # that the others are compared with
 OUTCOMES = 24  # that the fixed fan-outs prepare for
 PASSES = 8  # of drafting in a cycle, prepared or not
 PRICE = 0.025  # of a pass of drafting, in target's passes

@@ -167,9 +167,7 @@ def main() -> None:
         if "error" in row:
             report.failed(str(arms[0]), row["error"])
         speeds |= row.get("speeds", {})
-    told = store.get("recommended", search.recommended)
-    if "error" in told:
-        raise SystemExit(told["error"])
+    told = store.need("recommended", search.recommended)
     named = {str(arm): arm for arm in search.all()}
     best = [named[name] for name in sorted(speeds, key=lambda name: -speeds[name])[:BEST]]
     said = {way: Arm(**row["arm"]) for way, row in told.items()}

@@ -85,10 +85,7 @@ class Replies:
             require_throttle(args.target)
         compile_checkout()
         self.store = Store(args.json or RESULTS / "schedules.json")
-        row = self.store.get(f"plain replies/{args.least}", self._known)
-        if "error" in row:
-            raise SystemExit(row["error"])
-        self.known: list[Row] = row["known"]
+        self.known: list[Row] = self.store.need(f"plain replies/{args.least}", self._known)["known"]
 
     def _known(self) -> Row:
         """Held-out prompts, and what the small model says to them by itself."""

@@ -136,6 +136,13 @@ class Store:
         row: Row = self.rows[key]
         return row
 
+    def need(self, key: str, measure: Callable[..., Row], *given: Any) -> Row:
+        """The same, of what all else rests on. Raises SystemExit where it fails."""
+        row = self.get(key, measure, *given)
+        if "error" in row:
+            raise SystemExit(row["error"])
+        return row
+
 
 def machine() -> Row:
     """What the figures were measured on."""

@@ -98,12 +98,14 @@ def measure(encoding: str, clock: Callable[[Call], float] = seconds) -> Choice:
             shared = [in_orders(rows, orders, prompt=False) for rows in SHARED]
             means = {order: math.prod(times[order] for times in shared) for order in orders}
             order = _winner(means, OTHER_BITS ** len(SHARED))
-            as_trees, own = shared[-1][order], order >= AVX512_BF16
-            some = in_orders(PROMPTS[0], [order]) if own else {order: as_trees}
+            as_trees = as_prompts = shared[-1][order]
+            if order >= AVX512_BF16:
+                as_prompts = in_orders(PROMPTS[0], [order])[order]
         else:
             some, many = (in_orders(rows, orders) for rows in PROMPTS)
-            order, as_trees = _winner(many, OTHER_BITS), min(took.values())
-        few = _few(usual, order, as_trees, some[order])
+            order = _winner(many, OTHER_BITS)
+            as_trees, as_prompts = min(took.values()), some[order]
+        few = _few(usual, order, as_trees, as_prompts)
     return Choice(tuple(ways), order, few, {name: tuple(times) for name, times in tried.items()})
 
 

@@ -14,6 +14,7 @@ import pytest
 import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.fixed import Fixed
+from edgespec.core import batch
 from edgespec.core.schedule import TreeBudget
 from edgespec.engine import Engine
 from edgespec.response import Response
@@ -23,6 +24,12 @@ REPLY = GenerationOptions(max_tokens=30, ignore_eos=True)
 PROMPTS = [prompt_of(n, seed=n) for n in (20, 33, 7, 50)]
 SHORT = Fixed(TreeBudget(4, 2, 2))  # at most three tokens a cycle, however quick the machine
 WAIT = 60.0  # seconds, beyond which a test has hung
+
+
+def long_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The target's leave time to draft beside them, however busy the machine is."""
+    judge = batch._judge
+    monkeypatch.setattr(batch, "_judge", lambda *parts: (time.sleep(0.02), judge(*parts)))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ import edgespec
 from edgespec.apps import main
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.fixed import Fixed
-from edgespec.core import batch
 from edgespec.core.schedule import TreeBudget
 from edgespec.engine import Engine
 from edgespec.errors import (
@@ -37,7 +35,7 @@ from edgespec.runtimes.onnx.model import OnnxModel
 from edgespec.split.client import RemoteEngine
 from edgespec.split.options import ConnectOptions
 from tests.models import make_tokenizer
-from tests.sessions import in_threads
+from tests.sessions import in_threads, long_passes
 from tests.split_ends import Running, Wires, listening
 from tests.test_split_websocket import BARRED
 from tests.tiny import write_checkpoint
@@ -103,8 +101,7 @@ def test_the_text_is_the_servers(
     told: GenerationOptions,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    judge = batch._judge  # rounds that leave time to draft, however busy the machine is
-    monkeypatch.setattr(batch, "_judge", lambda *parts: (time.sleep(0.02), judge(*parts))[1])
+    long_passes(monkeypatch)
     with (
         remote(wires, models / "x", drafter=drafter, schedule=schedule) as far,
         far.new_session(200, Fixed(BUDGET)) as session,

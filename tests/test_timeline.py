@@ -21,7 +21,6 @@ import pytest
 
 from edgespec.apps.timeline import CYCLES, DRAFTING, FLASH, TARGET, WAITS, WORKER, timeline
 from edgespec.config import GenerationOptions
-from edgespec.core import batch
 from edgespec.core.reply import _Observer
 from edgespec.core.trace import Layer, Phase, Trace
 from edgespec.core.verify import Cancellation
@@ -31,6 +30,7 @@ from edgespec.offload.chunks import Chunk, ChunkEvent
 from edgespec.offload.streamer import Streamer
 from edgespec.schedules.serial import Plain
 from tests.fake_engine import FakeEngine
+from tests.sessions import long_passes
 from tests.test_cli import ROOT, Edgespec, edgespec, engine
 from tests.test_end_to_end import Run, model, run
 from tests.test_streamer import SMALL, Gate, Store, drain, eventually, gate, store
@@ -131,8 +131,7 @@ def test_a_draft_workers_rounds(
 ) -> None:
     """What it drafted and when: while the target verifies, and what it is asked for before."""
     monkeypatch.setattr(beside, "SILENCE", 60.0)  # the machine may be busy,
-    judge = batch._judge
-    monkeypatch.setattr(batch, "_judge", lambda *parts: (time.sleep(0.02), judge(*parts)))  # and passes short
+    long_passes(monkeypatch)  # and passes short
     flags = ["generate", model, "-p", "Once upon", "--max-tokens", "40", "--json", "--resident-layers", "0"]
     flags += ["--drafter", "model", "--draft-model", model, "--draft-worker", "1", "--schedule", "ssd"]
     assert run(*flags, "--trace", "trace.json")[0] == 0
