@@ -54,14 +54,22 @@ SETTLED_SECONDS = 0.3  # without a read: the ring is full
 
 
 class Rotating(Fixed):
-    """The next of several budgets each cycle."""
+    """The next of several budgets each cycle. A second is worth as many tokens as all have made: by that a
+    drafter chooses how wide its passes are."""
 
     def __init__(self, budgets: Sequence[TreeBudget]) -> None:
         super().__init__(budgets[0])
         self.turns = itertools.cycle([Fixed(budget) for budget in budgets])
+        self.tokens, self.seconds = 0, 0.0
 
     def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
-        return next(self.turns).budget(limit, passes)
+        budget = next(self.turns).budget(limit, passes)
+        assert budget is not None
+        return replace(budget, price=self.tokens / self.seconds if self.seconds else 0.0)
+
+    def record(self, cycle: Cycle) -> None:
+        self.tokens += len(cycle.outcome.tokens)
+        self.seconds += cycle.draft_seconds + cycle.verify_seconds
 
 
 def fixed(steps: Sequence[int], nodes: int = NODES) -> Rotating:

@@ -3,7 +3,8 @@
     python -m benchmarks.schedules --small edgespec/demo_model --target models/7b-inflated \\
         --draft models/0.5b-inflated --dials 8GB,4GB --arms "serial 4,serial 8,serial 12,serial,ssd"
 
-An arm is a schedule with the product's own controller, or with so many steps of drafting in every cycle. Each
+An arm is a schedule with the product's own controller, or with so many steps of drafting in every cycle; a
+directory behind either is what is drafted with in place of --adapters or --draft ("mirror 8 ss-0-7b"). Each
 round has prompts of its own: the shortest held-out replies of at least `--least` tokens first, by what the
 small model says. Plain decoding is timed by its first cycles. All arms' replies are compared with one another
 and, as far as plain decoding was run, with its own, token for token.
@@ -122,15 +123,16 @@ class Replies:
         return {"cycles": whole(row), "peak_memory": row["peak_memory"], "tokens": row["tokens"]}
 
     def replies(self, dial: int, drafter: str, arm: str, asked: list[Row]) -> Row:
-        schedule, _, steps = arm.partition(" ")
-        mode: Row = {"kind": "fixed", "steps": [int(steps)], "nodes": self.args.nodes} if steps else OWN
+        schedule, *more = arm.split()
+        steps = [int(word) for word in more if word.isdigit()]
+        mode: Row = {"kind": "fixed", "steps": steps, "nodes": self.args.nodes} if steps else OWN
         options: Row = {"schedule": schedule}
         if drafter == "substitute":
             options |= low_bit(self.args.target)
         else:
-            options |= (
-                {"draft_model": self.args.draft} if drafter == "model" else {"adapters": self.args.adapters}
-            )
+            key, given = ("draft_model", "draft") if drafter == "model" else ("adapters", "adapters")
+            named = [Path(word) for word in more if not word.isdigit()]
+            options[key] = next(iter(named), getattr(self.args, given))
         options |= {**self.engine, "draft_worker": 1} if self.args.worker else self.engine
         with open_worker(self.args.target, dial, drafter, **options) as worker:
             if self.args.worker:

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 if not (Path(__file__).resolve().parents[1] / "benchmarks").is_dir():
     pytest.skip("benchmarks/ is not part of an installed package", allow_module_level=True)
 
-from benchmarks.models.inflate import Inflation, Source, inflate, inflate_adapters
+from benchmarks.models.inflate import inflate, inflate_trained
+from benchmarks.models.inflation import Inflation, Source
 from benchmarks.models.shapes import Shape
 from edgespec.core.decode import decode
 from edgespec.core.passes import LocalVerifier
@@ -28,7 +29,10 @@ from edgespec.kernels.quantize import (
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.adapter_files import describe_adapters
+from edgespec.runtimes.torch.streaming import KIND, Streaming, StreamingShape, streaming_shapes
 from edgespec.runtimes.torch.target import TorchTarget
+from edgespec.runtimes.torch.trained_files import describe_module
+from tests.streamings import write_streaming
 from tests.test_cascade import train
 from tests.tiny import greedily, open_tiny, run_tree, write_checkpoint
 
@@ -199,7 +203,7 @@ def test_adapters_are_inflated_with_their_model(shape: Shape, tmp_path: Path) ->
     source = small(tmp_path / "small", num_hidden_layers=4, tie_word_embeddings=True)
     big = inflated(source, shape)
     adapters = train(source, "random", (1, 2, 3))
-    inflate_adapters(source, adapters, big, shape, tmp_path / "big-adapters")
+    inflate_trained(source, adapters, big, shape, tmp_path / "big-adapters")
     tokens = np.random.default_rng(0).integers(0, 160, 64).tolist()
     ours, theirs = exits(source, adapters, tokens), exits(big, tmp_path / "big-adapters", tokens)
     assert list(ours) == [("draft", 1), ("verify", 2), ("verify", 3)]
@@ -210,6 +214,34 @@ def test_adapters_are_inflated_with_their_model(shape: Shape, tmp_path: Path) ->
         error = (found[:, :160].double() - expected.double()).abs().max() / expected.abs().max()
         assert error < 5e-6
         assert found[:, 160:].max() < -10_000
+
+
+@pytest.mark.parametrize("shape", [BIG, GROUPED], ids=["heads-grow", "grouped"])
+def test_a_streaming_drafter_is_inflated_with_its_model(shape: Shape, tmp_path: Path) -> None:
+    """All streams of the big one say what the small one's do, and never an added token."""
+    source = small(tmp_path / "small", tie_word_embeddings=True)
+    big = inflated(source, shape)
+    drafter = write_streaming(source, "random")
+    inflate_trained(source, drafter, big, shape, tmp_path / "big-drafter")
+    tokens = np.random.default_rng(0).integers(0, 160, 24).tolist()
+    expected, found = streams(source, drafter, tokens), streams(big, tmp_path / "big-drafter", tokens)
+    assert expected.std() > 0.5
+    assert not torch.equal(expected[0], expected[1])
+    error = (found[..., :160].double() - expected.double()).abs().max() / expected.abs().max()
+    assert error < 5e-6
+    assert found[..., 160:].max() < -10_000
+
+
+def streams(path: Path, drafter: Path, tokens: list[int]) -> torch.Tensor:
+    """[1 + gamma, n, V] logits of a text, by stream."""
+    target, files = open_tiny(path), describe_model(path)
+    file = describe_module(drafter, KIND, StreamingShape, streaming_shapes, files)
+    module = Streaming(files.config, file.shape)
+    file.read(module)
+    with torch.inference_mode():
+        hidden = module(target.embed(tokens)[None])[0]
+        [logits] = target.weights.linear(("lm_head",), hidden.flatten(0, 1), True)
+    return logits.view(*hidden.shape[:2], -1).clone()
 
 
 def exits(path: Path, adapters: Path, tokens: list[int]) -> dict[tuple[str, int], torch.Tensor]:

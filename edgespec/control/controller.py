@@ -56,7 +56,8 @@ REST = 8  # cycles that a refusal stands, at most: beliefs change little,
 LONGER = 2  # and one that follows another twice as long, up to so many doublings
 WEIGHING = 3e-4  # seconds, about, that a cycle takes longer when drafts are weighed,
 WEIGHED = 0.01  # and what share of plain decoding's time that may be
-STALE = 0.1  # weight of evidence on plain cycles below which one is measured again
+TOLD = 0.06  # of the time until then, what the first plain cycle may have lost where drafts pay,
+STALE = 0.1  # and weight of evidence on plain cycles below which one is measured again
 
 
 class Adaptive:
@@ -109,6 +110,7 @@ class Adaptive:
         successor.asking = deepcopy(self.asking)
         successor.asking.fade(APART)
         successor.credit = min(self.credit, GRACE)
+        successor._rate = self._rate
         return successor
 
     def _another(self) -> Adaptive:
@@ -233,11 +235,13 @@ class Adaptive:
         return float(self._rate / self.beliefs.gives.kept)
 
     def _rests(self, limit: TreeBudget) -> bool:
-        """There is no room for drafts, a refusal stands, or a plain cycle is to show what one costs."""
+        """There is no room for drafts, a refusal stands, or a plain cycle is to show what one costs, which it
+        is the later the more it would lose."""
         self.speedup = 1.0
         if limit.depth < 1 or limit.nodes < 2 or self._pause > 0:
             return True
-        return self.costs.verify.weight(1) < STALE and not self.costs.foretold(limit.nodes)
+        loses = self._rate / self.plain_rate - 1
+        return self.costs.verify.weight(1) < STALE and not self.costs.foretold(limit.nodes, loses / TOLD)
 
     def _most(self, limit: TreeBudget, passes: range) -> float:
         """Passes beyond the depth that the reply has left are wasted; many whose cost is a guess may be."""

@@ -28,7 +28,7 @@ SURE = 2.0  # cycles' worth of evidence
 AGAIN = 0.02  # of the time may go into trying again whether overlapped passes are still slow
 SPELL = 3  # timings of known points in a row, all of them slower or quicker than usual by so many times
 STEADY = 1.25  # or more, are the machine's pace
-FORETOLD = 8  # passes at first, in which the plan's word for one of one row will do
+FORETOLD = 8  # passes at first, or more, in which the plan's word for one of one row will do
 LATEST = 9  # timings kept of a point: their median shrugs off pauses of the machine
 
 
@@ -203,11 +203,12 @@ class Costs:
         alone = self.verify.at(nodes)
         return np.maximum(alone, self.overlapped.at(nodes)) if overlapped and self._rest > 0 else alone
 
-    def foretold(self, rows: int) -> bool:
-        """No plain pass need be timed yet: by the plan flash bounds one of so many rows, too, so that any
-        pass tells what a plain one costs. Until one takes longer than the plan says: it may be the disk, or
-        rows that are dearer here (of bf16, six cost one more where there is no AMX)."""
-        if self._timed >= FORETOLD or float(self.verify.at(rows)) > AGREE * self.prior.io:
+    def foretold(self, rows: int, passes: float = 0) -> bool:
+        """No plain pass need be timed yet, in the first `passes` and `FORETOLD` at least: by the plan flash
+        bounds one of so many rows, too, so that any pass tells what a plain one costs. Until one takes longer
+        than the plan says: it may be the disk, or rows that are dearer here (of bf16, six cost one more where
+        there is no AMX)."""
+        if self._timed >= max(FORETOLD, passes) or float(self.verify.at(rows)) > AGREE * self.prior.io:
             return False
         return self.prior.io > float(self.prior.computing(np.array(rows)))
 

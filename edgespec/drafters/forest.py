@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.core.sampling import Distribution, FloatArray, IntArray
-from edgespec.drafters.breadth import Breadth
+from edgespec.drafters.breadth import BEFORE, Breadth
 from edgespec.drafters.continuations import rows_at_once
 from edgespec.runtimes.base import DraftPass
 from edgespec.runtimes.rows import slot_depths
@@ -82,8 +82,8 @@ class Forest:
         self.work: Generator[None, None, None] | None = None  # of the latest round
         self.keeps = False  # that round was stopped: the next one, or what lies below its outcome, goes on
         self.kept = False  # the last commit did
-        self.breadth = Breadth()  # of passes ahead,
-        self.breadth_before = Breadth()  # and of those before verification, which share memory with none
+        self.breadth = Breadth()  # of passes ahead, and of those before verification, which share memory
+        self.breadth_before = Breadth(BEFORE)  # with none
         self.seconds = 0.0  # that the latest pass took, without what was done between its parts
         self._dropping = False
         self.room.add(self)

@@ -165,7 +165,7 @@ class SubstituteDrafter:
 
     resident = True
     passes = range(1, MAX_PASSES + 1)
-    width = 1  # a pass of two rows of int4 takes 1.4 times as long (docs/exactness.md)
+    width = 8
     ahead_width = AHEAD_ROWS
 
     def __init__(
