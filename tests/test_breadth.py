@@ -102,10 +102,10 @@ def test_before_verification_nodes_must_be_worth_their_time() -> None:
     made.learn(4, 1.0)
     assert made.worth(likely, 9.0) == 8, "and one is tried"
     made.learn(8, 2.0)
-    assert made.worth(likely, 1.9) == 8, "four nodes promise two tokens, and take a second more"
-    assert made.worth(likely, 2.1) == 4
-    assert made.worth(faint, 0.7) == 8
-    assert made.worth(faint, 0.9) == 4
+    assert made.worth(likely, 0.9) == 8, "four nodes promise two tokens, one of them now, and take a second"
+    assert made.worth(likely, 1.1) == 4
+    assert made.worth(faint, 0.35) == 8
+    assert made.worth(faint, 0.45) == 4
     assert made.worth([0.5, 0.1], 9.0) == 2, "no more than there are"
 
 

@@ -295,7 +295,7 @@ def test_a_first_short_reply_drafts_by_the_plan(name: str) -> None:
         assert timed == 1, "the first pass belies it"
     else:
         speedup = world.oracle()[0] / world.plain_rate
-        assert timed == pytest.approx(max(FORETOLD, (speedup - 1) / TOLD), rel=0.3)
+        assert timed == pytest.approx(max(FORETOLD, (speedup - 1) / TOLD), rel=0.5)
     assert first.rate(0, FORETOLD + 2) >= 0.75 * world.oracle()[0]
     assert first.steps[0] * 2 * DOUBT * prior.step <= GRACE * prior.io or first.steps[0] == 1
     unknown = simulate([(2, world)], CostModel())

@@ -58,7 +58,7 @@ def test_the_first_reply_of_the_next_process_is_as_quick_as_later_ones(name: str
 def test_careful_cycles_are_spared() -> None:
     world, unknown = WORLDS["right 0.95"][0], CostModel()
     cold = converse([(REPLY, world)], Adaptive(unknown))
-    warm = converse([(REPLY, world)], passed_on(learned("right 0.95"), unknown))
+    warm = converse([(REPLY, world)], passed_on(learned("right 0.95", 250), unknown))
     assert cold.steps[0] is None  # it measures a plain cycle, and then drafts by and by
     assert (warm.steps[0] or 0) >= 8
     assert warm.rate() > 1.05 * cold.rate()

@@ -236,12 +236,15 @@ def test_short_replies_do_not_hope_for_waits_again_and_again() -> None:
     """Where nothing is ever prepared, they draft as deep as the serial schedule does."""
     world, prior = WORLDS["right 0.9"]
     alone, beside = Adaptive(prior), Adaptive(prior)
-    for turn in range(30):
+    steps: list[list[float]] = [[], []]
+    for turn in range(60):
         alone, beside = alone.successor(), beside.successor()
-        serial = converse([(2, world)], alone, turn)
-        run = overlapped(world, prior, 0.0, 0, cycles=2, seed=turn, controller=beside)
+        steps[0] += [n or 0 for n in converse([(2, world)], alone, turn).steps]
+        steps[1] += [
+            n or 0 for n in overlapped(world, prior, 0.0, 0, cycles=2, seed=turn, controller=beside).steps
+        ]
     assert beside.hits.rate < 0.1
-    assert run.steps == serial.steps
+    assert np.mean(steps[1][40:]) == pytest.approx(np.mean(steps[0][40:]), rel=0.1)
 
 
 @pytest.mark.parametrize("width", [1, 8])
@@ -256,13 +259,28 @@ def test_another_pass_gains_by_as_many_ends_as_it_goes_on_from(width: int) -> No
     assert (budget.passes > 0) == (width == 8)
 
 
+def test_another_pass_gains_by_nodes_that_are_named_and_were_not_run() -> None:
+    """A likely chain with a faint end: run, it has little more to give; named, a pass says what follows
+    each of its nodes."""
+    world, prior = WORLDS["right 0.9"]
+    controller = Adaptive(prior)
+    overlapped(world, prior, 0.7, 6, controller=controller)
+    chain = TokenTree.chain(np.arange(4), np.log([1.0, 0.5, 0.1, 0.1]))
+    budgets = [
+        controller.overlapped(LIMIT, world.paid, replace(chain, run=ran), 8)
+        for ran in (None, np.array([True, False, False, False]))
+    ]
+    ran, named = (budget.passes for budget in budgets if budget is not None)
+    assert named > ran
+
+
 def test_one_slow_pass_does_not_end_drafting_ahead() -> None:
     """The first pass in whose waits somebody drafts may be slow for other reasons."""
     world, prior = WORLDS["right 0.9"]
     controller = Adaptive(prior)
     overlapped(world, prior, 0.8, 6, drag=0.7, cycles=2, controller=controller)
-    run = overlapped(world, prior, 0.8, 6, cycles=300, controller=controller)
-    assert run.rate(200) >= 0.97 * overlapped(world, prior, 0.8, 6, cycles=300).rate(200)
+    run = overlapped(world, prior, 0.8, 6, cycles=500, controller=controller)
+    assert run.rate(200) >= 0.97 * overlapped(world, prior, 0.8, 6, cycles=500).rate(200)
 
 
 @pytest.mark.parametrize("drag", [0.0, 0.3, 5.0])

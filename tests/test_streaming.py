@@ -204,6 +204,18 @@ def test_what_the_main_stream_does_not_say_is_dropped() -> None:
     assert runtime.ran <= 1 + 4 * (ModelDrafter.width + NAMED_ROWS)
 
 
+def test_a_tree_says_what_was_run_and_what_is_named_alone() -> None:
+    runtime = StreamingTable()
+    tree = drafted(drafter_for(runtime), TreeBudget(64, 12, 1))
+    assert not tree.open[0], "the root was run,"
+    path = tree.path_to(int(np.argmax(tree.depths)))
+    assert len(path) == 1 + 1 + runtime.streams
+    assert tree.open[path[1:]].all(), "and what streams name behind it has children all the same"
+    plain = drafted(drafter_for(TableRuntime()), TreeBudget(64, 12, 3))
+    assert plain.run is None
+    assert plain.open.tolist() == [not len(plain.children(node)) for node in range(len(plain))]
+
+
 def test_nodes_that_are_foreseen_hang_on_what_is_run() -> None:
     drafter = drafter_for(StreamingTable(), sure=1)
     drafted(drafter, TreeBudget(8, 4, 1))

@@ -14,6 +14,7 @@ import edgespec
 from edgespec.config import GenerationOptions
 from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
+from edgespec.drafters.low_bit import OVERLAY_ROWS
 from edgespec.drafters.substitute import Substitute, SubstituteDrafter
 from edgespec.engine import Engine
 from edgespec.errors import CorruptFileError, OptionError, StorageError
@@ -252,6 +253,7 @@ def test_a_fork_writes_behind_the_prefix_only(packed: Path) -> None:
         before = [t.clone() for layer in range(engine.config.layers) for t in cache.view(layer)]
         drafter = session.schedule.drafter
         assert isinstance(drafter, SubstituteDrafter)
+        assert drafter.forest.free_rows == OVERLAY_ROWS, "all that the plan has memory for"
         from edgespec.drafters.base import Root
 
         drafting = drafter.start([Root((5,)), Root((5, 9))], TreeBudget(20, 6, 6))

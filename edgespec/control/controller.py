@@ -216,9 +216,9 @@ class Adaptive:
         chances = np.exp(self.beliefs.chances.scores(prepared))
         given = 1 + self.beliefs.gives.kept * float(chances[1:].sum())
         found = max(int(np.searchsorted(tokens, given, side="right")) - 1, 0)
-        leaf = np.ones(len(prepared), dtype=bool)
-        leaf[prepared.parents[1:]] = False
-        ends = np.sort(np.where(leaf, chances * self.beliefs.chances.after(prepared.depths), 0.0))
+        named = np.bincount(prepared.parents[1:], chances[1:], minlength=len(prepared))  # below each node
+        more = np.maximum(chances * self.beliefs.chances.after(prepared.depths) - named, 0.0)
+        ends = np.sort(np.where(prepared.open, more, 0.0))
         gain = self.beliefs.gives.kept * float(ends[::-1][:width].sum())
         slopes = np.diff(tokens) / np.diff(STEPS)
         even = int(np.argmax(np.append(slopes, 0.0) <= gain))
@@ -321,7 +321,9 @@ class Adaptive:
         self.credit += ALLOWANCE * took
         saved = None
         if cycle.passes is not None:
-            steps = min(cycle.passes + overlap.found, int(STEPS[-1]))
+            # What was prepared may promise as much as many passes, and is no deeper than it is.
+            found = min(overlap.found, max(int(cycle.tree.depths.max()), 1))
+            steps = min(cycle.passes + found, int(STEPS[-1]))
             self.beliefs.learn(steps, cycle.tree, cycle.outcome)
             if overlap.hit is not None:
                 saved = float(self.costs.draft.at(overlap.found)) if overlap.hit else 0.0

@@ -50,6 +50,8 @@ class TokenTree:
     drafts: [n] where nodes were *sampled*: the distribution that the node's children were drawn from,
         independently and in node order (None for a leaf). `ratio` acceptance needs it.
     computed: where the drafter has run nodes through layers of the target; verification goes on from there.
+    run: [n] which nodes the drafter has said all of what it thinks follows them of; None = those that have
+        children. Of what it has drafted; a part of that (`select`), or a merged tree, does not say.
     """
 
     tokens: IntArray
@@ -57,6 +59,7 @@ class TokenTree:
     logprobs: FloatArray
     drafts: tuple[Distribution | None, ...] | None = None
     computed: Computed | None = None
+    run: NDArray[np.bool_] | None = None
 
     @staticmethod
     def root(token: int) -> TokenTree:
@@ -89,6 +92,15 @@ class TokenTree:
     def depths(self) -> IntArray:
         """[n] 0 for the root."""
         return slot_depths(self.parents)
+
+    @property
+    def open(self) -> NDArray[np.bool_]:
+        """[n] nodes that another pass of the drafter may go on from."""
+        if self.run is not None:
+            return ~self.run
+        childless = np.ones(len(self), dtype=np.bool_)
+        childless[self.parents[1:]] = False
+        return childless
 
     @property
     def starts(self) -> IntArray:

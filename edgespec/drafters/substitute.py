@@ -26,7 +26,7 @@ from edgespec.errors import Call, OptionError
 from edgespec.offload.chunk_store import is_store
 from edgespec.offload.plan.needs import Extras, StandIn
 from edgespec.offload.plan.plan import Plan
-from edgespec.runtimes.base import TREE_ROWS, DraftRuntime, KVCache
+from edgespec.runtimes.base import DraftRuntime, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.needs import overlay_positions
 from edgespec.runtimes.formats.packed import SUBSTITUTE
@@ -142,7 +142,7 @@ class Substitute:
     ) -> None:
         """Reads what stands for the target's chunks `copied`. Raises CorruptFileError and StorageError."""
         self.weights = SubstituteWeights(target, copy, copied, progress)
-        self.model = TorchTarget(files.config, self.weights, TREE_ROWS)
+        self.model = TorchTarget(files.config, self.weights, OVERLAY_ROWS)
         self.nbytes = self.weights.nbytes
         self.room = Room(kept_bytes(OVERLAY_ROWS, files.config.vocab_size))
 

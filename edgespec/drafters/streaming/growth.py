@@ -15,6 +15,7 @@ A tree ends with what the streams named beyond its leaves, that no pass of the d
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.core.sampling import FloatArray, IntArray
-from edgespec.core.tree import TreeBuilder
+from edgespec.core.tree import TokenTree, TreeBuilder
 from edgespec.drafters.ahead import LEAST, Ahead
 from edgespec.drafters.continuations import following, possible
 from edgespec.drafters.forest import Forest, Node
@@ -113,6 +114,10 @@ class StreamedTree(Streamed, BestFirst):
         yield from super()._grow()
         for builder, known in zip(self.builders, self.slots, strict=True):
             self._lengthen(builder, known)
+
+    def tree(self, root: int = 0) -> TokenTree:
+        ran = np.isin(self.builders[root].selection, list(self.slots[root]))
+        return replace(super().tree(root), run=ran)
 
     def _lengthen(self, builder: TreeBuilder, known: dict[int, int]) -> None:
         """What streams name beyond a tree's leaves: node -> the slot whose streams speak of its children, and
