@@ -88,8 +88,8 @@ def _engine_lines() -> list[str]:
     lines = ["engines of a draft model, for --draft-engine"]
     for fact in engine_facts():
         state = fact.version or f"missing: {fact.install}"
-        text = f"  {fact.name:<15}{state}; {fact.use}"
-        lines.append(textwrap.fill(text, 80, subsequent_indent=" " * 17, break_on_hyphens=False))
+        text = f"  {fact.name:<19}{state}; {fact.use}"
+        lines.append(textwrap.fill(text, 80, subsequent_indent=" " * 21, break_on_hyphens=False))
     return lines
 
 

@@ -36,6 +36,7 @@ from tests.test_onnx import edited, tiny_model
 from tests.twins import Twins, run
 
 pytest.importorskip("coremltools")
+from edgespec.drafters import coreml_model as coreml_drafter
 from edgespec.drafters.coreml_model import coreml_model
 from edgespec.runtimes.coreml.directory import open_coreml
 
@@ -322,6 +323,23 @@ def swapped(directory: Path, old: bytes, new: bytes) -> None:
     program(directory).write_bytes(program(directory).read_bytes().replace(old, new))
 
 
+def changed(directory: Path, change: Callable[[Any], None]) -> None:
+    """Another program."""
+    from coremltools.proto import Model_pb2
+
+    spec = Model_pb2.Model()
+    spec.ParseFromString(program(directory).read_bytes())
+    change(spec)
+    program(directory).write_bytes(spec.SerializeToString())
+
+
+def _nested(spec: Any) -> None:
+    """A file's name in a tuple, in an attribute of a function."""
+    function = next(iter(spec.mlProgram.functions.values()))
+    inner = function.attributes["x"].immediateValue.tuple.values.add()
+    inner.blobFileValue.fileName = "/etc/passwd"
+
+
 HOSTILE: list[tuple[Callable[[Path], object], type[EdgeSpecError], str]] = [
     (lambda d: edited(d, rows=[64, 8]), CorruptFileError, "sound manifest"),
     (lambda d: edited(d, rows=[]), CorruptFileError, "sound manifest"),
@@ -334,8 +352,9 @@ HOSTILE: list[tuple[Callable[[Path], object], type[EdgeSpecError], str]] = [
     (
         lambda d: swapped(d, b"@model_path/weights", b"@model_path/../../x"),
         CorruptFileError,
-        "an operation 'const'",
+        "weights in '@model_path/../../x",
     ),
+    (lambda d: changed(d, _nested), CorruptFileError, "weights in '/etc/passwd'"),
     (lambda d: swapped(d, b"silu", b"gelu"), CorruptFileError, "an operation 'gelu'"),
     (lambda d: program(d).write_bytes(b"\xff" * 100), CorruptFileError, "is not what EdgeSpec writes"),
     (lambda d: (d / "model.mlpackage" / "more").touch(), CorruptFileError, "its files are"),
@@ -352,6 +371,35 @@ def test_files_from_strangers(
     change(tmp_path / "x")
     with pytest.raises(kind, match=words):
         open_coreml(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "file", ["host.safetensors", "model.mlpackage/Data/com.apple.CoreML/weights/weight.bin"]
+)
+def test_damaged_weights_are_told(
+    file: str, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coreml_drafter, "open_function", interpreter)
+    shutil.copytree(exported, tmp_path / "x")
+    raw = bytearray((tmp_path / "x" / file).read_bytes())
+    raw[-100] ^= 1
+    (tmp_path / "x" / file).write_bytes(raw)
+    with pytest.raises(CorruptFileError, match=r"has checksums .* it is damaged: fetch it again, or export"):
+        coreml_model(Load(str(tmp_path / "x"), 1), lambda nbytes: None)
+
+
+def test_what_the_worker_opens_drafts_and_is_heard_of_meanwhile(
+    exported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Core ML may take minutes to compile a function, and who says nothing for two is given up."""
+    monkeypatch.setattr(coreml_drafter, "open_function", interpreter)
+    told: list[int] = []
+    opened = coreml_model(Load(str(exported), 1), told.append)
+    draft = opened.runtime(192)
+    list(draft.prefill(list(range(3, 90))))
+    assert run(draft, [9, 8, 7], [-1, 0, 0]).shape == (3, open_coreml(exported).config.vocab_size)
+    assert sum(told) == open_coreml(exported).nbytes
+    assert len(told) == 1 + 2 * 2, "the weights, and each function"
 
 
 def test_states_that_leave_no_room_for_drafts(exported: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from edgespec.drafters.resident import Found, Search
 from edgespec.drafters.worker import run
 from edgespec.errors import CorruptFileError
 from edgespec.runtimes.coreml.directory import CoreMLExported, open_coreml
-from edgespec.runtimes.coreml.model import CoreMLModel, model_bytes
+from edgespec.runtimes.coreml.model import CoreMLModel, Function, model_bytes, open_function
 from edgespec.runtimes.coreml.placement import placement
 from edgespec.runtimes.coreml.stateful import StatefulDraft
 from edgespec.runtimes.exported.draft import ExportedDraft
@@ -33,11 +33,18 @@ def find(search: Search, found: dict[str, Found]) -> ExportedFiles:
 
 
 def coreml_model(load: Load, progress: Callable[[int], None]) -> Opened:
-    """An exported model, run by Core ML; see `drafters.opened.OpenModel`. Raises as `open_coreml` and
-    `CoreMLModel`."""
+    """An exported model, run by Core ML; see `drafters.opened.OpenModel`. Raises as `open_coreml`,
+    `CoreMLExported.check_weights` and `CoreMLModel`."""
     exported = _open(Path(load.model))
-    model = CoreMLModel(exported)
+    exported.check_weights()
     progress(exported.nbytes)
+
+    def open_part(package: Path, name: str) -> Function:
+        part = open_function(package, name)  # which compiles it, for minutes at a first start
+        progress(0)
+        return part
+
+    model = CoreMLModel(exported, open_part)
     draft = StatefulDraft if exported.manifest.kept else ExportedDraft
     return Opened(partial(draft, model, rows=slots_of(exported)), placement(model.layers))
 

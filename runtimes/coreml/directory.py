@@ -12,14 +12,16 @@ writes, and no weights but its own.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from edgespec.devices.files import read_bounded
 from edgespec.errors import Call, CorruptFileError
+from edgespec.offload.digest import file_digest
 from edgespec.offload.safetensors_header import read_header
 from edgespec.offload.strict_json import read_object
 from edgespec.runtimes.config import EMBEDDING, ModelConfig
@@ -27,10 +29,11 @@ from edgespec.runtimes.coreml.graph import OPERATIONS, Precision, Shapes
 from edgespec.runtimes.coreml.package import runtime
 from edgespec.runtimes.exported.manifest import ExportRecord, Rows, read_export
 from edgespec.runtimes.formats.exported import MANIFEST_BYTES
+from edgespec.runtimes.formats.trained import FileDigest
 
 HOST = "host.safetensors"
 PACKAGE = "model.mlpackage"
-FORMAT = 3  # another, when `graph` would write something else
+FORMAT = 4  # another, when `graph` would write something else
 ROPE = "rope"
 _PROGRAM = "Data/com.apple.CoreML/model.mlmodel"
 _WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
@@ -41,13 +44,15 @@ STATE_UNIT = 32  # positions in states are a multiple of that, for the Neural En
 
 class CoreMLManifest(ExportRecord, forbid_unknown_fields=True):
     """See `exported.manifest.ExportRecord`; all shapes are static. precision: of matrices. kept: positions of
-    the cache that are in Core ML's states; 0 = it has none."""
+    the cache that are in Core ML's states; 0 = it has none. digests: of the host's file, and of the package's
+    program and weights."""
 
     engine: Literal["coreml"]
     precision: Precision
     kept: Annotated[int, msgspec.Meta(ge=0, lt=2**20, multiple_of=STATE_UNIT)]
     rows: Annotated[list[Rows], msgspec.Meta(min_length=1, max_length=8)]
     positions: Annotated[int, msgspec.Meta(ge=64, le=2**20)]
+    digests: tuple[FileDigest, FileDigest, FileDigest]
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,16 @@ class CoreMLExported:
     def shapes(self) -> Shapes:
         about = self.manifest
         return Shapes(self.config, about.positions, about.kept, about.precision)
+
+    def check_weights(self) -> None:
+        """Reads all of them. Raises CorruptFileError where they are not those that were exported, and
+        StorageError."""
+        if (found := digests_of(self.path)) != self.manifest.digests:
+            raise CorruptFileError(
+                f"{self.path} has checksums {', '.join(found)}, not {', '.join(self.manifest.digests)}; it "
+                "is damaged: fetch it again, or export the model anew",
+                hint=self.again,
+            )
 
     @property
     def nbytes(self) -> int:
@@ -83,6 +98,12 @@ class CoreMLExported:
     def again(self) -> Call:
         """What exports the model anew."""
         return self.manifest.source.again(self.path)
+
+
+def digests_of(directory: Path) -> tuple[FileDigest, FileDigest, FileDigest]:
+    """See `CoreMLManifest`. Raises StorageError."""
+    host, program, weights = (HOST, f"{PACKAGE}/{_PROGRAM}", f"{PACKAGE}/{_WEIGHTS}")
+    return file_digest(directory / host), file_digest(directory / program), file_digest(directory / weights)
 
 
 def function_names(rows: int) -> tuple[str, str]:
@@ -154,10 +175,23 @@ def _check_package(package: Path, functions: set[str]) -> None:
     for function in spec.mlProgram.functions.values():
         for block in function.block_specializations.values():
             for op in block.operations:
-                values = [
-                    *op.attributes.values(),
-                    *(b.value for a in op.inputs.values() for b in a.arguments),
-                ]
-                blobs = {v.blobFileValue.fileName for v in values if v.HasField("blobFileValue")}
-                if op.type not in OPERATIONS or op.blocks or blobs - {_BLOB}:
+                if op.type not in OPERATIONS or op.blocks:
                     raise refuse(f"an operation {op.type[:40]!r} in it")
+    for named in _blobs(spec):
+        if named != _BLOB:
+            raise refuse(f"weights in {named[:80]!r}")
+
+
+def _blobs(message: Any) -> Iterator[str]:
+    """The files that a protobuf message names anywhere for weights, however deep."""
+    if message.DESCRIPTOR.name == "BlobFileValue":
+        yield message.fileName
+    for field, value in message.ListFields():
+        if field.type != field.TYPE_MESSAGE:
+            continue
+        inside = (
+            [value] if hasattr(value, "ListFields") else value.values() if hasattr(value, "values") else value
+        )
+        for inner in inside:
+            if hasattr(inner, "ListFields"):  # no number, of a map
+                yield from _blobs(inner)

@@ -26,6 +26,7 @@ from edgespec.runtimes.coreml.directory import (
     PACKAGE,
     ROPE,
     CoreMLManifest,
+    digests_of,
     function_names,
     keep_name,
 )
@@ -58,12 +59,6 @@ def write_coreml(
     ct = runtime()
     config = replace(shapes.config, rope=replace(shapes.config.rope, interleaved=False))
     shapes = replace(shapes, config=config)
-    manifest = CoreMLManifest(
-        format=FORMAT, engine="coreml", precision=shapes.precision, rows=list(rows),
-        positions=shapes.positions, kept=shapes.kept, vocabulary=vocabulary, source=source,
-        config=config.to_dict(),
-    )  # fmt: skip
-    files = {**beside, MANIFEST: (json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n").encode()}
 
     def checked(name: str) -> NDArray[np.float32]:
         found = read(name)
@@ -74,8 +69,8 @@ def write_coreml(
     weights = sum(a * b for layer in range(config.layers) for a, b in config.matrix_shapes(layer).values())
     embedding = config.vocab_size * config.hidden_size
     nbytes = 2 * (weights + 2 * embedding) * (len(rows) + 1)  # each function by itself first
-    with new_directory(out, {HOST, PACKAGE, PARTS, *files}, nbytes) as work:
-        for name, content in files.items():
+    with new_directory(out, {HOST, PACKAGE, PARTS, MANIFEST, *beside}, nbytes) as work:
+        for name, content in beside.items():
             (work / name).write_bytes(content)
         host = {ROPE: read(ROPE).astype("<f4"), EMBEDDING: checked(EMBEDDING).astype("<f2")}
         _write_host(work / HOST, host)
@@ -98,6 +93,12 @@ def write_coreml(
         with redirect_stderr(StringIO()):
             ct.utils.save_multifunction(descriptor, str(work / PACKAGE))
         shutil.rmtree(parts)
+        manifest = CoreMLManifest(
+            format=FORMAT, engine="coreml", precision=shapes.precision, rows=list(rows),
+            positions=shapes.positions, kept=shapes.kept, vocabulary=vocabulary, source=source,
+            config=config.to_dict(), digests=digests_of(work),
+        )  # fmt: skip
+        (work / MANIFEST).write_bytes((json.dumps(msgspec.to_builtins(manifest), indent=1) + "\n").encode())
 
 
 def _converted(ct: Any, program: Any) -> Any:

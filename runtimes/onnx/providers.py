@@ -7,8 +7,11 @@ counted (`sessions.Assignment`).
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import DeviceError, MissingExtraError, OptionError
@@ -24,7 +27,8 @@ class Provider:
     """An execution provider.
 
     official: ONNX Runtime's name for it. package: what has it. use: what it is good for here. options: given
-    to it. static: it takes graphs of static shapes only.
+    to it. static: it takes graphs of static shapes only. plugin: the module whose `get_library_path` says
+    what ONNX Runtime is to load for it; "" = it is built in.
     """
 
     official: str
@@ -32,13 +36,28 @@ class Provider:
     use: str
     options: Mapping[str, str] = field(default_factory=dict)
     static: bool = False
+    plugin: str = ""
 
     @property
     def install(self) -> str:
-        """The line that brings it."""
-        plain = self.package == "onnxruntime"
-        where = " on macOS" if self.official == "CoreMLExecutionProvider" else ""
-        return (INSTALL if plain else f"pip install {self.package}") + where
+        """The line that brings it. A package that has ONNX Runtime itself would lie over another one's."""
+        if self.package == "onnxruntime":
+            return INSTALL + (" on macOS" if self.official == "CoreMLExecutionProvider" else "")
+        if self.plugin:
+            return f"{INSTALL} {self.package}"
+        return f"pip uninstall onnxruntime; pip install {self.package}"
+
+    def devices(self) -> list[Any]:
+        """What a plugin drives here, as ONNX Runtime has it; none of a provider that is built in."""
+        if not self.plugin:
+            return []
+        _register(self.plugin, self.official)
+        found: list[Any] = getattr(runtime(), "get_ep_devices", list)()  # of ONNX Runtime 1.23 and later
+        return [device for device in found if device.ep_name == self.official]
+
+
+def _openvino(device: str, use: str, static: bool = False) -> Provider:
+    return Provider("OpenVINOExecutionProvider", "onnxruntime-openvino", use, {"device_type": device}, static)
 
 
 PROVIDERS: Mapping[str, Provider] = {
@@ -57,14 +76,15 @@ PROVIDERS: Mapping[str, Provider] = {
     ),
     "qnn": Provider(
         "QNNExecutionProvider",
-        "onnxruntime-qnn",
+        "'onnxruntime-qnn>=2'",
         "drafts on Qualcomm's Hexagon",
         {"backend_type": "htp", "htp_performance_mode": "burst", "enable_htp_fp16_precision": "1"},
         static=True,
+        plugin="onnxruntime_qnn",
     ),
-    "openvino": Provider(
-        "OpenVINOExecutionProvider", "onnxruntime-openvino", "drafts on Intel's CPU, GPU or NPU"
-    ),
+    "openvino": _openvino("CPU", "drafts on cores that the target leaves free"),
+    "openvino-gpu": _openvino("GPU", "drafts on Intel's GPU, if there is one"),
+    "openvino-npu": _openvino("NPU", "drafts on Intel's NPU, if there is one", static=True),
     "cuda": Provider("CUDAExecutionProvider", "onnxruntime-gpu", "drafts on an NVIDIA GPU"),
     "directml": Provider("DmlExecutionProvider", "onnxruntime-directml", "drafts on a GPU under Windows"),
 }
@@ -81,10 +101,19 @@ def runtime() -> Any:
     return onnxruntime
 
 
+@cache
+def _register(plugin: str, official: str) -> None:
+    """Let ONNX Runtime load a plugin, once a process. Where that fails its provider is not here."""
+    with suppress(Exception):  # there is no such module, or ONNX Runtime's own classes
+        library = importlib.import_module(plugin).get_library_path()
+        runtime().register_execution_provider_library(official, library)
+
+
 def available() -> list[str]:
-    """The providers that the installed ONNX Runtime has. Raises MissingExtraError."""
+    """The providers that the installed ONNX Runtime has, and its plugins with a device here. (OpenVINO says
+    when it opens a model that it has no such device.) Raises MissingExtraError."""
     there = runtime().get_available_providers()
-    return [name for name, provider in PROVIDERS.items() if provider.official in there]
+    return [name for name, p in PROVIDERS.items() if p.official in there or p.devices()]
 
 
 def check_here(provider: str) -> None:
