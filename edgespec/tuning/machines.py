@@ -206,8 +206,9 @@ def accelerators() -> tuple[str, ...]:
         found.append(f"{shown.name}, {format_bytes(shown.total_memory)} (device cuda)")
     if torch.backends.mps.is_available():
         found.append("Metal (not supported yet)")
+        found.append("Apple's Neural Engine (for a draft model: docs/engines.md)")
     if not found and Path("/dev/nvidia0").exists():
         found.append("an NVIDIA GPU that this build of torch does not use; install.sh has one for CUDA")
     npus = sorted(Path("/dev/accel").glob("accel*")) if Path("/dev/accel").is_dir() else []
-    found += [f"{npu} (an NPU, not supported yet)" for npu in npus]
+    found += [f"{npu} (an NPU, for a draft model: docs/engines.md)" for npu in npus]
     return tuple(found)
