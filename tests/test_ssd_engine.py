@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 
@@ -24,6 +25,7 @@ from edgespec.engine import Engine
 from edgespec.offload.chunks import Chunk
 from edgespec.offload.streamer import Streamer
 from edgespec.response import Response
+from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.torch.exit import HeadPass
 from edgespec.schedules.kinds import choose_schedule
 from edgespec.schedules.ssd import Ssd
@@ -183,21 +185,37 @@ def test_auto_is_ssd_where_there_are_waits_to_draft_in(packed: Path) -> None:
 def test_the_logits_of_a_pass_in_waits_are_in_the_ledger(
     packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are there while the target's own activations are."""
-    made, make = list[int](), HeadPass.__init__
+    """They are there while the target's own activations are; those before a pass are gone by then, and have
+    the room of the target's logits."""
+    made: dict[bool, list[int]] = {True: [], False: []}  # in waits, and before passes
+    make, wait, waits = HeadPass.__init__, Ssd.on_wait, [False]
+    before = WeakSet[HeadPass]()
 
     def making(self: HeadPass, *given: Any) -> None:
         make(self, *given)
-        made.append(self.logits.nbytes)
+        made[waits[0]].append(self.logits.nbytes)
+        if not waits[0]:
+            before.add(self)
+
+    def on_wait(self: Ssd) -> bool:
+        waits[0] = True
+        assert not before
+        try:
+            return wait(self)
+        finally:
+            waits[0] = False
 
     monkeypatch.setattr(HeadPass, "__init__", making)
+    monkeypatch.setattr(Ssd, "on_wait", on_wait)
     with (
         load(packed, "substitute") as engine,
         waiting(monkeypatch, lambda: 8),
         engine.new_session(200, Fixed(BUDGET)) as session,
     ):
         list(session.generate(PROMPT, GREEDY))
-        assert engine.plan.owners["draft logits"] == max(made) > 4 * engine.config.vocab_size
+        row = 4 * engine.config.vocab_size
+        assert engine.plan.owners["draft logits"] == max(made[True]) > row
+        assert row < max(made[False]) <= TREE_ROWS * row
     with load(packed, "substitute", schedule="serial") as engine:
         assert "draft logits" not in engine.plan.owners
 
