@@ -109,6 +109,16 @@ def test_before_verification_nodes_must_be_worth_their_time() -> None:
     assert made.worth([0.5, 0.1], 9.0) == 2, "no more than there are"
 
 
+def test_a_width_that_does_not_pay_may_lie_before_one_that_does() -> None:
+    """Two rows of some kernels take what two passes of one do, and four hardly more."""
+    made, took, found = Breadth(breadth.BEFORE), {1: 72e-3, 2: 131e-3, 4: 162e-3, 8: 0.35}, list[int]()
+    for _ in range(20):
+        found.append(made.worth([0.5, 0.4, 0.4, 0.4, *[0.01] * 4], 5.0))
+        made.learn(found[-1], took[found[-1]])
+    assert found[:3] == [1, 2, 4]
+    assert set(found[4:]) == {4}
+
+
 @pytest.mark.parametrize("paused", [4, 8])
 def test_a_pause_is_not_believed_for_ever(paused: int) -> None:
     made, found = Breadth(), list[int]()

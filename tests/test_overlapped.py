@@ -274,6 +274,21 @@ def test_another_pass_gains_by_nodes_that_are_named_and_were_not_run() -> None:
     assert named > ran
 
 
+def test_what_was_prepared_stands_for_no_more_passes_than_it_is_deep() -> None:
+    """However much it promises: what they would have saved is what a hit is worth."""
+    world, prior = WORLDS["right 0.9"]
+    controller = Adaptive(prior)
+    overlapped(world, prior, 0.7, 6, controller=controller)
+    sure = TokenTree.chain(np.arange(3), np.log([1.0, 0.999, 0.999]))
+    wide = TokenTree(
+        np.arange(40), np.array([-1, *[0] * 20, *range(1, 20)]), np.log(np.array([1.0, *[0.9] * 39]))
+    )
+    for tree in (sure, wide):
+        budget = controller.overlapped(LIMIT, world.paid, tree, 8)
+        assert budget is not None
+        assert 0 < budget.found <= tree.depths.max()
+
+
 def test_one_slow_pass_does_not_end_drafting_ahead() -> None:
     """The first pass in whose waits somebody drafts may be slow for other reasons."""
     world, prior = WORLDS["right 0.9"]

@@ -56,7 +56,7 @@ REST = 8  # cycles that a refusal stands, at most: beliefs change little,
 LONGER = 2  # and one that follows another twice as long, up to so many doublings
 WEIGHING = 3e-4  # seconds, about, that a cycle takes longer when drafts are weighed,
 WEIGHED = 0.01  # and what share of plain decoding's time that may be
-TOLD = 0.06  # of the time until then, what the first plain cycle may have lost where drafts pay,
+TOLD = 0.06  # plain cycles a pass until then that the first plain one may lose where drafts pay,
 STALE = 0.1  # and weight of evidence on plain cycles below which one is measured again
 
 
@@ -209,8 +209,8 @@ class Adaptive:
 
     def _worth(self, prepared: TokenTree, tokens: FloatArray, width: int) -> tuple[float, int, int]:
         """What a prepared tree is expected to give, the bonus token included; the passes that give as much by
-        `tokens` [len(STEPS)]; and which of STEPS gets as far, so that another pass, at `width` ends,
-        would gain as much."""
+        `tokens` [len(STEPS)], no more than it is deep; and which of STEPS gets as far, so that another pass,
+        at `width` ends, would gain as much."""
         if len(prepared) == 1:
             return float(tokens[0]), 0, 0
         chances = np.exp(self.beliefs.chances.scores(prepared))
@@ -222,7 +222,7 @@ class Adaptive:
         gain = self.beliefs.gives.kept * float(ends[::-1][:width].sum())
         slopes = np.diff(tokens) / np.diff(STEPS)
         even = int(np.argmax(np.append(slopes, 0.0) <= gain))
-        return given, int(STEPS[found]), even
+        return given, min(int(STEPS[found]), int(prepared.depths.max())), even
 
     def _believe(self, rate: float) -> None:
         """The best draft would give so many tokens a second."""
@@ -321,9 +321,7 @@ class Adaptive:
         self.credit += ALLOWANCE * took
         saved = None
         if cycle.passes is not None:
-            # What was prepared may promise as much as many passes, and is no deeper than it is.
-            found = min(overlap.found, max(int(cycle.tree.depths.max()), 1))
-            steps = min(cycle.passes + found, int(STEPS[-1]))
+            steps = min(cycle.passes + overlap.found, int(STEPS[-1]))
             self.beliefs.learn(steps, cycle.tree, cycle.outcome)
             if overlap.hit is not None:
                 saved = float(self.costs.draft.at(overlap.found)) if overlap.hit else 0.0

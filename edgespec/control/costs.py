@@ -206,9 +206,10 @@ class Costs:
     def foretold(self, rows: int, passes: float = 0) -> bool:
         """No plain pass need be timed yet, in the first `passes` and `FORETOLD` at least: by the plan flash
         bounds one of so many rows, too, so that any pass tells what a plain one costs. Until one takes longer
-        than the plan says: it may be the disk, or rows that are dearer here (of bf16, six cost one more where
-        there is no AMX)."""
-        if self._timed >= max(FORETOLD, passes) or float(self.verify.at(rows)) > AGREE * self.prior.io:
+        than the plan says, or less: it may be the disk, or rows that are dearer here (of bf16, six cost one
+        more where there is no AMX)."""
+        took, io = float(self.verify.at(rows)), self.prior.io
+        if self._timed >= max(FORETOLD, passes) or not io / AGREE <= took <= io * AGREE:
             return False
         return self.prior.io > float(self.prior.computing(np.array(rows)))
 

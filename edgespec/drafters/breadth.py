@@ -7,14 +7,15 @@ of bf16 on a core of Zen 4, at the time: 4 rows 44 ms, 8 61, 16 116, 32 225. In 
 drafting after a hit took 4.1 further passes, in 45 nodes of passes of 8 2.4.) So passes get wider while
 that pays, as measured: ahead of an outcome by nodes a second, before verification by the tokens that time
 costs. (In memory, 16 bits by int4, passes of 8 nodes took 20 ms and of 3 11, where a second makes 7 tokens;
-trees of 4 passes gave 3.43 and 3.34.) Of a low-bit copy of the target two rows take 1.4 times what one does,
-and while the target streams a second makes 2 tokens: there 8 passes of one node gave 7.0 tokens of a story,
-of two 7.7, of four 7.9.
+trees of 4 passes gave 3.43 and 3.34.) Of a low-bit copy of the target two rows take 1.1 times what one does,
+four 1.9 and eight 4.1, and while the target streams a second makes 2 tokens: there 8 passes of one node gave
+7.0 tokens of a story, of two 7.7, of four 7.9.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from math import inf
 
 WIDTHS = (4, 8, 16, 32)  # nodes of a pass ahead; narrower ones cost what the first does, or little less,
 BEFORE = (1, 2, *WIDTHS)  # and of one before verification, for which everybody waits
@@ -45,7 +46,13 @@ class Breadth:
 
     def width(self, most: int) -> int:
         """Of the next pass ahead, in nodes, `most` or fewer."""
-        return min(self._widest(lambda width, wider, before, took: took <= PAYS * before), most)
+        width = self.widths[0]
+        for wider in self.widths[1:]:
+            before, took = self._seconds.get(width), self._seconds.get(wider)
+            if before is None or (took is not None and took > PAYS * before):
+                break  # what was not timed is tried
+            width = wider
+        return min(width, most)
 
     def worth(self, chances: Sequence[float], price: float) -> int:
         """Nodes of the next pass, of those with such `chances` of acceptance, descending, where a second
@@ -53,18 +60,12 @@ class Breadth:
         a later pass may take it, too. (16 of the copy's passes: 2.54 tokens a second; 2.43 as if none did,
         and 2.38 of one node each.)"""
 
-        def pays(width: int, wider: int, before: float, took: float) -> bool:
-            return (1 - LATER) * sum(chances[width:wider]) > price * (took - before)
-
-        return min(self._widest(pays), len(chances))
-
-    def _widest(self, pays: Callable[[int, int, float, float], bool]) -> int:
-        """`pays`: a pass of `width` nodes takes `before` seconds, and one that is `wider` `took`. What was
-        not timed is tried."""
-        width = self.widths[0]
-        for wider in self.widths[1:]:
-            before, took = self._seconds.get(width), self._seconds.get(wider)
-            if before is None or (took is not None and not pays(width, wider, before, took)):
-                break
-            width = wider
-        return width
+        best, gain, worse = 0, -inf, 0
+        for width in self.widths:
+            took = self._seconds.get(width)
+            if took is None:  # it is tried, if it is the next one to the best but one at most
+                tried = worse < 2 and (not best or 4 * len(chances) >= 3 * width)
+                return min(width if tried else best, len(chances))
+            own = (1 - LATER) * sum(chances[:width]) - price * took
+            best, gain, worse = (width, own, 0) if own > gain else (best, gain, worse + 1)
+        return min(best, len(chances))

@@ -40,7 +40,7 @@ def coreml_model(load: Load, progress: Callable[[int], None]) -> Opened:
     progress(exported.nbytes)
 
     def open_part(package: Path, name: str) -> Function:
-        part = open_function(package, name)  # which compiles it, for minutes at a first start
+        part = open_function(package, name)  # which compiles it, a first time for long
         progress(0)
         return part
 

@@ -44,7 +44,7 @@ class Provider:
         if self.package == "onnxruntime":
             return INSTALL + (" on macOS" if self.official == "CoreMLExecutionProvider" else "")
         if self.plugin:
-            return f"{INSTALL} {self.package}"
+            return f"pip install 'onnxruntime>=1.24' {self.package}"
         return f"pip uninstall onnxruntime; pip install {self.package}"
 
     def devices(self) -> list[Any]:
