@@ -272,7 +272,7 @@ def test_what_was_not_exported_is_refused(wires: Wires, models: Path, tmp_path: 
         (
             {"draft_engine": "onnx:qnn"},
             DeviceError,
-            r"no provider qnn here(.|\n)*pip install .*onnxruntime-qnn",
+            r"no provider qnn here(.|\n)*pip install 'onnxruntime>=1\.24' 'onnxruntime-qnn>=2'",
         ),
         ({"draft_engine": "onnx:npu"}, OptionError, "provider 'npu' is unknown"),
         ({"draft_engine": "torch"}, OptionError, "was exported for onnx; leave"),

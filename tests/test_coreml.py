@@ -384,7 +384,9 @@ def test_damaged_weights_are_told(
     raw = bytearray((tmp_path / "x" / file).read_bytes())
     raw[-100] ^= 1
     (tmp_path / "x" / file).write_bytes(raw)
-    with pytest.raises(CorruptFileError, match=r"has checksums .* it is damaged: fetch it again, or export"):
+    with pytest.raises(
+        CorruptFileError, match=rf"{file} has checksum .* the file is damaged: fetch it again, or export"
+    ):
         coreml_model(Load(str(tmp_path / "x"), 1), lambda nbytes: None)
 
 

@@ -234,7 +234,10 @@ def test_who_runs_what(models: Path) -> None:
 @pytest.mark.parametrize(
     ("engine", "words"),
     [
-        ("onnx:qnn", "no provider qnn here, only cpu(.|\n)*pip install .*onnxruntime-qnn"),
+        (
+            "onnx:qnn",
+            r"no provider qnn here, only cpu(.|\n)*pip install 'onnxruntime>=1\.24' 'onnxruntime-qnn>=2'",
+        ),
         ("onnx:coreml", "(.|\n)*pip install 'onnxruntime>=1.22' on macOS"),
         ("onnx:npu", "provider 'npu' is unknown; choose cpu, coreml"),
     ],

@@ -240,8 +240,10 @@ class Adaptive:
         self.speedup = 1.0
         if limit.depth < 1 or limit.nodes < 2 or self._pause > 0:
             return True
+        if self.costs.verify.weight(1) >= STALE:
+            return False
         loses = self._rate / self.plain_rate - 1
-        return self.costs.verify.weight(1) < STALE and not self.costs.foretold(limit.nodes, loses / TOLD)
+        return not self.costs.foretold(limit.nodes, loses / TOLD)
 
     def _most(self, limit: TreeBudget, passes: range) -> float:
         """Passes beyond the depth that the reply has left are wasted; many whose cost is a guess may be."""

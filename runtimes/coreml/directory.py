@@ -27,7 +27,7 @@ from edgespec.offload.strict_json import read_object
 from edgespec.runtimes.config import EMBEDDING, ModelConfig
 from edgespec.runtimes.coreml.graph import OPERATIONS, Precision, Shapes
 from edgespec.runtimes.coreml.package import runtime
-from edgespec.runtimes.exported.manifest import ExportRecord, Rows, read_export
+from edgespec.runtimes.exported.manifest import ExportRecord, Rows, check_digest, read_export
 from edgespec.runtimes.formats.exported import MANIFEST_BYTES
 from edgespec.runtimes.formats.trained import FileDigest
 
@@ -37,6 +37,7 @@ FORMAT = 4  # another, when `graph` would write something else
 ROPE = "rope"
 _PROGRAM = "Data/com.apple.CoreML/model.mlmodel"
 _WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
+_DIGESTED = HOST, f"{PACKAGE}/{_PROGRAM}", f"{PACKAGE}/{_WEIGHTS}"
 _BLOB = "@model_path/weights/weight.bin"
 _PROGRAM_LIMIT = 2**26
 STATE_UNIT = 32  # positions in states are a multiple of that, for the Neural Engine (coremltools issue 2631)
@@ -72,12 +73,8 @@ class CoreMLExported:
     def check_weights(self) -> None:
         """Reads all of them. Raises CorruptFileError where they are not those that were exported, and
         StorageError."""
-        if (found := digests_of(self.path)) != self.manifest.digests:
-            raise CorruptFileError(
-                f"{self.path} has checksums {', '.join(found)}, not {', '.join(self.manifest.digests)}; it "
-                "is damaged: fetch it again, or export the model anew",
-                hint=self.again,
-            )
+        for file, known in zip(_DIGESTED, self.manifest.digests, strict=True):
+            check_digest(self.path / file, known, self.again)
 
     @property
     def nbytes(self) -> int:
@@ -102,8 +99,8 @@ class CoreMLExported:
 
 def digests_of(directory: Path) -> tuple[FileDigest, FileDigest, FileDigest]:
     """See `CoreMLManifest`. Raises StorageError."""
-    host, program, weights = (HOST, f"{PACKAGE}/{_PROGRAM}", f"{PACKAGE}/{_WEIGHTS}")
-    return file_digest(directory / host), file_digest(directory / program), file_digest(directory / weights)
+    host, program, weights = (file_digest(directory / file) for file in _DIGESTED)
+    return host, program, weights
 
 
 def function_names(rows: int) -> tuple[str, str]:
@@ -189,9 +186,11 @@ def _blobs(message: Any) -> Iterator[str]:
     for field, value in message.ListFields():
         if field.type != field.TYPE_MESSAGE:
             continue
-        inside = (
-            [value] if hasattr(value, "ListFields") else value.values() if hasattr(value, "values") else value
-        )
-        for inner in inside:
-            if hasattr(inner, "ListFields"):  # no number, of a map
-                yield from _blobs(inner)
+        if hasattr(value, "ListFields"):
+            value = [value]
+        elif hasattr(value, "values"):
+            value = [
+                inner for inner in value.values() if hasattr(inner, "ListFields")
+            ]  # of a map; no numbers
+        for inner in value:
+            yield from _blobs(inner)

@@ -19,10 +19,9 @@ from typing import Literal
 
 from edgespec.devices.files import read_bounded
 from edgespec.errors import Call, CorruptFileError, UnsupportedModelError
-from edgespec.offload.digest import file_digest
 from edgespec.offload.safetensors_header import read_header
 from edgespec.runtimes.config import ModelConfig
-from edgespec.runtimes.exported.manifest import ExportRecord, read_export
+from edgespec.runtimes.exported.manifest import ExportRecord, check_digest, read_export
 from edgespec.runtimes.exported.source import SourceRecord
 from edgespec.runtimes.formats.trained import FileDigest, trained_digest
 from edgespec.runtimes.onnx.design import WEIGHTS, Design, Lookahead, Part, Precision, graph_name
@@ -84,13 +83,8 @@ class Exported:
     def check_weights(self) -> None:
         """Reads all of them. Raises CorruptFileError where they are not those that were exported, and
         StorageError."""
-        known, path = self.manifest.digest, self.path / WEIGHTS
-        if known is not None and (found := file_digest(path)) != known:
-            raise CorruptFileError(
-                f"{path} has checksum {found}, not {known}; the file is damaged: fetch it again, or export "
-                "the model anew",
-                hint=self.again,
-            )
+        if self.manifest.digest is not None:
+            check_digest(self.path / WEIGHTS, self.manifest.digest, self.again)
 
     def graph(self, part: Part, rows: int | None) -> bytes:
         """A graph as it is run. Raises CorruptFileError where the file is another, ModelError and
