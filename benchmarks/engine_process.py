@@ -2,7 +2,8 @@
 
     python -m benchmarks.engine_process MODEL '{"memory": 8000000000, "drafter": "none"}'
 
-Of the options "cores" are no engine's: the target computes on the first, a draft worker on the second.
+Of the options two are no engine's: of "cores" the target computes on the first, a draft worker on the second;
+with "device" draft workers are stand-ins for an accelerator whose passes take so long (`stand_in.py`).
 
 A job is a JSON line: `prompt` (ids or text), `tokens` and `cycles` (at most so many), `temperature`, `seed`,
 `ignore_eos`, `settle` (see `Worker.reply`), `mode`:
@@ -29,6 +30,7 @@ from typing import Any
 from benchmarks.common import Row
 from benchmarks.drafters import SetAcceptance
 from benchmarks.measure import process_io
+from benchmarks.stand_in import stand_in
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
@@ -227,6 +229,8 @@ def main() -> None:
 
     given = json.loads(options)
     cores = given.pop("cores", None)
+    if device := given.pop("device", None):
+        stand_in(device)
     began = time.perf_counter()
     try:
         if cores:

@@ -14,6 +14,9 @@ core: in all arms, serial among them. Each process says its first reply twice, a
 
     python -m benchmarks.schedules ... --worker --nodes 9 --arms "serial 5,ssd 5,mirror 5"
 
+With `--device SECONDS` that process is a stand-in for an accelerator (`stand_in.py`), which leaves the target
+its cores: --draft is the draft model, not inflated, and a pass of it takes so long.
+
 Where a shared disk changes its rate from minute to minute, arms can be compared at one that it always keeps
 (--throttle, in the kernel).
 
@@ -65,21 +68,29 @@ class Replies:
         parser.add_argument("--small", type=Path, required=True, help="the target, not inflated")
         parser.add_argument("--target", type=Path, required=True, help="the same, inflated")
         parser.add_argument("--draft", type=Path, help="for drafter `model`: a draft model, inflated")
-        parser.add_argument("--adapters", type=Path, help="for others: what was trained, inflated")
+        parser.add_argument(
+            "--adapters",
+            type=Path,
+            help="for others: what was trained, inflated; for `model`: a cascade's, for mirror's exit",
+        )
         parser.add_argument("--drafters", type=names, default=["model"], help="model, substitute, ...")
         parser.add_argument("--dials", type=sizes, default=sizes("8GB,4GB"))
         parser.add_argument("--arms", type=names, default=names("serial 4,serial 8,serial,ssd"))
         parser.add_argument("--nodes", type=int, default=64, help="of a tree, with a fixed number of steps")
         parser.add_argument("--resident-layers", type=int, help="of the target; default: as planned")
         parser.add_argument("--worker", action="store_true", help="drafter `model` on a core of its own")
+        parser.add_argument("--device", type=float, help="drafter `model` on one: seconds of a pass")
         parser.add_argument("--throttle", type=sizes, default=[None], help=THROTTLE_HELP)
         parser.add_argument("--prompts", type=int, default=3, help="replies a round and arm")
         parser.add_argument("--least", type=int, default=1, help="tokens of a reply; more are stories")
         self.args = args = parser.parse_args()
         cores = sorted(os.sched_getaffinity(0))
+        args.worker = args.worker or args.device is not None
         if args.worker and (args.drafters != ["model"] or args.draft is None or len(cores) < 2):
-            parser.error("--worker is for drafter `model`, and needs two cores; give --draft")
+            parser.error("--worker and --device are for drafter `model`, and need two cores; give --draft")
         self.engine: Row = {"threads": 1, "cores": cores[:2]} if args.worker else {}
+        if args.device is not None:
+            self.engine = {"device": args.device}
         if args.resident_layers is not None:
             self.engine["resident_layers"] = args.resident_layers
         if args.throttle != [None]:
@@ -115,7 +126,10 @@ class Replies:
         return format_bytes(dial) + (f", disk {format_bytes(rate)}/s" if rate else "")
 
     def stem(self, rate: int | None, dial: int, drafter: str) -> str:
-        return f"{self.where(rate, dial)}/{drafter}" + (", on a core of its own" if self.args.worker else "")
+        place = ", on a core of its own" if self.args.worker else ""
+        if self.args.device is not None:
+            place = f", on a device that takes {1000 * self.args.device:.0f} ms"
+        return f"{self.where(rate, dial)}/{drafter}{place}"
 
     def plain(self, dial: int, known: Row) -> Row:
         with open_worker(self.args.target, dial, "none", **self.engine) as worker:
@@ -133,6 +147,8 @@ class Replies:
             key, given = ("draft_model", "draft") if drafter == "model" else ("adapters", "adapters")
             named = [Path(word) for word in more if not word.isdigit()]
             options[key] = next(iter(named), getattr(self.args, given))
+            if drafter == "model" and schedule == "mirror":
+                options["adapters"] = self.args.adapters
         options |= {**self.engine, "draft_worker": 1} if self.args.worker else self.engine
         with open_worker(self.args.target, dial, drafter, **options) as worker:
             if self.args.worker:
