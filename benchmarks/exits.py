@@ -1,101 +1,173 @@
-"""How often was an outcome not prepared for under schedule mirror, by kappa and by the exit's layer?
+"""What does the target's early exit give schedule mirror, by kappa, by its layer, and with a trained adapter?
 
-    python -m benchmarks.exits --small edgespec/demo_model --draft models/demo-draft-run/model
+    python -m benchmarks.exits --small edgespec/demo_model --drafts models/demo-draft-run/model \\
+        --adapters edgespec/demo_model/cascade
 
-Mirror-SD's Proposition 2 bounds the fallbacks by what the exit does not name (1 - Omega, Equation 9): fewer
-for more names, and for a later exit; but a later exit leaves less of the pass to draft in. Half of the
-target's layers stream, on a disk throttled so that a pass waits for its drafts; its head, which the exit
-needs, is in memory. Fixed trees, greedy, held-out stories. 95 % intervals are by the choice of prompts.
+Mirror-SD's Proposition 2 bounds the fallbacks (the outcome was not prepared for) by what the exit does not
+name (1 - Omega, Equation 9): fewer for more names, and for a later exit; but a later exit leaves less of the
+pass to draft in. A pass's waits are a number of nodes here (`waiting.py`), of which those of the layers
+before the exit are drafted without it. Greedy. `speed` is in tokens a target's pass, where a pass of drafting
+that had to be waited for takes --price of one. 95 % intervals are by the choice of prompts, and paired beside
+others: hits beside the same draft's under ssd, speed beside the first draft's under serial.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from itertools import chain
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 import edgespec
-from benchmarks.cgroup import THROTTLE_HELP, require_throttle, throttled
-from benchmarks.common import Row, arguments, numbers
+from benchmarks.common import Row, arguments, names, numbers, paths
 from benchmarks.held_out import stories
 from benchmarks.tables import RESULTS, Report, Store, interval
-from edgespec.config import GenerationOptions
+from benchmarks.waiting import NODES, PRICE, Exiting, Waiting, reply
 from edgespec.control.fixed import Fixed
-from edgespec.core.schedule import TreeBudget
-from edgespec.response import whole
+from edgespec.core.sampling import FloatArray, IntArray
+from edgespec.drafters.base import Drafter
+from edgespec.drafters.cascade.early import find
+from edgespec.runtimes.base import KVCache
 from edgespec.runtimes.formats.describe import describe_model
-from edgespec.values import format_bytes, parse_bytes
+from edgespec.runtimes.formats.trained import trained_kind
+from edgespec.schedules.exits import BareExit
+from edgespec.schedules.serial import Serial
 
-TOKENS = 96  # of a reply, at most
-BUDGET = TreeBudget(32, 8, 8)  # nodes, depth, passes
-TOLD = GenerationOptions(max_tokens=TOKENS)
-
-
-def replies(small: Path, asked: Sequence[list[int]], **named: object) -> Row:
-    """Each reply's tokens, and counts of its lookups. Raises RuntimeError where the exit says nothing."""
-    said, counts = list[list[int]](), list[dict[str, int]]()
-    with edgespec.load(small, memory="2GB", **named) as engine:
-        table = engine.plan.table
-        engine.target.weights.pin([chunk.index for chunk in table.chunks if chunk.layer == table.layers])
-        for prompt in asked:
-            controller = None if named["drafter"] == "none" else Fixed(BUDGET)
-            with engine.new_session(len(prompt) + TOKENS + BUDGET.nodes, controller) as session:
-                reply = whole(session.generate(prompt, TOLD))
-            stats, exit = reply.stats, reply.stats.early_exit
-            said.append(reply.tokens)
-            found = {"hits": stats.cache_hits, "misses": stats.cache_misses, "cycles": stats.cycles}
-            found |= {"nodes": stats.drafted_while_verifying, "asked": exit.tokens, "named": exit.found}
-            counts.append(found)
-    if named.get("schedule") == "mirror" and not any(count["asked"] for count in counts):
-        raise RuntimeError(reply.stats.undrafted or "the exit was never asked")
-    return {"said": said, "counts": counts}
+Exit = tuple[int, int, Path | None]
+"""Layers before it, kappa, and whose adapter lies before its head."""
 
 
-def cells(counts: Sequence[dict[str, int]]) -> Row:
-    by_prompt = {key: np.array([count[key] for count in counts]) for key in counts[0]}
-    total = {key: int(numbers.sum()) for key, numbers in by_prompt.items()}
-    misses, lookups = by_prompt["misses"], by_prompt["hits"] + by_prompt["misses"]
-    low, high = interval(len(counts), lambda drawn: misses[drawn].sum(-1) / lookups[drawn].sum(-1))
+def replies(
+    small: Path, draft: Path, asked: Sequence[list[int]], waits: int, passes: int, schedule: str, exit: Exit
+) -> Row:
+    """Of all prompts, with a draft model or what was trained for it. waits: nodes; exit: of mirror."""
+    kind, (depth, kappa, adapters) = trained_kind(draft), exit
+    named = {"drafter": kind, "adapters": draft} if kind else {"drafter": "model", "draft_model": draft}
+    with edgespec.load(small, memory="2GB", schedule="ssd", **named) as engine:
+        files = engine.files
+        found = BareExit(files, depth) if adapters is None else find(adapters, files, depth)
+        exits = found.open(engine.target, lambda nbytes: None)
+
+        def make(seat: KVCache, drafter: Drafter, fixed: Fixed) -> Serial:
+            if schedule == "serial":
+                return Serial(drafter, fixed, NODES)
+            if schedule == "ssd":
+                return Waiting(waits, drafter, fixed)
+            return Exiting(waits, engine.config.layers, drafter, fixed, NODES, exits.exit(seat), kappa)
+
+        said = [reply(engine, tokens, make, passes)[0] for tokens in asked]
+        exits.close()
+    return {"replies": said}
+
+
+def columns(row: Row, *keys: str) -> IntArray:
+    """[keys, prompts]"""
+    return np.array([[each[key] for each in row["replies"]] for key in keys])
+
+
+def with_interval(figure: Callable[[IntArray], FloatArray], prompts: int, form: str) -> str:
+    """A figure of the prompts drawn [draws, prompts], of all of them, and its interval."""
+    ends = interval(prompts, figure)
+    whole = form.format(float(figure(np.arange(prompts)[None])[0]))
+    return f"{whole} ({'–'.join(map(form.format, ends))})"
+
+
+def hit_share(row: Row, drawn: IntArray) -> FloatArray:
+    """[draws]"""
+    hits, lookups = columns(row, "hits", "lookups")[:, drawn].sum(-1)
+    return np.asarray(hits / lookups)
+
+
+def speed(row: Row, price: float, drawn: IntArray) -> FloatArray:
+    """[draws]"""
+    tokens, cycles, passes = columns(row, "tokens", "cycles", "passes")[:, drawn].sum(-1)
+    return np.asarray(tokens / (cycles + price * passes))
+
+
+def cells(row: Row, ssd: Row, serial: Row, price: float) -> Row:
+    """Of one way to draft."""
+    count = len(row["replies"])
+    total = {key: int(columns(row, key).sum()) for key in row["replies"][0] if key != "said"}
+    found: Row = dict.fromkeys(("lookups", "fallbacks", "more hits than ssd", "found"), "")
+    if total["lookups"]:
+        fallbacks = with_interval(lambda drawn: 1 - hit_share(row, drawn), count, "{:.3f}")
+        found |= {"lookups": total["lookups"], "fallbacks": fallbacks}
+        found["found"] = f"{total['found'] / total['hits']:.1f}"
+        if row is not ssd:
+            found["more hits than ssd"] = with_interval(
+                lambda drawn: hit_share(row, drawn) - hit_share(ssd, drawn), count, "{:+.3f}"
+            )
+    over = with_interval(
+        lambda drawn: speed(row, price, drawn) / speed(serial, price, drawn), count, "{:.3f}"
+    )
     return {
-        "lookups": int(lookups.sum()),
-        "fallbacks": f"{total['misses'] / lookups.sum():.3f} ({low:.3f}–{high:.3f})",
         "Omega": f"{total['named'] / total['asked']:.3f}" if total["asked"] else "",
-        "nodes prepared a cycle": f"{total['nodes'] / total['cycles']:.0f}",
+        **found,
+        "tokens a cycle": f"{total['tokens'] / total['cycles']:.2f}",
+        "waited for": f"{total['passes'] / total['cycles']:.1f}",
+        "speed": f"{float(speed(row, price, np.arange(count))):.2f}",
+        "× serial": "" if row is serial else over,
     }
+
+
+def told(schedule: str, exit: Exit) -> str:
+    """A way to draft, in the results file."""
+    depth, kappa, adapters = exit
+    whose = "adapter" if adapters else "head"
+    return f"mirror, {whose} behind {depth}, {kappa}" if schedule == "mirror" else schedule
+
+
+def alike(row: Row, base: Row) -> bool:
+    """They say the same, as far as both go: the last cycle of a reply may be longer."""
+    pairs = zip(row["replies"], base["replies"], strict=True)
+    return all(all(a == b for a, b in zip(one["said"], other["said"], strict=False)) for one, other in pairs)
 
 
 def main() -> None:
     parser = arguments(__doc__, rounds=1)
     parser.add_argument("--small", type=Path, required=True, help="the target")
-    parser.add_argument("--draft", type=Path, required=True, help="the draft model")
+    parser.add_argument(
+        "--drafts", type=paths, required=True, help="draft models, or what was trained for it"
+    )
+    parser.add_argument("--adapters", type=Path, help="what `train cascade` left: exits by these, too")
     parser.add_argument("--kappas", type=numbers, default=[1, 2, 4, 8, 16, 32])
-    parser.add_argument("--layers", type=numbers, default=[], help="before the exit; default: 1, 3, ...")
-    parser.add_argument("--prompts", type=int, default=10)
-    parser.add_argument("--throttle", type=parse_bytes, default=parse_bytes("0.15GB"), help=THROTTLE_HELP)
+    parser.add_argument("--layers", type=numbers, help="before the exit; default: 1, 3, ...")
+    parser.add_argument("--trained", type=numbers, default=[2, 3, 5, 7], help="the same of adapters")
+    parser.add_argument("--kinds", type=names, default=["head", "adapter"], help="of exits")
+    parser.add_argument("--nodes", type=int, default=384, help="of a pass's waits")
+    parser.add_argument("--passes", type=int, default=12, help="of drafting in a cycle, prepared or not")
+    parser.add_argument("--price", type=float, default=PRICE)
+    parser.add_argument("--prompts", type=int, default=24)
     args = parser.parse_args()
-    require_throttle(args.small)
     store, asked = Store(args.json or RESULTS / "exits.json"), stories(args.small, args.prompts)
     layers = describe_model(args.small).config.layers
-    exits = [(layer, 8) for layer in args.layers or range(1, layers, 2)]
-    half = {"resident_layers": layers // 2}
-    drafting = {"drafter": "model", "draft_model": str(args.draft), **half}
-    with throttled(args.small, args.throttle):
-        plain = store.get("plain", partial(replies, args.small, asked, drafter="none", **half))
-        store.get("ssd", partial(replies, args.small, asked, schedule="ssd", **drafting))
-        for layer, kappa in chain(((layers // 2, kappa) for kappa in args.kappas), exits):
-            named = {"schedule": "mirror", "exit_layer": layer, "kappa": kappa, **drafting}
-            store.get(f"mirror {layer} {kappa}", partial(replies, args.small, asked, **named))
-    report = Report(f"Fallbacks of mirror, {args.small.name}, disk {format_bytes(args.throttle)}/s")
-    for name, row in store.rows.items():
-        schedule, *way = name.split()
-        if schedule in ("ssd", "mirror") and "counts" in row:
-            own = dict(zip(("exit behind layer", "kappa"), way or ("", ""), strict=True))
-            same = "yes" if row["said"] == plain["said"] else "**no**"
-            report.add({"schedule": schedule, **own, **cells(row["counts"]), "same text": same})
-    report.finish(store.table)
+    half = layers // 2
+    ways: list[tuple[str, Exit]] = [("serial", (half, 8, None)), ("ssd", (half, 8, None))]
+    for kind in args.kinds:
+        depths = args.trained if kind == "adapter" else args.layers or list(range(1, layers, 2))
+        if kind == "adapter" and args.adapters is None:
+            continue
+        middle = min(depths, key=lambda depth: abs(2 * depth - layers))
+        whose = args.adapters if kind == "adapter" else None
+        ways += [("mirror", (middle, kappa, whose)) for kappa in args.kappas]
+        ways += [("mirror", (depth, 8, whose)) for depth in depths if depth != middle]
+    rows = {
+        (draft, *way): store.need(
+            f"{draft.name}/{told(*way)}", replies, args.small, draft, asked, args.nodes, args.passes, *way
+        )
+        for draft in args.drafts
+        for way in ways
+    }
+    serial = next(iter(rows.values()))
+    report = Report(f"{args.small.name}: {args.nodes} nodes a pass, {len(asked)} stories")
+    for (draft, schedule, exit), row in rows.items():
+        depth, kappa, adapters = exit if schedule == "mirror" else ("", "", None)
+        own = {"draft": draft.name, "schedule": schedule, "exit behind layer": depth, "kappa": kappa}
+        own["adapter"] = "yes" if adapters else ""
+        ssd = rows[(draft, *ways[1])]
+        same = "yes" if alike(row, serial) else "**no**"
+        report.add({**own, **cells(row, ssd, serial, args.price), "same text": same})
+    print(report.markdown())
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
     python -m benchmarks.hits --small edgespec/demo_model --draft models/demo-draft-run/model
 
-A pass's waits are a number of nodes here (`--nodes`), drafted when its outcome is known already but not told:
-so every policy has exactly as many, and nothing is timed. The first table is SSD's Figure 3: the chance that
-the bonus token is among the F that the drafter finds likeliest behind the accepted ones. The second compares
-the policies at the same number of nodes; `speed` is in tokens a target's pass, where a pass of drafting that
-had to be waited for takes `PRICE` of one.
+A pass's waits are a number of nodes here (`--nodes`; `waiting.py`), drafted when its outcome is known already
+but not told. The first table is SSD's Figure 3: the chance that the bonus token is among the F that the
+drafter finds likeliest behind the accepted ones. The second compares the policies at the same number of
+nodes; `speed` is in tokens a target's pass, where a pass of drafting that had to be waited for takes `PRICE`
+of one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,48 +22,26 @@ import edgespec
 from benchmarks.common import Row, arguments, names, numbers
 from benchmarks.held_out import prompts, stories
 from benchmarks.tables import RESULTS, Report, Store, interval
-from edgespec.config import GenerationOptions
+from benchmarks.waiting import PRICE, Waiting, reply
 from edgespec.control.fixed import Fixed
-from edgespec.core.acceptance import Outcome, make_acceptance
-from edgespec.core.decode import Chooser, Decoding, decode
-from edgespec.core.sampling import FloatArray, IntArray, Noise, Sampler
-from edgespec.core.schedule import Controller, TreeBudget
-from edgespec.core.trace import Cycle
+from edgespec.core.sampling import FloatArray, IntArray
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.growth import KNOWN
 from edgespec.engine import Engine
+from edgespec.runtimes.base import KVCache
 from edgespec.schedules.fan_out import CacheShape
-from edgespec.schedules.ssd import DEPTH, Ssd
+from edgespec.schedules.ssd import DEPTH
 
-LONGEST = 160  # tokens of a reply
-NODES = 64  # of a verified tree, at most
 POLICIES = FIRST, *_ = ("uniform", "geometric", "measured", "best-first")
 BASES = POLICIES[:2]  # that the others are compared with
-OUTCOMES = 24  # that the fixed fan-outs prepare for
+OUTCOMES = 24  # that the fixed fan-outs prepare for: each depth has one
 PASSES = 8  # of drafting in a cycle, prepared or not
-PRICE = 0.025  # of a pass of drafting, in target's passes
 FAN_OUTS = (1, 2, 3, 4, 6, 8, 12, 16)
 HOW = {  # acceptance, temperature
     "T=0": ("greedy", 0.0),
     "T=1": ("sample", 1.0),
     "T=1 ratio": ("ratio", 1.0),
 }
-
-
-class Waiting(Ssd):
-    """The schedule, on a target whose passes wait for as long as `waits` nodes take to draft."""
-
-    def __init__(self, waits: int, drafter: Drafter, controller: Controller, **named: Any) -> None:
-        super().__init__(drafter, controller, NODES, **named)
-        self.waits = waits
-        self.ranks: list[tuple[bool, int]] = []  # the tree had been prepared; place of the outcome
-
-    def settle(self, outcome: Outcome) -> Cycle:
-        while self._ahead is not None and self._ahead.nodes < self.waits and self.on_wait():
-            pass
-        if self._ahead is not None and (rank := self._ahead.rank(outcome)) is not None:
-            self.ranks.append((self.overlap.hit is True, rank))
-        return super().settle(outcome)
 
 
 @dataclass(frozen=True)
@@ -76,25 +53,13 @@ class Bench:
         return {"replies": [self.reply(tokens, how, policy, waits) for tokens in self.asked]}
 
     def reply(self, tokens: Sequence[int], how: str, policy: str, waits: int) -> Row:
-        engine, (accepting, temperature) = self.engine, HOW[how]
-        options = GenerationOptions(temperature=temperature, seed=0)
-        seat = engine.verifier.new_seat(len(tokens) + LONGEST)
-        drafter = engine.resident[0].drafter(seat, engine.config.vocab_size)
         shape = None if policy == "best-first" else CacheShape(policy, DEPTH, KNOWN)
-        fixed = Fixed(TreeBudget(NODES, OUTCOMES - 1, PASSES))  # each depth has an outcome
-        schedule = Waiting(waits, drafter, fixed, shape=shape, outcomes=OUTCOMES)
-        chooser = Chooser(Sampler(options), Noise(0), make_acceptance(accepting, options))
-        row = {"tokens": 0, "cycles": 0, "passes": 0, "hits": 0, "lookups": 0}
-        for cycle in decode(Decoding(engine.verifier, seat, tokens, chooser, schedule, LONGEST)):
-            said = cycle.outcome.tokens
-            row["tokens"] += len(said)
-            row["cycles"] += 1
-            row["passes"] += cycle.passes or 0
-            if cycle.overlap is not None and cycle.overlap.hit is not None:
-                row["hits"] += cycle.overlap.hit
-                row["lookups"] += 1
-            if row["tokens"] >= LONGEST - 1 or engine.eos.intersection(said):
-                break
+
+        def make(seat: KVCache, drafter: Drafter, fixed: Fixed) -> Waiting:
+            return Waiting(waits, drafter, fixed, shape=shape, outcomes=OUTCOMES)
+
+        row, schedule = reply(self.engine, tokens, make, PASSES, *HOW[how])
+        assert isinstance(schedule, Waiting)
         return {**row, "ranks": schedule.ranks}
 
 

@@ -71,7 +71,7 @@ class Replies:
         parser.add_argument(
             "--adapters",
             type=Path,
-            help="for others: what was trained, inflated; for `model`: a cascade's, for mirror's exit",
+            help="for others: what was trained, inflated; else a cascade's, for mirror's exit",
         )
         parser.add_argument("--drafters", type=names, default=["model"], help="model, substitute, ...")
         parser.add_argument("--dials", type=sizes, default=sizes("8GB,4GB"))
@@ -147,8 +147,8 @@ class Replies:
             key, given = ("draft_model", "draft") if drafter == "model" else ("adapters", "adapters")
             named = [Path(word) for word in more if not word.isdigit()]
             options[key] = next(iter(named), getattr(self.args, given))
-            if drafter == "model" and schedule == "mirror":
-                options["adapters"] = self.args.adapters
+        if schedule == "mirror" and "draft_model" in options:
+            options["adapters"] = self.args.adapters
         options |= {**self.engine, "draft_worker": 1} if self.args.worker else self.engine
         with open_worker(self.args.target, dial, drafter, **options) as worker:
             if self.args.worker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,12 +49,13 @@ VOCABULARY = 300
 TREE = TokenTree(
     np.array([5, 7, 299, 7, 1]), np.array([-1, 0, 0, 1, 1]), np.array([0.0, -0.1, -2.5, -1e-9, -30.0])
 )
+STREAMED = replace(TREE, run=np.array([True, False, True, False, False]))  # node 1 has children by streams
 ANSWERED: list[Answer] = [
     Loading(10**9),
     Ready(3 * 10**8),
     Beat(2, 0, 50, 0.25),
     Worked(2, True, 50, 10**6),
-    Trees(7, [as_sent(TREE), as_sent(TokenTree.root(9))]),
+    Trees(7, [as_sent(TREE), as_sent(STREAMED), as_sent(TokenTree.root(9))]),
     Committed(8, True, 10**9),
     Failed("MemoryError", "no room"),
 ]
@@ -94,6 +96,17 @@ def test_what_is_sent_is_received() -> None:
         assert getattr(back, name).dtype == getattr(TREE, name).dtype
 
 
+def test_a_tree_says_which_nodes_were_run() -> None:
+    back = as_received(as_sent(STREAMED), VOCABULARY)
+    assert back.open.tolist() == STREAMED.open.tolist() == [False, True, False, True, True]
+    assert as_received(as_sent(TREE), VOCABULARY).run is None
+    for count in (0, 4, 6):
+        wrong = as_sent(TREE)
+        wrong.run = [True] * count
+        with pytest.raises(Nonsense, match="columns differ in length"):
+            as_received(wrong, VOCABULARY)
+
+
 def test_what_an_exit_says_is_heard_as_it_was() -> None:
     said = {0: {7: -0.1, 299: -3.0}, 4: {}}
     assert as_heard(as_named(said), len(TREE), VOCABULARY) == said
@@ -117,7 +130,7 @@ def test_what_an_exit_says_is_heard_as_it_was() -> None:
 def test_a_frame_says_only_so_much() -> None:
     """A prompt goes as token ids, a tree as ids and log-probabilities; both fit what is allowed."""
     assert len(frame(REQUESTED[2])) < 5 * 300 + 60
-    largest = Tree([2**31 - 1] * 64, list(range(-1, 63)), [-0.123456789] * 64)
+    largest = Tree([2**31 - 1] * 64, list(range(-1, 63)), [-0.123456789] * 64, [False] * 64)
     assert len(frame(Trees(2**31 - 1, [largest] * 64))) < ANSWER_BYTES
     assert len(frame(Prefill(1, [2**31 - 1] * 10**6, False, 0, 0.0, 1.0, 0, 0.0))) < REQUEST_BYTES
 

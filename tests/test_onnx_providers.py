@@ -104,6 +104,18 @@ def test_a_plugin_that_does_not_load_is_not_there(
     assert not fake.loaded
 
 
+def test_why_a_plugin_does_not_load_is_said(
+    plugged: Callable[..., FakeRuntime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> str:
+        raise OSError("libQnnHtp.so: cannot open shared object file")
+
+    plugged()
+    monkeypatch.setitem(sys.modules, "onnxruntime_qnn", SimpleNamespace(get_library_path=missing))
+    with pytest.raises(DeviceError, match=r"onnxruntime_qnn does not load: OSError: libQnnHtp(.|\n)*install"):
+        providers.find_provider("qnn")
+
+
 @pytest.mark.skipif("openvino" not in providers.available(), reason="needs onnxruntime-openvino")
 @pytest.mark.parametrize("rows", [None, 8])
 def test_openvino_says_what_the_cpu_does(rows: int | None, tmp_path: Path) -> None:

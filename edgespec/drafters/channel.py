@@ -50,6 +50,7 @@ class Tree(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     tokens: Annotated[Tokens, Meta(max_length=TREE_ROWS)]
     parents: Parents
     logprobs: Annotated[list[Logprob], Meta(min_length=1, max_length=TREE_ROWS)]
+    run: Annotated[list[bool], Meta(max_length=TREE_ROWS)] | None = None
 
 
 class RootPath(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

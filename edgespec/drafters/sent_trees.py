@@ -11,17 +11,20 @@ from edgespec.drafters.channel import Named, Nonsense, Tree
 
 
 def as_sent(tree: TokenTree) -> Tree:
-    return Tree(tree.tokens.tolist(), tree.parents.tolist(), tree.logprobs.tolist())
+    run = None if tree.run is None else tree.run.tolist()
+    return Tree(tree.tokens.tolist(), tree.parents.tolist(), tree.logprobs.tolist(), run)
 
 
 def as_received(tree: Tree, vocabulary: int) -> TokenTree:
     """Raises Nonsense for what is no tree of such tokens."""
-    if not len(tree.tokens) == len(tree.parents) == len(tree.logprobs):
+    run = [False] * len(tree.tokens) if tree.run is None else tree.run
+    if not len(tree.tokens) == len(tree.parents) == len(tree.logprobs) == len(run):
         raise Nonsense("a tree's columns differ in length")
     found = TokenTree(
         np.array(tree.tokens, dtype=np.int64),
         np.array(tree.parents, dtype=np.int64),
         np.array(tree.logprobs, dtype=np.float64),
+        run=None if tree.run is None else np.array(run, dtype=np.bool_),
     )
     if not np.isfinite(found.logprobs).all():
         raise Nonsense("a tree's log-probability is not finite")

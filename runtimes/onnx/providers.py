@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -47,11 +46,15 @@ class Provider:
             return f"pip install 'onnxruntime>=1.24' {self.package}"
         return f"pip uninstall onnxruntime; pip install {self.package}"
 
+    @property
+    def failure(self) -> str:
+        """Why its plugin, which is installed, does not load; "" where it does."""
+        return _register(self.plugin, self.official) if self.plugin else ""
+
     def devices(self) -> list[Any]:
         """What a plugin drives here, as ONNX Runtime has it; none of a provider that is built in."""
-        if not self.plugin:
+        if not self.plugin or self.failure:
             return []
-        _register(self.plugin, self.official)
         found: list[Any] = getattr(runtime(), "get_ep_devices", list)()  # of ONNX Runtime 1.23 and later
         return [device for device in found if device.ep_name == self.official]
 
@@ -102,11 +105,16 @@ def runtime() -> Any:
 
 
 @cache
-def _register(plugin: str, official: str) -> None:
-    """Let ONNX Runtime load a plugin, once a process. Where that fails its provider is not here."""
-    with suppress(Exception):  # there is no such module, or ONNX Runtime's own classes
+def _register(plugin: str, official: str) -> str:
+    """Let ONNX Runtime load a plugin, once a process; why that failed, if it is installed. Its provider is then
+    not here."""
+    try:
         library = importlib.import_module(plugin).get_library_path()
         runtime().register_execution_provider_library(official, library)
+    except Exception as error:  # ONNX Runtime's own classes among them
+        absent = isinstance(error, ModuleNotFoundError) and error.name == plugin
+        return "" if absent else f"{type(error).__name__}: {error}"[:500]
+    return ""
 
 
 def available() -> list[str]:
@@ -127,8 +135,9 @@ def find_provider(name: str) -> Provider:
     if provider is None:
         raise OptionError(f"provider {name[:80]!r} is unknown; choose {', '.join(PROVIDERS)}", "draft_engine")
     if name not in (there := available()):
+        why = f" ({provider.plugin} does not load: {provider.failure})" if provider.failure else ""
         raise DeviceError(
-            f"ONNX Runtime has no provider {name} here, only {', '.join(there)}; it comes with\n"
+            f"ONNX Runtime has no provider {name} here, only {', '.join(there)}{why}; it comes with\n"
             f"  {provider.install}"
         )
     return provider

@@ -35,7 +35,7 @@ from edgespec.drafters.channel import (
 )
 from edgespec.split.protocol import Name, Words
 
-DRAFT_VERSION = 3
+DRAFT_VERSION = 4
 MOST_POSITIONS = 2**17  # of a conversation: 5 bytes a token, and its prompt is one frame
 
 Reason = Literal["version", "full", "nonsense", "failed", "closing"]

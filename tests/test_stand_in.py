@@ -1,0 +1,102 @@
+"""The benchmarks' stand-in for an accelerator, by a clock of its own, and what waits for so many nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import stand_in
+from benchmarks.stand_in import Device, SlowDraft
+
+
+class Clock:
+    """`monotonic` and `sleep`."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Pass:
+    """Of two parts, which take no time."""
+
+    def __init__(self) -> None:
+        self.parts = 0
+        self.logits = np.zeros((1, 3), np.float32)
+
+    def advance(self) -> bool:
+        self.parts += 1
+        return self.parts == 2
+
+
+class Draft:
+    """A draft runtime, of lookahead streams where there are `streams`."""
+
+    length = 7
+
+    def __init__(self, streams: int = 0) -> None:
+        self.streams = streams
+        self.begun: list[Pass] = []
+
+    def prefill(self, tokens: list[int]) -> Iterator[int]:
+        yield from range(64, len(tokens) + 64, 64)
+
+    def begin(self, tokens: list[int], parents: list[int]) -> Pass:
+        self.begun.append(Pass())
+        return self.begun[-1]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(stand_in, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(stand_in, "sleep", clock.sleep)
+    return clock
+
+
+def finish(under_way: Any) -> int:
+    """Run it to its end: in how many parts."""
+    parts = 1
+    while not under_way.advance():
+        parts += 1
+    return parts
+
+
+@pytest.mark.parametrize(("rows", "streams", "passes"), [(1, 0, 1), (64, 0, 1), (65, 0, 2), (17, 3, 2)])
+def test_a_pass_takes_as_long_as_it_is_told(clock: Clock, rows: int, streams: int, passes: int) -> None:
+    made = Draft(streams)
+    draft = SlowDraft(made, Device(0.03))
+    began = clock.now
+    parts = finish(draft.begin([0] * rows, [-1] * rows))
+    assert clock.now - began == pytest.approx(0.03 * passes)
+    assert made.begun[0].parts == 2, "computed once"
+    assert parts > 10, "whoever wants something else must be heard meanwhile"
+
+
+def test_what_is_given_up_goes_on_to_its_end(clock: Clock) -> None:
+    """It does one pass at a time, of whichever conversation."""
+    device = Device(0.03)
+    one, other = SlowDraft(Draft(), device), SlowDraft(Draft(), device)
+    began = clock.now
+    one.begin([0], [-1]).advance()  # and nobody asks for it again
+    finish(other.begin([0], [-1]))
+    assert clock.now - began == pytest.approx(0.06)
+    clock.now += 1.0
+    finish(one.begin([0], [-1]))
+    assert clock.now - began == pytest.approx(1.09), "idle since"
+
+
+def test_a_prompt_takes_time_and_all_else_is_the_models(clock: Clock) -> None:
+    made = Draft()
+    draft = SlowDraft(made, Device(0.03))
+    began = clock.now
+    assert list(draft.prefill([1] * 130)) == [64, 128, 192]
+    assert clock.now - began >= 0.09 - 1e-9
+    assert draft.length == 7
+    draft.length = 9
+    assert made.length == 9
