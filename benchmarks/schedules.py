@@ -85,8 +85,8 @@ class Replies:
         parser.add_argument("--least", type=int, default=1, help="tokens of a reply; more are stories")
         self.args = args = parser.parse_args()
         cores = sorted(os.sched_getaffinity(0))
-        args.worker = args.worker or args.device is not None
-        if args.worker and (args.drafters != ["model"] or args.draft is None or len(cores) < 2):
+        self.beside: bool = args.worker or args.device is not None
+        if self.beside and (args.drafters != ["model"] or args.draft is None or len(cores) < 2):
             parser.error("--worker and --device are for drafter `model`, and need two cores; give --draft")
         self.engine: Row = {"threads": 1, "cores": cores[:2]} if args.worker else {}
         if args.device is not None:
@@ -149,9 +149,9 @@ class Replies:
             options[key] = next(iter(named), getattr(self.args, given))
         if schedule == "mirror" and "draft_model" in options:
             options["adapters"] = self.args.adapters
-        options |= {**self.engine, "draft_worker": 1} if self.args.worker else self.engine
+        options |= {**self.engine, "draft_worker": 1} if self.beside else self.engine
         with open_worker(self.args.target, dial, drafter, **options) as worker:
-            if self.args.worker:
+            if self.beside:
                 worker.run(asked[0]["prompt"], LONGEST, mode)
             replies = [worker.run(known["prompt"], LONGEST, mode) for known in asked]
         return {"replies": replies, "plan": worker.loaded["plan"]}

@@ -41,7 +41,7 @@ def stand_in(seconds: float) -> None:
 
     def command(program: str = "edgespec.drafters.worker:main") -> list[str]:
         os.environ[ASKED] = json.dumps([program, seconds])
-        return made("benchmarks.stand_in:main")
+        return made("benchmarks.stand_in:work")
 
     beside.command = onnx_model.command = command
 
@@ -104,7 +104,7 @@ class SlowDraft:
         return SlowPass(made, self.device.begin(len(tokens) * (1 + getattr(self.made, "streams", 0))))
 
 
-def main() -> None:
+def work() -> None:
     """What the worker process runs."""
     program, seconds = json.loads(os.environ[ASKED])
     device, run = Device(seconds), worker.run

@@ -55,7 +55,8 @@ ANSWERED: list[Answer] = [
     Ready(3 * 10**8),
     Beat(2, 0, 50, 0.25),
     Worked(2, True, 50, 10**6),
-    Trees(7, [as_sent(TREE), as_sent(STREAMED), as_sent(TokenTree.root(9))]),
+    Trees(7, [as_sent(TREE), as_sent(TokenTree.root(9))]),
+    Trees(8, [as_sent(STREAMED), as_sent(TokenTree.root(9))]),
     Committed(8, True, 10**9),
     Failed("MemoryError", "no room"),
 ]

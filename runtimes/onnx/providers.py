@@ -106,8 +106,8 @@ def runtime() -> Any:
 
 @cache
 def _register(plugin: str, official: str) -> str:
-    """Let ONNX Runtime load a plugin, once a process; why that failed, if it is installed. Its provider is then
-    not here."""
+    """Let ONNX Runtime load a plugin, once a process. Why that failed, if it is installed: then its provider
+    is not here."""
     try:
         library = importlib.import_module(plugin).get_library_path()
         runtime().register_execution_provider_library(official, library)
