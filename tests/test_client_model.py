@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -34,6 +33,7 @@ from edgespec.response import Response, whole
 from edgespec.runtimes.onnx.model import OnnxModel
 from edgespec.split.client import RemoteEngine
 from edgespec.split.options import ConnectOptions
+from tests.bare_site import bare_environ, bare_site, in_site
 from tests.models import make_tokenizer
 from tests.sessions import in_threads, long_passes
 from tests.split_ends import Running, Wires, listening
@@ -172,10 +172,12 @@ def test_where_static_shapes_end_it_drafts_no_more(
 
 WITHOUT_TORCH = """
 import json, sys
+from importlib.util import find_spec
+assert not any(map(find_spec, ("torch", "transformers", "safetensors", "onnx", "uvicorn")))
 
 class Nothing:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {barred!r}:
+        if name.split(".")[0] in {barred!r}:  # of which the extra asks for some, and EdgeSpec for none
             raise ImportError(name + " is not there")
 
 sys.meta_path.insert(0, Nothing())
@@ -187,11 +189,19 @@ print(json.dumps([[reply.tokens, reply.verified, engine.drafters] for reply in r
 """
 
 
-def test_it_drafts_where_there_is_no_torch(url: str, models: Path, expected: dict[float, list[int]]) -> None:
+def test_it_drafts_where_there_is_no_torch(
+    url: str, models: Path, expected: dict[float, list[int]], tmp_path: Path
+) -> None:
+    """In an environment of the extra `client` alone."""
+    site = bare_site(tmp_path / "site", "client")
     hows: list[dict[str, Any]] = [{}, {"temperature": 0.9, "seed": 3}]
     code = WITHOUT_TORCH.format(barred=BARRED, url=url, model=str(models / "x"), prompt=PROMPT, hows=hows)
     ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=os.environ
+        [sys.executable, *in_site(site, code)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=bare_environ(),
     )
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout) == [
