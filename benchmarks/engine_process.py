@@ -229,7 +229,7 @@ def main() -> None:
 
     given = json.loads(options)
     cores = given.pop("cores", None)
-    if device := given.pop("device", None):
+    if (device := given.pop("device", None)) is not None:
         stand_in(device)
     began = time.perf_counter()
     try:

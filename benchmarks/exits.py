@@ -6,14 +6,15 @@
 Mirror-SD's Proposition 2 bounds the fallbacks (the outcome was not prepared for) by what the exit does not
 name (1 - Omega, Equation 9): fewer for more names, and for a later exit; but a later exit leaves less of the
 pass to draft in. A pass's waits are a number of nodes here (`waiting.py`), of which those of the layers
-before the exit are drafted without it. Greedy. `speed` is in tokens a target's pass, where a pass of drafting
-that had to be waited for takes --price of one. 95 % intervals are by the choice of prompts, and paired beside
-others: hits beside the same draft's under ssd, speed beside the first draft's under serial.
+before the exit are drafted without it; what the exit takes is free. Greedy. `speed` is in tokens a target's
+pass, where a pass of drafting that had to be waited for takes --price of one. 95 % intervals are by the
+choice of prompts, and paired beside others: hits beside the same draft's under ssd, speed beside the first
+draft's under serial.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,9 @@ import numpy as np
 import edgespec
 from benchmarks.common import Row, arguments, names, numbers, paths
 from benchmarks.held_out import stories
-from benchmarks.tables import RESULTS, Report, Store, interval
-from benchmarks.waiting import NODES, PRICE, Exiting, Waiting, reply
+from benchmarks.tables import RESULTS, Report, Store
+from benchmarks.waiting import NODES, PRICE, Exiting, Waiting, columns, hit_share, reply, speed, with_interval
 from edgespec.control.fixed import Fixed
-from edgespec.core.sampling import FloatArray, IntArray
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.cascade.early import find
 from edgespec.runtimes.base import KVCache
@@ -44,8 +44,7 @@ def replies(
     kind, (depth, kappa, adapters) = trained_kind(draft), exit
     named = {"drafter": kind, "adapters": draft} if kind else {"drafter": "model", "draft_model": draft}
     with edgespec.load(small, memory="2GB", schedule="ssd", **named) as engine:
-        files = engine.files
-        found = BareExit(files, depth) if adapters is None else find(adapters, files, depth)
+        found = BareExit(engine.files, depth) if adapters is None else find(adapters, engine.files, depth)
         exits = found.open(engine.target, lambda nbytes: None)
 
         def make(seat: KVCache, drafter: Drafter, fixed: Fixed) -> Serial:
@@ -58,30 +57,6 @@ def replies(
         said = [reply(engine, tokens, make, passes)[0] for tokens in asked]
         exits.close()
     return {"replies": said}
-
-
-def columns(row: Row, *keys: str) -> IntArray:
-    """[keys, prompts]"""
-    return np.array([[each[key] for each in row["replies"]] for key in keys])
-
-
-def with_interval(figure: Callable[[IntArray], FloatArray], prompts: int, form: str) -> str:
-    """A figure of the prompts drawn [draws, prompts], of all of them, and its interval."""
-    ends = interval(prompts, figure)
-    whole = form.format(float(figure(np.arange(prompts)[None])[0]))
-    return f"{whole} ({'–'.join(map(form.format, ends))})"
-
-
-def hit_share(row: Row, drawn: IntArray) -> FloatArray:
-    """[draws]"""
-    hits, lookups = columns(row, "hits", "lookups")[:, drawn].sum(-1)
-    return np.asarray(hits / lookups)
-
-
-def speed(row: Row, price: float, drawn: IntArray) -> FloatArray:
-    """[draws]"""
-    tokens, cycles, passes = columns(row, "tokens", "cycles", "passes")[:, drawn].sum(-1)
-    return np.asarray(tokens / (cycles + price * passes))
 
 
 def cells(row: Row, ssd: Row, serial: Row, price: float) -> Row:
@@ -153,7 +128,14 @@ def main() -> None:
         ways += [("mirror", (depth, 8, whose)) for depth in depths if depth != middle]
     rows = {
         (draft, *way): store.need(
-            f"{draft.name}/{told(*way)}", replies, args.small, draft, asked, args.nodes, args.passes, *way
+            f"{draft.name}, {args.passes} passes beside {args.nodes} nodes/{told(*way)}",
+            replies,
+            args.small,
+            draft,
+            asked,
+            args.nodes,
+            args.passes,
+            *way,
         )
         for draft in args.drafts
         for way in ways
@@ -167,7 +149,7 @@ def main() -> None:
         ssd = rows[(draft, *ways[1])]
         same = "yes" if alike(row, serial) else "**no**"
         report.add({**own, **cells(row, ssd, serial, args.price), "same text": same})
-    print(report.markdown())
+    report.finish(store.table)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,9 @@ import numpy as np
 import edgespec
 from benchmarks.common import Row, arguments, names, numbers
 from benchmarks.held_out import prompts, stories
-from benchmarks.tables import RESULTS, Report, Store, interval
-from benchmarks.waiting import PRICE, Waiting, reply
+from benchmarks.tables import RESULTS, Report, Store
+from benchmarks.waiting import PRICE, TREE_DEPTH, Waiting, columns, hit_share, reply, speed, with_interval
 from edgespec.control.fixed import Fixed
-from edgespec.core.sampling import FloatArray, IntArray
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.growth import KNOWN
 from edgespec.engine import Engine
@@ -34,7 +33,8 @@ from edgespec.schedules.ssd import DEPTH
 
 POLICIES = FIRST, *_ = ("uniform", "geometric", "measured", "best-first")
 BASES = POLICIES[:2]  # that the others are compared with
-OUTCOMES = 24  # that the fixed fan-outs prepare for: each depth has one
+OUTCOMES = TREE_DEPTH + 1  # that the fixed fan-outs prepare for: each depth has one
+COUNTED = "hits", "lookups", "tokens", "cycles", "passes"
 PASSES = 8  # of drafting in a cycle, prepared or not
 FAN_OUTS = (1, 2, 3, 4, 6, 8, 12, 16)
 HOW = {  # acceptance, temperature
@@ -98,29 +98,17 @@ def curves(rows: dict[str, Row]) -> Report:
     return report
 
 
-def each(row: Row) -> IntArray:
-    """[5, prompts] hits, lookups, tokens, cycles, passes of drafting that were waited for."""
-    keys = ("hits", "lookups", "tokens", "cycles", "passes")
-    return np.array([[reply[key] for reply in row["replies"]] for key in keys])
-
-
 def compared(ours: Row, base: Row, price: float) -> dict[str, str]:
     """Hits and speed of `ours` over `base`, with 95 % intervals over prompts."""
-    pair = np.stack([each(ours), each(base)])  # [2, 5, prompts]
-
-    def figures(drawn: IntArray) -> FloatArray:
-        hits, lookups, tokens, cycles, passes = np.moveaxis(
-            pair[:, :, drawn].sum(-1), 1, 0
-        )  # [2, draws] each
-        share, speed = hits / lookups, tokens / (cycles + price * passes)
-        return np.stack([share[0] - share[1], speed[0] / speed[1]])
-
-    whole = figures(np.arange(pair.shape[2])[None])[:, 0]
-    cells = {}
-    for i, (name, form) in enumerate((("hits", "{:+.3f}"), ("speed", "{:.3f}"))):
-        ends = interval(pair.shape[2], lambda drawn, i=i: figures(drawn)[i])  # type: ignore[misc]
-        cells[name] = f"{form.format(whole[i])} ({'–'.join(map(form.format, ends))})"
-    return cells
+    count = len(base["replies"])
+    return {
+        "hits": with_interval(
+            lambda drawn: hit_share(ours, drawn) - hit_share(base, drawn), count, "{:+.3f}"
+        ),
+        "speed": with_interval(
+            lambda drawn: speed(ours, price, drawn) / speed(base, price, drawn), count, "{:.3f}"
+        ),
+    }
 
 
 def main() -> None:
@@ -154,7 +142,7 @@ def main() -> None:
             bases = {name: rows[f"{how}/{name}/{nodes}"] for name in BASES}
             for policy in POLICIES:
                 row = rows[f"{how}/{policy}/{nodes}"]
-                hits, lookups, tokens, cycles, passes = each(row).sum(1).tolist()
+                hits, lookups, tokens, cycles, passes = columns(row, *COUNTED).sum(1).tolist()
                 over = {
                     f"{what} over {name}": cell
                     for name, base in bases.items()

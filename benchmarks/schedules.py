@@ -15,7 +15,7 @@ core: in all arms, serial among them. Each process says its first reply twice, a
     python -m benchmarks.schedules ... --worker --nodes 9 --arms "serial 5,ssd 5,mirror 5"
 
 With `--device SECONDS` that process is a stand-in for an accelerator (`stand_in.py`), which leaves the target
-its cores: --draft is the draft model, not inflated, and a pass of it takes so long.
+its cores, but for --worker: --draft is the draft model, not inflated, and a pass of it takes so long.
 
 Where a shared disk changes its rate from minute to minute, arms can be compared at one that it always keeps
 (--throttle, in the kernel).
@@ -90,7 +90,7 @@ class Replies:
             parser.error("--worker and --device are for drafter `model`, and need two cores; give --draft")
         self.engine: Row = {"threads": 1, "cores": cores[:2]} if args.worker else {}
         if args.device is not None:
-            self.engine = {"device": args.device}
+            self.engine["device"] = args.device
         if args.resident_layers is not None:
             self.engine["resident_layers"] = args.resident_layers
         if args.throttle != [None]:
@@ -128,7 +128,7 @@ class Replies:
     def stem(self, rate: int | None, dial: int, drafter: str) -> str:
         place = ", on a core of its own" if self.args.worker else ""
         if self.args.device is not None:
-            place = f", on a device that takes {1000 * self.args.device:.0f} ms"
+            place += f", on a device that takes {1000 * self.args.device:.0f} ms"
         return f"{self.where(rate, dial)}/{drafter}{place}"
 
     def plain(self, dial: int, known: Row) -> Row:

@@ -16,7 +16,7 @@ from pkgutil import resolve_name
 from time import monotonic, sleep
 from typing import Any
 
-from edgespec.drafters import beside, onnx_model, process, worker
+from edgespec.drafters import beside, coreml_model, llama_cpp_model, onnx_model, process, worker
 from edgespec.drafters.channel import Load
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.onnx_model import OnnxCpuDrafter, OnnxCpuStreamingDrafter
@@ -43,7 +43,8 @@ def stand_in(seconds: float) -> None:
         os.environ[ASKED] = json.dumps([program, seconds])
         return made("benchmarks.stand_in:work")
 
-    beside.command = onnx_model.command = command
+    for kind in (beside, onnx_model, llama_cpp_model, coreml_model):
+        kind.command = command
 
 
 class Device:
@@ -120,5 +121,6 @@ def work() -> None:
 
         return opens
 
-    worker.run = onnx_model.run = lambda open_model: run(slowed(open_model))
+    for kind in (worker, onnx_model, llama_cpp_model, coreml_model):
+        kind.run = lambda open_model: run(slowed(open_model))
     resolve_name(program)()

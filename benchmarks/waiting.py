@@ -7,12 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from benchmarks.common import Row
+from benchmarks.tables import interval
 from edgespec.config import GenerationOptions
 from edgespec.control.fixed import Fixed
 from edgespec.core.acceptance import Outcome, make_acceptance
 from edgespec.core.decode import Chooser, Decoding, decode
-from edgespec.core.sampling import Noise, Sampler
+from edgespec.core.sampling import FloatArray, IntArray, Noise, Sampler
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.drafters.base import Drafter
@@ -28,11 +31,35 @@ if TYPE_CHECKING:
 
 LONGEST = 160  # tokens of a reply
 NODES = 64  # of a verified tree, at most
-DEPTH = 23  # of it
+TREE_DEPTH = 23  # of it
 PRICE = 0.025  # of a pass of drafting that is waited for, in target's passes
 
 Make = Callable[[KVCache, Drafter, Fixed], Serial]
 """A schedule for a conversation."""
+
+
+def columns(row: Row, *keys: str) -> IntArray:
+    """[keys, prompts]"""
+    return np.array([[each[key] for each in row["replies"]] for key in keys])
+
+
+def hit_share(row: Row, drawn: IntArray) -> FloatArray:
+    """[draws], of prompts drawn [draws, prompts]."""
+    hits, lookups = columns(row, "hits", "lookups")[:, drawn].sum(-1)
+    return np.asarray(hits / lookups)
+
+
+def speed(row: Row, price: float, drawn: IntArray) -> FloatArray:
+    """[draws] tokens a target's pass, where one of drafting that was waited for takes `price` of it."""
+    tokens, cycles, passes = columns(row, "tokens", "cycles", "passes")[:, drawn].sum(-1)
+    return np.asarray(tokens / (cycles + price * passes))
+
+
+def with_interval(figure: Callable[[IntArray], FloatArray], prompts: int, form: str) -> str:
+    """A figure of all prompts, and its 95 % interval over their choice; of prompts drawn as above."""
+    ends = interval(prompts, figure)
+    whole = form.format(float(figure(np.arange(prompts)[None])[0]))
+    return f"{whole} ({'–'.join(map(form.format, ends))})"
 
 
 class Waiting(Ssd):
@@ -59,12 +86,10 @@ class Exiting(Mirror):
         self.waits, self.each = waits, waits / layers
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        self._waited = True
+        self._waited, until = True, (index + 1) * self.each
+        while not rows.prefill and self._ahead is not None and self._ahead.nodes < until and self.on_wait():
+            pass  # the layer was waited for, and then computed
         super().on_layer(index, hidden, rows)
-        if rows.prefill:
-            return
-        while self._ahead is not None and self._ahead.nodes < (index + 1) * self.each and self.on_wait():
-            pass
 
 
 def reply(
@@ -80,7 +105,7 @@ def reply(
     options = GenerationOptions(temperature=temperature, seed=0)
     seat = engine.verifier.new_seat(len(tokens) + LONGEST)
     drafter = engine.resident[0].drafter(seat, engine.config.vocab_size)
-    schedule = make(seat, drafter, Fixed(TreeBudget(NODES, DEPTH, passes)))
+    schedule = make(seat, drafter, Fixed(TreeBudget(NODES, TREE_DEPTH, passes)))
     chooser = Chooser(Sampler(options), Noise(0), make_acceptance(accepting, options))
     row = dict.fromkeys(("tokens", "cycles", "passes", "hits", "lookups", "found", "asked", "named"), 0)
     decoding = Decoding(engine.verifier, seat, tokens, chooser, schedule, LONGEST, observer=schedule)

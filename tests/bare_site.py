@@ -26,22 +26,23 @@ def bare_site(folder: Path, extra: str) -> Path:
 
 def asked_for(name: str, extra: str) -> Iterator[Distribution]:
     """What a package's extra asks for, and what that does, each once."""
-    found = dict[str, Distribution]()
+    followed = {(name, extra)}
 
-    def follow(name: str, extra: str) -> None:
+    def follow(name: str, extra: str) -> Iterator[Distribution]:
         for line in distribution(name).requires or ():
             asked = Requirement(line)
-            plain = asked.marker is None or asked.marker.evaluate({"extra": ""})
-            wanted = asked.marker is None or asked.marker.evaluate({"extra": extra})
-            if not wanted or (name == "edgespec" and plain):
+            always = asked.marker is None or asked.marker.evaluate({"extra": ""})
+            if not always and not (asked.marker and asked.marker.evaluate({"extra": extra})):
                 continue
-            if (key := canonicalize_name(asked.name)) not in found:
-                found[key] = distribution(asked.name)
-                for each in asked.extras or {""}:
-                    follow(asked.name, each)
+            if always and name == "edgespec":
+                continue
+            yield distribution(asked.name)
+            for each in ("", *asked.extras):
+                if (key := (canonicalize_name(asked.name), each)) not in followed:
+                    followed.add(key)
+                    yield from follow(asked.name, each)
 
-    follow(name, extra)
-    yield from found.values()
+    yield from follow(name, extra)
 
 
 def in_site(folder: Path, code: str) -> list[str]:

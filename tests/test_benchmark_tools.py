@@ -506,7 +506,7 @@ def test_scripts_measure_the_engine_as_it_is() -> None:
     an accelerator that is not here, in whose place something has to be."""
     found = {file.name: poked(file.read_text(encoding="utf-8")) for file in scripts()}
     replaced = {poke.split(".")[0] for poke in found.pop("stand_in.py")}
-    assert replaced == {"beside", "onnx_model", "worker", "setattr(self"}, "its process alone"
+    assert replaced == {"kind", "setattr(self"}, "its process alone"
     assert {name: pokes for name, pokes in found.items() if pokes} == {}
     changes = "model.run = f; session.schedule.controller.record = f; self.engine.eos = (); self.a = 1"
     assert poked(changes) == ["model.run", "session.schedule.controller.record", "self.engine.eos"]

@@ -40,7 +40,7 @@ from edgespec.control.early_exit import Asking
 from edgespec.control.estimates import STEPS
 from edgespec.control.hits import Hits
 from edgespec.control.notes import Notes
-from edgespec.core.sampling import FloatArray, IntArray
+from edgespec.core.sampling import FloatArray
 from edgespec.core.schedule import Allotter, TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
@@ -172,10 +172,11 @@ class Adaptive:
         self._refuse(best)
         if self.refusal is not None:
             return None
-        given, size, found, even = self._worth(prepared, tokens, width)
+        prepared = self.prune(prepared)  # the rest is not verified, so it has no price
+        given, found, even = self._worth(prepared, tokens, width)
         more = STEPS - STEPS[even]
-        seconds = self.costs.passes(np.maximum(nodes, size), self._overlaps)
-        seconds[even] = self.costs.passes(size, self._overlaps)
+        seconds = self.costs.passes(np.maximum(nodes, len(prepared)), self._overlaps)
+        seconds[even] = self.costs.passes(len(prepared), self._overlaps)
         seconds += self.costs.draft.at(np.maximum(more, 0))
         possible = (more >= 0) & (more <= most) & (seconds * self.plain_rate - 1 <= self.credit)
         if not possible.any():
@@ -207,16 +208,14 @@ class Adaptive:
         self._overlaps = ahead >= float(serial.max())
         return max(ahead, float(serial.max()))
 
-    def _worth(self, prepared: TokenTree, tokens: FloatArray, width: int) -> tuple[float, int, int, int]:
-        """What a prepared tree is expected to give, the bonus token included, and how many of its nodes earn
-        their verification; the passes that give as much by `tokens` [len(STEPS)], no more than it is deep;
-        and which of STEPS gets as far, so that another pass, at `width` ends, would gain as much."""
+    def _worth(self, prepared: TokenTree, tokens: FloatArray, width: int) -> tuple[float, int, int]:
+        """What a prepared tree is expected to give, the bonus token included; the passes that give as much by
+        `tokens` [len(STEPS)], no more than it is deep; and which of STEPS gets as far, so that another pass,
+        at `width` ends, would gain as much."""
         if len(prepared) == 1:
-            return float(tokens[0]), 1, 0, 0
-        scores = self.beliefs.chances.scores(prepared)
-        earning = self._earning(prepared, scores)
-        chances = np.exp(scores)
-        given = 1 + self.beliefs.gives.kept * float(chances[earning[1:]].sum())
+            return float(tokens[0]), 0, 0
+        chances = np.exp(self.beliefs.chances.scores(prepared))
+        given = 1 + self.beliefs.gives.kept * float(chances[1:].sum())
         found = max(int(np.searchsorted(tokens, given, side="right")) - 1, 0)
         named = np.bincount(prepared.parents[1:], chances[1:], minlength=len(prepared))  # below each node
         more = np.maximum(chances * self.beliefs.chances.after(prepared.depths) - named, 0.0)
@@ -224,7 +223,7 @@ class Adaptive:
         gain = self.beliefs.gives.kept * float(ends[::-1][:width].sum())
         slopes = np.diff(tokens) / np.diff(STEPS)
         even = int(np.argmax(np.append(slopes, 0.0) <= gain))
-        return given, len(earning), min(int(STEPS[found]), int(prepared.depths.max())), even
+        return given, min(int(STEPS[found]), int(prepared.depths.max())), even
 
     def _believe(self, rate: float) -> None:
         """The best draft would give so many tokens a second."""
@@ -288,14 +287,11 @@ class Adaptive:
         """The nodes that earn their verification at the best rate known; a sampled tree stays whole."""
         if tree.drafts is not None or len(tree) == 1:
             return tree
-        return tree.select(np.sort(self._earning(tree, self.beliefs.chances.scores(tree))))
-
-    def _earning(self, tree: TokenTree, scores: FloatArray) -> IntArray:
-        """Those nodes, likeliest first: the root, and others behind their parents."""
+        scores = self.beliefs.chances.scores(tree)
         likeliest = np.argsort(-scores, kind="stable")
         tokens = np.cumsum(np.exp(scores[likeliest]))
         worth = tokens - self._rate * self.costs.passes(np.arange(1, len(tree) + 1), self._overlaps)
-        return likeliest[: int(np.argmax(worth)) + 1]
+        return tree.select(np.sort(likeliest[: int(np.argmax(worth)) + 1]))
 
     def gains(self, tree: TokenTree) -> FloatArray | None:
         return None

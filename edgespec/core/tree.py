@@ -51,7 +51,7 @@ class TokenTree:
         independently and in node order (None for a leaf). `ratio` acceptance needs it.
     computed: where the drafter has run nodes through layers of the target; verification goes on from there.
     run: [n] which nodes the drafter has said all of what it thinks follows them of; None = those that have
-        children. Of what it has drafted; a part of that (`select`), or a merged tree, does not say.
+        children. A merged tree does not say.
     """
 
     tokens: IntArray
@@ -144,7 +144,8 @@ class TokenTree:
         parents[0] = -1
         drafts = self.drafts and tuple(self.drafts[node] for node in nodes)
         computed = self.computed and self.computed.of(nodes)
-        tree = TokenTree(self.tokens[nodes], parents, self.logprobs[nodes], drafts, computed)
+        run = ~self.open[nodes]
+        tree = TokenTree(self.tokens[nodes], parents, self.logprobs[nodes], drafts, computed, run)
         tree.validate()
         return tree
 
