@@ -17,14 +17,14 @@ def as_sent(tree: TokenTree) -> Tree:
 
 def as_received(tree: Tree, vocabulary: int) -> TokenTree:
     """Raises Nonsense for what is no tree of such tokens."""
-    run = [False] * len(tree.tokens) if tree.run is None else tree.run
-    if not len(tree.tokens) == len(tree.parents) == len(tree.logprobs) == len(run):
+    columns = tree.tokens, tree.parents, tree.logprobs, tree.run
+    if len({len(column) for column in columns if column is not None}) > 1:
         raise Nonsense("a tree's columns differ in length")
     found = TokenTree(
         np.array(tree.tokens, dtype=np.int64),
         np.array(tree.parents, dtype=np.int64),
         np.array(tree.logprobs, dtype=np.float64),
-        run=None if tree.run is None else np.array(run, dtype=np.bool_),
+        run=None if tree.run is None else np.array(tree.run, dtype=np.bool_),
     )
     if not np.isfinite(found.logprobs).all():
         raise Nonsense("a tree's log-probability is not finite")
