@@ -26,7 +26,7 @@ from edgespec.runtimes.base import DraftPass
 
 ROWS = 64  # of its largest shape
 SLICE = 0.002  # seconds of sleep, between which whoever waits for something else is heard
-ASKED = "EDGESPEC_STAND_IN"  # what to be, for the worker process
+ASKED = "STAND_IN"  # a variable: what to be, for the worker process
 
 # An accelerator's passes are as wide as they come; what is known of CPUs does not hold.
 WIDE: dict[Any, Callable[[Any, int], ModelDrafter]] = {
