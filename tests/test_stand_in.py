@@ -1,15 +1,21 @@
-"""The benchmarks' stand-in for an accelerator, by a clock of its own, and what waits for so many nodes."""
+"""The benchmarks' stand-in for an accelerator, by a clock of its own and in its process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks import stand_in
+from benchmarks.held_out import stories
 from benchmarks.stand_in import Device, SlowDraft
+from benchmarks.worker import Worker
+from edgespec.models.exporting import export_model
+
+DEMO = Path(__file__).parent.parent / "edgespec" / "demo_model"
 
 
 class Clock:
@@ -100,3 +106,24 @@ def test_a_prompt_takes_time_and_all_else_is_the_models(clock: Clock) -> None:
     assert draft.length == 7
     draft.length = 9
     assert made.length == 9
+
+
+@pytest.mark.parametrize("exported", [True, False], ids=["onnx", "torch"])
+def test_an_engine_drafts_on_it(tmp_path: Path, exported: bool) -> None:
+    """Drafts come no sooner than its passes take, and the text is the same."""
+    draft = tmp_path / "draft"
+    if exported:
+        export_model(str(DEMO), draft)
+    (asked,) = stories(DEMO, 1)
+    mode = {"kind": "fixed", "steps": [2], "nodes": 8}
+    options = {"draft_model": draft if exported else DEMO, "schedule": "serial", "context": 256, "threads": 1}
+    with Worker(DEMO, 10**9, "model", draft_worker=1, device=0.05, **options) as worker:
+        on_it = worker.run(asked, 30, mode)
+    with Worker(DEMO, 10**9, "none", context=256, threads=1) as worker:
+        alone = worker.run(asked, 30, {"kind": "own"})
+    assert on_it["tokens"] == alone["tokens"]
+    cycles = on_it["cycles"][1:-1]
+    assert len(cycles) > 4
+    drafts = [cycle["draft"] for cycle in cycles]  # of two passes, or of one beside what was drafted before
+    assert max(drafts) > 2 * 0.05
+    assert sum(drafts) > 0.05 * len(drafts)
