@@ -23,9 +23,21 @@ import edgespec
 from benchmarks.common import Row, arguments, names, numbers, paths
 from benchmarks.held_out import stories
 from benchmarks.tables import RESULTS, Report, Store
-from benchmarks.waiting import NODES, PRICE, Exiting, Waiting, columns, hit_share, reply, speed, with_interval
+from benchmarks.waiting import (
+    NODES,
+    PRICE,
+    Exiting,
+    Waiting,
+    columns,
+    hit_share,
+    more_hits,
+    reply,
+    speed,
+    times_as_fast,
+    with_interval,
+)
 from edgespec.control.fixed import Fixed
-from edgespec.drafters.base import Drafter
+from edgespec.drafters.base import Drafter, shared_prefix
 from edgespec.drafters.cascade.early import find
 from edgespec.runtimes.base import KVCache
 from edgespec.runtimes.formats.describe import describe_model
@@ -69,19 +81,14 @@ def cells(row: Row, ssd: Row, serial: Row, price: float) -> Row:
         found |= {"lookups": total["lookups"], "fallbacks": fallbacks}
         found["found"] = f"{total['found'] / total['hits']:.1f}"
         if row is not ssd:
-            found["more hits than ssd"] = with_interval(
-                lambda drawn: hit_share(row, drawn) - hit_share(ssd, drawn), count, "{:+.3f}"
-            )
-    over = with_interval(
-        lambda drawn: speed(row, price, drawn) / speed(serial, price, drawn), count, "{:.3f}"
-    )
+            found["more hits than ssd"] = more_hits(row, ssd)
     return {
         "Omega": f"{total['named'] / total['asked']:.3f}" if total["asked"] else "",
         **found,
         "tokens a cycle": f"{total['tokens'] / total['cycles']:.2f}",
         "waited for": f"{total['passes'] / total['cycles']:.1f}",
         "speed": f"{float(speed(row, price, np.arange(count))):.2f}",
-        "× serial": "" if row is serial else over,
+        "× serial": "" if row is serial else times_as_fast(row, serial, price),
     }
 
 
@@ -94,8 +101,10 @@ def told(schedule: str, exit: Exit) -> str:
 
 def alike(row: Row, base: Row) -> bool:
     """They say the same, as far as both go: the last cycle of a reply may be longer."""
-    pairs = zip(row["replies"], base["replies"], strict=True)
-    return all(all(a == b for a, b in zip(one["said"], other["said"], strict=False)) for one, other in pairs)
+    for one, other in zip(row["replies"], base["replies"], strict=True):
+        if shared_prefix(one["said"], other["said"]) < min(one["tokens"], other["tokens"]):
+            return False
+    return True
 
 
 def main() -> None:

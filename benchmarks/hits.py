@@ -22,7 +22,7 @@ import edgespec
 from benchmarks.common import Row, arguments, names, numbers
 from benchmarks.held_out import prompts, stories
 from benchmarks.tables import RESULTS, Report, Store
-from benchmarks.waiting import PRICE, TREE_DEPTH, Waiting, columns, hit_share, reply, speed, with_interval
+from benchmarks.waiting import PRICE, TREE_DEPTH, Waiting, columns, more_hits, reply, times_as_fast
 from edgespec.control.fixed import Fixed
 from edgespec.drafters.base import Drafter
 from edgespec.drafters.growth import KNOWN
@@ -100,15 +100,7 @@ def curves(rows: dict[str, Row]) -> Report:
 
 def compared(ours: Row, base: Row, price: float) -> dict[str, str]:
     """Hits and speed of `ours` over `base`, with 95 % intervals over prompts."""
-    count = len(base["replies"])
-    return {
-        "hits": with_interval(
-            lambda drawn: hit_share(ours, drawn) - hit_share(base, drawn), count, "{:+.3f}"
-        ),
-        "speed": with_interval(
-            lambda drawn: speed(ours, price, drawn) / speed(base, price, drawn), count, "{:.3f}"
-        ),
-    }
+    return {"hits": more_hits(ours, base), "speed": times_as_fast(ours, base, price)}
 
 
 def main() -> None:

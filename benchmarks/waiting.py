@@ -62,6 +62,18 @@ def with_interval(figure: Callable[[IntArray], FloatArray], prompts: int, form: 
     return f"{whole} ({'–'.join(map(form.format, ends))})"
 
 
+def more_hits(row: Row, base: Row) -> str:
+    """Of the same prompts."""
+    count = len(base["replies"])
+    return with_interval(lambda drawn: hit_share(row, drawn) - hit_share(base, drawn), count, "{:+.3f}")
+
+
+def times_as_fast(row: Row, base: Row, price: float) -> str:
+    """Of the same prompts; price: see `speed`."""
+    count = len(base["replies"])
+    return with_interval(lambda drawn: speed(row, price, drawn) / speed(base, price, drawn), count, "{:.3f}")
+
+
 class Waiting(Ssd):
     """Its target's passes wait for as long as `waits` nodes take to draft."""
 
