@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -105,11 +105,13 @@ def run(
     watch: Sequence[Path] = (),
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
+    talk: Callable[[subprocess.Popen[bytes]], None] | None = None,
 ) -> Usage:
     """Run `command` in a fresh cgroup, limited to `memory` bytes and `read_bps` bytes of reads a second.
 
     `watch` are files or directories whose page cache is measured afterwards; reads are throttled on the
-    disk that holds the first. Raises CgroupUnavailable.
+    disk that holds the first. `talk` has the other ends of its stdin and stdout, and closes both. Raises
+    CgroupUnavailable.
     """
     usage = Usage(list(command), memory)
     files = [file for path in watch for file in files_under(path)]
@@ -119,8 +121,9 @@ def run(
             group.limit_reads(files[0] if files else Path.cwd(), read_bps)
         out, err = (stack.enter_context(tempfile.TemporaryFile("w+", errors="replace")) for _ in range(2))
         began = time.perf_counter()
+        given, taken = (subprocess.DEVNULL, out) if talk is None else (subprocess.PIPE, subprocess.PIPE)
         process = subprocess.Popen(
-            command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=env, preexec_fn=group.enter
+            command, stdin=given, stdout=taken, stderr=err, env=env, preexec_fn=group.enter
         )
         stack.callback(process.kill)
 
@@ -132,6 +135,8 @@ def run(
             timer = threading.Timer(timeout, stop)
             stack.callback(timer.cancel)
             timer.start()
+        if talk is not None:
+            talk(process)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie still has its /proc/<pid>/io
         usage.wall = time.perf_counter() - began
         usage.bytes_read, usage.bytes_written = process_io(process.pid)

@@ -1,0 +1,182 @@
+"""A long chat, as a user has it: the whole command line, in a cgroup of exactly the dial, beside llama.cpp.
+
+    python -m benchmarks.chats models/7b-inflated-int4 --memory 8GB --draft-model models/0.5b-inflated-int4 \\
+        --gguf models/7b-inflated-q4_k_m.gguf --peer-python /opt/peers/bin/python
+
+Held-out requests for stories, each with the questions about it, in one conversation. Each arm is a process of
+its own that has learned nothing, from cold weights; what is timed is what comes out of it. llama.cpp maps the
+file in place, keeps keys and values, and gets token ids. Neighbours are loops of one thread.
+
+    first text    from a message to the first byte of its reply, behind the first reply; median
+    tokens/s      of all replies, by all the time behind the first message's first byte, prompts included
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from benchmarks.cgroup import own_cache
+from benchmarks.common import (
+    Row,
+    arguments,
+    compile_checkout,
+    edgespec_command,
+    environment,
+    interleave,
+    numbers,
+)
+from benchmarks.measure import failure, limit_met, run
+from benchmarks.neighbours import beside
+from benchmarks.page_cache import drop_caches
+from benchmarks.tables import Report, ratio, spread
+from edgespec.demo_model.recipe.draw import HELD_OUT, Draw
+from edgespec.demo_model.recipe.stories import story
+from edgespec.demo_model.recipe.tokenizer import ASSISTANT_ID, BOS_ID, END_ID, USER_ID
+from edgespec.values import format_bytes, parse_bytes
+
+PEER = Path(__file__).parent / "peers" / "chat_llama_cpp.py"
+
+
+@dataclass
+class Turn:
+    """One message and its reply; times in seconds since the process began."""
+
+    asked: float
+    began: float = 0.0
+    ended: float = 0.0
+    reply: bytes = b""
+
+    @property
+    def wait(self) -> float:
+        return self.began - self.asked
+
+
+def talk(messages: list[bytes], turns: list[Turn], process: subprocess.Popen[bytes]) -> None:
+    """One message a line, the next when the last one's reply is over, which is a line, too."""
+    began = time.perf_counter()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for message in messages:
+        turn = Turn(time.perf_counter() - began)
+        process.stdin.write(message + b"\n")
+        process.stdin.flush()
+        while not turn.reply.endswith(b"\n"):
+            piece = process.stdout.read1()
+            if not piece:
+                break  # it has ended; its error is in the row
+            turn.began = turn.began or time.perf_counter() - began
+            turn.reply += piece
+        else:
+            turn.ended = time.perf_counter() - began
+            turns.append(turn)
+            continue
+        break
+    process.stdin.close()
+    process.stdout.close()
+
+
+def chat(
+    command: list[str], weights: Path, dial: int, messages: list[bytes], count: Callable[[bytes], int]
+) -> Row:
+    """One conversation; `count`: tokens of a reply."""
+    turns = list[Turn]()
+    drop_caches([weights])
+    with own_cache():
+        row = run(
+            command, dial, watch=[weights], env=environment(), talk=partial(talk, messages, turns)
+        ).row()
+    if row["failure"]:
+        return row
+    if len(turns) < len(messages):
+        return row | {"failure": f"ended behind {len(turns)} of {len(messages)} replies"}
+    tokens = sum(count(turn.reply) for turn in turns)
+    return row | {
+        "replies": [turn.reply.decode() for turn in turns],
+        "tokens": tokens,
+        "start": turns[0].wait,
+        "first_text": statistics.median(turn.wait for turn in turns[1:]),
+        "rate": tokens / (turns[-1].ended - turns[0].began),
+    }
+
+
+def main() -> None:
+    parser = arguments(__doc__, rounds=3)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--memory", type=parse_bytes, required=True, help="the dial")
+    parser.add_argument("--draft-model", type=Path, help="also with these drafts")
+    parser.add_argument("--gguf", type=Path, help="llama.cpp's")
+    parser.add_argument("--peer-python", default="/opt/peers/bin/python")
+    parser.add_argument("--stories", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=160, help="most of a reply")
+    parser.add_argument("--neighbours", type=numbers, default=[0, 1])
+    args = parser.parse_args()
+    compile_checkout()
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    asked = [turn.user for i in range(args.stories) for turn in story(Draw(f"chat {i}", HELD_OUT))]
+    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in asked]
+    framed = [[USER_ID, *text, END_ID, ASSISTANT_ID] for text in ids]
+    framed[0].insert(0, BOS_ID)
+
+    ours = [*edgespec_command("chat", args.model, "--memory", args.memory, "--max-tokens", args.tokens)]
+    theirs = [
+        str(part) for part in (args.peer_python, PEER, args.gguf, "--tokens", args.tokens, "--end", END_ID)
+    ]
+    lines = [text.encode() for text in asked]
+    told = partial(chat, dial=args.memory)
+    as_text = partial(
+        told,
+        weights=args.model,
+        messages=lines,
+        count=lambda said: len(tokenizer.encode(said.decode().strip(), add_special_tokens=False).ids) + 1,
+    )
+    known: dict[str, Callable[[], Row]] = {"EdgeSpec, plain": partial(as_text, [*ours, "--drafter", "none"])}
+    if args.draft_model:
+        known["EdgeSpec, drafts"] = partial(as_text, [*ours, "--draft-model", str(args.draft_model)])
+    if args.gguf:
+        messages = [",".join(map(str, line)).encode() for line in framed]
+        known["llama.cpp"] = partial(
+            told, theirs, args.gguf, messages=messages, count=lambda said: len(said.split())
+        )
+    arms = {
+        f"{name}, {busy} busy": partial(beside, busy, arm)
+        for busy in args.neighbours
+        for name, arm in known.items()
+    }
+    found = interleave(arms, args.rounds)
+
+    title = f"{len(asked)} messages of one conversation, {args.model.name}, {format_bytes(args.memory)}"
+    report = Report(title, raw=dict(found))
+    for name, rows in found.items():
+        cells = {"arm": name} | dict.fromkeys(
+            ("tokens", "tokens/s", "× llama.cpp", "of quiet", "start, s", "first text, s", "peak"), "–"
+        )
+        cells |= {"limit": limit_met(rows), "remarks": failure(rows)}
+        if not cells["remarks"]:
+            rates = [row["rate"] for row in rows]
+            who, busy = name.rsplit(", ", 1)
+            peer, quiet = found.get(f"llama.cpp, {busy}", []), found[f"{who}, {args.neighbours[0]} busy"]
+            cells |= {"tokens": rows[0]["tokens"], "tokens/s": spread(rates, 3)}
+            if peer and not failure(peer):
+                cells["× llama.cpp"] = ratio(rates, [row["rate"] for row in peer])
+            if not failure(quiet):
+                cells["of quiet"] = ratio(rates, [row["rate"] for row in quiet])
+            cells["start, s"] = spread([row["start"] for row in rows], 1)
+            cells["first text, s"] = spread([row["first_text"] for row in rows], 2)
+            cells["peak"] = format_bytes(max(row["peak"] for row in rows))
+        report.add(cells)
+    replies = [rows[0].get("replies") for name, rows in found.items() if name.startswith("EdgeSpec")]
+    if all(said == replies[0] for said in replies):
+        report.notes.append("All of EdgeSpec's replies are the same.")
+    report.finish(args.json)
+
+
+if __name__ == "__main__":
+    main()

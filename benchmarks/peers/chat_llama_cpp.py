@@ -1,0 +1,63 @@
+"""A conversation with llama.cpp: each line of stdin is the token ids of a message, in the template's frame.
+
+The answer is a line of the reply's ids, each written as it is decoded; greedy. The file is mapped and used in
+place, and keys and values of what was said before are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import llama_cpp
+import numpy as np
+from arm import THREADS, numbers
+
+CONTEXT = 2048  # positions
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--tokens", type=int, required=True, help="most of a reply")
+    parser.add_argument("--end", type=int, required=True, help="id of the token that ends a reply")
+    args = parser.parse_args()
+
+    llama_cpp.llama_backend_init()
+    model_params = llama_cpp.llama_model_default_params()
+    model_params.n_gpu_layers = 0
+    model_params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP
+    model_params.use_extra_bufts = False
+    model = llama_cpp.llama_model_load_from_file(args.model.encode(), model_params)
+    if not model:
+        sys.exit(f"llama.cpp could not load {args.model}")
+    context_params = llama_cpp.llama_context_default_params()
+    context_params.n_ctx = CONTEXT
+    context_params.n_batch = context_params.n_ubatch = 512  # its default
+    context_params.n_threads = context_params.n_threads_batch = THREADS
+    context = llama_cpp.llama_init_from_model(model, context_params)
+    if not context:
+        sys.exit("llama.cpp could not make a context")
+    vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+
+    def decode(ids: list[int]) -> int:
+        given = (llama_cpp.llama_token * len(ids))(*ids)
+        if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(given, len(ids))) != 0:
+            sys.exit("llama_decode failed")
+        logits = llama_cpp.llama_get_logits_ith(context, -1)
+        return int(np.ctypeslib.as_array(logits, (vocab,)).argmax())
+
+    pending: list[int] = []  # what the context lacks of the last reply
+    for line in sys.stdin:
+        token = decode([*pending, *numbers(line)])
+        for said in range(1, args.tokens + 1):
+            ended = token == args.end or said == args.tokens
+            print(token, end="\n" if ended else " ", flush=True)
+            if ended:
+                break
+            token = decode([token])
+        pending = [token] if token == args.end else [token, args.end]
+
+
+if __name__ == "__main__":
+    main()
