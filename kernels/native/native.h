@@ -156,9 +156,9 @@ Pack amx_bf16_pack;
 
    p: the positions that a row sees, in ascending order, KEYS at a time (a block: p / KEYS). Blocks are met one by one; when
    the highest score rises, what was summed before is scaled down. A product q . key has 16 places (column mod 16), each in
-   ascending order, which are summed in pairs; weights of a block likewise; no fused multiply-adds. */
+   ascending order, which are summed in pairs; weights of a block likewise (p mod 16); no fused multiply-adds. */
 #define KEYS 64
-#define QUERIES 32 /* of one head of keys, that share its conversion to fp32 */
+#define QUERIES 32 /* of one head of keys, in a task */
 typedef struct {
   int type; /* of q, k, v and out: 0 fp32, 1 fp16, 2 bf16 */
   const void *q; /* [n][heads][e], rows q_stride numbers apart */
