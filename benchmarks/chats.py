@@ -13,6 +13,7 @@ file in place, keeps keys and values, and gets token ids. Neighbours are loops o
 
 from __future__ import annotations
 
+import io
 import statistics
 import subprocess
 import time
@@ -45,14 +46,14 @@ from edgespec.values import format_bytes, parse_bytes
 PEER = Path(__file__).parent / "peers" / "chat_llama_cpp.py"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Turn:
     """One message and its reply; times in seconds since the process began."""
 
     asked: float
-    began: float = 0.0
-    ended: float = 0.0
-    reply: bytes = b""
+    began: float  # the reply's first byte
+    ended: float
+    reply: bytes
 
     @property
     def wait(self) -> float:
@@ -61,26 +62,22 @@ class Turn:
 
 def talk(messages: list[bytes], turns: list[Turn], process: subprocess.Popen[bytes]) -> None:
     """One message a line, the next when the last one's reply is over, which is a line, too."""
-    began = time.perf_counter()
-    assert process.stdin is not None
-    assert process.stdout is not None
-    for message in messages:
-        turn = Turn(time.perf_counter() - began)
-        process.stdin.write(message + b"\n")
-        process.stdin.flush()
-        while not turn.reply.endswith(b"\n"):
-            piece = process.stdout.read1()
-            if not piece:
-                break  # it has ended; its error is in the row
-            turn.began = turn.began or time.perf_counter() - began
-            turn.reply += piece
-        else:
-            turn.ended = time.perf_counter() - began
-            turns.append(turn)
-            continue
-        break
-    process.stdin.close()
-    process.stdout.close()
+    given, said, start = process.stdin, process.stdout, time.perf_counter()
+    assert given is not None
+    assert isinstance(said, io.BufferedReader)
+    with given, said:
+        for message in messages:
+            asked = time.perf_counter() - start
+            given.write(message + b"\n")
+            given.flush()
+            first = said.read1()
+            began, reply = time.perf_counter() - start, first
+            while reply and not reply.endswith(b"\n"):
+                piece = said.read1()
+                reply = reply + piece if piece else b""
+            if not reply:
+                return  # it has ended; its error is in the row
+            turns.append(Turn(asked, began, time.perf_counter() - start, reply))
 
 
 def chat(
