@@ -3,16 +3,19 @@
     python -m benchmarks.chats models/7b-inflated-int4 --memory 8GB --draft-model models/0.5b-inflated-int4 \\
         --gguf models/7b-inflated-q4_k_m.gguf --peer-python /opt/peers/bin/python
 
-Held-out requests for stories, each with the questions about it, in one conversation. Each arm is a process of
+Held-out requests for stories, each with the questions about it, in one conversation, and at last a message as
+long as six stories. Each arm is a process of
 its own that has learned nothing, from cold weights; what is timed is what comes out of it. llama.cpp maps the
 file in place, keeps keys and values, and gets token ids. Neighbours are loops of one thread.
 
-    first text    from a message to the first byte of its reply, behind the first reply; median
-    tokens/s      of all replies, by all the time behind the first message's first byte, prompts included
+    tokens/s      of all replies but the last, by all the time behind the first one's first byte
+    first text    from a message to the first byte of its reply, but for the first and the last one; median
+    long prompt   tokens of the last message by that time, a second
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import statistics
 import subprocess
@@ -43,6 +46,7 @@ from edgespec.demo_model.recipe.stories import story
 from edgespec.demo_model.recipe.tokenizer import ASSISTANT_ID, BOS_ID, END_ID, USER_ID
 from edgespec.values import format_bytes, parse_bytes
 
+LONG = 6  # stories in the last message
 PEER = Path(__file__).parent / "peers" / "chat_llama_cpp.py"
 
 
@@ -81,9 +85,14 @@ def talk(messages: list[bytes], turns: list[Turn], process: subprocess.Popen[byt
 
 
 def chat(
-    command: list[str], weights: Path, dial: int, messages: list[bytes], count: Callable[[bytes], int]
+    command: list[str],
+    weights: Path,
+    dial: int,
+    messages: list[bytes],
+    last: int,
+    count: Callable[[bytes], int],
 ) -> Row:
-    """One conversation; `count`: tokens of a reply."""
+    """One conversation. last: tokens of the last message; count: of a reply."""
     turns = list[Turn]()
     drop_caches([weights])
     with own_cache():
@@ -94,14 +103,49 @@ def chat(
         return row
     if len(turns) < len(messages):
         return row | {"failure": f"ended behind {len(turns)} of {len(messages)} replies"}
-    tokens = sum(count(turn.reply) for turn in turns)
+    *short, long = turns
+    tokens = sum(count(turn.reply) for turn in short)
     return row | {
         "replies": [turn.reply.decode() for turn in turns],
         "tokens": tokens,
         "start": turns[0].wait,
-        "first_text": statistics.median(turn.wait for turn in turns[1:]),
-        "rate": tokens / (turns[-1].ended - turns[0].began),
+        "first_text": statistics.median(turn.wait for turn in short[1:]),
+        "rate": tokens / (short[-1].ended - short[0].began),
+        "prompt_rate": last / long.wait,
     }
+
+
+def runtimes(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
+    """One conversation by each."""
+    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
+    asked = [turn.user for i in range(args.stories) for turn in story(Draw(f"chat {i}", HELD_OUT))]
+    told = [turn.reply for i in range(LONG) for turn in story(Draw(f"chat, told {i}", HELD_OUT))[:1]]
+    asked.append(" ".join([*told, "Which of these do you like best?"]))
+    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in asked]
+    framed = [[USER_ID, *text, END_ID, ASSISTANT_ID] for text in ids]
+    framed[0].insert(0, BOS_ID)
+
+    ours = [*edgespec_command("chat", args.model, "--memory", args.memory, "--max-tokens", args.tokens)]
+    theirs = [
+        str(part) for part in (args.peer_python, PEER, args.gguf, "--tokens", args.tokens, "--end", END_ID)
+    ]
+    lines = [text.encode() for text in asked]
+    run_chat = partial(chat, dial=args.memory, last=len(framed[-1]))
+    as_text = partial(
+        run_chat,
+        weights=args.model,
+        messages=lines,
+        count=lambda said: len(tokenizer.encode(said.decode().strip(), add_special_tokens=False).ids) + 1,
+    )
+    known: dict[str, Callable[[], Row]] = {"EdgeSpec, plain": partial(as_text, [*ours, "--drafter", "none"])}
+    if args.draft_model:
+        known["EdgeSpec, drafts"] = partial(as_text, [*ours, "--draft-model", str(args.draft_model)])
+    if args.gguf:
+        messages = [",".join(map(str, line)).encode() for line in framed]
+        known["llama.cpp"] = partial(
+            run_chat, theirs, args.gguf, messages=messages, count=lambda said: len(said.split())
+        )
+    return known
 
 
 def main() -> None:
@@ -116,32 +160,7 @@ def main() -> None:
     parser.add_argument("--neighbours", type=numbers, default=[0, 1])
     args = parser.parse_args()
     compile_checkout()
-    tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
-    asked = [turn.user for i in range(args.stories) for turn in story(Draw(f"chat {i}", HELD_OUT))]
-    ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in asked]
-    framed = [[USER_ID, *text, END_ID, ASSISTANT_ID] for text in ids]
-    framed[0].insert(0, BOS_ID)
-
-    ours = [*edgespec_command("chat", args.model, "--memory", args.memory, "--max-tokens", args.tokens)]
-    theirs = [
-        str(part) for part in (args.peer_python, PEER, args.gguf, "--tokens", args.tokens, "--end", END_ID)
-    ]
-    lines = [text.encode() for text in asked]
-    told = partial(chat, dial=args.memory)
-    as_text = partial(
-        told,
-        weights=args.model,
-        messages=lines,
-        count=lambda said: len(tokenizer.encode(said.decode().strip(), add_special_tokens=False).ids) + 1,
-    )
-    known: dict[str, Callable[[], Row]] = {"EdgeSpec, plain": partial(as_text, [*ours, "--drafter", "none"])}
-    if args.draft_model:
-        known["EdgeSpec, drafts"] = partial(as_text, [*ours, "--draft-model", str(args.draft_model)])
-    if args.gguf:
-        messages = [",".join(map(str, line)).encode() for line in framed]
-        known["llama.cpp"] = partial(
-            told, theirs, args.gguf, messages=messages, count=lambda said: len(said.split())
-        )
+    known = runtimes(args)
     arms = {
         f"{name}, {busy} busy": partial(beside, busy, arm)
         for busy in args.neighbours
@@ -149,26 +168,24 @@ def main() -> None:
     }
     found = interleave(arms, args.rounds)
 
-    title = f"{len(asked)} messages of one conversation, {args.model.name}, {format_bytes(args.memory)}"
-    report = Report(title, raw=dict(found))
+    title = f"A conversation about {args.stories} stories, {args.model.name}, {format_bytes(args.memory)}"
+    report, quiet = Report(title, raw=dict(found)), f"{args.neighbours[0]} busy"
     for name, rows in found.items():
-        cells = {"arm": name} | dict.fromkeys(
-            ("tokens", "tokens/s", "× llama.cpp", "of quiet", "start, s", "first text, s", "peak"), "–"
-        )
-        cells |= {"limit": limit_met(rows), "remarks": failure(rows)}
-        if not cells["remarks"]:
-            rates = [row["rate"] for row in rows]
-            who, busy = name.rsplit(", ", 1)
-            peer, quiet = found.get(f"llama.cpp, {busy}", []), found[f"{who}, {args.neighbours[0]} busy"]
-            cells |= {"tokens": rows[0]["tokens"], "tokens/s": spread(rates, 3)}
-            if peer and not failure(peer):
-                cells["× llama.cpp"] = ratio(rates, [row["rate"] for row in peer])
-            if not failure(quiet):
-                cells["of quiet"] = ratio(rates, [row["rate"] for row in quiet])
-            cells["start, s"] = spread([row["start"] for row in rows], 1)
-            cells["first text, s"] = spread([row["first_text"] for row in rows], 2)
-            cells["peak"] = format_bytes(max(row["peak"] for row in rows))
-        report.add(cells)
+        if why := failure(rows):
+            report.failed(name, why)
+            continue
+        who, busy = name.rsplit(", ", 1)
+        rates, waits = ([row[key] for row in rows] for key in ("rate", "first_text"))
+        cells = {"arm": name, "tokens": rows[0]["tokens"], "tokens/s": spread(rates, 3)}
+        for beside_it, other in (("× llama.cpp", f"llama.cpp, {busy}"), ("of quiet", f"{who}, {quiet}")):
+            those = found.get(other, [])
+            fit = those and not failure(those)
+            cells[beside_it] = ratio(rates, [row["rate"] for row in those]) if fit else "–"
+        cells["start, s"] = spread([row["start"] for row in rows], 1)
+        cells["first text, s"] = spread(waits)
+        cells["long prompt, tokens/s"] = spread([row["prompt_rate"] for row in rows], 1)
+        peak = format_bytes(max(row["peak"] for row in rows))
+        report.add(cells | {"peak": peak, "limit": limit_met(rows)})
     replies = [rows[0].get("replies") for name, rows in found.items() if name.startswith("EdgeSpec")]
     if all(said == replies[0] for said in replies):
         report.notes.append("All of EdgeSpec's replies are the same.")

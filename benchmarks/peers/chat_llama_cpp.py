@@ -14,6 +14,7 @@ import numpy as np
 from arm import THREADS, numbers
 
 CONTEXT = 2048  # positions
+BATCH = 512  # tokens of a prompt at a time, its default
 
 
 def main() -> None:
@@ -33,7 +34,7 @@ def main() -> None:
         sys.exit(f"llama.cpp could not load {args.model}")
     context_params = llama_cpp.llama_context_default_params()
     context_params.n_ctx = CONTEXT
-    context_params.n_batch = context_params.n_ubatch = 512  # its default
+    context_params.n_batch = context_params.n_ubatch = BATCH
     context_params.n_threads = context_params.n_threads_batch = THREADS
     context = llama_cpp.llama_init_from_model(model, context_params)
     if not context:
@@ -41,9 +42,11 @@ def main() -> None:
     vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
 
     def decode(ids: list[int]) -> int:
-        given = (llama_cpp.llama_token * len(ids))(*ids)
-        if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(given, len(ids))) != 0:
-            sys.exit("llama_decode failed")
+        for at in range(0, len(ids), BATCH):
+            part = ids[at : at + BATCH]
+            given = (llama_cpp.llama_token * len(part))(*part)
+            if llama_cpp.llama_decode(context, llama_cpp.llama_batch_get_one(given, len(part))) != 0:
+                sys.exit("llama_decode failed")
         logits = llama_cpp.llama_get_logits_ith(context, -1)
         return int(np.ctypeslib.as_array(logits, (vocab,)).argmax())
 
