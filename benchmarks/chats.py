@@ -3,10 +3,10 @@
     python -m benchmarks.chats models/7b-inflated-int4 --memory 8GB --draft-model models/0.5b-inflated-int4 \\
         --gguf models/7b-inflated-q4_k_m.gguf --peer-python /opt/peers/bin/python
 
-Held-out requests for stories, each with the questions about it, in one conversation, and at last a message as
-long as six stories. Each arm is a process of
-its own that has learned nothing, from cold weights; what is timed is what comes out of it. llama.cpp maps the
-file in place, keeps keys and values, and gets token ids. Neighbours are loops of one thread.
+Held-out requests for stories, each with the questions about it, in one conversation, and at last a message
+as long as six stories. Each arm is a process of its own that has learned nothing, from cold weights; timed is
+what comes out of it. llama.cpp keeps keys and values, and gets token ids; it maps the file in place or, as by
+default, repacks the weights in memory. Neighbours are loops of one thread.
 
     tokens/s      of all replies but the last, by all the time behind the first one's first byte
     first text    from a message to the first byte of its reply, but for the first and the last one; median
@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import argparse
 import io
+import select
 import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,6 +49,7 @@ from edgespec.demo_model.recipe.tokenizer import ASSISTANT_ID, BOS_ID, END_ID, U
 from edgespec.values import format_bytes, parse_bytes
 
 LONG = 6  # stories in the last message
+TIMEOUT = 3600  # seconds
 PEER = Path(__file__).parent / "peers" / "chat_llama_cpp.py"
 
 
@@ -65,28 +68,31 @@ class Turn:
 
 
 def talk(messages: list[bytes], turns: list[Turn], process: subprocess.Popen[bytes]) -> None:
-    """One message a line, the next when the last one's reply is over, which is a line, too."""
+    """One message a line, the next when the last one's reply is over, which is a line, too. If the process
+    ends, is killed or says more than a line, there are fewer turns than messages."""
     given, said, start = process.stdin, process.stdout, time.perf_counter()
     assert given is not None
     assert isinstance(said, io.BufferedReader)
-    with given, said:
+    with suppress(BrokenPipeError), given, said:
         for message in messages:
             asked = time.perf_counter() - start
+            if select.select([said], [], [], 0)[0]:
+                return
             given.write(message + b"\n")
             given.flush()
-            first = said.read1()
-            began, reply = time.perf_counter() - start, first
-            while reply and not reply.endswith(b"\n"):
+            reply = said.read1()
+            began = time.perf_counter() - start
+            while not reply.endswith(b"\n"):
                 piece = said.read1()
-                reply = reply + piece if piece else b""
-            if not reply:
-                return  # it has ended; its error is in the row
+                if not piece:
+                    return
+                reply += piece
             turns.append(Turn(asked, began, time.perf_counter() - start, reply))
 
 
 def chat(
     command: list[str],
-    weights: Path,
+    weights: list[Path],
     dial: int,
     messages: list[bytes],
     last: int,
@@ -131,20 +137,25 @@ def runtimes(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
     ]
     lines = [text.encode() for text in asked]
     run_chat = partial(chat, dial=args.memory, last=len(framed[-1]))
+    drafts = [args.draft_model] if args.draft_model else []
     as_text = partial(
         run_chat,
-        weights=args.model,
+        weights=[args.model, *drafts],
         messages=lines,
-        count=lambda said: len(tokenizer.encode(said.decode().strip(), add_special_tokens=False).ids) + 1,
+        count=lambda said: min(  # with the token that ends it
+            len(tokenizer.encode(said.decode().strip(), add_special_tokens=False).ids) + 1, args.tokens
+        ),
     )
     known: dict[str, Callable[[], Row]] = {"EdgeSpec, plain": partial(as_text, [*ours, "--drafter", "none"])}
     if args.draft_model:
         known["EdgeSpec, drafts"] = partial(as_text, [*ours, "--draft-model", str(args.draft_model)])
     if args.gguf:
         messages = [",".join(map(str, line)).encode() for line in framed]
-        known["llama.cpp"] = partial(
-            run_chat, theirs, args.gguf, messages=messages, count=lambda said: len(said.split())
+        by_ids = partial(
+            run_chat, weights=[args.gguf], messages=messages, count=lambda said: len(said.split())
         )
+        known["llama.cpp"] = partial(by_ids, theirs)
+        known["llama.cpp, repacked"] = partial(by_ids, [*theirs, "--repack"])
     return known
 
 
@@ -186,9 +197,15 @@ def main() -> None:
         cells["long prompt, tokens/s"] = spread([row["prompt_rate"] for row in rows], 1)
         peak = format_bytes(max(row["peak"] for row in rows))
         report.add(cells | {"peak": peak, "limit": limit_met(rows)})
-    replies = [rows[0].get("replies") for name, rows in found.items() if name.startswith("EdgeSpec")]
-    if all(said == replies[0] for said in replies):
-        report.notes.append("All of EdgeSpec's replies are the same.")
+    texts = [
+        row["replies"]
+        for name, rows in found.items()
+        for row in rows
+        if name.startswith("EdgeSpec") and not row["failure"]
+    ]
+    if len(texts) > 1:
+        same = all(text == texts[0] for text in texts)
+        report.notes.append(f"EdgeSpec's replies are {'all the same' if same else 'NOT THE SAME'}.")
     report.finish(args.json)
 
 

@@ -185,6 +185,24 @@ def test_nan_is_not_lost(dtype: torch.dtype, place: int, which: str) -> None:
 
 @needs_library
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("window", "place"), [(40, 140), (5, 193)])  # in the shared blocks and behind them
+@pytest.mark.parametrize("damage", [torch.nan, torch.inf])
+def test_what_lies_outside_a_window_is_not_heard(
+    dtype: torch.dtype, window: int, place: int, damage: float
+) -> None:
+    """Though it is in a block of which a row sees the rest."""
+    case = Case(4, 2, 64, 200, 3, window, dtype)
+    rows = np.arange(3)
+    expected = case.attend(rows)
+    case.cache.k[0, 1, place] = damage
+    case.cache.v[0, 1, place] = damage
+    for level in range(compiled.level(len(LEVELS)) + 1):
+        compiled.level(level)
+        assert torch.equal(case.attend(rows), expected)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", TYPES)
 def test_scores_of_any_size(dtype: torch.dtype) -> None:
     """Where one key is all that counts, its value is the result; a row's first keys may weigh nothing."""
     case = Case(2, 1, 64, 130, 4, None, dtype)

@@ -1,7 +1,7 @@
 """A conversation with llama.cpp: each line of stdin is the token ids of a message, in the template's frame.
 
 The answer is a line of the reply's ids, each written as it is decoded; greedy. The file is mapped and used in
-place, and keys and values of what was said before are kept.
+place, or with `--repack` (run_llama_cpp.py) copied, and keys and values of what was said before are kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import llama_cpp
 import numpy as np
 from arm import THREADS, numbers
 
-CONTEXT = 2048  # positions
+CONTEXT = 4096  # positions
 BATCH = 512  # tokens of a prompt at a time, its default
 
 
@@ -22,13 +22,14 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, required=True, help="most of a reply")
     parser.add_argument("--end", type=int, required=True, help="id of the token that ends a reply")
+    parser.add_argument("--repack", action="store_true")
     args = parser.parse_args()
 
     llama_cpp.llama_backend_init()
     model_params = llama_cpp.llama_model_default_params()
     model_params.n_gpu_layers = 0
     model_params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP
-    model_params.use_extra_bufts = False
+    model_params.use_extra_bufts = args.repack
     model = llama_cpp.llama_model_load_from_file(args.model.encode(), model_params)
     if not model:
         sys.exit(f"llama.cpp could not load {args.model}")

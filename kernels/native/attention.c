@@ -57,7 +57,7 @@ int64_t es_attend(Attention *trees, int64_t count, int threads, char *room, int6
   for (int64_t i = 0; i < count; i++) {
     Attention *a = trees + i;
     const int64_t width = (a->e + 15) / 16 * 16;
-    const int64_t bytes = (KEYS * QUERIES * 4 + 64 * QUERIES + (2 * KEYS + 2 * QUERIES + 2 * a->own + 32) * width * 4 + 4096);
+    const int64_t bytes = (KEYS * QUERIES * 4 + 64 * QUERIES + (2 * KEYS + 2 * QUERIES + 2 * a->own) * width * 4 + 4096);
     if (bytes / 64 * 64 > w.room_bytes) w.room_bytes = bytes / 64 * 64;
     products += a->n * a->heads * a->e * (a->shared + a->span);
     a->first = tasks;
