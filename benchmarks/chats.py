@@ -100,11 +100,9 @@ def chat(
 ) -> Row:
     """One conversation. last: tokens of the last message; count: of a reply."""
     turns = list[Turn]()
-    drop_caches([weights])
+    drop_caches(weights)
     with own_cache():
-        row = run(
-            command, dial, watch=[weights], env=environment(), talk=partial(talk, messages, turns)
-        ).row()
+        row = run(command, dial, None, weights, environment(), TIMEOUT, partial(talk, messages, turns)).row()
     if row["failure"]:
         return row
     if len(turns) < len(messages):
