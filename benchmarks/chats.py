@@ -129,10 +129,11 @@ def runtimes(args: argparse.Namespace) -> dict[str, Callable[[], Row]]:
     framed = [[USER_ID, *text, END_ID, ASSISTANT_ID] for text in ids]
     framed[0].insert(0, BOS_ID)
 
-    ours = [*edgespec_command("chat", args.model, "--memory", args.memory, "--max-tokens", args.tokens)]
-    theirs = [
-        str(part) for part in (args.peer_python, PEER, args.gguf, "--tokens", args.tokens, "--end", END_ID)
-    ]
+    context = sum(map(len, framed)) + len(framed) * (args.tokens + 2)  # with what the template puts between
+    asking = "--max-tokens", args.tokens, "--context", context
+    ours = edgespec_command("chat", args.model, "--memory", args.memory, *asking)
+    wanted = "--tokens", args.tokens, "--end", END_ID, "--context", context
+    theirs = [str(part) for part in (args.peer_python, PEER, args.gguf, *wanted)]
     lines = [text.encode() for text in asked]
     run_chat = partial(chat, dial=args.memory, last=len(framed[-1]))
     drafts = [args.draft_model] if args.draft_model else []

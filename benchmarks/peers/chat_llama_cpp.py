@@ -13,7 +13,6 @@ import llama_cpp
 import numpy as np
 from arm import THREADS, numbers
 
-CONTEXT = 4096  # positions
 BATCH = 512  # tokens of a prompt at a time, its default
 
 
@@ -22,6 +21,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--tokens", type=int, required=True, help="most of a reply")
     parser.add_argument("--end", type=int, required=True, help="id of the token that ends a reply")
+    parser.add_argument("--context", type=int, required=True, help="positions")
     parser.add_argument("--repack", action="store_true")
     args = parser.parse_args()
 
@@ -34,7 +34,7 @@ def main() -> None:
     if not model:
         sys.exit(f"llama.cpp could not load {args.model}")
     context_params = llama_cpp.llama_context_default_params()
-    context_params.n_ctx = CONTEXT
+    context_params.n_ctx = args.context
     context_params.n_batch = context_params.n_ubatch = BATCH
     context_params.n_threads = context_params.n_threads_batch = THREADS
     context = llama_cpp.llama_init_from_model(model, context_params)
