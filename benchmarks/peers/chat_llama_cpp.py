@@ -12,6 +12,7 @@ import sys
 import llama_cpp
 import numpy as np
 from arm import THREADS, numbers
+from run_llama_cpp import load
 
 BATCH = 512  # tokens of a prompt at a time, its default
 
@@ -25,14 +26,7 @@ def main() -> None:
     parser.add_argument("--repack", action="store_true")
     args = parser.parse_args()
 
-    llama_cpp.llama_backend_init()
-    model_params = llama_cpp.llama_model_default_params()
-    model_params.n_gpu_layers = 0
-    model_params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP
-    model_params.use_extra_bufts = args.repack
-    model = llama_cpp.llama_model_load_from_file(args.model.encode(), model_params)
-    if not model:
-        sys.exit(f"llama.cpp could not load {args.model}")
+    model = load(args.model, args.repack)
     context_params = llama_cpp.llama_context_default_params()
     context_params.n_ctx = args.context
     context_params.n_batch = context_params.n_ubatch = BATCH

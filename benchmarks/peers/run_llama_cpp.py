@@ -13,20 +13,25 @@ import numpy as np
 from arm import CONTEXT, THREADS, Clock, arguments
 
 
+def load(path: str, repack: bool) -> llama_cpp.llama_model_p:
+    llama_cpp.llama_backend_init()
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = 0
+    params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP
+    params.use_extra_bufts = repack
+    model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+    if not model:
+        sys.exit(f"llama.cpp could not load {path}")
+    return model
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--repack", action="store_true")
     args = parser.parse_args()
 
-    llama_cpp.llama_backend_init()
-    model_params = llama_cpp.llama_model_default_params()
-    model_params.n_gpu_layers = 0
-    model_params.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP
-    model_params.use_extra_bufts = args.repack
     clock = Clock()
-    model = llama_cpp.llama_model_load_from_file(args.model.encode(), model_params)
-    if not model:
-        sys.exit(f"llama.cpp could not load {args.model}")
+    model = load(args.model, args.repack)
     context_params = llama_cpp.llama_context_default_params()
     context_params.n_ctx = context_params.n_batch = context_params.n_ubatch = CONTEXT
     context_params.n_threads = context_params.n_threads_batch = THREADS
