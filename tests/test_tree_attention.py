@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from edgespec.kernels import compiled
-from edgespec.kernels.choice import LEVELS
 from edgespec.kernels.tree_attention import BLOCK, Past, TreeAttention
 from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.config import ModelConfig, Rope
@@ -18,6 +17,7 @@ from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch import attention
 from edgespec.runtimes.torch.attention import AttentionPlan, ancestor_paths
 from edgespec.runtimes.torch.kv_cache import TorchKVCache
+from tests.test_half import levels
 
 pytestmark = pytest.mark.usefixtures("best_level")
 needs_library = pytest.mark.skipif(bool(compiled.unavailable()), reason=compiled.unavailable())
@@ -135,8 +135,7 @@ def test_instructions_and_threads_change_no_bit(
     expected = case.attend(whole)
     threads = torch.get_num_threads()
     try:
-        for level in range(compiled.level(len(LEVELS)) + 1):
-            compiled.level(level)
+        for level in levels():
             for count in (1, 3):
                 torch.set_num_threads(count)
                 assert torch.equal(case.attend(whole), expected), (level, count)
@@ -196,8 +195,7 @@ def test_what_lies_outside_a_window_is_not_heard(
     expected = case.attend(rows)
     case.cache.k[0, 1, place] = damage
     case.cache.v[0, 1, place] = damage
-    for level in range(compiled.level(len(LEVELS)) + 1):
-        compiled.level(level)
+    for _ in levels():
         assert torch.equal(case.attend(rows), expected)
 
 
