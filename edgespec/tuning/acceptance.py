@@ -47,7 +47,7 @@ class Prior:
 PRIORS = {
     "ngram": Prior(0.02, 0.2, 0.5, "what benchmarks measured of stories and answers", branches=False),
     "model": Prior(0.5, HOPE, 0.9, "what the controller hopes; SubSpec has more", width=8, spread=0.4),
-    "substitute": Prior(0.8, 0.9, 0.96, "QuantSpec: 4-bit copies agree in about 90 %", width=1, spread=0.2),
+    "substitute": Prior(0.8, 0.9, 0.96, "QuantSpec: 4-bit copies agree in about 90 %", width=2, spread=0.2),
     "cascade": Prior(0.45, 0.62, 0.75, "CATS on Vicuna-7B"),
     "moa": Prior(0.5, HOPE, 0.9, "what the controller hopes", width=8),
     "eagle": Prior(0.5, 0.7, 0.82, "EAGLE on Vicuna-7B"),

@@ -10,8 +10,8 @@
 #define LANES 8
 #define WORDS_OF 16 /* vectors of 16 words: 256 columns */
 
-/* 256 columns of a row: of each group even and odd columns. Of four bits eight vectors: of each pair of groups the first 16
-   columns of one and of the other, then the other 16. */
+/* 256 columns of a row: of each group even and odd columns. Of four bits eight vectors: of groups 0 and 4 the first 16 columns
+   of both, then the other 16; the same of 1 and 5, ... So sums end up in the order of the groups. */
 typedef struct {
   __m256i word[WORDS_OF];
   __m256 factor, minimum;
@@ -40,16 +40,21 @@ INLINE __m256i nibbles(const uint8_t *p) {
   return _mm256_and_si256(_mm256_srlv_epi32(twice, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)), _mm256_set1_epi8(15));
 }
 
+INLINE __m256i two_halves(const uint8_t *a, const uint8_t *b) {
+  const __m128i low = _mm_loadu_si128((const __m128i *)a), high = _mm_loadu_si128((const __m128i *)b);
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+}
+
 /* Q4_K's and Q5_K's eight factors and minima: out of ordinary registers, as vectors' are what there is too little of. */
 INLINE void scales_of(const uint8_t *block, Words *w) {
+  int32_t both; /* the factors' and the minima's own, fp16 */
   uint32_t a, b, c;
-  memcpy(&a, block + 4, 4), memcpy(&b, block + 8, 4), memcpy(&c, block + 12, 4);
+  memcpy(&both, block, 4), memcpy(&a, block + 4, 4), memcpy(&b, block + 8, 4), memcpy(&c, block + 12, 4);
   const uint32_t factors = (c & 0x0F0F0F0F) | (a >> 2 & 0x30303030), minima = (c >> 4 & 0x0F0F0F0F) | (b >> 2 & 0x30303030);
   const uint64_t f = (a & 0x3F3F3F3F) | (uint64_t)factors << 32, m = (b & 0x3F3F3F3F) | (uint64_t)minima << 32;
-  const __m128 d = _mm_cvtph_ps(_mm_loadu_si32(block)); /* of the factors, of the minima */
-  w->factor = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)f))), _mm256_broadcastss_ps(d));
-  w->minimum = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)m))),
-                             _mm256_broadcastss_ps(_mm_movehdup_ps(d)));
+  const __m256 d = _mm256_cvtph_ps(_mm_set1_epi32(both));
+  w->factor = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)f))), _mm256_moveldup_ps(d));
+  w->minimum = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)m))), _mm256_movehdup_ps(d));
 }
 
 /* A row's bytes, or where it ends before them a copy with zeros behind it. */
@@ -82,16 +87,19 @@ INLINE void words_of(int format, const Row *r, int64_t s, Words *w) {
 #pragma GCC unroll 8
     for (int g = 0; format == Q8_0 && g < GROUPS; g++) signed_words(bytes32(q + 34 * g + 2), w->word + 2 * g);
 #pragma GCC unroll 8
-    for (int g = 0; format == Q4_0 && g < GROUPS; g += 2, q += 36) {
-      const __m128i a = _mm_loadu_si128((const __m128i *)(q + 2)), b = _mm_loadu_si128((const __m128i *)(q + 20));
-      const __m256i both = _mm256_set_m128i(b, a);
-      w->word[g] = low_nibbles(both), w->word[g + 1] = high_nibbles(both);
+    for (int g = 0; format == Q4_0 && g < GROUPS / 2; g++) {
+      const __m256i both = two_halves(q + 18 * g + 2, q + 18 * (4 + g) + 2);
+      w->word[2 * g] = low_nibbles(both), w->word[2 * g + 1] = high_nibbles(both);
     }
   } else if (format == Q4_K) {
     const uint8_t *block = r->row + s * 144;
     scales_of(block, w);
-#pragma GCC unroll 8
-    for (int v = 0; v < 8; v++) w->word[v] = nibbles(block + 16 + 16 * v);
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++) { /* 16 columns of two groups are the low halves, of the next ones the high halves */
+      const uint8_t *q = block + 16 + v / 2 * 32 + v % 2 * 16;
+      const __m256i both = two_halves(q, q + 64);
+      w->word[v / 2 * 4 + v % 2] = low_nibbles(both), w->word[v / 2 * 4 + 2 + v % 2] = high_nibbles(both);
+    }
   } else if (format == Q5_K) {
     const uint8_t *block = r->row + s * 176;
     const __m256i high = bytes32(block + 16), odd = _mm256_srli_epi16(high, 1); /* bit g of byte j: column j of group g */
@@ -153,8 +161,7 @@ INLINE __m256i byte_dots(int format, const Words *w, const int16_t *x, const int
   const __m256i rest = _mm256_add_epi16(_mm256_unpacklo_epi64(low[0], low[1]), _mm256_unpackhi_epi64(low[0], low[1]));
   __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(top, each(128)), _mm256_madd_epi16(rest, each(1)));
   if (offset_of(format)) sum = _mm256_add_epi32(sum, bytes32(offset));
-  if (format == INT4) return _mm256_mullo_epi32(sum, w->times); /* whose pairs are groups 0 and 4, 1 and 5, ... */
-  return _mm256_permutevar8x32_epi32(sum, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  return format == INT4 ? _mm256_mullo_epi32(sum, w->times) : sum;
 }
 
 /* The same of longer numbers. */
@@ -165,11 +172,13 @@ INLINE __m256i dots(int format, const Words *w, const int16_t *x, const int32_t 
   for (int g = 0; g < GROUPS; g++) {
     const __m256i even = _mm256_madd_epi16(w->word[2 * g], bytes32(x + GROUP * g));
     sum[g] = _mm256_add_epi32(even, _mm256_madd_epi16(w->word[2 * g + 1], bytes32(x + GROUP * g + 16)));
-    if (offset_of(format)) sum[g] = _mm256_add_epi32(sum[g], bytes32(offset + LANES * g));
   }
   __m256i a = add_64(add_32(sum[0], sum[1]), add_32(sum[2], sum[3])); /* first halves of groups 0 to 3, second ones */
   __m256i b = add_64(add_32(sum[4], sum[5]), add_32(sum[6], sum[7]));
-  if (format == Q6_K) a = _mm256_mullo_epi32(a, w->times), b = _mm256_mullo_epi32(b, w->more);
+  if (format == Q6_K) {
+    a = _mm256_mullo_epi32(_mm256_add_epi32(a, bytes32(offset)), w->times);
+    b = _mm256_mullo_epi32(_mm256_add_epi32(b, bytes32(offset + LANES)), w->more);
+  }
   return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
 }
 
@@ -229,15 +238,14 @@ void avx2_few(const Matmul *m, int64_t first, int64_t last, void *room) {
 static void arrange_bytes(int format, const int16_t *from, int8_t *to, int32_t *offset) {
   for (int v = 0; v < 8; v++, to += 64)
     for (int j = 0; j < GROUP; j++) {
-      const int pair = v / 2, second = j / 16, g = format == INT4 ? pair + 4 * second : 2 * pair + second;
+      const int g = v / 2 + j / 16 * 4;
       const int16_t number = from[g * GROUP + v % 2 * 16 + j % 16];
       to[j] = (int8_t)(number >> 7), to[GROUP + j] = (int8_t)(number & 127);
     }
-  for (int l = 0; offset_of(format) && l < LANES; l++) {
-    const int g = format == INT4 ? l : l % 4 * 2 + l / 4;
+  for (int g = 0; offset_of(format) && g < GROUPS; g++) {
     int32_t sum = 0;
     for (int j = 0; j < GROUP; j++) sum += from[g * GROUP + j];
-    offset[l] = -offset_of(format) * sum;
+    offset[g] = -offset_of(format) * sum;
   }
 }
 
@@ -252,9 +260,10 @@ void avx2_arrange(int format, int64_t supers, int16_t *x, int32_t *offset, float
       continue;
     }
     for (int i = 0; i < SUPER; i++) x[i] = from[i / GROUP * GROUP + 2 * (i % 16) + i / 16 % 2];
-    for (int l = 0; offset_of(format) && l < LANES * GROUPS; l++) {
-      const int16_t *even = x + l / LANES * GROUP + l % LANES * 2, *odd = even + 16;
-      offset[l] = -offset_of(format) * (even[0] + even[1] + odd[0] + odd[1]);
+    for (int i = 0; offset_of(format) && i < 2 * GROUPS; i++) { /* halves of groups: as `times` and `more` */
+      int32_t sum = 0;
+      for (int j = 0; j < GROUP / 2; j++) sum += from[(i / 8 * 4 + i % 4) * GROUP + i / 4 % 2 * 16 + j];
+      offset[i] = -offset_of(format) * sum;
     }
   }
 }
