@@ -28,7 +28,7 @@ from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
 from edgespec.kernels.scratch import at_hand, scratch
 
-VERSION = 27  # of native.c's functions
+VERSION = 28  # of native.c's functions
 FORMATS = {"I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "F16": 7, "BF16": 8}
 SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # native/floats.h's
 MOST_BLOCKS = 16  # of a call: native.c's MOST_PARTS

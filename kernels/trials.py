@@ -43,7 +43,8 @@ TRIES = 5  # of each, in turn; the best counts: others' work is not the machine'
 LEAD, OTHER_BITS = 1.05, 1.3
 PROMPTS = (64, 256)  # rows: may few be unpacked for, and which order is for many
 SHARED = (1, 16, PROMPTS[0])  # of bf16 by bf16, of which all but a prompt's have one order
-REGISTERS = {AVX2: 4, AVX512: 16}  # rows that weights are used for as they are decoded: native.h's
+REGISTERS = {AVX2: 6, AVX512: 16}  # rows that weights are used for as they are decoded: native.h's
+NO_TILES = 4  # rows that features say no AMX for: native.h's FEW
 PLAIN = ("F16", "BF16")
 FILLED = 0x11  # every byte of the weights: a small normal number in each float type, and no NaN as a scale
 
@@ -135,7 +136,7 @@ def _ways(encoding: str, rows: int) -> list[int]:
     ways = [2 * level + out for level in levels for out in (1, 0) if not out or rows <= REGISTERS[level]]
     if best < AMX:
         return ways
-    return [*ways, 2 * AMX] if rows <= REGISTERS[AVX2] else [2 * AMX, *ways]
+    return [*ways, 2 * AMX] if rows <= NO_TILES else [2 * AMX, *ways]
 
 
 def _orders(encoding: str) -> list[int]:

@@ -1,52 +1,42 @@
-/* One to four rows of x on AVX2, where decoding is most of the work: native.h's sums, bit for bit. A row's numbers stay in
-   registers: as the words that a shift and a mask make of what is stored (a group's even columns, then its odd ones), or, of four
-   bits, as bytes, that are multiplied with two digits of x, 128 * high + low, whose sums of up to 16 columns fit into 16 bits. x
-   is arranged to match once a call. */
+/* One to six rows of x on AVX2, where decoding is most of the work: native.h's sums, bit for bit. A row's numbers stay in
+   registers, as bytes: 8 columns of each of four groups. Those of 4 to 6 bits are multiplied with two digits of x, 128 * high +
+   low, whose sums of up to 16 columns (of 6 bits 8) fit into 16 bits; those of 8 bits become words. A vector of sums then has few
+   of each group, which takes less adding up than one group by itself. x is arranged to match once a call. */
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c")
 #include "formats_x86.h"
 #include "native.h"
 
 #define LANES 8
-#define WORDS_OF 16 /* vectors of 16 words: 256 columns */
 
-/* 256 columns of a row: of each group even and odd columns. Of four bits eight vectors: of groups 0 and 4 the first 16 columns
-   of both, then the other 16; the same of 1 and 5, ... So sums end up in the order of the groups. */
+/* 256 columns of a row. Vector 4 * q + c: columns 8 * c to 8 * c + 7 of groups 2 * q, 2 * q + 1, 2 * q + 4 and 2 * q + 5, so that
+   sums end up in the order of the groups. Of 8 bits two vectors of words in place of each: even columns, then odd ones. */
 typedef struct {
-  __m256i word[WORDS_OF];
+  __m256i number[16];
   __m256 factor, minimum;
-  __m256i times; /* int4: of a group; Q6_K: of 16 columns, groups 0 to 3, the first halves, then the second */
-  __m256i more;  /* Q6_K: groups 4 to 7 */
-} Words;
+  __m256i times; /* int4: of a group; Q6_K: of a group's first 16 columns */
+  __m256i more;  /* Q6_K: of the others */
+} Numbers;
 
-INLINE int of_four_bits(int format) { return format == Q4_0 || format == INT4 || format == Q4_K; }
+INLINE int in_bytes(int format) { return format != INT8 && format != Q8_0; }
 
 INLINE int offset_of(int format) { return format == Q4_0 || format == INT4 ? 8 : format == Q6_K ? 32 : 0; }
 
 INLINE __m256i each(int n) { return _mm256_set1_epi16((short)n); }
 
-/* Even and odd columns' numbers out of bytes, without and with a sign. */
-INLINE void unsigned_words(__m256i v, __m256i *word) {
-  word[0] = _mm256_and_si256(v, each(255));
-  word[1] = _mm256_srli_epi16(v, 8);
-}
-INLINE void signed_words(__m256i v, __m256i *word) {
-  word[0] = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8);
-  word[1] = _mm256_srai_epi16(v, 8);
-}
-/* The low halves of 16 bytes, then their high halves. */
-INLINE __m256i nibbles(const uint8_t *p) {
+/* 16 bytes, and again with all bits four places lower: what the high halves of bytes are for. */
+INLINE __m256i moved(const uint8_t *p) {
   const __m256i twice = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)p));
-  return _mm256_and_si256(_mm256_srlv_epi32(twice, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4)), _mm256_set1_epi8(15));
+  return _mm256_srlv_epi32(twice, _mm256_setr_epi32(0, 0, 0, 0, 4, 4, 4, 4));
 }
 
-INLINE __m256i two_halves(const uint8_t *a, const uint8_t *b) {
+INLINE __m256i two_halves(const void *a, const void *b) { /* 16 bytes each */
   const __m128i low = _mm_loadu_si128((const __m128i *)a), high = _mm_loadu_si128((const __m128i *)b);
   return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
 }
 
 /* Q4_K's and Q5_K's eight factors and minima: out of ordinary registers, as vectors' are what there is too little of. */
-INLINE void scales_of(const uint8_t *block, Words *w) {
+INLINE void scales_of(const uint8_t *block, Numbers *w) {
   int32_t both; /* the factors' and the minima's own, fp16 */
   uint32_t a, b, c;
   memcpy(&both, block, 4), memcpy(&a, block + 4, 4), memcpy(&b, block + 8, 4), memcpy(&c, block + 12, 4);
@@ -64,14 +54,14 @@ INLINE const uint8_t *whole(const uint8_t *q, int some, int all, uint8_t *room) 
   return memcpy(room, q, (size_t)some);
 }
 
-/* The s-th 256 columns of a row. */
-INLINE void words_of(int format, const Row *r, int64_t s, Words *w) {
+/* The s-th 256 columns of a row; vector 2 * g + h: half h of groups g and g + 4. */
+INLINE void pairs_of(int format, const Row *r, int64_t s, Numbers *w) {
   uint8_t room[GROUPS * 34];
   w->factor = _mm256_set1_ps(r->scale);
   if (format == INT8) {
     const uint8_t *q = whole(r->row + s * SUPER, clip(r->columns - s * SUPER, SUPER), SUPER, room);
 #pragma GCC unroll 8
-    for (int g = 0; g < GROUPS; g++) signed_words(bytes32(q + 32 * g), w->word + 2 * g);
+    for (int v = 0; v < 8; v++) w->number[v] = two_halves(q + 16 * v, q + 128 + 16 * v);
   } else if (format == INT4) {
     const int64_t groups = (r->columns + 63) / 64; /* of 32, in each half */
     const int8_t *m = (const int8_t *)r->row + groups * 32;
@@ -79,17 +69,20 @@ INLINE void words_of(int format, const Row *r, int64_t s, Words *w) {
     const uint8_t *q = whole(r->row + s * 128, 32 * some, 128, room);
     w->times = times_of_int4(m, s, groups, some);
 #pragma GCC unroll 8
-    for (int v = 0; v < 8; v++) w->word[v] = nibbles(q + 16 * v);
+    for (int v = 0; v < 8; v++) w->number[v] = low_nibbles(moved(q + 16 * v));
   } else if (format == Q8_0 || format == Q4_0) {
     const int bytes = format == Q8_0 ? 34 : 18, some = clip(r->columns / GROUP - s * GROUPS, GROUPS);
     const uint8_t *q = whole(r->row + s * GROUPS * bytes, some * bytes, GROUPS * bytes, room);
     w->factor = eight_halves(q, bytes);
 #pragma GCC unroll 8
-    for (int g = 0; format == Q8_0 && g < GROUPS; g++) signed_words(bytes32(q + 34 * g + 2), w->word + 2 * g);
+    for (int v = 0; format == Q8_0 && v < 8; v++) {
+      const uint8_t *p = q + v / 2 * 34 + v % 2 * 16 + 2;
+      w->number[v] = two_halves(p, p + 4 * 34);
+    }
 #pragma GCC unroll 8
     for (int g = 0; format == Q4_0 && g < GROUPS / 2; g++) {
       const __m256i both = two_halves(q + 18 * g + 2, q + 18 * (4 + g) + 2);
-      w->word[2 * g] = low_nibbles(both), w->word[2 * g + 1] = high_nibbles(both);
+      w->number[2 * g] = low_nibbles(both), w->number[2 * g + 1] = high_nibbles(both);
     }
   } else if (format == Q4_K) {
     const uint8_t *block = r->row + s * 144;
@@ -98,31 +91,35 @@ INLINE void words_of(int format, const Row *r, int64_t s, Words *w) {
     for (int v = 0; v < 4; v++) { /* 16 columns of two groups are the low halves, of the next ones the high halves */
       const uint8_t *q = block + 16 + v / 2 * 32 + v % 2 * 16;
       const __m256i both = two_halves(q, q + 64);
-      w->word[v / 2 * 4 + v % 2] = low_nibbles(both), w->word[v / 2 * 4 + 2 + v % 2] = high_nibbles(both);
+      w->number[v / 2 * 4 + v % 2] = low_nibbles(both), w->number[v / 2 * 4 + 2 + v % 2] = high_nibbles(both);
     }
   } else if (format == Q5_K) {
     const uint8_t *block = r->row + s * 176;
-    const __m256i high = bytes32(block + 16), odd = _mm256_srli_epi16(high, 1); /* bit g of byte j: column j of group g */
     scales_of(block, w);
-#pragma GCC unroll 8
-    for (int g = 0; g < GROUPS; g += 2) {
-      const __m256i v = bytes32(block + 48 + 16 * g);
-      unsigned_words(_mm256_or_si256(low_nibbles(v), one_bit(high, g)), w->word + 2 * g);
-      unsigned_words(_mm256_or_si256(high_nibbles(v), one_bit(odd, g)), w->word + 2 * g + 2);
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++) { /* bit g of byte j: column j of group g */
+      const __m256i high = moved(block + 16 + 16 * h), odd = _mm256_srli_epi16(high, 1);
+#pragma GCC unroll 2
+      for (int c = 0; c < 2; c++) {
+        const uint8_t *q = block + 48 + 32 * c + 16 * h;
+        const __m256i both = two_halves(q, q + 64);
+        w->number[4 * c + h] = _mm256_or_si256(low_nibbles(both), one_bit(high, 2 * c));
+        w->number[4 * c + 2 + h] = _mm256_or_si256(high_nibbles(both), one_bit(odd, 2 * c));
+      }
     }
-  } else { /* Q6_K */
+  } else { /* Q6_K: groups 0 to 3 lie in its first half, 4 to 7 in the second */
     const uint8_t *block = r->row + s * 210;
-#pragma GCC unroll 8
+#pragma GCC unroll 2
     for (int h = 0; h < 2; h++) {
-      const __m256i a = bytes32(block + 64 * h), b = bytes32(block + 64 * h + 32), high = bytes32(block + 128 + 32 * h);
-      __m256i *word = w->word + 8 * h;
-      unsigned_words(_mm256_or_si256(low_nibbles(a), two_bits(high, 0)), word);
-      unsigned_words(_mm256_or_si256(low_nibbles(b), two_bits(high, 2)), word + 2);
-      unsigned_words(_mm256_or_si256(high_nibbles(a), two_bits(high, 4)), word + 4);
-      unsigned_words(_mm256_or_si256(high_nibbles(b), two_bits(high, 6)), word + 6);
+      const uint8_t *q = block + 16 * h, *p = block + 128 + 16 * h;
+      const __m256i a = two_halves(q, q + 64), b = two_halves(q + 32, q + 96), high = two_halves(p, p + 32);
+      w->number[h] = _mm256_or_si256(low_nibbles(a), two_bits(high, 0));
+      w->number[2 + h] = _mm256_or_si256(low_nibbles(b), two_bits(high, 2));
+      w->number[4 + h] = _mm256_or_si256(high_nibbles(a), two_bits(high, 4));
+      w->number[6 + h] = _mm256_or_si256(high_nibbles(b), two_bits(high, 6));
     }
-    /* Factors 0 2 4 6 1 3 5 7, and of 8 to 15 the same. */
-    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    /* Of each 16 columns: even ones are groups' first halves. */
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
     const __m128i times = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(block + 192)), order);
     w->times = _mm256_cvtepi8_epi32(times);
     w->more = _mm256_cvtepi8_epi32(_mm_srli_si128(times, 8));
@@ -130,56 +127,75 @@ INLINE void words_of(int format, const Row *r, int64_t s, Words *w) {
   }
 }
 
-INLINE __m256i add_32(__m256i a, __m256i b) {
-  return _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-}
-INLINE __m256i add_64(__m256i a, __m256i b) {
-  return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
-}
-
-/* Neighbouring sums of each of two vectors added: 32 bits of the one, then of the other, twice. */
-INLINE __m256i halved(__m256i a, __m256i b) {
-  return _mm256_add_epi16(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-}
-
-/* The groups' sums of products with a row of x, of four bits. A sum of 16 columns is at most 15 * 128 * 16, below 2^15. */
-INLINE __m256i byte_dots(int format, const Words *w, const int16_t *x, const int32_t *offset) {
-  __m256i high[2], low[2];
+/* The same in vectors as `Numbers` has them. */
+INLINE void numbers_of(int format, const Row *r, int64_t s, Numbers *w) {
+  pairs_of(format, r, s, w);
 #pragma GCC unroll 2
-  for (int h = 0; h < 2; h++, x += 128) {
-    const __m256i *word = w->word + 4 * h;
-    __m256i sums[2][2];
-#pragma GCC unroll 2
-    for (int c = 0; c < 2; c++)
-      for (int digit = 0; digit < 2; digit++)
-        sums[c][digit] = _mm256_add_epi16(_mm256_maddubs_epi16(word[2 * c], bytes32(x + 64 * c + 16 * digit)),
-                                          _mm256_maddubs_epi16(word[2 * c + 1], bytes32(x + 64 * c + 16 * digit + 32)));
-    high[h] = halved(sums[0][0], sums[1][0]), low[h] = halved(sums[0][1], sums[1][1]);
-    __asm__ volatile("" ::: "memory"); /* or all products are made first, for which there are not enough registers */
+  for (int q = 0; q < 2; q++) {
+    __m256i *v = w->number + 4 * q;
+    const __m256i a = v[0], b = v[1], c = v[2], d = v[3];
+    v[0] = _mm256_unpacklo_epi64(a, c), v[1] = _mm256_unpackhi_epi64(a, c);
+    v[2] = _mm256_unpacklo_epi64(b, d), v[3] = _mm256_unpackhi_epi64(b, d);
   }
-  const __m256i top = _mm256_add_epi16(_mm256_unpacklo_epi64(high[0], high[1]), _mm256_unpackhi_epi64(high[0], high[1]));
-  const __m256i rest = _mm256_add_epi16(_mm256_unpacklo_epi64(low[0], low[1]), _mm256_unpackhi_epi64(low[0], low[1]));
-  __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(top, each(128)), _mm256_madd_epi16(rest, each(1)));
-  if (offset_of(format)) sum = _mm256_add_epi32(sum, bytes32(offset));
-  return format == INT4 ? _mm256_mullo_epi32(sum, w->times) : sum;
-}
-
-/* The same of longer numbers. */
-INLINE __m256i dots(int format, const Words *w, const int16_t *x, const int32_t *offset) {
-  if (of_four_bits(format)) return byte_dots(format, w, x, offset);
-  __m256i sum[GROUPS];
+  if (in_bytes(format)) return;
 #pragma GCC unroll 8
-  for (int g = 0; g < GROUPS; g++) {
-    const __m256i even = _mm256_madd_epi16(w->word[2 * g], bytes32(x + GROUP * g));
-    sum[g] = _mm256_add_epi32(even, _mm256_madd_epi16(w->word[2 * g + 1], bytes32(x + GROUP * g + 16)));
+  for (int v = 7; v >= 0; v--) {
+    const __m256i bytes = w->number[v];
+    w->number[2 * v] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
+    w->number[2 * v + 1] = _mm256_srai_epi16(bytes, 8);
   }
-  __m256i a = add_64(add_32(sum[0], sum[1]), add_32(sum[2], sum[3])); /* first halves of groups 0 to 3, second ones */
-  __m256i b = add_64(add_32(sum[4], sum[5]), add_32(sum[6], sum[7]));
-  if (format == Q6_K) {
-    a = _mm256_mullo_epi32(_mm256_add_epi32(a, bytes32(offset)), w->times);
-    b = _mm256_mullo_epi32(_mm256_add_epi32(b, bytes32(offset + LANES)), w->more);
+}
+
+/* Two sums of each of four groups and two of each of the others -> all groups' sums, in their order. */
+INLINE __m256i merged(__m256i four, __m256i others) {
+  const __m256 a = _mm256_castsi256_ps(four), b = _mm256_castsi256_ps(others);
+  return _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xDD)));
+}
+
+/* 16-bit sums of products with both digits -> 32-bit ones with x. */
+INLINE __m256i joined(__m256i high, __m256i low) {
+  return _mm256_add_epi32(_mm256_madd_epi16(high, each(128)), _mm256_madd_epi16(low, each(1)));
+}
+
+/* The groups' sums of products with a row of x, of bytes. */
+INLINE __m256i byte_dots(int format, const Numbers *w, const int16_t *x, const int32_t *offset) {
+  __m256i first[2], second[2]; /* of Q6_K: of a group's halves */
+#pragma GCC unroll 2
+  for (int q = 0; q < 2; q++, x += SUPER / 2) {
+    __m256i high[4], low[4];
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+      high[c] = _mm256_maddubs_epi16(w->number[4 * q + c], bytes32(x + 32 * c));
+      low[c] = _mm256_maddubs_epi16(w->number[4 * q + c], bytes32(x + 32 * c + 16));
+    }
+    for (int c = 0; c < 4; c += 2) {
+      high[c] = _mm256_add_epi16(high[c], high[c + 1]);
+      low[c] = _mm256_add_epi16(low[c], low[c + 1]);
+    }
+    if (format == Q6_K)
+      first[q] = joined(high[0], low[0]), second[q] = joined(high[2], low[2]);
+    else
+      first[q] = joined(_mm256_add_epi16(high[0], high[2]), _mm256_add_epi16(low[0], low[2]));
   }
-  return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+  __m256i sum = merged(first[0], first[1]);
+  if (offset_of(format)) sum = _mm256_add_epi32(sum, bytes32(offset));
+  if (format == INT4) return _mm256_mullo_epi32(sum, w->times);
+  if (format != Q6_K) return sum;
+  const __m256i other = _mm256_add_epi32(merged(second[0], second[1]), bytes32(offset + GROUPS));
+  return _mm256_add_epi32(_mm256_mullo_epi32(sum, w->times), _mm256_mullo_epi32(other, w->more));
+}
+
+/* The same of words. */
+INLINE __m256i word_dots(const Numbers *w, const int16_t *x) {
+  __m256i sum[2];
+#pragma GCC unroll 2
+  for (int q = 0; q < 2; q++, x += SUPER / 2) {
+    sum[q] = _mm256_madd_epi16(w->number[8 * q], bytes32(x));
+#pragma GCC unroll 8
+    for (int c = 1; c < 8; c++)
+      sum[q] = _mm256_add_epi32(sum[q], _mm256_madd_epi16(w->number[8 * q + c], bytes32(x + 16 * c)));
+  }
+  return merged(sum[0], sum[1]);
 }
 
 /* Of 256 columns; int4's multipliers apart. */
@@ -199,16 +215,21 @@ INLINE void few(const Matmul *m, int format, int rows, int64_t first, int64_t la
   const int span = bytes_of(format);
   for (int64_t w = first; w < last; w++) {
     const Row row = row_of(m, w);
-    __m256 sums[FEW];
+    __m256 sums[AVX2_FEW];
     for (int r = 0; r < rows; r++) sums[r] = _mm256_setzero_ps();
     for (int64_t s = 0; s < m->supers; s++) {
-      Words numbers;
+      Numbers numbers;
       fetch(row.row + s * span + AHEAD, span);
-      words_of(format, &row, s, &numbers);
+      numbers_of(format, &row, s, &numbers);
+      __m256i dot[AVX2_FEW]; /* of all rows before anything else: what waits for a row's sums is much, and the CPU looks not far ahead */
       for (int r = 0; r < rows; r++) {
         const int64_t at = r * m->supers + s;
-        __m256i dot = dots(format, &numbers, m->x + at * SUPER, m->offset + at * (SUPER / 4));
-        __m256 t = _mm256_mul_ps(numbers.factor, _mm256_cvtepi32_ps(dot));
+        const int16_t *x = m->x + at * SUPER;
+        dot[r] = in_bytes(format) ? byte_dots(format, &numbers, x, m->offset + at * (SUPER / 4)) : word_dots(&numbers, x);
+      }
+      for (int r = 0; r < rows; r++) {
+        const int64_t at = r * m->supers + s;
+        __m256 t = _mm256_mul_ps(numbers.factor, _mm256_cvtepi32_ps(dot[r]));
         if (has_minima(format)) t = _mm256_fnmadd_ps(numbers.minimum, _mm256_loadu_ps(m->sum + at * GROUPS), t);
         sums[r] = _mm256_fmadd_ps(_mm256_loadu_ps(m->step + at * GROUPS), t, sums[r]);
       }
@@ -219,7 +240,8 @@ INLINE void few(const Matmul *m, int format, int rows, int64_t first, int64_t la
 
 #define CASE(format, n) \
   case 8 * format + n: few(m, format, n, first, last); return;
-#define CASES(format) CASE(format, 1) CASE(format, 2) CASE(format, 3) CASE(format, 4)
+#define CASES(format) \
+  CASE(format, 1) CASE(format, 2) CASE(format, 3) CASE(format, 4) CASE(format, 5) CASE(format, 6)
 
 void avx2_few(const Matmul *m, int64_t first, int64_t last, void *room) {
   (void)room;
@@ -234,37 +256,43 @@ void avx2_few(const Matmul *m, int64_t first, int64_t last, void *room) {
   }
 }
 
-/* 256 numbers of a row of x as two digits, beside the pairs of groups that `Words` has: 32 high ones, 32 low ones, ... */
-static void arrange_bytes(int format, const int16_t *from, int8_t *to, int32_t *offset) {
-  for (int v = 0; v < 8; v++, to += 64)
-    for (int j = 0; j < GROUP; j++) {
-      const int g = v / 2 + j / 16 * 4;
-      const int16_t number = from[g * GROUP + v % 2 * 16 + j % 16];
-      to[j] = (int8_t)(number >> 7), to[GROUP + j] = (int8_t)(number & 127);
-    }
-  for (int g = 0; offset_of(format) && g < GROUPS; g++) {
-    int32_t sum = 0;
-    for (int j = 0; j < GROUP; j++) sum += from[g * GROUP + j];
-    offset[g] = -offset_of(format) * sum;
-  }
+/* The sums of 8 columns each of four groups and of the others', [16 bits] -> of each group, in their order. */
+INLINE __m256i sums_of(const __m256i (*v)[2], int times) {
+  __m256i pairs[2];
+  for (int q = 0; q < 2; q++)
+    pairs[q] = _mm256_hadd_epi32(_mm256_madd_epi16(v[4 * q][0], each(times)), _mm256_madd_epi16(v[4 * q][1], each(times)));
+  return merged(pairs[0], pairs[1]);
 }
 
-/* A row of x, in place: its numbers in the order of `Words`, and what the numbers' offsets subtract in each lane. */
+/* A row of x, in place: its numbers beside those that `Numbers` has, of bytes as 32 high digits, 32 low ones, ...; and what the
+   numbers' offsets subtract of each group, of Q6_K of the groups' first halves and then of the others. */
 void avx2_arrange(int format, int64_t supers, int16_t *x, int32_t *offset, float *step, float *sum) {
   (void)step, (void)sum;
   for (int64_t s = 0; s < supers; s++, x += SUPER, offset += SUPER / 4) {
-    int16_t from[SUPER];
-    memcpy(from, x, sizeof from);
-    if (of_four_bits(format)) {
-      arrange_bytes(format, from, (int8_t *)x, offset);
-      continue;
+    __m256i v[8][2]; /* as `Numbers`: of groups 2 * q and 2 * q + 4; of the two behind them */
+    for (int i = 0; i < 8; i++) {
+      const int16_t *from = x + i / 4 * 2 * GROUP + i % 4 * 8;
+      for (int k = 0; k < 2; k++, from += GROUP) v[i][k] = two_halves(from, from + 4 * GROUP);
     }
-    for (int i = 0; i < SUPER; i++) x[i] = from[i / GROUP * GROUP + 2 * (i % 16) + i / 16 % 2];
-    for (int i = 0; offset_of(format) && i < 2 * GROUPS; i++) { /* halves of groups: as `times` and `more` */
-      int32_t sum = 0;
-      for (int j = 0; j < GROUP / 2; j++) sum += from[(i / 8 * 4 + i % 4) * GROUP + i / 4 % 2 * 16 + j];
-      offset[i] = -offset_of(format) * sum;
+    const __m256i low = each(127);
+    for (int i = 0; i < 8; i++) {
+      __m256i *to = (__m256i *)x + 2 * i;
+      const __m256i a = v[i][0], b = v[i][1];
+      if (in_bytes(format)) {
+        _mm256_store_si256(to, _mm256_packs_epi16(_mm256_srai_epi16(a, 7), _mm256_srai_epi16(b, 7)));
+        _mm256_store_si256(to + 1, _mm256_packs_epi16(_mm256_and_si256(a, low), _mm256_and_si256(b, low)));
+      } else {
+        const __m256i even_a = _mm256_srai_epi32(_mm256_slli_epi32(a, 16), 16), even_b = _mm256_srai_epi32(_mm256_slli_epi32(b, 16), 16);
+        _mm256_store_si256(to, _mm256_packs_epi32(even_a, even_b));
+        _mm256_store_si256(to + 1, _mm256_packs_epi32(_mm256_srai_epi32(a, 16), _mm256_srai_epi32(b, 16)));
+      }
     }
+    if (!offset_of(format)) continue;
+    __m256i less[4];
+    for (int c = 0; c < 4; c++) less[c] = sums_of(v + c, -offset_of(format));
+    const __m256i first = _mm256_add_epi32(less[0], less[1]), second = _mm256_add_epi32(less[2], less[3]);
+    _mm256_store_si256((__m256i *)offset, format == Q6_K ? first : _mm256_add_epi32(first, second));
+    _mm256_store_si256((__m256i *)(offset + GROUPS), second);
   }
 }
 #endif

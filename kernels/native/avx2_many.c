@@ -1,7 +1,6 @@
 /* Several rows of x on AVX2: native.h's sums, bit for bit. Rows of x lie side by side, pairs of columns as int16, packed once a
    call; a row of weights is decoded for up to BLOCK of them, and each of its pairs of columns serves eight rows at once. (Weights
-   side by side had to be turned for every tile, and rows of x, a power of two apart, had but a few places in the first cache.)
-   Up to FEW rows share a vector: each with two pairs. */
+   side by side had to be turned for every tile, and rows of x, a power of two apart, had but a few places in the first cache.) */
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c")
 #include "formats_x86.h"
@@ -15,16 +14,10 @@ typedef struct { /* a group of columns of X_ROWS rows of x */
   float step[X_ROWS], sum[X_ROWS];
 } Columns;
 
-typedef struct { /* of FEW rows: two pairs of each; a, b, a, b, c, d, c, d */
-  int32_t pair[PAIRS / 2][FEW][2];
-  float step[LANES], sum[LANES];
-} Quads;
-
 typedef float Sums[GROUPS][X_ROWS]; /* of a row of weights */
 
 int64_t avx2_packed(const Matmul *m) {
   const int64_t groups = m->supers * GROUPS;
-  if (m->n <= FEW) return groups * (int64_t)sizeof(Quads);
   return (m->n + X_ROWS - 1) / X_ROWS * groups * (int64_t)sizeof(Columns);
 }
 
@@ -48,29 +41,9 @@ INLINE void turn(__m256i *v) {
   for (int l = 0; l < LANES; l++) v[l] = t[l];
 }
 
-static void pack_quads(const Matmul *m, Quads *to) {
-  const int64_t groups = m->supers * GROUPS;
-  for (int64_t g = 0; g < groups; g++, to++)
-    for (int64_t r = 0; r < FEW; r++) {
-      const int64_t at = r * groups + g;
-      for (int k = 0; k < PAIRS / 2; k++)
-        if (r < m->n)
-          memcpy(to->pair[k][r], m->x + at * GROUP + 4 * k, 8);
-        else
-          memset(to->pair[k][r], 0, 8);
-      const int64_t lane = r / 2 * 4 + r % 2;
-      to->step[lane] = to->step[lane + 2] = r < m->n ? m->step[at] : 0;
-      to->sum[lane] = to->sum[lane + 2] = r < m->n ? m->sum[at] : 0;
-    }
-}
-
 /* The block's rows of x, int16 [n][supers][8][32], with steps and sums; what lies behind the last row is 0. */
 void avx2_pack(const Matmul *m, const void *unused, int64_t block, void *packed) {
   (void)unused;
-  if (m->n <= FEW) {
-    pack_quads(m, packed);
-    return;
-  }
   const int64_t groups = m->supers * GROUPS, left = m->n - block * X_ROWS;
   Columns *to = (Columns *)packed + block * groups;
   for (int64_t g = 0; g < groups; g++, to++) {
@@ -118,39 +91,9 @@ INLINE void times(int minima, int vectors, const Decoded *w, const Columns *x, S
   }
 }
 
-/* Two rows of weights' numbers beside each other as Quads has x's: a a b b, a a b b. */
-INLINE __m256 two_of(const float *a, const float *b) {
-  return _mm256_blend_ps(_mm256_broadcast_ss(a), _mm256_broadcast_ss(b), 0xCC);
-}
-
-/* The same of up to FEW rows of x and eight of weights; sums [4 pairs of them][GROUPS]. */
-INLINE void times_quads(int minima, const Decoded *w, const Quads *x, float (*sums)[GROUPS][LANES]) {
-  for (int g = 0; g < GROUPS; g++, x++) {
-    __m256i dot[8];
-    for (int i = 0; i < 8; i++) dot[i] = _mm256_setzero_si256();
-#pragma GCC unroll 4
-    for (int k = 0; k < PAIRS / 2; k++) {
-      const __m256i of_x = _mm256_load_si256((const __m256i *)x->pair[k]);
-      for (int i = 0; i < 8; i++) {
-        int64_t four;
-        memcpy(&four, w[i].number + g * GROUP + 4 * k, 8);
-        dot[i] = _mm256_add_epi32(dot[i], _mm256_madd_epi16(of_x, _mm256_set1_epi64x(four)));
-      }
-    }
-    for (int i = 0; i < 8; i += 2) {
-      float *sum = sums[i / 2][g];
-      __m256 t = _mm256_mul_ps(two_of(w[i].factor + g, w[i + 1].factor + g),
-                               _mm256_cvtepi32_ps(_mm256_hadd_epi32(dot[i], dot[i + 1])));
-      if (minima)
-        t = _mm256_fnmadd_ps(two_of(w[i].minimum + g, w[i + 1].minimum + g), _mm256_load_ps(x->sum), t);
-      _mm256_store_ps(sum, _mm256_fmadd_ps(_mm256_load_ps(x->step), t, _mm256_load_ps(sum)));
-    }
-  }
-}
-
-INLINE __m256 total_of(const float *sums, int stride) {
+INLINE __m256 total_of(const float *sums) {
   __m256 v[GROUPS];
-  for (int g = 0; g < GROUPS; g++) v[g] = _mm256_load_ps(sums + g * stride);
+  for (int g = 0; g < GROUPS; g++) v[g] = _mm256_load_ps(sums + g * X_ROWS);
   return _mm256_add_ps(_mm256_add_ps(_mm256_add_ps(v[0], v[4]), _mm256_add_ps(v[2], v[6])),
                        _mm256_add_ps(_mm256_add_ps(v[1], v[5]), _mm256_add_ps(v[3], v[7])));
 }
@@ -190,38 +133,16 @@ INLINE void many(const Matmul *m, Decode *decode, int minima, int64_t first, int
       for (int64_t r = 0; r < n; r += LANES)
         for (int i = 0; i < lanes; i++) {
           float of_x[LANES];
-          _mm256_storeu_ps(of_x, total_of(sums[r / X_ROWS][i][0] + r % X_ROWS, X_ROWS));
+          _mm256_storeu_ps(of_x, total_of(sums[r / X_ROWS][i][0] + r % X_ROWS));
           for (int64_t l = 0; l < LANES && r + l < n; l++) ((float *)m->out)[(x0 + r + l) * m->out_stride + w + i] = of_x[l];
         }
     }
   }
 }
 
-INLINE void some(const Matmul *m, Decode *decode, int minima, int64_t first, int64_t last, void *room) {
-  Decoded tile[LANES] __attribute__((aligned(64)));
-  memset(tile, 0, sizeof tile);
-  float(*sums)[GROUPS][LANES] = room; /* [4] */
-  for (int64_t w = first; w < last; w += LANES) {
-    const int lanes = last - w < LANES ? (int)(last - w) : LANES;
-    memset(sums, 0, 4 * sizeof *sums);
-    for (int64_t s = 0; s < m->supers; s++) {
-      decode_tile(m, decode, w, lanes, s, 1, tile);
-      times_quads(minima, tile, (const Quads *)m->packed + s * GROUPS, sums);
-    }
-    for (int i = 0; i < lanes; i++) {
-      float of_x[LANES];
-      _mm256_storeu_ps(of_x, total_of(sums[i / 2][0], LANES));
-      for (int64_t r = 0; r < m->n; r++) ((float *)m->out)[r * m->out_stride + w + i] = of_x[r / 2 * 4 + i % 2 * 2 + r % 2];
-    }
-  }
-}
-
 #define CASE(which, name) \
   case which: \
-    if (m->n <= FEW) \
-      some(m, x86_##name, has_minima(which), first, last, room); \
-    else \
-      many(m, x86_##name, has_minima(which), first, last, room); \
+    many(m, x86_##name, has_minima(which), first, last, room); \
     return;
 
 void avx2_rows(const Matmul *m, int64_t first, int64_t last, void *room) {

@@ -49,7 +49,7 @@ static Kernels of_low_bit(int set, int few, int64_t n) {
 #endif
   if (set >= AVX512 && few && n <= AVX512_FEW) return (Kernels){{avx512_few}, 0, avx512_quantise, avx512_arrange};
   if (set >= AVX512) return (Kernels){{avx512_rows}, 0, avx512_quantise, avx512_order};
-  if (set == AVX2 && few && n <= FEW) return (Kernels){{avx2_few}, 0, avx2_quantise, avx2_arrange};
+  if (set == AVX2 && few && n <= AVX2_FEW) return (Kernels){{avx2_few}, 0, avx2_quantise, avx2_arrange};
   if (set == AVX2) return (Kernels){{avx2_rows, avx2_packed, avx2_pack}, 0, avx2_quantise, NULL};
 #endif
   return (Kernels){{portable_rows}, 0, portable_quantise, NULL};

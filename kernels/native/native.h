@@ -71,6 +71,7 @@ Finish portable_finish, avx2_finish, avx512_finish;
 
 /* Up to so many rows of x, arranged for it; `offset` [supers][64]. */
 #define FEW 4
+#define AVX2_FEW 6
 #define AVX512_FEW 16
 Rows avx512_few, avx2_few;
 typedef void Arrange(int format, int64_t supers, int16_t *x, int32_t *offset, float *step, float *sum); /* of one row */
