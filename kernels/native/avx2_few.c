@@ -1,7 +1,8 @@
 /* One to six rows of x on AVX2, where decoding is most of the work: native.h's sums, bit for bit. A row's numbers stay in
-   registers, as bytes: 8 columns of each of four groups. Those of 4 to 6 bits are multiplied with two digits of x, 128 * high +
-   low, whose sums of up to 16 columns (of 6 bits 8) fit into 16 bits; those of 8 bits become words. A vector of sums then has few
-   of each group, which takes less adding up than one group by itself. x is arranged to match once a call. */
+   registers. Those of 4 to 6 bits as bytes, 8 columns of each of four groups, that are multiplied with two digits of x, 128 * high
+   + low, whose sums of up to 16 columns (of 6 bits 8) fit into 16 bits: so a vector of sums has few of each group, which takes
+   less adding up than one group by itself. Those of 8 bits as words, a group's even columns and its odd ones. x is arranged to
+   match once a call. */
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c")
 #include "formats_x86.h"
@@ -9,8 +10,8 @@
 
 #define LANES 8
 
-/* 256 columns of a row. Vector 4 * q + c: columns 8 * c to 8 * c + 7 of groups 2 * q, 2 * q + 1, 2 * q + 4 and 2 * q + 5, so that
-   sums end up in the order of the groups. Of 8 bits two vectors of words in place of each: even columns, then odd ones. */
+/* 256 columns of a row. Bytes, vector 4 * q + c: columns 8 * c to 8 * c + 7 of groups 2 * q, 2 * q + 1, 2 * q + 4 and 2 * q + 5,
+   so that sums end up in the order of the groups. Words, 2 * g: the even columns of group g; 2 * g + 1: its odd ones. */
 typedef struct {
   __m256i number[16];
   __m256 factor, minimum;
@@ -23,6 +24,11 @@ INLINE int in_bytes(int format) { return format != INT8 && format != Q8_0; }
 INLINE int offset_of(int format) { return format == Q4_0 || format == INT4 ? 8 : format == Q6_K ? 32 : 0; }
 
 INLINE __m256i each(int n) { return _mm256_set1_epi16((short)n); }
+
+INLINE void words(__m256i bytes, __m256i *to) { /* even ones, odd ones */
+  to[0] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
+  to[1] = _mm256_srai_epi16(bytes, 8);
+}
 
 /* 16 bytes, and again with all bits four places lower: what the high halves of bytes are for. */
 INLINE __m256i moved(const uint8_t *p) {
@@ -54,14 +60,14 @@ INLINE const uint8_t *whole(const uint8_t *q, int some, int all, uint8_t *room) 
   return memcpy(room, q, (size_t)some);
 }
 
-/* The s-th 256 columns of a row; vector 2 * g + h: half h of groups g and g + 4. */
+/* The s-th 256 columns of a row; of bytes vector 2 * g + h: half h of groups g and g + 4. */
 INLINE void pairs_of(int format, const Row *r, int64_t s, Numbers *w) {
   uint8_t room[GROUPS * 34];
   w->factor = _mm256_set1_ps(r->scale);
   if (format == INT8) {
     const uint8_t *q = whole(r->row + s * SUPER, clip(r->columns - s * SUPER, SUPER), SUPER, room);
 #pragma GCC unroll 8
-    for (int v = 0; v < 8; v++) w->number[v] = two_halves(q + 16 * v, q + 128 + 16 * v);
+    for (int g = 0; g < GROUPS; g++) words(bytes32(q + 32 * g), w->number + 2 * g);
   } else if (format == INT4) {
     const int64_t groups = (r->columns + 63) / 64; /* of 32, in each half */
     const int8_t *m = (const int8_t *)r->row + groups * 32;
@@ -75,10 +81,7 @@ INLINE void pairs_of(int format, const Row *r, int64_t s, Numbers *w) {
     const uint8_t *q = whole(r->row + s * GROUPS * bytes, some * bytes, GROUPS * bytes, room);
     w->factor = eight_halves(q, bytes);
 #pragma GCC unroll 8
-    for (int v = 0; format == Q8_0 && v < 8; v++) {
-      const uint8_t *p = q + v / 2 * 34 + v % 2 * 16 + 2;
-      w->number[v] = two_halves(p, p + 4 * 34);
-    }
+    for (int g = 0; format == Q8_0 && g < GROUPS; g++) words(bytes32(q + 34 * g + 2), w->number + 2 * g);
 #pragma GCC unroll 8
     for (int g = 0; format == Q4_0 && g < GROUPS / 2; g++) {
       const __m256i both = two_halves(q + 18 * g + 2, q + 18 * (4 + g) + 2);
@@ -130,6 +133,7 @@ INLINE void pairs_of(int format, const Row *r, int64_t s, Numbers *w) {
 /* The same in vectors as `Numbers` has them. */
 INLINE void numbers_of(int format, const Row *r, int64_t s, Numbers *w) {
   pairs_of(format, r, s, w);
+  if (!in_bytes(format)) return;
 #pragma GCC unroll 2
   for (int q = 0; q < 2; q++) {
     __m256i *v = w->number + 4 * q;
@@ -137,18 +141,11 @@ INLINE void numbers_of(int format, const Row *r, int64_t s, Numbers *w) {
     v[0] = _mm256_unpacklo_epi64(a, c), v[1] = _mm256_unpackhi_epi64(a, c);
     v[2] = _mm256_unpacklo_epi64(b, d), v[3] = _mm256_unpackhi_epi64(b, d);
   }
-  if (in_bytes(format)) return;
-#pragma GCC unroll 8
-  for (int v = 7; v >= 0; v--) {
-    const __m256i bytes = w->number[v];
-    w->number[2 * v] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);
-    w->number[2 * v + 1] = _mm256_srai_epi16(bytes, 8);
-  }
 }
 
-/* Two sums of each of four groups and two of each of the others -> all groups' sums, in their order. */
-INLINE __m256i merged(__m256i four, __m256i others) {
-  const __m256 a = _mm256_castsi256_ps(four), b = _mm256_castsi256_ps(others);
+/* Neighbouring sums added, in each half of the vectors: a's, then b's. */
+INLINE __m256i merged(__m256i first, __m256i second) {
+  const __m256 a = _mm256_castsi256_ps(first), b = _mm256_castsi256_ps(second);
   return _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)), _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xDD)));
 }
 
@@ -187,28 +184,23 @@ INLINE __m256i byte_dots(int format, const Numbers *w, const int16_t *x, const i
 
 /* The same of words. */
 INLINE __m256i word_dots(const Numbers *w, const int16_t *x) {
-  __m256i sum[2];
+  __m256i half[2]; /* groups 0 to 3, 4 to 7: their first columns, then their last */
 #pragma GCC unroll 2
-  for (int q = 0; q < 2; q++, x += SUPER / 2) {
-    sum[q] = _mm256_madd_epi16(w->number[8 * q], bytes32(x));
-#pragma GCC unroll 8
-    for (int c = 1; c < 8; c++)
-      sum[q] = _mm256_add_epi32(sum[q], _mm256_madd_epi16(w->number[8 * q + c], bytes32(x + 16 * c)));
+  for (int h = 0; h < 2; h++) {
+    __m256i sum[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++, x += GROUP) {
+      const __m256i *number = w->number + 8 * h + 2 * i;
+      sum[i] = _mm256_add_epi32(_mm256_madd_epi16(number[0], bytes32(x)), _mm256_madd_epi16(number[1], bytes32(x + 16)));
+    }
+    half[h] = merged(merged(sum[0], sum[1]), merged(sum[2], sum[3]));
   }
-  return merged(sum[0], sum[1]);
+  return _mm256_add_epi32(_mm256_permute2x128_si256(half[0], half[1], 0x20), _mm256_permute2x128_si256(half[0], half[1], 0x31));
 }
 
-/* Of 256 columns; int4's multipliers apart. */
-INLINE int bytes_of(int format) {
-  switch (format) {
-    case INT4: return 128;
-    case Q8_0: return GROUPS * 34;
-    case Q4_0: return GROUPS * 18;
-    case Q4_K: return 144;
-    case Q5_K: return 176;
-    case Q6_K: return 210;
-    default: return SUPER;
-  }
+INLINE int bytes_of(int format) { /* of 256 columns; int4's multipliers apart */
+  return format == INT4 ? 128 : format == Q4_0 || format == Q4_K ? 144 : format == Q5_K ? 176 : format == Q6_K ? 210
+         : format == Q8_0 ? GROUPS * 34 : SUPER;
 }
 
 INLINE void few(const Matmul *m, int format, int rows, int64_t first, int64_t last) {
@@ -256,43 +248,51 @@ void avx2_few(const Matmul *m, int64_t first, int64_t last, void *room) {
   }
 }
 
-/* The sums of 8 columns each of four groups and of the others', [16 bits] -> of each group, in their order. */
-INLINE __m256i sums_of(const __m256i (*v)[2], int times) {
+/* A group, in place: even columns, then odd ones. */
+INLINE void arrange_words(int16_t *x) {
+  const __m256i a = bytes32(x), b = bytes32(x + 16);
+  const __m256i even_a = _mm256_srai_epi32(_mm256_slli_epi32(a, 16), 16), even_b = _mm256_srai_epi32(_mm256_slli_epi32(b, 16), 16);
+  const __m256i even = _mm256_packs_epi32(even_a, even_b);
+  const __m256i odd = _mm256_packs_epi32(_mm256_srai_epi32(a, 16), _mm256_srai_epi32(b, 16));
+  _mm256_store_si256((__m256i *)x, _mm256_permute4x64_epi64(even, 0xD8));
+  _mm256_store_si256((__m256i *)x + 1, _mm256_permute4x64_epi64(odd, 0xD8));
+}
+
+/* Of 8 columns of each group, each with a factor, the sums. */
+INLINE __m256i sums_of(const __m256i (*v)[2], int factor) {
   __m256i pairs[2];
   for (int q = 0; q < 2; q++)
-    pairs[q] = _mm256_hadd_epi32(_mm256_madd_epi16(v[4 * q][0], each(times)), _mm256_madd_epi16(v[4 * q][1], each(times)));
+    pairs[q] = merged(_mm256_madd_epi16(v[4 * q][0], each(factor)), _mm256_madd_epi16(v[4 * q][1], each(factor)));
   return merged(pairs[0], pairs[1]);
 }
 
-/* A row of x, in place: its numbers beside those that `Numbers` has, of bytes as 32 high digits, 32 low ones, ...; and what the
-   numbers' offsets subtract of each group, of Q6_K of the groups' first halves and then of the others. */
+/* 256 columns, in place: 32 high digits, 32 low ones, beside the vectors that `Numbers` has; and what the numbers' offsets
+   subtract of each group, of Q6_K of the groups' first halves and then of the others. */
+INLINE void arrange_bytes(int format, int16_t *x, int32_t *offset) {
+  __m256i v[8][2]; /* as `Numbers`: of groups 2 * q and 2 * q + 4; of the two behind them */
+  for (int i = 0; i < 8; i++) {
+    const int16_t *from = x + i / 4 * 2 * GROUP + i % 4 * 8;
+    for (int k = 0; k < 2; k++, from += GROUP) v[i][k] = two_halves(from, from + 4 * GROUP);
+  }
+  for (int i = 0; i < 8; i++) {
+    const __m256i a = v[i][0], b = v[i][1], low = each(127);
+    __m256i *to = (__m256i *)x + 2 * i;
+    _mm256_store_si256(to, _mm256_packs_epi16(_mm256_srai_epi16(a, 7), _mm256_srai_epi16(b, 7)));
+    _mm256_store_si256(to + 1, _mm256_packs_epi16(_mm256_and_si256(a, low), _mm256_and_si256(b, low)));
+  }
+  if (!offset_of(format)) return;
+  __m256i less[4];
+  for (int c = 0; c < 4; c++) less[c] = sums_of(v + c, -offset_of(format));
+  const __m256i first = _mm256_add_epi32(less[0], less[1]), second = _mm256_add_epi32(less[2], less[3]);
+  _mm256_store_si256((__m256i *)offset, format == Q6_K ? first : _mm256_add_epi32(first, second));
+  _mm256_store_si256((__m256i *)(offset + GROUPS), second);
+}
+
 void avx2_arrange(int format, int64_t supers, int16_t *x, int32_t *offset, float *step, float *sum) {
   (void)step, (void)sum;
-  for (int64_t s = 0; s < supers; s++, x += SUPER, offset += SUPER / 4) {
-    __m256i v[8][2]; /* as `Numbers`: of groups 2 * q and 2 * q + 4; of the two behind them */
-    for (int i = 0; i < 8; i++) {
-      const int16_t *from = x + i / 4 * 2 * GROUP + i % 4 * 8;
-      for (int k = 0; k < 2; k++, from += GROUP) v[i][k] = two_halves(from, from + 4 * GROUP);
-    }
-    const __m256i low = each(127);
-    for (int i = 0; i < 8; i++) {
-      __m256i *to = (__m256i *)x + 2 * i;
-      const __m256i a = v[i][0], b = v[i][1];
-      if (in_bytes(format)) {
-        _mm256_store_si256(to, _mm256_packs_epi16(_mm256_srai_epi16(a, 7), _mm256_srai_epi16(b, 7)));
-        _mm256_store_si256(to + 1, _mm256_packs_epi16(_mm256_and_si256(a, low), _mm256_and_si256(b, low)));
-      } else {
-        const __m256i even_a = _mm256_srai_epi32(_mm256_slli_epi32(a, 16), 16), even_b = _mm256_srai_epi32(_mm256_slli_epi32(b, 16), 16);
-        _mm256_store_si256(to, _mm256_packs_epi32(even_a, even_b));
-        _mm256_store_si256(to + 1, _mm256_packs_epi32(_mm256_srai_epi32(a, 16), _mm256_srai_epi32(b, 16)));
-      }
-    }
-    if (!offset_of(format)) continue;
-    __m256i less[4];
-    for (int c = 0; c < 4; c++) less[c] = sums_of(v + c, -offset_of(format));
-    const __m256i first = _mm256_add_epi32(less[0], less[1]), second = _mm256_add_epi32(less[2], less[3]);
-    _mm256_store_si256((__m256i *)offset, format == Q6_K ? first : _mm256_add_epi32(first, second));
-    _mm256_store_si256((__m256i *)(offset + GROUPS), second);
-  }
+  for (int64_t s = 0; s < supers; s++, x += SUPER, offset += SUPER / 4)
+    if (in_bytes(format)) arrange_bytes(format, x, offset);
+    else
+      for (int g = 0; g < GROUPS; g++) arrange_words(x + g * GROUP);
 }
 #endif
