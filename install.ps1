@@ -118,7 +118,7 @@ if ((Invoke-Pip @('install', '--no-build-isolation', '--editable', $project)) -n
     Fail 'could not install EdgeSpec (see above)'
 }
 if (-not (Get-ChildItem kernels -Filter '_native*')) {
-    Say 'No C compiler was found, so low-bit weights will be multiplied by torch, several times slower'
+    Say 'No C compiler was found, or it failed: low-bit weights will be multiplied by torch, several times slower'
 }
 Get-ChildItem -LiteralPath $venv -Filter '.edgespec-*' -Force |
     Where-Object { $_.Name -notlike ".edgespec-$digest*" } | Remove-Item -Force

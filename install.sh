@@ -96,7 +96,7 @@ fi
 say "Installing EdgeSpec${extras:+ with $extras}"
 pip install --no-build-isolation --editable ".${extras:+[$extras]}" || fail "could not install EdgeSpec (see above)"
 compgen -G "kernels/_native*" >/dev/null ||
-  say "No C compiler was found, so low-bit weights will be multiplied by torch, several times slower (Debian, Ubuntu: apt install gcc; then run this again)"
+  say "No C compiler was found, or it failed: low-bit weights will be multiplied by torch, several times slower (Debian, Ubuntu: apt install gcc; then run this again)"
 find "$venv" -maxdepth 1 -name '.edgespec-*' ! -name ".edgespec-$digest*" -delete
 touch "$stamp"
 say "Ready: $programs/edgespec"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from edgespec.kernels import compiled
+from edgespec.kernels.choice import LEVELS
 from edgespec.kernels.gguf_blocks import BLOCKS, dequantize
 from edgespec.kernels.matmul import Block, linear
 from edgespec.kernels.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
@@ -31,6 +32,7 @@ ODD["F16"] = ODD["BF16"] = [(1, 1), (5, 15), (17, 36), (33, 513), (9, 1100), (63
 CASES = [(encoding, shape) for encoding in compiled.FORMATS for shape in SHAPES + ODD.get(encoding, [])]
 PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16}
 LOW_BIT = [case for case in CASES if case[0] not in PLAIN]
+FACTORS = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # where fp16 numbers lie in a block, if not first
 
 FORMATS = tuple(compiled.FORMATS)
 ROWS = (1, 3, 37, 16, 200, 5, 64, 33, 17, 80, 2, 31, 48, 7, 21, 9)  # of each block in a call of many
@@ -50,7 +52,7 @@ def weights(encoding: str, rows: int, columns: int, seed: int = 0) -> tuple[Bloc
     rng = np.random.default_rng(seed)
     size = BLOCKS[encoding]
     raw = rng.integers(0, 256, (rows * columns // size.elements, size.nbytes), dtype=np.uint8)
-    for at in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(encoding, (0,)):
+    for at in FACTORS.get(encoding, (0,)):
         raw[:, at : at + 2] = rng.uniform(-0.01, 0.01, (len(raw), 1)).astype(np.float16).view(np.uint8)
     raw = raw.reshape(rows, -1)
     block = Block.of_bytes(encoding, torch.from_numpy(raw), rows, columns)
@@ -176,6 +178,7 @@ sys.path.insert(0, "tests")
 import torch
 from test_compiled import CASES, inputs, multiply, weights
 from edgespec.kernels import compiled
+from edgespec.kernels.choice import LEVELS
 from edgespec.kernels.matmul import Block, typed
 libc = ctypes.CDLL(None, use_errno=True)
 area = mmap.mmap(-1, 2**20)
@@ -206,6 +209,7 @@ def test_a_child_that_was_forked_has_threads_of_its_own() -> None:
     code = """
 import os, torch
 from edgespec.kernels import compiled
+from edgespec.kernels.choice import LEVELS
 from edgespec.kernels.quantize import quantize_int8
 torch.set_num_threads(2)
 w, scale = quantize_int8(torch.randn(300, 256))
@@ -249,21 +253,29 @@ def test_activations_of_any_size(size: float) -> None:
     assert torch.allclose(out.double(), exact, rtol=1e-5, atol=max(1e-30, size * 1e-5))
 
 
-@pytest.mark.parametrize("fill", [0x00, 0x7F, 0x80, 0xFF])
-@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("fill", [0x00, 0x0F, 0x7F, 0x80, 0xF0, 0xFF])
+@pytest.mark.parametrize("encoding", sorted({encoding for encoding, _ in LOW_BIT}))
 def test_the_largest_sums_are_exact(encoding: str, fill: int) -> None:
-    """What AMX sums in fp32 stays below 2^24."""
-    raw = torch.full((20, 512 // BLOCKS[encoding].elements, BLOCKS[encoding].nbytes), fill, dtype=torch.uint8)
-    for at in {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(encoding, (0,)):
-        raw[:, :, at : at + 2] = torch.tensor([0.1], dtype=torch.float16).view(torch.uint8)
-    full = Block.of_bytes(encoding, raw, 20, 512)
+    """What AMX sums in fp32 stays below 2^24, and AVX2's sums of bytes below 2^15."""
+    if encoding in BLOCKS:
+        shape = (20, 512 // BLOCKS[encoding].elements, BLOCKS[encoding].nbytes)
+        raw = torch.full(shape, fill, dtype=torch.uint8)
+        for at in FACTORS.get(encoding, (0,)):
+            raw[:, :, at : at + 2] = torch.tensor([0.1], dtype=torch.float16).view(torch.uint8)
+        full = Block.of_bytes(encoding, raw, 20, 512)
+    else:
+        full, _ = weights(encoding, 20, 512)
+        full.data.view(torch.uint8).fill_(fill)
     x = torch.ones(33, 512, dtype=torch.bfloat16)
     x[1::2] *= -1
     x[2::3, ::2] *= -0.998
+    compiled.level(0)
     found = multiply(x, full)
-    for level in range(compiled.level()):  # the best one so far
+    compiled.level(len(LEVELS))
+    for level in reversed(range(compiled.level() + 1)):
         compiled.level(level)
-        assert torch.equal(multiply(x, full), found)
+        for n in (1, 2, 3, 4, 5, 6, 8, 16, 33):
+            assert torch.equal(multiply(x[:n], full), found[:n]), (level, n)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

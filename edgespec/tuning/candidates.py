@@ -139,6 +139,7 @@ def substitute(
         lambda plan: prior,
         files,
         before,
+        rows=prior.width,
         ahead_rows=AHEAD_ROWS,
     )
 

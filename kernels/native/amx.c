@@ -5,7 +5,7 @@
 #include "native.h"
 
 #ifdef HAS_AMX
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,amx-tile,amx-int8")
+TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c,amx-tile,amx-int8")
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -20,7 +20,7 @@ typedef struct { /* one group of 16 rows of x; [4 columns' place][row and column
 /* Linux gives a process the tiles' registers on request. */
 int amx_allowed(void) {
   enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
-  return __builtin_cpu_supports("amx-int8") && __builtin_cpu_supports("amx-bf16") &&
+  return cpu_has(7, 22 /* AMX-BF16 */) && cpu_has(7, 24 /* tiles */) && cpu_has(7, 25 /* AMX-INT8 */) &&
          !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA);
 }
 
@@ -155,4 +155,5 @@ void amx_rows(const Matmul *m, int64_t first, int64_t last, void *room) {
     CASE(Q6_K, q6_k, 2)
   }
 }
+END_TARGET
 #endif

@@ -4,7 +4,7 @@
 #include "floats.h"
 
 #ifdef HAS_AMX
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,amx-tile,amx-bf16")
+TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,amx-tile,amx-bf16")
 
 #define STEP 32 /* columns of a tile */
 #define FAR 1024 /* bytes of a row that are asked for ahead */
@@ -121,4 +121,5 @@ void amx_bf16(const Matmul *m, int64_t first, int64_t last, void *room) {
   }
   _tile_release();
 }
+END_TARGET
 #endif

@@ -7,7 +7,7 @@
 #include "floats.h"
 
 #ifdef HAS_AMX
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,amx-tile,amx-bf16")
+TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,amx-tile,amx-bf16")
 
 #define STEP 32         /* columns of a tile */
 #define PART_BYTES 1024 /* of which TILE_ROWS rows of weights have first bits and, behind them, the rest: [16][32] each */
@@ -169,4 +169,5 @@ void amx_half(const Matmul *m, int64_t first, int64_t last, void *room) {
   }
   _tile_release();
 }
+END_TARGET
 #endif

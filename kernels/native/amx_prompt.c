@@ -2,8 +2,7 @@
 #include "native.h"
 
 #ifdef HAS_AMX
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,amx-tile,amx-bf16")
-#include <immintrin.h>
+TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,amx-tile,amx-bf16")
 
 #define TILE 1024 /* bytes */
 #define WRITTEN __asm__ volatile("" ::: "memory") /* compilers do not know what tiles read and write */
@@ -47,4 +46,5 @@ void amx_prompt(const Matmul *m, int64_t first, int64_t last, void *room) {
   prompt(m, first, last, room, multiply);
   _tile_release();
 }
+END_TARGET
 #endif

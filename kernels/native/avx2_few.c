@@ -1,10 +1,11 @@
 /* One to six rows of x on AVX2, where decoding is most of the work: native.h's sums, bit for bit. A row's numbers stay in
    registers. Those of 4 to 6 bits as bytes, 8 columns of each of four groups, that are multiplied with two digits of x, 128 * high
-   + low, whose sums of up to 16 columns (of 6 bits 8) fit into 16 bits: so a vector of sums has few of each group, which takes
+   + low, whose sums of up to 8 columns (of 6 bits 4, 32256 at most) fit into 16 bits: so a vector of sums has few of each group, which takes
    less adding up than one group by itself. Those of 8 bits as words, a group's even columns and its odd ones. x is arranged to
    match once a call. */
 #if defined(__x86_64__)
-#pragma GCC target("avx2,fma,f16c")
+#include "target.h"
+TARGET("avx2,fma,f16c")
 #include "formats_x86.h"
 #include "native.h"
 
@@ -259,7 +260,7 @@ INLINE void arrange_words(int16_t *x) {
 }
 
 /* Of 8 columns of each group, each with a factor, the sums. */
-INLINE __m256i sums_of(const __m256i (*v)[2], int factor) {
+INLINE __m256i sums_of(__m256i (*v)[2], int factor) {
   __m256i pairs[2];
   for (int q = 0; q < 2; q++)
     pairs[q] = merged(_mm256_madd_epi16(v[4 * q][0], each(factor)), _mm256_madd_epi16(v[4 * q][1], each(factor)));
@@ -295,4 +296,5 @@ void avx2_arrange(int format, int64_t supers, int16_t *x, int32_t *offset, float
     else
       for (int g = 0; g < GROUPS; g++) arrange_words(x + g * GROUP);
 }
+END_TARGET
 #endif

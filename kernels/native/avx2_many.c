@@ -2,7 +2,8 @@
    call; a row of weights is decoded for up to BLOCK of them, and each of its pairs of columns serves eight rows at once. (Weights
    side by side had to be turned for every tile, and rows of x, a power of two apart, had but a few places in the first cache.) */
 #if defined(__x86_64__)
-#pragma GCC target("avx2,fma,f16c")
+#include "target.h"
+TARGET("avx2,fma,f16c")
 #include "formats_x86.h"
 #include "native.h"
 
@@ -156,4 +157,5 @@ void avx2_rows(const Matmul *m, int64_t first, int64_t last, void *room) {
     CASE(Q6_K, q6_k)
   }
 }
+END_TARGET
 #endif

@@ -1,5 +1,6 @@
 #if defined(__x86_64__)
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
+#include "target.h"
+TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 #include "formats_x86.h"
 #include "native.h"
 
@@ -9,4 +10,5 @@
 #include "rows.inc"
 #include "attention.inc"
 #include "half.inc"
+END_TARGET
 #endif

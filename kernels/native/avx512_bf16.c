@@ -5,7 +5,7 @@
 #include "floats.h"
 
 #ifdef HAS_BF16
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
+TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 
 #define STEP 32   /* columns of a vector */
 #define W_GROUP 4 /* rows of weights by up to 6 of x: their sums fit into registers; of more rows of x half of them */
@@ -140,4 +140,5 @@ void avx512_bf16(const Matmul *m, int64_t first, int64_t last, void *room) {
     }
   }
 }
+END_TARGET
 #endif

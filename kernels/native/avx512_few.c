@@ -1,7 +1,8 @@
 /* One to sixteen rows of x on AVX-512 VNNI, where decoding is most of the work: native.h's sums, bit for bit. x is two digits
    of eight bits (256 * high + low), arranged once a call to match the weights' bytes, and both are multiplied out of registers. */
 #if defined(__x86_64__)
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
+#include "target.h"
+TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 #include "avx512_pairs.h"
 
 #define TOGETHER 8 /* rows of x whose sums stay in registers */
@@ -179,4 +180,5 @@ void avx512_arrange(int format, int64_t supers, int16_t *x, int32_t *offset, flo
     }
   }
 }
+END_TARGET
 #endif

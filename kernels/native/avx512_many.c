@@ -1,7 +1,8 @@
 /* Several rows of x on AVX-512 VNNI: native.h's sums, bit for bit. Sixteen rows of weights are decoded side by side, pairs of
    columns as int16, for up to BLOCK rows of x; the sums of a row of x, eight vectors, wait in memory. */
 #if defined(__x86_64__)
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
+#include "target.h"
+TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 #define WORDS
 #include "turned.h"
 
@@ -80,4 +81,5 @@ void avx512_rows(const Matmul *m, int64_t first, int64_t last, void *room) {
     LOW_BIT(CASE)
   }
 }
+END_TARGET
 #endif

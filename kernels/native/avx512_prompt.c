@@ -5,7 +5,7 @@
 #include "native.h"
 
 #ifdef HAS_BF16
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
+TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c")
 #include "turned.h"
 
 #define STEPS PROMPT_STEPS
@@ -168,4 +168,5 @@ void prompt(const Matmul *m, int64_t first, int64_t last, void *room, PromptTime
 }
 
 void avx512_prompt(const Matmul *m, int64_t first, int64_t last, void *room) { prompt(m, first, last, room, multiply); }
+END_TARGET
 #endif

@@ -8,7 +8,7 @@ int es_level(int most) {
     level = PORTABLE;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) level = AVX2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has(1, 29 /* F16C */)) level = AVX2;
     if (level == AVX2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
       level = AVX512;

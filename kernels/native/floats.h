@@ -6,10 +6,6 @@
 
 #include "native.h"
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #define PART 512 /* numbers converted at a time, at most, where they are rounded in place */
 
 enum { F32, F16, BF16 };

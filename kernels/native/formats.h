@@ -10,6 +10,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "target.h"
+
 #define INLINE static inline __attribute__((always_inline))
 
 #define GROUP 32

@@ -2,8 +2,6 @@
    makes of the loops. */
 #pragma once
 
-#include <immintrin.h>
-
 #include "formats.h"
 
 INLINE float x86_half(const uint8_t *p) {

@@ -4,8 +4,6 @@
    includer defines WORDS. Else they are made for AMX: bf16, or, where four or five bits are not enough, bytes. */
 #pragma once
 
-#include <immintrin.h>
-
 #include "native.h"
 
 typedef struct {
