@@ -28,7 +28,8 @@ from benchmarks.raw_rates import MemoryRead
 from benchmarks.tables import Report, median_ratio, spread
 from edgespec.kernels import compiled, integer
 from edgespec.kernels.cpu import matmul_dtype, multiply
-from edgespec.kernels.gguf_blocks import BLOCKS, dequantize_torch, row_bytes
+from edgespec.kernels.gguf_blocks import BLOCKS, row_bytes
+from edgespec.kernels.gguf_torch import dequantize_torch
 from edgespec.kernels.matmul import Block, linear, tile_bounds
 from edgespec.kernels.quantize import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 

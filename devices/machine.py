@@ -86,7 +86,7 @@ class Machine:
 
 _PROCESS = "process"
 TYPES = ("bfloat16", "float16")
-LOW_BIT = ("I8", "U8", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
+LOW_BIT = ("I8", "U8", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "Q3_K")
 
 
 def remember_process(machine: Machine) -> None:

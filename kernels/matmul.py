@@ -13,7 +13,7 @@ from edgespec.kernels import compiled, integer
 from edgespec.kernels.choice import FEWS
 from edgespec.kernels.cpu import matmul_dtype, multiply
 from edgespec.kernels.dispatch import has_triton
-from edgespec.kernels.gguf_blocks import dequantize_torch
+from edgespec.kernels.gguf_torch import dequantize_torch
 from edgespec.kernels.layer import WholeLayer
 from edgespec.kernels.low_bit import padded_columns
 from edgespec.kernels.quantize import dequantize_int4, dequantize_int8, unpack_int4

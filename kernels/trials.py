@@ -23,6 +23,7 @@ from edgespec.kernels.choice import (
     AVX512,
     AVX512_BF16,
     FEWS,
+    RARE,
     ROWS,
     TORCH,
     Choice,
@@ -132,9 +133,9 @@ def _ways(encoding: str, rows: int) -> list[int]:
         return [0]
     if encoding in PLAIN:
         return [2 * level for level in (AVX512, AVX2) if level <= best]
-    levels = [level for level in (AVX512, AVX2) if level <= best]
+    levels = [level for level in (AVX512, AVX2) if level <= best and (level == AVX2 or encoding not in RARE)]
     ways = [2 * level + out for level in levels for out in (1, 0) if not out or rows <= REGISTERS[level]]
-    if best < AMX:
+    if best < AMX or encoding in RARE:
         return ways
     return [*ways, 2 * AMX] if rows <= NO_TILES else [2 * AMX, *ways]
 
@@ -142,6 +143,8 @@ def _ways(encoding: str, rows: int) -> list[int]:
 def _orders(encoding: str) -> list[int]:
     """Those that a prompt's rows, or all of bf16, may be summed in, that of features first."""
     best, usual = compiled.level(), compiled.usual_order(encoding)
+    if encoding in RARE:
+        return [usual, *({min(best, AVX2), TORCH} - {usual})]
     own = [level for level in ((AMX,) if encoding == "F16" else (AMX, AVX512_BF16)) if level <= best]
     if encoding in PLAIN:
         own.append(min(best, AVX512))  # a tree's rows of fp16 have this order

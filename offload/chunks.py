@@ -28,7 +28,7 @@ class TensorSource:
     """One stored tensor: `nbytes` bytes at `offset` of `file`.
 
     `encoding` is how the bytes are to be read: a safetensors dtype name ("F32", "F16", "BF16", "I8"), "U8"
-    for int4 as `kernels.quantize` packs it, or a GGUF block type ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K").
+    for int4 as `kernels.quantize` packs it, or a GGUF block type (`kernels.gguf_blocks`).
     `shape` is the logical shape in elements, so for int4 and block types nbytes is less than the product.
     Rows (dim 0) are contiguous in every encoding.
     """

@@ -270,17 +270,18 @@ def random_blocks(encoding: str, rows: int, cols: int, rng: np.random.Generator)
     """Packed bytes [rows, row_bytes] whose weights spread by about 0.06 around 0."""
     raw = rng.integers(0, 256, (rows, row_bytes(encoding, cols)), dtype=np.uint8)
     blocks = raw.reshape(-1, BLOCKS[encoding].nbytes)
-    scale_at = {"Q4_K": 0, "Q6_K": 208}[encoding]
-    d = {"Q4_K": 0.06 / 200, "Q6_K": 0.06 / 1300}[encoding]
+    scale_at = {"Q6_K": 208, "Q3_K": 108}.get(encoding, 0)
+    spread = {"Q4_K": 200, "Q6_K": 1300, "Q3_K": 42, "Q4_1": 4.6, "Q5_0": 9.2, "Q5_1": 9.2}  # of numbers
+    d = 0.06 / spread[encoding]
     blocks[:, scale_at : scale_at + 2] = np.frombuffer(np.float16(d).tobytes(), np.uint8)
-    if encoding == "Q4_K":
-        blocks[:, 2:4] = np.frombuffer(np.float16(7.5 * d).tobytes(), np.uint8)
+    if added := {"Q4_K": 7.5, "Q4_1": -7.5, "Q5_1": -15.5}.get(encoding):
+        blocks[:, 2:4] = np.frombuffer(np.float16(added * d).tobytes(), np.uint8)
     return raw
 
 
-@pytest.mark.parametrize("encoding", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("encoding", ["Q4_K", "Q6_K", "Q3_K", "Q4_1", "Q5_0", "Q5_1"])
 @pytest.mark.parametrize("architecture", ["llama3", "qwen3"])
-def test_gguf_k_blocks(tmp_path: Path, architecture: str, encoding: str) -> None:
+def test_gguf_blocks(tmp_path: Path, architecture: str, encoding: str) -> None:
     shape = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
     checkpoint = make_checkpoint(tmp_path / "m", architecture, tokenizer=False, **shape)
     rng = np.random.default_rng(0)

@@ -11,10 +11,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from edgespec.kernels import gguf_blocks
-from edgespec.kernels.gguf_blocks import BLOCKS, dequantize, dequantize_torch, row_bytes
+from edgespec.kernels import gguf_torch
+from edgespec.kernels.gguf_blocks import BLOCKS, dequantize, row_bytes
+from edgespec.kernels.gguf_torch import dequantize_torch
 
-PACKED = ("Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K")
+SCALES = {  # where fp16 numbers lie in a block
+    "Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q3_K": [108], "Q4_K": [0, 2],
+    "Q5_K": [0, 2], "Q6_K": [208],
+}  # fmt: skip
+PACKED = tuple(SCALES)
 COLS = 512
 
 
@@ -53,11 +58,10 @@ def test_random_bytes_equal_the_reference(encoding: str) -> None:
 @pytest.mark.parametrize("encoding", PACKED)
 @pytest.mark.parametrize("fill", [0x00, 0x7F, 0x80, 0xFF, 0x0F, 0xF0])
 def test_extreme_weights_under_extreme_scales(encoding: str, fill: int) -> None:
-    scale_at = {"Q8_0": [0], "Q4_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}[encoding]
     for scale in (0.0, -0.0, 6e-8, -1.0, 65504.0):
         raw = np.full((2, row_bytes(encoding, COLS)), fill, dtype=np.uint8)
         blocks = raw.reshape(-1, BLOCKS[encoding].nbytes)
-        for at in scale_at:
+        for at in SCALES[encoding]:
             blocks[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
         expected = oracle(encoding, raw)
         assert np.isfinite(expected).all()
@@ -65,11 +69,11 @@ def test_extreme_weights_under_extreme_scales(encoding: str, fill: int) -> None:
         assert same(dequantize_torch(encoding, torch.from_numpy(raw), COLS, torch.float32).numpy(), expected)
 
 
-@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0"])  # the gguf package cannot pack K blocks
+@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])  # not K blocks
 def test_what_the_reference_packs_comes_back_close(encoding: str) -> None:
     weights = np.random.default_rng(1).normal(size=(8, COLS)).astype(np.float32)
     raw = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[encoding])
-    step = np.abs(weights).max() / (127 if encoding == "Q8_0" else 7)
+    step = np.abs(weights).max() / {"Q8_0": 127, "Q4_0": 7, "Q4_1": 7, "Q5_0": 15, "Q5_1": 15}[encoding]
     assert np.abs(dequantize(encoding, raw, COLS) - weights).max() < step
 
 
@@ -87,7 +91,7 @@ def test_low_precision_is_the_fp32_result_rounded_once(encoding: str, dtype: tor
 def test_tiles_and_unaligned_slices_change_nothing(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = torch.from_numpy(random_bytes(encoding, rows=7))
     whole = dequantize_torch(encoding, raw, COLS, torch.bfloat16)
-    monkeypatch.setattr(gguf_blocks, "TILE", COLS * 3)
+    monkeypatch.setattr(gguf_torch, "TILE", COLS * 3)
     assert torch.equal(
         dequantize_torch(encoding, raw, COLS, torch.bfloat16).view(torch.int16), whole.view(torch.int16)
     )
@@ -109,8 +113,8 @@ def test_plain_types_at_unaligned_addresses(encoding: str) -> None:
 def test_sizes_that_do_not_fit_are_refused() -> None:
     raw = random_bytes("Q4_K", rows=2)
     for use in (dequantize, lambda e, r, c: dequantize_torch(e, torch.from_numpy(r), c, torch.float32)):
-        with pytest.raises(ValueError, match="Q5_1"):
-            use("Q5_1", raw, COLS)
+        with pytest.raises(ValueError, match="Q2_K"):
+            use("Q2_K", raw, COLS)
         with pytest.raises(ValueError, match="do not hold rows of 256"):
             use("Q4_K", raw, 256)
         with pytest.raises(ValueError, match="whole number of Q4_K blocks of 256"):

@@ -122,7 +122,7 @@ DAMAGE: dict[str, tuple[Any, str]] = {
     "alignment 0": (lambda: Bytes().entry("general.alignment", 4, struct.pack("<I", 0)), "power of two"),
     "alignment 24": (lambda: Bytes().entry("general.alignment", 4, struct.pack("<I", 24)), "power of two"),
     "alignment text": (lambda: Bytes().entry("general.alignment", 8, Bytes.text("32")), "power of two"),
-    "Q3_K": (lambda: Bytes().tensor("blk.0.x", [2, 256], kind=11), "'blk.0.x' is of type Q3_K"),
+    "Q2_K": (lambda: Bytes().tensor("blk.0.x", [2, 256], kind=10), "'blk.0.x' is of type Q2_K"),
     "unknown tensor type": (lambda: Bytes().tensor("t", [2, 32], kind=99), "type number 99"),
 }
 

@@ -155,6 +155,10 @@ void avx2_rows(const Matmul *m, int64_t first, int64_t last, void *room) {
     CASE(Q4_K, q4_k)
     CASE(Q5_K, q5_k)
     CASE(Q6_K, q6_k)
+    CASE(Q4_1, q4_1)
+    CASE(Q5_0, q5_0)
+    CASE(Q5_1, q5_1)
+    CASE(Q3_K, q3_k)
   }
 }
 END_TARGET

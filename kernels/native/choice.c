@@ -41,7 +41,8 @@ static int class_of(int64_t n) {
 INLINE int least(int a, int b) { return a < b ? a : b; }
 
 /* Of low-bit weights: where weights are used as they are decoded, for so few rows, else side by side. */
-static Kernels of_low_bit(int set, int few, int64_t n) {
+static Kernels of_low_bit(int format, int set, int few, int64_t n) {
+  if (is_rare(format)) set = least(set, AVX2);
   (void)set, (void)few, (void)n;
 #if defined(__x86_64__)
 #ifdef HAS_AMX
@@ -69,7 +70,7 @@ INLINE int set_of(int what) { return (what - 1) / 2; }
 
 Kernels kernels_for(int format, int64_t n, int any_order, int x_type, int tried) {
   const int best = es_level(-1), in_order = tried ? tried : chosen[format][ORDER];
-  const int order = in_order ? least(set_of(in_order), best) : best;
+  const int order = is_rare(format) ? AVX2 : in_order ? least(set_of(in_order), best) : best; /* the rare ones have no prompt's */
   (void)any_order, (void)x_type, (void)order;
 #ifdef HAS_AMX
   if (order == AMX && format == HALF && x_type == F16 && any_order)
@@ -87,7 +88,7 @@ Kernels kernels_for(int format, int64_t n, int any_order, int x_type, int tried)
   /* By features: AMX from FEW + 1 rows on. */
   const int what = tried ? tried : chosen[format][class_of(n)];
   const int set = what ? least(set_of(what), best) : best == AMX && n <= FEW ? AVX512 : best;
-  return is_plain(format) ? of_plain(set) : of_low_bit(set, what ? (what - 1) % 2 : 1, n);
+  return is_plain(format) ? of_plain(set) : of_low_bit(format, set, what ? (what - 1) % 2 : 1, n);
 }
 
 Dense *best_dense(void) {

@@ -24,11 +24,14 @@ typedef struct {
   float minimum[GROUPS];
 } Decoded;
 
-enum { INT8, INT4, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, FORMATS, HALF = FORMATS, BFLOAT }; /* the last two: fp16 and bf16 */
+/* From Q4_1 on: what files hold beside the others, multiplied by AVX2 alone. The last two: fp16 and bf16. */
+enum { INT8, INT4, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1, Q3_K, FORMATS, HALF = FORMATS, BFLOAT };
 
 INLINE int is_plain(int format) { return format >= HALF; } /* numbers, nothing to decode */
 
-INLINE int has_minima(int format) { return format == Q4_K || format == Q5_K; }
+INLINE int has_minima(int format) { return format == Q4_K || format == Q5_K || format == Q4_1 || format == Q5_1; }
+
+INLINE int is_rare(int format) { return format >= Q4_1 && format < FORMATS; }
 
 static inline float half(const uint8_t *p) { /* fp16, little-endian -> fp32, exactly */
   uint32_t h = (uint32_t)p[0] | (uint32_t)p[1] << 8;
@@ -171,4 +174,46 @@ INLINE void decode_q6_k(const Row *r, int64_t s, Decoded *out) {
       for (int j = 0; j < 16; j++) n[16 * c + j] = (int16_t)(n[16 * c + j] * scale[8 * h + c]);
   }
   for (int g = 0; g < GROUPS; g++) out->factor[g] = d;
+}
+
+/* Q4_1, Q5_0 and Q5_1: a group is a block of `bytes`. A factor, of Q4_1 and Q5_1 what is added (so less a minimum), of five bits
+   the fifth ones in four bytes, and 16 bytes of nibbles. */
+INLINE void decode_block(const Row *r, int64_t s, Decoded *out, int bytes, int adds, int five, int minus) {
+  int whole = clip(r->columns / GROUP - s * GROUPS, GROUPS);
+  const uint8_t *block = r->row + s * GROUPS * bytes;
+  for (int g = 0; g < whole; g++, block += bytes) {
+    const uint8_t *q = block + 2 + 2 * adds + 4 * five;
+    uint32_t fifth = 0;
+    if (five) memcpy(&fifth, q - 4, 4);
+    out->factor[g] = half(block);
+    out->minimum[g] = adds ? -half(block + 2) : 0;
+    for (int j = 0; j < 16; j++) {
+      out->number[g * GROUP + j] = (int16_t)(((q[j] & 15) | (fifth >> j & 1) << 4) - minus);
+      out->number[g * GROUP + 16 + j] = (int16_t)(((q[j] >> 4) | (fifth >> (16 + j) & 1) << 4) - minus);
+    }
+  }
+  for (int g = whole; g < GROUPS; g++) {
+    out->factor[g] = out->minimum[g] = 0;
+    memset(out->number + g * GROUP, 0, 2 * GROUP);
+  }
+}
+INLINE void decode_q4_1(const Row *r, int64_t s, Decoded *out) { decode_block(r, s, out, 20, 1, 0, 0); }
+INLINE void decode_q5_0(const Row *r, int64_t s, Decoded *out) { decode_block(r, s, out, 22, 0, 1, 16); }
+INLINE void decode_q5_1(const Row *r, int64_t s, Decoded *out) { decode_block(r, s, out, 24, 1, 1, 0); }
+
+/* As Q6_K's, with scales of 6 bits less 32: four low bits each in eight bytes, then two high bits each in four. */
+INLINE void decode_q3_k(const Row *r, int64_t s, Decoded *out) {
+  const uint8_t *block = r->row + s * 110, *q = block + 32, *scale = block + 96;
+  const float d = half(block + 108);
+  for (int g = 0; g < GROUPS; g++) {
+    for (int h = 0; h < 2; h++) {
+      const int i = 2 * g + h, low = scale[i % 8] >> (i / 8 * 4) & 15, high = scale[8 + i % 4] >> (i / 4 * 2) & 3;
+      const int times = (low | high << 4) - 32;
+      for (int j = 16 * h; j < 16 * h + 16; j++) { /* bit g of byte j: that 4 is not subtracted */
+        const int two = q[g / 4 * 32 + j] >> (g % 4 * 2) & 3;
+        out->number[g * GROUP + j] = (int16_t)((two - (block[j] >> g & 1 ? 0 : 4)) * times);
+      }
+    }
+    out->factor[g] = d;
+  }
 }

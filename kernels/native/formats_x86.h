@@ -205,6 +205,52 @@ INLINE void x86_q6_k(const Row *r, int64_t s, Decoded *out) {
   _mm256_storeu_ps(out->factor, _mm256_set1_ps(x86_half(block + 208)));
 }
 
+/* 32 bits as bytes, 16 for each that is set. */
+INLINE __m256i fifth_bits(const uint8_t *p) {
+  int32_t bits;
+  memcpy(&bits, p, 4);
+  const __m256i place = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+  const __m256i one = _mm256_set1_epi64x((long long)0x8040201008040201);
+  const __m256i set = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(bits), place), one);
+  return _mm256_and_si256(_mm256_cmpeq_epi8(set, one), _mm256_set1_epi8(16));
+}
+
+INLINE void x86_block(const Row *r, int64_t s, Decoded *out, int bytes, int adds, int five, int minus_) {
+  if (clip(r->columns / GROUP - s * GROUPS, GROUPS) < GROUPS) {
+    decode_block(r, s, out, bytes, adds, five, minus_);
+    portably(out);
+    return;
+  }
+  const uint8_t *block = r->row + s * GROUPS * bytes;
+  _mm256_storeu_ps(out->factor, eight_halves(block, bytes));
+  _mm256_storeu_ps(out->minimum, adds ? _mm256_xor_ps(eight_halves(block + 2, bytes), _mm256_set1_ps(-0.0f)) : _mm256_setzero_ps());
+  for (int g = 0; g < GROUPS; g++, block += bytes) {
+    const uint8_t *q = block + 2 + 2 * adds + 4 * five;
+    const __m128i v = _mm_loadu_si128((const __m128i *)q);
+    __m256i number = low_nibbles(_mm256_set_m128i(_mm_srli_epi16(v, 4), v));
+    if (five) number = _mm256_or_si256(number, fifth_bits(q - 4));
+    put(out, 32 * g, minus_ ? minus(number, minus_) : number);
+  }
+}
+INLINE void x86_q4_1(const Row *r, int64_t s, Decoded *out) { x86_block(r, s, out, 20, 1, 0, 0); }
+INLINE void x86_q5_0(const Row *r, int64_t s, Decoded *out) { x86_block(r, s, out, 22, 0, 1, 16); }
+INLINE void x86_q5_1(const Row *r, int64_t s, Decoded *out) { x86_block(r, s, out, 24, 1, 1, 0); }
+
+INLINE void x86_q3_k(const Row *r, int64_t s, Decoded *out) {
+  const uint8_t *block = r->row + s * 110, *scale = block + 96;
+  const __m256i third = bytes32(block);
+  int8_t times[16];
+  for (int i = 0; i < 16; i++)
+    times[i] = (int8_t)(((scale[i % 8] >> (i / 8 * 4) & 15) | (scale[8 + i % 4] >> (i / 4 * 2) & 3) << 4) - 32);
+#pragma GCC unroll 8
+  for (int g = 0; g < GROUPS; g++) {
+    const __m256i two = _mm256_and_si256(_mm256_srli_epi16(bytes32(block + 32 + g / 4 * 32), g % 4 * 2), _mm256_set1_epi8(3));
+    const __m256i four = _mm256_and_si256(g < 2 ? _mm256_slli_epi16(third, 2 - g) : _mm256_srli_epi16(third, g - 2), _mm256_set1_epi8(4));
+    put_times(out, 32 * g, minus(_mm256_or_si256(two, four), 4), times[2 * g], times[2 * g + 1]);
+  }
+  _mm256_storeu_ps(out->factor, _mm256_set1_ps(x86_half(block + 108)));
+}
+
 /* Of rows.inc's eight sums, side by side. */
 INLINE float eight_total(__m256 v) {
   __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); /* 0+4 1+5 2+6 3+7 */

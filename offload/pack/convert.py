@@ -67,7 +67,7 @@ def convert(tile: Tile, raw: memoryview) -> tuple[Bytes, Bytes | None]:
         return source, None
     import torch
 
-    from edgespec.kernels.gguf_blocks import dequantize_torch
+    from edgespec.kernels.gguf_torch import dequantize_torch
     from edgespec.kernels.matmul import STORED, Block
     from edgespec.kernels.quantize import quantize_int4, quantize_int8
 
