@@ -92,7 +92,8 @@ def _five(raw: NDArray[np.uint8]) -> NDArray[np.int8]:
     """4 bytes of fifth bits and 16 of nibbles -> [n, 32]."""
     fifth = np.unpackbits(raw[:, :4], axis=1, bitorder="little") << 4
     nibbles = np.concatenate((raw[:, 4:] & 15, raw[:, 4:] >> 4), axis=1)
-    return (nibbles | fifth).view(np.int8)
+    numbers: NDArray[np.int8] = (nibbles | fifth).view(np.int8)
+    return numbers
 
 
 def _q4_1(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
