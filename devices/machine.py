@@ -11,6 +11,7 @@ from edgespec.devices.disk import ReadSettings
 from edgespec.devices.matmuls import Matmuls, recall_matmuls
 from edgespec.devices.probe import cpu_count, cpu_features, memory_available, memory_total, process_memory
 from edgespec.devices.rates import ReadRate, is_fresh, memory_rate, read_rate, recall, remember
+from edgespec.kernels.choice import RARE
 
 BASELINE = 350 * 10**6  # bytes of a process with torch: 300 to 400 MB (measured, Linux, torch 2.13)
 
@@ -108,7 +109,7 @@ def _process() -> tuple[int, Arithmetic]:
     converts = frozenset() if features & {"amx_bf16", "avx512_bf16", "bf16"} else frozenset(TYPES)
     prompts = frozenset(LOW_BIT) if features & {"amx_bf16", "avx512_bf16", "avx2"} else frozenset()
     if features & {"amx_bf16", "avx512_bf16"}:
-        prompts |= {"BF16"}
+        prompts = (prompts | {"BF16"}) - RARE
     arranged = "amx_int8" in features or ("avx2" in features and "avx512_vnni" not in features)
     return BASELINE, Arithmetic(converts, prompts=prompts, threads=cpu_count(), arranged=arranged)
 
