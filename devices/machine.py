@@ -11,7 +11,7 @@ from edgespec.devices.disk import ReadSettings
 from edgespec.devices.matmuls import Matmuls, recall_matmuls
 from edgespec.devices.probe import cpu_count, cpu_features, memory_available, memory_total, process_memory
 from edgespec.devices.rates import ReadRate, is_fresh, memory_rate, read_rate, recall, remember
-from edgespec.kernels.choice import RARE
+from edgespec.kernels.choice import LOW_BIT, RARE
 
 BASELINE = 350 * 10**6  # bytes of a process with torch: 300 to 400 MB (measured, Linux, torch 2.13)
 
@@ -87,7 +87,6 @@ class Machine:
 
 _PROCESS = "process"
 TYPES = ("bfloat16", "float16")
-LOW_BIT = ("I8", "U8", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "Q3_K")
 
 
 def remember_process(machine: Machine) -> None:

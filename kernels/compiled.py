@@ -23,16 +23,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgespec.kernels.choice import AMX, AVX2, AVX512, AVX512_BF16, CHOSEN, FEWS, RARE, ROWS, TORCH, Choice
+from edgespec.kernels.choice import (
+    AMX,
+    AVX2,
+    AVX512,
+    AVX512_BF16,
+    CHOSEN,
+    FEWS,
+    LOW_BIT,
+    RARE,
+    ROWS,
+    TORCH,
+    Choice,
+)
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
 from edgespec.kernels.scratch import at_hand, scratch
 
 VERSION = 29  # of native.c's functions
-FORMATS = {
-    "I8": 0, "U8": 1, "Q8_0": 2, "Q4_0": 3, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "Q4_1": 7, "Q5_0": 8, "Q5_1": 9,
-    "Q3_K": 10, "F16": 11, "BF16": 12,
-}  # fmt: skip
+FORMATS = {encoding: number for number, encoding in enumerate((*LOW_BIT, "F16", "BF16"))}
 SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # native/floats.h's
 MOST_BLOCKS = 16  # of a call: native.c's MOST_PARTS
 _SUPER = 256  # columns decoded together
@@ -126,11 +135,16 @@ def _chosen(encoding: str) -> Choice | None:
 def usual_order(encoding: str) -> int:
     """By features: bf16 and low-bit prompts by AMX and AVX-512 BF16, fp16 prompts by AMX; where torch would
     compute in fp32, all of them in a tree's order."""
-    best = level() if encoding not in RARE else min(level(), AVX2)
+    best = best_level(encoding)
     if best == AMX or (best == AVX512_BF16 and encoding != "F16"):
         return best
     dtype = torch.float16 if encoding == "F16" else torch.bfloat16
     return min(best, AVX512) if matmul_dtype(dtype) != dtype and best >= AVX2 else TORCH
+
+
+def best_level(encoding: str) -> int:
+    """An index of LEVELS: the best instructions that there are here for weights so stored."""
+    return min(level(), AVX2) if encoding in RARE else level()
 
 
 def as_trees(order: int) -> bool:

@@ -77,28 +77,30 @@ def _half(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
     return np.ascontiguousarray(raw).view("<f2").astype(np.float32)
 
 
+def _nibbles(raw: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """[n, bytes] -> [n, 2 * bytes]: the low nibbles, then the high ones."""
+    return np.concatenate((raw & 15, raw >> 4), axis=1)
+
+
 def _q8_0(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
     w: NDArray[np.float32] = _half(raw[:, :2]) * raw[:, 2:].view(np.int8)
     return w
 
 
 def _q4_0(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    nibbles = np.concatenate((raw[:, 2:] & 15, raw[:, 2:] >> 4), axis=1)
-    w: NDArray[np.float32] = _half(raw[:, :2]) * (nibbles.view(np.int8) - np.int8(8))
+    w: NDArray[np.float32] = _half(raw[:, :2]) * (_nibbles(raw[:, 2:]).view(np.int8) - np.int8(8))
     return w
 
 
 def _five(raw: NDArray[np.uint8]) -> NDArray[np.int8]:
     """4 bytes of fifth bits and 16 of nibbles -> [n, 32]."""
     fifth = np.unpackbits(raw[:, :4], axis=1, bitorder="little") << 4
-    nibbles = np.concatenate((raw[:, 4:] & 15, raw[:, 4:] >> 4), axis=1)
-    numbers: NDArray[np.int8] = (nibbles | fifth).view(np.int8)
+    numbers: NDArray[np.int8] = (_nibbles(raw[:, 4:]) | fifth).view(np.int8)
     return numbers
 
 
 def _q4_1(raw: NDArray[np.uint8]) -> NDArray[np.float32]:
-    nibbles = np.concatenate((raw[:, 4:] & 15, raw[:, 4:] >> 4), axis=1)
-    w: NDArray[np.float32] = _half(raw[:, :2]) * nibbles + _half(raw[:, 2:4])
+    w: NDArray[np.float32] = _half(raw[:, :2]) * _nibbles(raw[:, 4:]) + _half(raw[:, 2:4])
     return w
 
 

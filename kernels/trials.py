@@ -128,26 +128,24 @@ def _few(usual: Choice, order: int, as_trees: float, as_prompts: float) -> int:
 
 def _ways(encoding: str, rows: int) -> list[int]:
     """Those that so many rows may be multiplied in, that of features first."""
-    best = compiled.level()
+    best = compiled.best_level(encoding)
     if best < AVX2:
         return [0]
     if encoding in PLAIN:
         return [2 * level for level in (AVX512, AVX2) if level <= best]
-    levels = [level for level in (AVX512, AVX2) if level <= best and (level == AVX2 or encoding not in RARE)]
+    levels = [level for level in (AVX512, AVX2) if level <= best]
     ways = [2 * level + out for level in levels for out in (1, 0) if not out or rows <= REGISTERS[level]]
-    if best < AMX or encoding in RARE:
+    if best < AMX:
         return ways
     return [*ways, 2 * AMX] if rows <= NO_TILES else [2 * AMX, *ways]
 
 
 def _orders(encoding: str) -> list[int]:
     """Those that a prompt's rows, or all of bf16, may be summed in, that of features first."""
-    best, usual = compiled.level(), compiled.usual_order(encoding)
-    if encoding in RARE:
-        return [usual, *({min(best, AVX2), TORCH} - {usual})]
+    best, usual = compiled.best_level(encoding), compiled.usual_order(encoding)
     own = [level for level in ((AMX,) if encoding == "F16" else (AMX, AVX512_BF16)) if level <= best]
-    if encoding in PLAIN:
-        own.append(min(best, AVX512))  # a tree's rows of fp16 have this order
+    if encoding in PLAIN or encoding in RARE:
+        own.append(min(best, AVX512))  # a tree's rows of fp16, and of rare types, have this order
     return [usual, *(order for order in (*own, TORCH) if order != usual)]
 
 

@@ -33,6 +33,7 @@ from tests.models import (
     unpermute,
     write_gguf,
 )
+from tests.test_compiled import FACTORS
 
 TOLERANCE = 1e-4  # of fp32 logits
 REPLY = 256
@@ -270,7 +271,7 @@ def random_blocks(encoding: str, rows: int, cols: int, rng: np.random.Generator)
     """Packed bytes [rows, row_bytes] whose weights spread by about 0.06 around 0."""
     raw = rng.integers(0, 256, (rows, row_bytes(encoding, cols)), dtype=np.uint8)
     blocks = raw.reshape(-1, BLOCKS[encoding].nbytes)
-    scale_at = {"Q6_K": 208, "Q3_K": 108}.get(encoding, 0)
+    scale_at = FACTORS.get(encoding, (0,))[0]
     spread = {"Q4_K": 200, "Q6_K": 1300, "Q3_K": 42, "Q4_1": 4.6, "Q5_0": 9.2, "Q5_1": 9.2}  # of numbers
     d = 0.06 / spread[encoding]
     blocks[:, scale_at : scale_at + 2] = np.frombuffer(np.float16(d).tobytes(), np.uint8)

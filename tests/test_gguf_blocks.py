@@ -14,12 +14,9 @@ from numpy.typing import NDArray
 from edgespec.kernels import gguf_torch
 from edgespec.kernels.gguf_blocks import BLOCKS, dequantize, row_bytes
 from edgespec.kernels.gguf_torch import dequantize_torch
+from tests.test_compiled import FACTORS
 
-SCALES = {  # where fp16 numbers lie in a block
-    "Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q3_K": [108], "Q4_K": [0, 2],
-    "Q5_K": [0, 2], "Q6_K": [208],
-}  # fmt: skip
-PACKED = tuple(SCALES)
+PACKED = tuple(name for name, block in BLOCKS.items() if block.elements > 1)
 COLS = 512
 
 
@@ -61,7 +58,7 @@ def test_extreme_weights_under_extreme_scales(encoding: str, fill: int) -> None:
     for scale in (0.0, -0.0, 6e-8, -1.0, 65504.0):
         raw = np.full((2, row_bytes(encoding, COLS)), fill, dtype=np.uint8)
         blocks = raw.reshape(-1, BLOCKS[encoding].nbytes)
-        for at in SCALES[encoding]:
+        for at in FACTORS.get(encoding, (0,)):
             blocks[:, at : at + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
         expected = oracle(encoding, raw)
         assert np.isfinite(expected).all()

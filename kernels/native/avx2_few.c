@@ -1,8 +1,8 @@
 /* One to six rows of x on AVX2, where decoding is most of the work: native.h's sums, bit for bit. A row's numbers stay in
    registers. Those of 4 to 6 bits as bytes, 8 columns of each of four groups, that are multiplied with two digits of x, 128 * high
-   + low, whose sums of up to 8 columns (of 6 bits 4, 32256 at most) fit into 16 bits: so a vector of sums has few of each group, which takes
-   less adding up than one group by itself. Those of 8 bits as words, a group's even columns and its odd ones. x is arranged to
-   match once a call. */
+   + low, whose sums of up to 8 columns (of 6 bits 4, 32256 at most) fit into 16 bits: so a vector of sums has few of each group,
+   which takes less adding up than one group by itself. Those of 8 bits as words, a group's even columns and its odd ones. x is
+   arranged to match once a call. */
 #if defined(__x86_64__)
 #include "target.h"
 TARGET("avx2,fma,f16c")
@@ -79,7 +79,7 @@ INLINE void few(const Matmul *m, int format, int rows, int64_t first, int64_t la
       Numbers numbers;
       fetch(row.row + s * span + AHEAD, span);
       numbers_of(format, &row, s, &numbers);
-      __m256i dot[AVX2_FEW]; /* of all rows before anything else: what waits for a row's sums is much, and the CPU looks not far ahead */
+      __m256i dot[AVX2_FEW]; /* of all rows before what waits for them: the CPU does not look far ahead */
       for (int r = 0; r < rows; r++) {
         const int64_t at = r * m->supers + s;
         const int16_t *x = m->x + at * SUPER;

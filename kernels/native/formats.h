@@ -108,21 +108,36 @@ INLINE void decode_q8_0(const Row *r, int64_t s, Decoded *out) {
   }
 }
 
-INLINE void decode_q4_0(const Row *r, int64_t s, Decoded *out) {
-  int whole = clip(r->columns / GROUP - s * GROUPS, GROUPS);
-  const uint8_t *block = r->row + s * GROUPS * 18;
-  for (int g = 0; g < whole; g++, block += 18) {
+/* Q4_0, Q4_1, Q5_0 and Q5_1: a group is a block. A factor, of those with minima what is added (so less a minimum), of five bits
+   the fifth ones in four bytes, and 16 bytes of nibbles; without a minimum 0 lies in the middle. */
+INLINE int group_bytes(int adds, int five) { return 2 + 2 * adds + 4 * five + 16; }
+INLINE int group_middle(int adds, int five) { return adds ? 0 : five ? 16 : 8; }
+
+INLINE void decode_block(const Row *r, int64_t s, Decoded *out, int adds, int five) {
+  const int bytes = group_bytes(adds, five), minus = group_middle(adds, five);
+  const int whole = clip(r->columns / GROUP - s * GROUPS, GROUPS);
+  const uint8_t *block = r->row + s * GROUPS * bytes;
+  for (int g = 0; g < whole; g++, block += bytes) {
+    const uint8_t *q = block + bytes - 16;
+    uint32_t fifth = 0;
+    if (five) memcpy(&fifth, q - 4, 4);
     out->factor[g] = half(block);
+    if (adds) out->minimum[g] = -half(block + 2);
     for (int j = 0; j < 16; j++) {
-      out->number[g * GROUP + j] = (int16_t)((block[2 + j] & 15) - 8);
-      out->number[g * GROUP + 16 + j] = (int16_t)((block[2 + j] >> 4) - 8);
+      out->number[g * GROUP + j] = (int16_t)(((q[j] & 15) | (fifth >> j & 1) << 4) - minus);
+      out->number[g * GROUP + 16 + j] = (int16_t)(((q[j] >> 4) | (fifth >> (16 + j) & 1) << 4) - minus);
     }
   }
   for (int g = whole; g < GROUPS; g++) {
     out->factor[g] = 0;
+    if (adds) out->minimum[g] = 0;
     memset(out->number + g * GROUP, 0, 2 * GROUP);
   }
 }
+INLINE void decode_q4_0(const Row *r, int64_t s, Decoded *out) { decode_block(r, s, out, 0, 0); }
+INLINE void decode_q4_1(const Row *r, int64_t s, Decoded *out) { decode_block(r, s, out, 1, 0); }
+INLINE void decode_q5_0(const Row *r, int64_t s, Decoded *out) { decode_block(r, s, out, 0, 1); }
+INLINE void decode_q5_1(const Row *r, int64_t s, Decoded *out) { decode_block(r, s, out, 1, 1); }
 
 /* Q4_K's and Q5_K's twelve bytes: eight 6-bit factors and eight 6-bit minima. */
 INLINE void scales_k(const uint8_t *block, Decoded *out) {
@@ -176,43 +191,19 @@ INLINE void decode_q6_k(const Row *r, int64_t s, Decoded *out) {
   for (int g = 0; g < GROUPS; g++) out->factor[g] = d;
 }
 
-/* Q4_1, Q5_0 and Q5_1: a group is a block of `bytes`. A factor, of Q4_1 and Q5_1 what is added (so less a minimum), of five bits
-   the fifth ones in four bytes, and 16 bytes of nibbles. */
-INLINE void decode_block(const Row *r, int64_t s, Decoded *out, int bytes, int adds, int five, int minus) {
-  int whole = clip(r->columns / GROUP - s * GROUPS, GROUPS);
-  const uint8_t *block = r->row + s * GROUPS * bytes;
-  for (int g = 0; g < whole; g++, block += bytes) {
-    const uint8_t *q = block + 2 + 2 * adds + 4 * five;
-    uint32_t fifth = 0;
-    if (five) memcpy(&fifth, q - 4, 4);
-    out->factor[g] = half(block);
-    out->minimum[g] = adds ? -half(block + 2) : 0;
-    for (int j = 0; j < 16; j++) {
-      out->number[g * GROUP + j] = (int16_t)(((q[j] & 15) | (fifth >> j & 1) << 4) - minus);
-      out->number[g * GROUP + 16 + j] = (int16_t)(((q[j] >> 4) | (fifth >> (16 + j) & 1) << 4) - minus);
-    }
-  }
-  for (int g = whole; g < GROUPS; g++) {
-    out->factor[g] = out->minimum[g] = 0;
-    memset(out->number + g * GROUP, 0, 2 * GROUP);
-  }
+/* Q3_K's scale of 16 weights, 6 bits less 32: four low bits each in eight bytes, then two high bits each in four. */
+INLINE int q3_k_scale(const uint8_t *scales, int i) {
+  return ((scales[i % 8] >> (i / 8 * 4) & 15) | (scales[8 + i % 4] >> (i / 4 * 2) & 3) << 4) - 32;
 }
-INLINE void decode_q4_1(const Row *r, int64_t s, Decoded *out) { decode_block(r, s, out, 20, 1, 0, 0); }
-INLINE void decode_q5_0(const Row *r, int64_t s, Decoded *out) { decode_block(r, s, out, 22, 0, 1, 16); }
-INLINE void decode_q5_1(const Row *r, int64_t s, Decoded *out) { decode_block(r, s, out, 24, 1, 1, 0); }
 
-/* As Q6_K's, with scales of 6 bits less 32: four low bits each in eight bytes, then two high bits each in four. */
+/* Scales are multiplied in, as Q6_K's. */
 INLINE void decode_q3_k(const Row *r, int64_t s, Decoded *out) {
-  const uint8_t *block = r->row + s * 110, *q = block + 32, *scale = block + 96;
+  const uint8_t *block = r->row + s * 110, *q = block + 32;
   const float d = half(block + 108);
   for (int g = 0; g < GROUPS; g++) {
-    for (int h = 0; h < 2; h++) {
-      const int i = 2 * g + h, low = scale[i % 8] >> (i / 8 * 4) & 15, high = scale[8 + i % 4] >> (i / 4 * 2) & 3;
-      const int times = (low | high << 4) - 32;
-      for (int j = 16 * h; j < 16 * h + 16; j++) { /* bit g of byte j: that 4 is not subtracted */
-        const int two = q[g / 4 * 32 + j] >> (g % 4 * 2) & 3;
-        out->number[g * GROUP + j] = (int16_t)((two - (block[j] >> g & 1 ? 0 : 4)) * times);
-      }
+    for (int j = 0; j < GROUP; j++) { /* bit g of byte j: that 4 is not subtracted */
+      const int two = q[g / 4 * 32 + j] >> (g % 4 * 2) & 3;
+      out->number[g * GROUP + j] = (int16_t)((two - (block[j] >> g & 1 ? 0 : 4)) * q3_k_scale(block + 96, 2 * g + j / 16));
     }
     out->factor[g] = d;
   }

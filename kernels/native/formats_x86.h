@@ -142,20 +142,6 @@ INLINE void x86_q8_0(const Row *r, int64_t s, Decoded *out) {
   for (int g = 0; g < GROUPS; g++) put(out, 32 * g, bytes32(block + 34 * g + 2));
 }
 
-INLINE void x86_q4_0(const Row *r, int64_t s, Decoded *out) {
-  if (clip(r->columns / GROUP - s * GROUPS, GROUPS) < GROUPS) {
-    decode_q4_0(r, s, out);
-    portably(out);
-    return;
-  }
-  const uint8_t *block = r->row + s * GROUPS * 18;
-  _mm256_storeu_ps(out->factor, eight_halves(block, 18));
-  for (int g = 0; g < GROUPS; g++) {
-    __m128i v = _mm_loadu_si128((const __m128i *)(block + 18 * g + 2));
-    put(out, 32 * g, minus(low_nibbles(_mm256_set_m128i(_mm_srli_epi16(v, 4), v)), 8));
-  }
-}
-
 INLINE void x86_scales_k(const uint8_t *block, Decoded *out) {
   const __m128i all = _mm_loadu_si128((const __m128i *)block), six = _mm_srli_si128(all, 4);
   __m128i low = _mm_shuffle_epi32(six, 0x98); /* bytes 0-3, 8-11, 4-7, 8-11 */
@@ -215,38 +201,37 @@ INLINE __m256i fifth_bits(const uint8_t *p) {
   return _mm256_and_si256(_mm256_cmpeq_epi8(set, one), _mm256_set1_epi8(16));
 }
 
-INLINE void x86_block(const Row *r, int64_t s, Decoded *out, int bytes, int adds, int five, int minus_) {
+INLINE void x86_block(const Row *r, int64_t s, Decoded *out, int adds, int five) {
   if (clip(r->columns / GROUP - s * GROUPS, GROUPS) < GROUPS) {
-    decode_block(r, s, out, bytes, adds, five, minus_);
+    decode_block(r, s, out, adds, five);
     portably(out);
     return;
   }
+  const int bytes = group_bytes(adds, five);
   const uint8_t *block = r->row + s * GROUPS * bytes;
   _mm256_storeu_ps(out->factor, eight_halves(block, bytes));
-  _mm256_storeu_ps(out->minimum, adds ? _mm256_xor_ps(eight_halves(block + 2, bytes), _mm256_set1_ps(-0.0f)) : _mm256_setzero_ps());
+  if (adds) _mm256_storeu_ps(out->minimum, _mm256_xor_ps(eight_halves(block + 2, bytes), _mm256_set1_ps(-0.0f)));
   for (int g = 0; g < GROUPS; g++, block += bytes) {
-    const uint8_t *q = block + 2 + 2 * adds + 4 * five;
+    const uint8_t *q = block + bytes - 16;
     const __m128i v = _mm_loadu_si128((const __m128i *)q);
     __m256i number = low_nibbles(_mm256_set_m128i(_mm_srli_epi16(v, 4), v));
     if (five) number = _mm256_or_si256(number, fifth_bits(q - 4));
-    put(out, 32 * g, minus_ ? minus(number, minus_) : number);
+    put(out, 32 * g, minus(number, group_middle(adds, five)));
   }
 }
-INLINE void x86_q4_1(const Row *r, int64_t s, Decoded *out) { x86_block(r, s, out, 20, 1, 0, 0); }
-INLINE void x86_q5_0(const Row *r, int64_t s, Decoded *out) { x86_block(r, s, out, 22, 0, 1, 16); }
-INLINE void x86_q5_1(const Row *r, int64_t s, Decoded *out) { x86_block(r, s, out, 24, 1, 1, 0); }
+INLINE void x86_q4_0(const Row *r, int64_t s, Decoded *out) { x86_block(r, s, out, 0, 0); }
+INLINE void x86_q4_1(const Row *r, int64_t s, Decoded *out) { x86_block(r, s, out, 1, 0); }
+INLINE void x86_q5_0(const Row *r, int64_t s, Decoded *out) { x86_block(r, s, out, 0, 1); }
+INLINE void x86_q5_1(const Row *r, int64_t s, Decoded *out) { x86_block(r, s, out, 1, 1); }
 
 INLINE void x86_q3_k(const Row *r, int64_t s, Decoded *out) {
-  const uint8_t *block = r->row + s * 110, *scale = block + 96;
+  const uint8_t *block = r->row + s * 110, *scales = block + 96;
   const __m256i third = bytes32(block);
-  int8_t times[16];
-  for (int i = 0; i < 16; i++)
-    times[i] = (int8_t)(((scale[i % 8] >> (i / 8 * 4) & 15) | (scale[8 + i % 4] >> (i / 4 * 2) & 3) << 4) - 32);
 #pragma GCC unroll 8
   for (int g = 0; g < GROUPS; g++) {
     const __m256i two = _mm256_and_si256(_mm256_srli_epi16(bytes32(block + 32 + g / 4 * 32), g % 4 * 2), _mm256_set1_epi8(3));
     const __m256i four = _mm256_and_si256(g < 2 ? _mm256_slli_epi16(third, 2 - g) : _mm256_srli_epi16(third, g - 2), _mm256_set1_epi8(4));
-    put_times(out, 32 * g, minus(_mm256_or_si256(two, four), 4), times[2 * g], times[2 * g + 1]);
+    put_times(out, 32 * g, minus(_mm256_or_si256(two, four), 4), q3_k_scale(scales, 2 * g), q3_k_scale(scales, 2 * g + 1));
   }
   _mm256_storeu_ps(out->factor, _mm256_set1_ps(x86_half(block + 108)));
 }

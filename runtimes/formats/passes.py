@@ -9,7 +9,7 @@ product, too; the compiled kernels arrange x once.
 from __future__ import annotations
 
 from edgespec.devices.arithmetic import Arithmetic
-from edgespec.kernels.choice import RARE
+from edgespec.kernels.choice import LOW_BIT, RARE
 from edgespec.offload.chunks import Cut
 from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
@@ -21,9 +21,7 @@ SHARED_ROWS = 9  # of each of many trees in a pass, on average: a root and eight
 UNPACKED_TILE = 8 * 2**20  # bytes that torch unpacks at a time: kernels/matmul.py's PROMPT_TILE_BYTES
 FEW = 256  # rows of a prompt that may be multiplied as a tree's: kernels/matmul.py's
 # Encodings that kernels/compiled.py knows.
-NATIVE = frozenset(
-    ("I8", "U8", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "Q3_K", "F16", "BF16")
-)
+NATIVE = frozenset((*LOW_BIT, "F16", "BF16"))
 ANGLES = 1024  # positions whose cosines and sines are made at a time: torch/rope.py's TABLE
 
 
