@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from edgespec.kernels import compiled
-from edgespec.kernels.choice import AMX, AVX2, AVX512, AVX512_BF16
+from edgespec.kernels.choice import AMX, ARM, AVX2, AVX512, AVX512_BF16
 
 TIMES, TRIES = 5_000_000, 3  # of 12 instructions each, some 20 ms; the best counts
 SOURCE = r"""
@@ -49,7 +49,7 @@ def instruction(encoding: str) -> str | None:
     if compiled.unavailable() or not shutil.which("cc"):
         return None
     level = compiled.level() if encoding != "BF16" else compiled.order(encoding)
-    if level < AVX2 or level == AMX:  # torch is below all of them
+    if ARM or level < AVX2 or level == AMX:  # torch is below all of them
         return None
     if encoding == "BF16" and level == AVX512_BF16:
         return "bf16_512"

@@ -7,17 +7,20 @@ order of sums of its own (`Choice.order`) is remembered for good (`runtimes.torc
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-LEVELS = ("portable C", "AVX2", "AVX-512 VNNI", "AVX-512 BF16", "AMX")  # as native/choice.c counts
-AVX2, AVX512, AVX512_BF16, AMX = range(1, len(LEVELS))
+ARM = platform.machine().lower() in ("aarch64", "arm64")
+X86 = ("portable C", "AVX2", "AVX-512 VNNI", "AVX-512 BF16", "AMX")
+LEVELS = ("portable C", "NEON dot products") if ARM else X86  # as native/choice.c counts
+AVX2, AVX512, AVX512_BF16, AMX = range(1, len(X86))  # NEON is chosen, and choosable, where AVX2 would be
 TORCH = -1  # in place of one of them
 NAMES = {"I8": "int8", "U8": "int4"}  # in words; others are called as files call them
 # In native/formats.h's order.
 LOW_BIT = ("I8", "U8", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "Q3_K")
-RARE = frozenset(("Q4_1", "Q5_0", "Q5_1", "Q3_K"))  # multiplied by AVX2 alone, whatever else the CPU has
+RARE = frozenset(("Q4_1", "Q5_0", "Q5_1", "Q3_K"))  # multiplied by AVX2, whatever else an x86 CPU has
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 64)  # the most of each class of rows, but for the last; as many are tried
 FEWS = (32, 256)  # rows of a prompt that may be multiplied as a tree's
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from edgespec.kernels import compiled
-from edgespec.kernels.choice import FEWS, LEVELS, RARE
+from edgespec.kernels.choice import AVX2, FEWS, RARE
 from edgespec.kernels.matmul import PROMPT_ROWS, Block, Together, linear, ragged
 from tests.test_compiled import CASES, inputs, weights
 
@@ -75,7 +75,7 @@ def test_it_multiplies_prompts_and_nothing_else(encoding: str) -> None:
     assert torch.equal(linear(x[: FEWS[0]], block, exact=False), exact[: FEWS[0]])
     more = x[: FEWS[0] + 1]
     assert torch.equal(linear(more, block, exact=False), multiply(more, block).bfloat16())
-    compiled.level(LEVELS.index("AVX2"))
+    compiled.level(AVX2)
     assert not compiled.own_prompt(encoding, torch.bfloat16)
 
 

@@ -50,13 +50,6 @@ INLINE void scales_of(const uint8_t *block, Numbers *w) {
   w->minimum = _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128((int64_t)m))), _mm256_movehdup_ps(d));
 }
 
-/* A row's bytes, or where it ends before them a copy with zeros behind it. */
-INLINE const uint8_t *whole(const uint8_t *q, int some, int all, uint8_t *room) {
-  if (some == all) return q;
-  memset(room, 0, (size_t)all);
-  return memcpy(room, q, (size_t)some);
-}
-
 /* The s-th 256 columns of a row; of bytes vector 2 * g + h: half h of groups g and g + 4. */
 INLINE void pairs_of(int format, const Row *r, int64_t s, Numbers *w) {
   uint8_t room[GROUPS * 34];

@@ -93,13 +93,6 @@ INLINE __m512 factors_of(int format, const uint8_t *a, const uint8_t *b, int str
   return _mm512_cvtph_ps(_mm256_setr_epi64x((int64_t)bits[0], (int64_t)bits[1], (int64_t)bits[2], (int64_t)bits[3]));
 }
 
-/* A row's bytes, or where it ends before them a copy with zeros behind it. */
-INLINE const uint8_t *whole(const uint8_t *q, int some, int all, uint8_t *room) {
-  if (some == all) return q;
-  memset(room, 0, (size_t)all);
-  return memcpy(room, q, (size_t)some);
-}
-
 INLINE void pair_of_int8(const Row *r, int64_t s, Pair *p) {
   uint8_t room[SUPER];
 #pragma GCC unroll 4

@@ -1,8 +1,17 @@
 #include "choice.h"
 
+#if defined(HAS_NEON) && defined(__linux__)
+#include <sys/auxv.h>
+static int has_dot_products(void) { return getauxval(AT_HWCAP) >> 20 & 1; } /* HWCAP_ASIMDDP */
+#elif defined(HAS_NEON) && defined(__APPLE__)
+static int has_dot_products(void) { return 1; } /* all that were built have them */
+#elif defined(HAS_NEON)
+static int has_dot_products(void) { return 0; }
+#endif
+
 static int level = -1;
 
-/* The instructions in use: 0 portable, 1 AVX2 and FMA, 2 AVX-512 VNNI, 3 and AVX-512 BF16, 4 and AMX. Lowered to `most`, if that is not negative. */
+/* The instructions in use: 0 portable, 1 AVX2 and FMA, or NEON with dot products, 2 AVX-512 VNNI, 3 and AVX-512 BF16, 4 and AMX. Lowered to `most`, if that is not negative. */
 int es_level(int most) {
   if (level < 0 || most >= 0) {
     level = PORTABLE;
@@ -12,6 +21,9 @@ int es_level(int most) {
     if (level == AVX2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
       level = AVX512;
+#endif
+#ifdef HAS_NEON
+    if (has_dot_products()) level = NEON;
 #endif
 #ifdef HAS_BF16
     if (level == AVX512 && __builtin_cpu_supports("avx512bf16")) level = AVX512_BF16;
@@ -53,6 +65,9 @@ static Kernels of_low_bit(int format, int set, int few, int64_t n) {
   if (set == AVX2 && few && n <= AVX2_FEW) return (Kernels){{avx2_few}, 0, avx2_quantise, avx2_arrange};
   if (set == AVX2) return (Kernels){{avx2_rows, avx2_packed, avx2_pack}, 0, avx2_quantise, NULL};
 #endif
+#ifdef HAS_NEON
+  if (set == NEON) return (Kernels){{few && n <= NEON_FEW ? neon_few : neon_rows}, 0, neon_quantise, neon_arrange};
+#endif
   return (Kernels){{portable_rows}, 0, portable_quantise, NULL};
 }
 
@@ -62,6 +77,9 @@ static Kernels of_plain(int set) {
 #if defined(__x86_64__)
   if (set >= AVX512) return (Kernels){{avx512_half}, 0, NULL, NULL};
   if (set == AVX2) return (Kernels){{avx2_half}, 0, NULL, NULL};
+#endif
+#ifdef HAS_NEON
+  if (set == NEON) return (Kernels){{neon_half}, 0, NULL, NULL};
 #endif
   return (Kernels){{portable_half}, 0, NULL, NULL};
 }
@@ -96,6 +114,9 @@ Dense *best_dense(void) {
   if (es_level(-1) >= AVX512) return avx512_dense;
   if (level == AVX2) return avx2_dense;
 #endif
+#ifdef HAS_NEON
+  if (es_level(-1) == NEON) return neon_dense;
+#endif
   return portable_dense;
 }
 
@@ -103,6 +124,9 @@ Finish *best_finish(void) {
 #if defined(__x86_64__)
   if (es_level(-1) >= AVX512) return avx512_finish;
   if (level == AVX2) return avx2_finish;
+#endif
+#ifdef HAS_NEON
+  if (es_level(-1) == NEON) return neon_finish;
 #endif
   return portable_finish;
 }

@@ -51,6 +51,17 @@ __attribute__((target("avx,f16c"))) static void f16c_narrow(const float *x, int6
 }
 #endif
 
+#if ON_ARM
+/* The same by instructions that every such CPU has. n: a multiple of 4. */
+INLINE void neon_wide(const uint16_t *p, int64_t n, float *x) {
+  for (int64_t i = 0; i < n; i += 4) vst1q_f32(x + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + i))));
+}
+
+INLINE void neon_narrow(const float *x, int64_t n, uint16_t *p) {
+  for (int64_t i = 0; i < n; i += 4) vst1_u16(p + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(x + i))));
+}
+#endif
+
 /* n numbers of `type`, from the first-th on -> fp32. */
 INLINE void load(int set, int type, const void *p, int64_t first, int64_t n, float *restrict x) {
   const uint16_t *restrict from = (const uint16_t *)p + first;
@@ -63,6 +74,8 @@ INLINE void load(int set, int type, const void *p, int64_t first, int64_t n, flo
   } else {
 #if defined(__x86_64__)
     if (set >= AVX2) f16c_wide(from, i = n / 8 * 8, x);
+#elif ON_ARM
+    if (set >= NEON) neon_wide(from, i = n / 4 * 4, x);
 #endif
     for (; i < n; i++) x[i] = wide(from[i]);
   }
@@ -82,6 +95,8 @@ INLINE void store(int set, int type, const float *restrict x, void *p, int64_t f
   } else {
 #if defined(__x86_64__)
     if (set >= AVX2) f16c_narrow(x, i = n / 8 * 8, to);
+#elif ON_ARM
+    if (set >= NEON) neon_narrow(x, i = n / 4 * 4, to);
 #endif
     for (; i < n; i++) to[i] = (uint16_t)narrow(x[i]);
   }

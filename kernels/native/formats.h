@@ -62,6 +62,13 @@ INLINE int clip(int64_t left, int most) {
   return left < most ? (left < 0 ? 0 : (int)left) : most;
 }
 
+/* A row's bytes, or where it ends before them a copy with zeros behind it. */
+INLINE const uint8_t *whole(const uint8_t *q, int some, int all, uint8_t *room) {
+  if (some == all) return q;
+  memset(room, 0, (size_t)all);
+  return memcpy(room, q, (size_t)some);
+}
+
 INLINE void decode_int8(const Row *r, int64_t s, Decoded *out) {
   const int8_t *q = (const int8_t *)r->row + s * SUPER;
   int n = clip(r->columns - s * SUPER, SUPER);

@@ -60,22 +60,23 @@ INLINE Row row_of(const Matmul *m, int64_t w) {
 typedef void Activations(int format, float *x, int64_t columns, int64_t supers, int16_t *numbers, float *step,
                          float *sum);
 
-Rows portable_rows, avx2_rows, avx512_rows, amx_rows;
-Dense portable_dense, avx2_dense, avx512_dense;
-Activations portable_quantise, avx2_quantise, avx512_quantise;
+Rows portable_rows, avx2_rows, avx512_rows, amx_rows, neon_rows;
+Dense portable_dense, avx2_dense, avx512_dense, neon_dense;
+Activations portable_quantise, avx2_quantise, avx512_quantise, neon_quantise;
 
 /* sums [terms][n][stride], of which `rows` are of use -> out [n][out_stride] of `type` (floats.h): the terms' sums. */
 typedef void Finish(const float *sums, int terms, int64_t n, int64_t stride, int64_t rows, void *out,
                     int64_t out_stride, int type);
-Finish portable_finish, avx2_finish, avx512_finish;
+Finish portable_finish, avx2_finish, avx512_finish, neon_finish;
 
 /* Up to so many rows of x, arranged for it; `offset` [supers][64]. */
 #define FEW 4
 #define AVX2_FEW 6
+#define NEON_FEW 6
 #define AVX512_FEW 16
-Rows avx512_few, avx2_few;
+Rows avx512_few, avx2_few, neon_few;
 typedef void Arrange(int format, int64_t supers, int16_t *x, int32_t *offset, float *step, float *sum); /* of one row */
-Arrange avx512_arrange, avx2_arrange;
+Arrange avx512_arrange, avx2_arrange, neon_arrange;
 Arrange avx512_order; /* for avx512_rows */
 
 /* Where x is arranged once a call: X_ROWS rows of it, [n][columns], are packed together, into so many bytes in all. */
@@ -105,7 +106,7 @@ typedef struct { /* of tiles */
 
    in sixteen places (c mod 16), each in ascending order with fused multiply-adds, which are then summed in halves: places j
    and j + 8, j and j + 4, ... Every number of rows, of threads and every CPU gives the same bits. */
-Rows portable_half, avx2_half, avx512_half;
+Rows portable_half, avx2_half, avx512_half, neon_half;
 #define PLACES 16
 #define HALF_ROWS 8      /* rows of weights that are converted together, */
 #define HALF_COLUMNS 512 /* and their columns: with those of X_GROUP rows of x what the first cache holds */
@@ -180,7 +181,7 @@ typedef struct {
 } Attention;
 
 typedef void Attend(const Attention *a, int64_t head, int64_t first, int64_t last, void *room);
-Attend portable_attend, avx2_attend, avx512_attend; /* some rows' query heads of one head of keys */
+Attend portable_attend, avx2_attend, avx512_attend, neon_attend; /* some rows' query heads of one head of keys */
 
 /* A matrix, as Python describes it (kernels/compiled.py): all fields of 64 bits. */
 typedef struct {
@@ -195,7 +196,7 @@ typedef struct {
 
 typedef void Task(void *argument, int64_t index, int worker);
 void run_tasks(Task *task, void *argument, int64_t tasks, int threads); /* pool.c */
-enum { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX }; /* instruction sets, as es_level counts */
+enum { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX, NEON = 1 }; /* instruction sets, as es_level counts: on ARM NEON with dot products */
 int es_level(int most); /* native.c */
 
 /* What Python calls, and a layer in its place. */

@@ -2,11 +2,30 @@
    an attribute of every function. Intrinsics come first: they have theirs. */
 #pragma once
 
+#define DO_PRAGMA(what) _Pragma(#what)
+#if defined(__aarch64__)
+#define ON_ARM 1
+#include <arm_neon.h>
+/* Dot products of bytes (ARMv8.2): where all functions may use them (on Apple silicon), or single ones. */
+#if defined(__ARM_FEATURE_DOTPROD)
+#define HAS_NEON
+#define NEON_TARGET
+#define END_NEON
+#elif (!defined(__clang__) && __GNUC__ >= 9) || __clang_major__ >= 16
+#define HAS_NEON
+#define NEON_TARGET TARGET("arch=armv8.2-a+dotprod")
+#define END_NEON END_TARGET
+#endif
+#else
+#define ON_ARM 0
+#endif
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
+#endif
 
-#define DO_PRAGMA(what) _Pragma(#what)
+#if defined(__x86_64__) || defined(__aarch64__)
 #if defined(__clang__)
 #define TARGET(names) DO_PRAGMA(clang attribute push(__attribute__((target(names))), apply_to = function))
 #define END_TARGET DO_PRAGMA(clang attribute pop)
@@ -14,7 +33,9 @@
 #define TARGET(names) DO_PRAGMA(GCC target(names))
 #define END_TARGET
 #endif
+#endif
 
+#if defined(__x86_64__)
 /* A bit that not every compiler's __builtin_cpu_supports knows by name: of leaf 1's ECX, or of leaf 7's EDX. */
 static inline int cpu_has(unsigned leaf, int bit) {
   unsigned a, b, c, d;

@@ -9,7 +9,7 @@ product, too; the compiled kernels arrange x once.
 from __future__ import annotations
 
 from edgespec.devices.arithmetic import Arithmetic
-from edgespec.kernels.choice import LOW_BIT, RARE
+from edgespec.kernels.choice import ARM, LOW_BIT, RARE
 from edgespec.offload.chunks import Cut
 from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
@@ -166,7 +166,7 @@ def room_bytes(cut: Cut, how: Arithmetic, n: int, element: int) -> int:
     if plain:
         return sums + n * -(-cut.inner // 512) * 512 * 4
     numbers = -(-cut.inner // 256) * (512 + 64)
-    packed = -(-n * terms // 16) * 16 * numbers if how.arranged or cut.encoding in RARE else 0
+    packed = -(-n * terms // 16) * 16 * numbers if how.arranged or (cut.encoding in RARE and not ARM) else 0
     return sums + n * terms * numbers + packed
 
 

@@ -9,7 +9,7 @@ import torch
 from edgespec.devices.arithmetic import Arithmetic
 from edgespec.devices.machine import Accelerator, Machine, remember_process
 from edgespec.kernels import compiled
-from edgespec.kernels.choice import AMX, AVX2
+from edgespec.kernels.choice import AMX, ARM, AVX2
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.warm_up import warm_up
@@ -42,5 +42,5 @@ def arithmetic() -> Arithmetic:
         if compiled.own_prompt(encoding, torch.float16 if encoding == "F16" else torch.bfloat16)
     )
     there = not compiled.unavailable()
-    arranged = there and compiled.level() in (AVX2, AMX)
+    arranged = there and not ARM and compiled.level() in (AVX2, AMX)
     return Arithmetic(converts, there, prompts, torch.get_num_threads(), arranged)

@@ -1,0 +1,13 @@
+#include "target.h"
+#ifdef HAS_NEON
+NEON_TARGET
+#include "native.h"
+
+#define DECODE(x) decode_##x
+#define NAME(x) neon_##x
+#define SET 1 /* as es_level counts */
+#include "rows.inc"
+#include "attention.inc"
+#include "half.inc"
+END_NEON
+#endif
