@@ -15,7 +15,9 @@ draft's under serial.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,30 +47,41 @@ from edgespec.runtimes.formats.trained import trained_kind
 from edgespec.schedules.exits import BareExit
 from edgespec.schedules.serial import Serial
 
-Exit = tuple[int, int, Path | None]
-"""Layers before it, kappa, and whose adapter lies before its head."""
+
+class Exit(NamedTuple):
+    """Layers before it, kappa, and whose adapter lies before its head."""
+
+    layers: int
+    kappa: int
+    adapters: Path | None
 
 
 def replies(
-    small: Path, draft: Path, asked: Sequence[list[int]], waits: int, passes: int, schedule: str, exit: Exit
+    small: Path,
+    draft: Path,
+    asked: Sequence[list[int]],
+    waits: int,
+    passes: int,
+    schedule: str,
+    exit: Exit | None = None,
 ) -> Row:
-    """Of all prompts, with a draft model or what was trained for it. waits: nodes; exit: of mirror."""
-    kind, (depth, kappa, adapters) = trained_kind(draft), exit
+    """Of all prompts, with a draft model or what was trained for it. waits: nodes; exit: mirror's."""
+    kind = trained_kind(draft)
     named = {"drafter": kind, "adapters": draft} if kind else {"drafter": "model", "draft_model": draft}
-    with edgespec.load(small, memory="2GB", schedule="ssd", **named) as engine:
-        found = BareExit(engine.files, depth) if adapters is None else find(adapters, engine.files, depth)
-        exits = found.open(engine.target, lambda nbytes: None)
+    with ExitStack() as stack:
+        engine = stack.enter_context(edgespec.load(small, memory="2GB", schedule="ssd", **named))
 
         def make(seat: KVCache, drafter: Drafter, fixed: Fixed) -> Serial:
-            if schedule == "serial":
-                return Serial(drafter, fixed, NODES)
-            if schedule == "ssd":
-                return Waiting(waits, drafter, fixed)
-            return Exiting(waits, engine.config.layers, drafter, fixed, NODES, exits.exit(seat), kappa)
+            if exit is not None:
+                mine = exits.exit(seat), exit.kappa
+                return Exiting(waits, engine.config.layers, drafter, fixed, NODES, *mine)
+            return Serial(drafter, fixed, NODES) if schedule == "serial" else Waiting(waits, drafter, fixed)
 
-        said = [reply(engine, tokens, make, passes)[0] for tokens in asked]
-        exits.close()
-    return {"replies": said}
+        if exit is not None:
+            depth, files = exit.layers, engine.files
+            found = find(exit.adapters, files, depth) if exit.adapters else BareExit(files, depth)
+            exits = stack.enter_context(closing(found.open(engine.target, lambda nbytes: None)))
+        return {"replies": [reply(engine, tokens, make, passes)[0] for tokens in asked]}
 
 
 def cells(row: Row, ssd: Row, serial: Row, price: float) -> Row:
@@ -92,11 +105,12 @@ def cells(row: Row, ssd: Row, serial: Row, price: float) -> Row:
     }
 
 
-def told(schedule: str, exit: Exit) -> str:
+def told(schedule: str, exit: Exit | None) -> str:
     """A way to draft, in the results file."""
-    depth, kappa, adapters = exit
-    whose = "adapter" if adapters else "head"
-    return f"mirror, {whose} behind {depth}, {kappa}" if schedule == "mirror" else schedule
+    if exit is None:
+        return schedule
+    whose = "adapter" if exit.adapters else "head"
+    return f"{schedule}, {whose} behind {exit.layers}, {exit.kappa}"
 
 
 def alike(row: Row, base: Row) -> bool:
@@ -125,16 +139,15 @@ def main() -> None:
     args = parser.parse_args()
     store, asked = Store(args.json or RESULTS / "exits.json"), stories(args.small, args.prompts)
     layers = describe_model(args.small).config.layers
-    half = layers // 2
-    ways: list[tuple[str, Exit]] = [("serial", (half, 8, None)), ("ssd", (half, 8, None))]
+    ways: list[tuple[str, Exit | None]] = [("serial", None), ("ssd", None)]
     for kind in args.kinds:
         depths = args.trained if kind == "adapter" else args.layers or list(range(1, layers, 2))
         if kind == "adapter" and args.adapters is None:
             continue
         middle = min(depths, key=lambda depth: abs(2 * depth - layers))
         whose = args.adapters if kind == "adapter" else None
-        ways += [("mirror", (middle, kappa, whose)) for kappa in args.kappas]
-        ways += [("mirror", (depth, 8, whose)) for depth in depths if depth != middle]
+        ways += [("mirror", Exit(middle, kappa, whose)) for kappa in args.kappas]
+        ways += [("mirror", Exit(depth, 8, whose)) for depth in depths if depth != middle]
     rows = {
         (draft, *way): store.need(
             f"{draft.name}, {args.passes} passes beside {args.nodes} nodes/{told(*way)}",
@@ -152,10 +165,10 @@ def main() -> None:
     serial = next(iter(rows.values()))
     report = Report(f"{args.small.name}: {args.nodes} nodes a pass, {len(asked)} stories")
     for (draft, schedule, exit), row in rows.items():
-        depth, kappa, adapters = exit if schedule == "mirror" else ("", "", None)
+        depth, kappa, adapters = exit or ("", "", None)
         own = {"draft": draft.name, "schedule": schedule, "exit behind layer": depth, "kappa": kappa}
         own["adapter"] = "yes" if adapters else ""
-        ssd = rows[(draft, *ways[1])]
+        ssd = rows[(draft, "ssd", None)]
         same = "yes" if alike(row, serial) else "**no**"
         report.add({**own, **cells(row, ssd, serial, args.price), "same text": same})
     report.finish(store.table)

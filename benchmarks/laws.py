@@ -22,17 +22,36 @@ from edgespec.control.overlap import (
 )
 
 
-def hidden(cycles: list[Row], first: list[Row], plain: list[Row]) -> str:
-    """Of a cycle after a hit, its seconds by those of its pass alone: the median. Alone are the first arm's
-    passes, and plain decoding's, with lines between their numbers of nodes. "" where nothing hit."""
+def hidden(cycles: list[Row], first: list[Row], plain: list[Row]) -> tuple[str, str]:
+    """Of a cycle after a hit, its seconds by those of its pass alone: the median. "" where nothing hit.
+
+    Alone are the first arm's passes, and plain decoding's, with lines between their numbers of nodes. Theirs
+    begin with what flash has read ahead while somebody drafted, a ring at most, and a hit's do not: so the
+    second figure is by passes that have all to read, as flash reads in plain ones. (Where arithmetic bounds
+    passes, what was read ahead shortens none, and the first figure is the one.)"""
     hits = [cycle for cycle in cycles if cycle.get("hit")]
-    alone = [cycle for row in (*first, *plain) for cycle in cycles_of(row) if not cycle.get("hit")]
     if not hits:
-        return ""
+        return "", ""
+    alone = [cycle for row in (*first, *plain) for cycle in cycles_of(row) if not cycle.get("hit")]
     counts = sorted({cycle["nodes"] for cycle in alone})
-    passes = [statistics.median(c["verify"] for c in alone if c["nodes"] == count) for count in counts]
-    took = [(c["draft"] + c["verify"]) / float(np.interp(c["nodes"], counts, passes)) for c in hits]
-    return f"{statistics.median(took):.2f}"
+    found = []
+    for ring in (0.0, ring_seconds(first, plain)):
+        took = [
+            statistics.median(c["verify"] + min(c["draft"], ring) for c in alone if c["nodes"] == count)
+            for count in counts
+        ]
+        each = [(c["draft"] + c["verify"]) / float(np.interp(c["nodes"], counts, took)) for c in hits]
+        found.append(f"{statistics.median(each):.2f}")
+    return found[0], found[1]
+
+
+def ring_seconds(rounds: list[Row], plain: list[Row]) -> float:
+    """What flash takes to fill the ring, as fast as in plain decoding's passes; 0 where nothing streams."""
+    plan = rounds[0]["plan"] if rounds else {}
+    if not plan.get("bytes_per_pass"):
+        return 0.0
+    passes = statistics.median(map(pass_seconds, plain))
+    return float(passes * plan["owners"]["ring"] / plan["bytes_per_pass"])
 
 
 def theory(rounds: list[Row], first: list[Row]) -> Row:

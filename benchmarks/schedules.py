@@ -29,7 +29,8 @@ Beside the measured speed stands what it should be, both from the same replies:
 `hidden` is what is no longer drafted before the pass, of what the first arm drafts there; `found`, passes of
 drafting that what was prepared was worth. `a hit / its pass alone` is what a cycle costs whose tree was
 prepared, beside a pass over as many nodes in whose waits nobody drafts; what is drafted on after a hit adds
-to it.
+to it. Such a pass has less to read: while somebody drafted before it, flash filled the ring. `its pass from
+an empty ring` is the same beside passes that have all to read, where flash bounds them.
 
 Of mirror with its own controller (which knows what passes take by themselves), Equation 10 is what cycles
 should take by Mirror-SD's latency law, of what they took.
@@ -217,6 +218,7 @@ def figures(rounds: list[Row], first: list[Row], plain: list[Row]) -> Row:
     overlap = [reply["overlap"] for reply in each]
     hits, misses = (sum(row[key] for row in overlap) for key in ("cache_hits", "cache_misses"))
     found = [cycle["found"] for cycle in cycles if cycle["hit"] is not None]
+    alone, read_all = hidden(cycles, first, plain)
     draft, late = (statistics.median(c["draft"] for c in some) for some in (cycles, cycles_of_all(first)))
     return {
         "tokens/s": spread(rates, 3),
@@ -234,7 +236,8 @@ def figures(rounds: list[Row], first: list[Row], plain: list[Row]) -> Row:
         "nodes": f"{statistics.mean(c['nodes'] for c in cycles):.0f}",
         "hits": f"{hits / (hits + misses):.0%}" if hits + misses else "",
         "found": f"{statistics.mean(found):.1f}" if found else "",
-        "a hit / its pass alone": hidden(cycles, first, plain),
+        "a hit / its pass alone": alone,
+        "its pass from an empty ring": read_all,
         "prepared nodes": f"{sum(r['drafted_while_verifying'] for r in overlap) / len(cycles):.0f}",
         "tokens": sum(len(r["tokens"]) for r in each),
         "peak": format_bytes(max(r["peak_memory"] for r in each)),

@@ -74,6 +74,12 @@ def times_as_fast(row: Row, base: Row, price: float) -> str:
     return with_interval(lambda drawn: speed(row, price, drawn) / speed(base, price, drawn), count, "{:.3f}")
 
 
+def wait(schedule: Ssd, nodes: float) -> None:
+    """Until so many have been drafted in this pass, or there is nothing more to draft."""
+    while (ahead := schedule._ahead) is not None and ahead.nodes < nodes and schedule.on_wait():
+        pass
+
+
 class Waiting(Ssd):
     """Its target's passes wait for as long as `waits` nodes take to draft."""
 
@@ -83,8 +89,7 @@ class Waiting(Ssd):
         self.ranks: list[tuple[bool, int]] = []  # the tree had been prepared; place of the outcome
 
     def settle(self, outcome: Outcome) -> Cycle:
-        while self._ahead is not None and self._ahead.nodes < self.waits and self.on_wait():
-            pass
+        wait(self, self.waits)
         if self._ahead is not None and (rank := self._ahead.rank(outcome)) is not None:
             self.ranks.append((self.overlap.hit is True, rank))
         return super().settle(outcome)
@@ -98,9 +103,9 @@ class Exiting(Mirror):
         self.waits, self.each = waits, waits / layers
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
-        self._waited, until = True, (index + 1) * self.each
-        while not rows.prefill and self._ahead is not None and self._ahead.nodes < until and self.on_wait():
-            pass  # the layer was waited for, and then computed
+        self._waited = True
+        if not rows.prefill:  # the layer was waited for, and then computed
+            wait(self, (index + 1) * self.each)
         super().on_layer(index, hidden, rows)
 
 

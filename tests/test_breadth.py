@@ -81,6 +81,14 @@ class SlowPass(TablePass):
         return super().advance()
 
 
+def long_if_wide(under_way: SlowPass) -> bool:
+    """As `TablePass.advance`; of more than 8 nodes it does not end in any wait."""
+    runtime = under_way.runtime
+    assert isinstance(runtime, Slow)
+    runtime.time += 1
+    return len(under_way.result) <= 8 and TablePass.advance(under_way)
+
+
 def test_what_the_target_does_meanwhile_counts_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = Slow(rows=400, parts=3)
     monkeypatch.setattr("edgespec.drafters.forest.perf_counter", lambda: runtime.time)
@@ -93,6 +101,47 @@ def test_what_the_target_does_meanwhile_counts_for_nothing(monkeypatch: pytest.M
         took.add(drafter.forest.seconds)
     assert took == {0.0, 3.0, 12.0, 24.0}, "three steps; of a root, of 4 nodes, and once of 8"
     assert drafter.forest.breadth.width(32) == 4
+
+
+def test_a_width_that_the_waits_are_too_short_for_is_left() -> None:
+    made, found = Breadth(), list[int]()
+    for _ in range(4 * breadth.AGAIN):
+        found.append(width := made.width(32))
+        if width > 8:
+            made.dropped(width)
+        else:
+            made.learn(width, 1.0)
+    assert found[:5] == [4, 8, 16, 16, 8], "one that was left in the middle may be chance"
+    assert found.count(16) == 2 * 4, "tried again with all others, and left again"
+    assert 32 not in found
+    for _ in range(9):
+        made.dropped(4)
+        made.dropped(33)
+    assert made.width(32) >= 4
+    made = Breadth()
+    made.learn(4, 1.0)
+    made.dropped(8)
+    made.learn(8, 1.0)
+    for _ in range(9):
+        made.dropped(8)
+    assert made.width(8) == 8, "what came to its end once is as long as that took"
+
+
+def test_short_waits_are_no_waste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes of up to 8 nodes take three steps, wider ones more than there is time for."""
+    runtime = Slow(rows=400, parts=3)
+    monkeypatch.setattr("edgespec.drafters.forest.perf_counter", lambda: runtime.time)
+    drafter = ModelDrafter(runtime, VOCABULARY)
+    drafter.prefill(Context(PROMPT))
+    monkeypatch.setattr(SlowPass, "advance", long_if_wide)
+    prepared = []
+    for _ in range(12):
+        ahead = drafter.ahead(TokenTree.root(2), TreeBudget(64, 50, 0))
+        for _ in range(12):
+            ahead.step()
+        prepared.append(ahead.nodes)
+        drafter.forest.forget()
+    assert min(prepared[3:]) > 4 + 8
 
 
 def test_before_verification_nodes_must_be_worth_their_time() -> None:

@@ -373,7 +373,7 @@ def test_an_option_of_another_schedule_is_refused_by_name(name: str, schedule: s
     users = USERS.get(name, "ssd")
     given = {"schedule": schedule, name: SET[name]}
     if name == "fan_out_budget" and schedule == "ssd":
-        with pytest.raises(OptionError, match="fan_out_budget changes nothing while fan_out is best-first"):
+        with pytest.raises(OptionError, match="fan_out_budget changes nothing with fan_out=best-first"):
             check_options(EngineOptions(**given))
         given["fan_out"] = "uniform"
     if schedule in ("auto", *users.split(" or ")):

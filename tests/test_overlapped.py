@@ -248,6 +248,24 @@ def test_hit_rates() -> None:
     assert hits.rate == pytest.approx(0.7)
 
 
+def test_a_hit_saves_the_drafting_and_not_the_asking() -> None:
+    """Of a worker, or over a network, a draft of no passes takes its time as well."""
+    controller, tree, asking = Adaptive(CostModel(1.0, 0.1, 0.1)), TokenTree.chain([1, 2]), 0.5
+    outcome = Outcome(np.array([0]), (5,))
+    for passes in (4, 0) * 9:
+        controller.record(Cycle(passes, tree, outcome, asking + 0.1 * passes, 1.0))
+    controller.record(Cycle(0, tree, outcome, asking, 1.0, None, Overlap(True, found=4, steps=9)))
+    _, count, saved = controller.hits.notes()["sums"]
+    assert saved / count == pytest.approx(0.4, rel=0.02)
+    hits = Hits()
+    for _ in range(200):
+        hits.add(True, 0.4)
+    tokens, drafts = np.array([1.0, 3.0]), np.array([asking, asking + 0.4])
+    rate = hits.tokens_per_second(tokens, np.ones(2), drafts)
+    assert rate == pytest.approx(3 / (1 + asking), rel=0.01)
+    assert hits.tokens_per_second(tokens[:1], np.ones(1), drafts[:1]) == pytest.approx(1 / (1 + asking))
+
+
 def test_short_replies_do_not_hope_for_waits_again_and_again() -> None:
     """Where nothing is ever prepared, they draft as deep as the serial schedule does."""
     world, prior = WORLDS["right 0.9"]

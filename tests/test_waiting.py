@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import exits
-from benchmarks.exits import alike, cells, replies
+from benchmarks.exits import Exit, alike, cells, replies
 from benchmarks.held_out import stories
 from benchmarks.waiting import Exiting
 from edgespec.core.acceptance import Outcome
@@ -42,13 +42,11 @@ def test_the_exit_speaks_behind_its_layer(
 
     monkeypatch.setattr(exits, "Exiting", Told)
     asked = stories(DEMO, 1)
-    mirror = replies(DEMO, DEMO, asked, WAITS, 2, "mirror", (depth, 8, adapters))
+    mirror = replies(DEMO, DEMO, asked, WAITS, 2, "mirror", Exit(depth, 8, adapters))
     assert len(before) > 3
     assert all(WAITS * depth / 10 <= nodes < WAITS * depth / 10 + WIDEST for nodes in before[:-1])
     assert all(WAITS <= nodes < WAITS + WIDEST for nodes in all_of_it[:-1])  # the last has little to say
-    serial, ssd = (
-        replies(DEMO, DEMO, asked, WAITS, 2, schedule, (5, 8, None)) for schedule in ("serial", "ssd")
-    )
+    serial, ssd = (replies(DEMO, DEMO, asked, WAITS, 2, schedule) for schedule in ("serial", "ssd"))
     assert alike(mirror, serial)
     assert alike(ssd, serial)
     row = cells(mirror, ssd, serial, 0.1)

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from math import ceil, log
 
-from edgespec.control.estimates import MEMORY, Chances, Yield
+import numpy as np
+
+from edgespec.control.estimates import MEMORY, STEPS, Chances, Yield
 from edgespec.control.notes import Notes
 from edgespec.core.acceptance import Outcome
+from edgespec.core.sampling import FloatArray
 from edgespec.core.tree import TokenTree
 
 LATE = 22  # cycles' fading in a cycle: about the last four count
@@ -50,6 +53,23 @@ class Beliefs:
         if self._news > NEWS:
             self.fade(max(0, ceil(log(LEFT / self.chances.cycles) / log(MEMORY))))
             self._news = 0.0
+
+    def worth(self, prepared: TokenTree, tokens: FloatArray, width: int) -> tuple[float, int, int]:
+        """What a prepared tree is expected to give, the bonus token included; the passes that give as much by
+        `tokens` [len(STEPS)], no more than it is deep; and which of STEPS gets as far, so that another pass,
+        at `width` ends, would gain as much."""
+        if len(prepared) == 1:
+            return float(tokens[0]), 0, 0
+        chances, kept = np.exp(self.chances.scores(prepared)), self.gives.kept
+        given = 1 + kept * float(chances[1:].sum())
+        found = max(int(np.searchsorted(tokens, given, side="right")) - 1, 0)
+        named = np.bincount(prepared.parents[1:], chances[1:], minlength=len(prepared))  # below each node
+        more = np.maximum(chances * self.chances.after(prepared.depths) - named, 0.0)
+        ends = np.sort(np.where(prepared.open, more, 0.0))
+        gain = kept * float(ends[::-1][:width].sum())
+        slopes = np.diff(tokens) / np.diff(STEPS)
+        even = int(np.argmax(np.append(slopes, 0.0) <= gain))
+        return given, min(int(STEPS[found]), int(prepared.depths.max())), even
 
     def notes(self) -> Notes:
         return {"chances": self.chances.notes(), "gives": self.gives.notes()}

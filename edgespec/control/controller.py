@@ -173,7 +173,7 @@ class Adaptive:
         if self.refusal is not None:
             return None
         prepared = self.prune(prepared)  # the rest is not verified, so it has no price
-        given, found, even = self._worth(prepared, tokens, width)
+        given, found, even = self.beliefs.worth(prepared, tokens, width)
         more = STEPS - STEPS[even]
         seconds = self.costs.passes(np.maximum(nodes, len(prepared)), self._overlaps)
         seconds[even] = self.costs.passes(len(prepared), self._overlaps)
@@ -207,23 +207,6 @@ class Adaptive:
             ahead = self.hits.tokens_per_second(tokens[sensible], beside[sensible], drafts[sensible])
         self._overlaps = ahead >= float(serial.max())
         return max(ahead, float(serial.max()))
-
-    def _worth(self, prepared: TokenTree, tokens: FloatArray, width: int) -> tuple[float, int, int]:
-        """What a prepared tree is expected to give, the bonus token included; the passes that give as much by
-        `tokens` [len(STEPS)], no more than it is deep; and which of STEPS gets as far, so that another pass,
-        at `width` ends, would gain as much."""
-        if len(prepared) == 1:
-            return float(tokens[0]), 0, 0
-        chances = np.exp(self.beliefs.chances.scores(prepared))
-        given = 1 + self.beliefs.gives.kept * float(chances[1:].sum())
-        found = max(int(np.searchsorted(tokens, given, side="right")) - 1, 0)
-        named = np.bincount(prepared.parents[1:], chances[1:], minlength=len(prepared))  # below each node
-        more = np.maximum(chances * self.beliefs.chances.after(prepared.depths) - named, 0.0)
-        ends = np.sort(np.where(prepared.open, more, 0.0))
-        gain = self.beliefs.gives.kept * float(ends[::-1][:width].sum())
-        slopes = np.diff(tokens) / np.diff(STEPS)
-        even = int(np.argmax(np.append(slopes, 0.0) <= gain))
-        return given, min(int(STEPS[found]), int(prepared.depths.max())), even
 
     def _believe(self, rate: float) -> None:
         """The best draft would give so many tokens a second."""
@@ -327,7 +310,8 @@ class Adaptive:
             steps = min(cycle.passes + overlap.found, int(STEPS[-1]))
             self.beliefs.learn(steps, cycle.tree, cycle.outcome)
             if overlap.hit is not None:
-                saved = float(self.costs.draft.at(overlap.found)) if overlap.hit else 0.0
+                # A hit is asked for, too: of a worker, or of one far away, that takes its time.
+                saved = self.costs.drafting(overlap.found) if overlap.hit else 0.0
                 self.hits.add(overlap.hit, saved)
             self.credit += tokens - took
         late = min(cycle.verify_seconds, PAUSE * alone) - alone

@@ -197,6 +197,11 @@ class Costs:
         """Seconds of cycles that draft so many steps and verify so many nodes; counts as arrays or not."""
         return self.verify.at(nodes) + self.draft.at(steps)
 
+    def drafting(self, steps: int) -> float:
+        """Seconds of so many steps themselves, without what a draft of none takes."""
+        none, some = self.draft.at(np.array([0, steps]))
+        return float(some - none)
+
     def passes(self, nodes: FloatArray | IntArray | int, overlapped: bool) -> FloatArray:
         """Seconds of passes, with drafting in their waits or without: as long until more is known, as nothing
         gets quicker by it."""

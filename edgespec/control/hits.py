@@ -47,12 +47,13 @@ class Hits:
         """The best of cycles on the whole (SSD, Theorem 7, in seconds), where after a hit what was prepared
         is there for nothing, and may be drafted on, and a miss is drafted for from its beginning.
 
-        tokens, passes, drafts: [choices > 0] what such a draft gives, and seconds of its pass and of itself.
+        tokens, passes, drafts: [choices > 0] what such a draft gives, and seconds of its pass and of itself:
+        the first is a draft of no passes, which takes no less after a hit.
         Before anything is known, half a pass is hoped to be saved: the other half goes to other outcomes.
         """
         hope = min(float(passes[0]) / 2, float(drafts.max()))
         saved = (self._saved + LEAN * hope) / (self._hits + LEAN)
-        hit, miss = passes + np.maximum(drafts - saved, 0.0), passes + drafts
+        hit, miss = passes + np.maximum(drafts - saved, drafts[0]), passes + drafts
         given = self.rate * tokens[:, None] + (1 - self.rate) * tokens  # [after a hit, after a miss]
         taken = self.rate * hit[:, None] + (1 - self.rate) * miss
         return float((given / taken).max())

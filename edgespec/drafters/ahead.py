@@ -139,8 +139,7 @@ class Ahead(Growing):
         self._follow(self._root, root)
 
     def _count(self, nodes: list[Node]) -> Generator[None, None, None]:
-        yield from self._ask(nodes)
-        self.forest.breadth.learn(len(nodes), self.forest.seconds)
+        yield from self.forest.ahead(len(nodes), self._ask(nodes))
         self.nodes += len(nodes)
         self.passes += 1
 

@@ -30,19 +30,36 @@ class Breadth:
 
     def __init__(self, widths: Sequence[int] | None = None) -> None:
         self.widths = widths or WIDTHS
-        self._seconds: dict[int, float] = {}  # a pass, by widths
+        self._seconds: dict[int, float] = {}  # a pass, by widths; endless = the waits are too short for it
+        self._dropped = set[int]()  # widths of which a pass was left in the middle
         self._passes = 0
 
     def learn(self, nodes: int, seconds: float) -> None:
         """A pass of so many nodes took so long, with the rows that a drafter adds of itself."""
-        width = next((width for width in self.widths if nodes <= width), None)
+        width = self._width(nodes)
         if width is None or (4 * nodes < 3 * width and width != self.widths[0]):
             return  # too wide, or half as wide as the one that it would stand for
-        known = self._seconds.setdefault(width, seconds)
-        self._seconds[width] = known + WEIGHT * (seconds - known)
+        known = self._seconds.get(width, inf)
+        self._seconds[width] = seconds if known == inf else known + WEIGHT * (seconds - known)
         self._passes += 1
         if self._passes % AGAIN == 0:  # one may have been a pause of the machine
             self._seconds.clear()
+            self._dropped.clear()
+
+    def dropped(self, nodes: int) -> None:
+        """A pass of so many nodes did not come to its end, as the outcome was there. Of a width that was not
+        timed yet one such may be chance; with the second it counts as too long for the waits: else it would
+        be tried, and dropped, in each cycle, and nothing be prepared. The narrowest has to do."""
+        width = self._width(nodes)
+        if width is None or width == self.widths[0]:
+            return
+        if width in self._dropped:
+            self._seconds.setdefault(width, inf)
+        self._dropped.add(width)
+
+    def _width(self, nodes: int) -> int | None:
+        """Of a pass over so many nodes; None = wider than any."""
+        return next((width for width in self.widths if nodes <= width), None)
 
     def width(self, most: int) -> int:
         """Of the next pass ahead, in nodes, `most` or fewer."""

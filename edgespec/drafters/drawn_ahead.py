@@ -90,8 +90,7 @@ class DrawnAhead(Growing):
                 self._push(score + log(ACCEPTED), following, drawn + 1, depth + 1)
 
     def _run(self, nodes: list[Node], read: Read) -> Generator[None, None, None]:
-        yield from self.forest.run(nodes, read)
-        self.forest.breadth.learn(len(nodes), self.forest.seconds)
+        yield from self.forest.ahead(len(nodes), self.forest.run(nodes, read))
         self.nodes += len(nodes)
         self.passes += 1
 

@@ -135,6 +135,16 @@ class Forest:
             raise
         self.slots.update(zip(nodes, range(before, before + len(nodes)), strict=True))
 
+    def ahead(self, nodes: int, work: Generator[None, None, None]) -> Generator[None, None, None]:
+        """A pass over so many nodes while the target verifies. How wide later ones are goes by what it took,
+        or that it did not come to its end."""
+        try:
+            yield from work
+        except GeneratorExit:
+            self.breadth.dropped(nodes)
+            raise
+        self.breadth.learn(nodes, self.seconds)
+
     def commit(self, tokens: Sequence[int], bonus: int) -> int:
         """Commit these tokens as far as they are here: how many. If all are, and a round was stopped, then
         `bonus` behind them and what hangs there is kept."""

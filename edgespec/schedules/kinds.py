@@ -152,7 +152,7 @@ def check_idle(options: EngineOptions) -> None:
     if options.fan_out == "best-first" and options.fan_out_budget != known["fan_out_budget"].default:
         others = " or ".join(name for name in FAN_OUTS if name != options.fan_out)
         raise OptionError(
-            "fan_out_budget changes nothing while fan_out is best-first, which prepares for all outcomes; "
+            "fan_out_budget changes nothing with fan_out=best-first, which prepares for all outcomes; "
             f"use fan_out={others}, or leave it out",
             "fan_out_budget",
         )

@@ -69,7 +69,8 @@ def find(directory: Path, files: ModelFiles, layer: int | None) -> ExitFiles:
     depths = sorted({adapter.depth for adapter in adapters})
     raise OptionError(
         f"exit_layer is {layer}, and the adapters in {directory} lie behind {', '.join(map(str, depths))} "
-        f"layers; use exit_layer={depths[-1]}, or leave adapters= out"
+        f"layers; use exit_layer={depths[-1]}, or leave adapters= out",
+        "exit_layer",
     )
 
 
