@@ -21,7 +21,7 @@ from edgespec.kernels.gguf_blocks import row_bytes
 from edgespec.kernels.low_bit import int4_row_bytes
 
 NATIVE = Path(compiled.__file__).resolve().parent / "native"
-COLUMNS = 1024
+INNER = 1024
 SOURCE = r"""
 #include <stdlib.h>
 #include "native.h"
@@ -29,16 +29,16 @@ int main(int count, char **words) { /* level, format, bytes of a row, type of x,
   if (count != 7 || es_level(atoi(words[1])) != atoi(words[1])) return 1;
   const int64_t format = atoi(words[2]), bytes = atoi(words[3]), rows = atoi(words[5]), n = atoi(words[6]);
   uint8_t *w = aligned_alloc(64, (size_t)(rows * bytes + 65536));
-  uint8_t *x = aligned_alloc(64, (size_t)(n * COLUMNS * 4));
+  uint8_t *x = aligned_alloc(64, (size_t)(n * INNER * 4));
   float *out = aligned_alloc(64, (size_t)(n * rows * 4 + 64)), scale[64];
   memset(w, 0x11, (size_t)(rows * bytes + 65536));
-  memset(x, 0x3C, (size_t)(n * COLUMNS * 4)); /* some number in each type */
+  memset(x, 0x3C, (size_t)(n * INNER * 4)); /* some number in each type */
   for (int i = 0; i < 64; i++) scale[i] = 0.01f;
-  const Matrix m = {format, w, bytes, rows, scale, COLUMNS / SUPER, rows};
+  const Matrix m = {format, w, bytes, rows, scale, INNER / SUPER, rows};
   void *outs[1] = {out};
-  const int64_t needed = es_linear(&m, 1, COLUMNS, x, atoi(words[4]), n, 0, 0, 1, outs, 0, 1, NULL, 0);
+  const int64_t needed = es_linear(&m, 1, INNER, x, atoi(words[4]), n, 0, 0, 1, outs, 0, 1, NULL, 0);
   char *room = aligned_alloc(64, (size_t)needed + 64);
-  es_linear(&m, 1, COLUMNS, x, atoi(words[4]), n, 0, 0, 1, outs, 0, 1, room, needed);
+  es_linear(&m, 1, INNER, x, atoi(words[4]), n, 0, 0, 1, outs, 0, 1, room, needed);
   return 0;
 }
 """
@@ -47,7 +47,7 @@ int main(int count, char **words) { /* level, format, bytes of a row, type of x,
 def build(folder: Path) -> Path:
     """A program that multiplies once."""
     (folder / "once.c").write_text(SOURCE)
-    flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-static", f"-DCOLUMNS={COLUMNS}", "-I", NATIVE]
+    flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-static", f"-DINNER={INNER}", "-I", NATIVE]
     sources = [folder / "once.c", *sorted(NATIVE.glob("*.c"))]
     command = ["aarch64-linux-gnu-gcc", *flags, "-o", folder / "once", *sources, "-lm", "-lpthread"]
     subprocess.run(command, check=True)
@@ -67,12 +67,12 @@ def executed(program: Path, *numbers: int) -> int:
 
 def instructions(program: Path, level: int, encoding: str, n: int) -> float:
     """Of what 32 more rows of weights take, for each of them and 256 columns."""
-    own = {"I8": COLUMNS, "U8": int4_row_bytes(COLUMNS), "F16": 2 * COLUMNS, "BF16": 2 * COLUMNS}
-    nbytes = own.get(encoding) or row_bytes(encoding, COLUMNS)
+    own = {"I8": INNER, "U8": int4_row_bytes(INNER), "F16": 2 * INNER, "BF16": 2 * INNER}
+    nbytes = own.get(encoding) or row_bytes(encoding, INNER)
     x_type = compiled.SOURCES[torch.float16 if encoding == "F16" else torch.bfloat16]
     what = (level, compiled.FORMATS[encoding], nbytes, x_type)
     few, many = (executed(program, *what, rows, n) for rows in (32, 64))
-    return (many - few) / (32 * COLUMNS / 256)
+    return (many - few) / (32 * INNER / 256)
 
 
 def main() -> None:
