@@ -23,6 +23,7 @@ _VERBS = {
     "download": "downloading",
     "probe": "measuring this machine",
     "load": "loading",
+    "compile": "compiling the draft model, once, for minutes: function",
     "export": "exporting",
     "measure": "measuring replies",
     "pack": "packing",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import xxhash
 
-from edgespec.errors import CorruptFileError
+from edgespec.errors import Call, CorruptFileError
 from edgespec.offload.chunks import Chunk
 from edgespec.offload.reader import DirectFile
 
@@ -24,6 +24,16 @@ def mismatch(chunk: Chunk, data: memoryview) -> CorruptFileError | None:
         f"chunk {chunk.index} of layer {chunk.layer} in {chunk.file} at byte {chunk.offset} has checksum "
         f"{digest:016x}, not {chunk.digest:016x}; the file is damaged: fetch or pack the model again"
     )
+
+
+def check_file(path: Path, known: str, instead: str, hint: Call | None = None) -> None:
+    """Reads a file. Raises CorruptFileError where its checksum is not `known`, and as `file_digest`. instead:
+    what to do if it cannot be fetched again, in words, and as a call."""
+    if (found := file_digest(path)) != known:
+        raise CorruptFileError(
+            f"{path} has checksum {found}, not {known}; the file is damaged: fetch it again, or {instead}",
+            hint=hint,
+        )
 
 
 def file_digest(path: Path) -> str:

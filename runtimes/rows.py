@@ -115,6 +115,15 @@ def slot_depths(parents: IntArray) -> IntArray:
     return depths
 
 
+def with_slots(parents: IntArray, added: Sequence[int] | IntArray) -> IntArray:
+    """[slots + new] parents of slots, and of new ones behind them. Raises ValueError where one's parent is
+    not before it."""
+    fresh = np.asarray(added, dtype=np.int64)
+    if np.any(fresh >= np.arange(len(parents), len(parents) + len(fresh))) or np.any(fresh < -1):
+        raise ValueError("a slot's parent must be an earlier slot or -1")
+    return np.concatenate([parents, fresh])
+
+
 def kept_parents(
     parents: IntArray, path: Sequence[int] | IntArray, keep: Sequence[int] | IntArray
 ) -> IntArray:

@@ -631,6 +631,24 @@ def test_a_start_ends_when_it_takes_too_long_or_is_interrupted(monkeypatch: pyte
     assert made[0]._process.poll() is not None
 
 
+def test_who_says_that_it_compiles_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For minutes on a Mac, and perhaps unable to speak; which is told as it begins, and ends some time."""
+    seen: list[tuple[int, int]] = []
+
+    def progress(nbytes: int, compiling: tuple[int, int] = (0, 0)) -> None:
+        seen.append(compiling)
+        monkeypatch.setattr(process, "START", 0.1)  # the interpreter's own start is over
+
+    worker = start("compiles", progress=progress)
+    assert seen == [(1, 2), (2, 2)]
+    assert worker.worker.lost is None
+    worker.close()
+    monkeypatch.undo()
+    monkeypatch.setattr(process, "COMPILES", 0.1)
+    with pytest.raises(DeviceError, match=r"did not start: it said nothing for 0 s"):
+        start("compiles")
+
+
 def test_two_conversations_share_a_worker(worker: Beside) -> None:
     """One reply by turns with another, and in threads of their own; closing one frees its place."""
 

@@ -393,15 +393,26 @@ def test_damaged_weights_are_told(
 def test_what_the_worker_opens_drafts_and_is_heard_of_meanwhile(
     exported: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Core ML may take minutes to compile a function, and who says nothing for two is given up."""
-    monkeypatch.setattr(coreml_drafter, "open_function", interpreter)
-    told: list[int] = []
-    opened = coreml_model(Load(str(exported), 1), told.append)
+    """Core ML may take minutes to compile a function, which is said before it begins."""
+    told: list[tuple[int, int]] = []
+    read: list[int] = []
+
+    def progress(nbytes: int, compiling: tuple[int, int] = (0, 0)) -> None:
+        read.append(nbytes)
+        told.append(compiling)
+
+    def compiled(package: Path, name: str) -> Any:
+        told.append((0, 1))
+        return interpreter(package, name)
+
+    monkeypatch.setattr(coreml_drafter, "open_function", compiled)
+    opened = coreml_model(Load(str(exported), 1), progress)
     draft = opened.runtime(192)
     list(draft.prefill(list(range(3, 90))))
     assert run(draft, [9, 8, 7], [-1, 0, 0]).shape == (3, open_coreml(exported).config.vocab_size)
-    assert sum(told) == open_coreml(exported).nbytes
-    assert len(told) == 1 + 2 * 2, "the weights, and each function"
+    assert sum(read) == open_coreml(exported).nbytes
+    each = [place for number in range(1, 5) for place in ((number, 4), (0, 1))]
+    assert told == [(0, 0), *each, (0, 0)], "the weights, each function before it is compiled, and the end"
 
 
 def test_states_that_leave_no_room_for_drafts(exported: Path, tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_who_runs_what(models: Path) -> None:
         load(models, draft_engine="onnx:qnn")
     with pytest.raises(OptionError, match="provider 'npu' is unknown"):
         load(models, draft_engine="onnx:npu")
-    with pytest.raises(OptionError, match="batch is 4, and a draft worker drafts for one conversation"):
+    with pytest.raises(OptionError, match="batch is 4, and onnx drafts in a process of its own, for one"):
         load(models, batch=4)
 
 

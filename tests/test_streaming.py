@@ -21,7 +21,7 @@ from edgespec.drafters.beside import Beside
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.drafters.streaming.drafter import NAMED_ROWS, StreamingDrafter
 from edgespec.drafters.streaming.files import STREAM_ROWS, StreamingResident
-from edgespec.drafters.streaming.growth import StreamedAhead, StreamedTree, foreseen
+from edgespec.drafters.streaming.growth import StreamedAhead, StreamedTree, foreseen, likelihoods
 from edgespec.engine import Engine
 from edgespec.errors import CorruptFileError, ModelError, OptionError
 from edgespec.models.asked import check_options
@@ -223,13 +223,41 @@ def test_nodes_that_are_foreseen_hang_on_what_is_run() -> None:
     said = [int(t) for t in forest.said[0][0][:2]]
     nodes = [(0, token) for token in said]
     first = len(forest.slots)
-    found = foreseen(forest, nodes, 5)
-    assert len(found) == len(set(found)) == 5
+    likely = likelihoods(forest, nodes, {})
+    scored = foreseen(forest, nodes, 5, likely)
+    found = list(scored)
+    assert len(found) == 5
+    assert [*scored.values()] == sorted(scored.values(), reverse=True)
     assert found[0] == (first, int(forest.beyond[0][0][0][0])), "the likeliest stands behind the likeliest"
     for slot, (parent, _) in enumerate(found, first + len(nodes)):
         assert first <= parent < slot
-    assert foreseen(forest, nodes, 0) == []
-    assert foreseen(forest, [(-1, 3)], 5) == [], "nobody has spoken before the root"
+    assert foreseen(forest, nodes, 0, likely) == {}
+    alone = [(-1, 3)]
+    assert foreseen(forest, alone, 5, likelihoods(forest, alone, {})) == {}, "nobody spoke before the root"
+    sure = likelihoods(forest, nodes, {0: 0.0, first: -1.0})
+    assert sure(first) == -1.0, "what is known goes before what was said"
+    assert sure(first + 1) == likely(first + 1) - likely(0)
+
+
+@pytest.mark.parametrize(("price", "along"), [(0.0, NAMED_ROWS), (1e-6, NAMED_ROWS), (10.0, 0)])
+def test_rows_that_are_taken_along_are_worth_their_time(
+    price: float, along: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row takes a second. 0: nobody says what time costs."""
+    runtime, passes = StreamingTable(), list[int]()
+    monkeypatch.setattr("edgespec.drafters.forest.perf_counter", lambda: float(runtime.ran))
+    drafter = drafter_for(runtime, sure=1)
+    for _ in range(12):  # their widths are tried
+        before = runtime.ran
+        drafting = drafter.start([Root((5,))], TreeBudget(24, 9, 3, price=price))
+        passes.clear()
+        while drafting.step():
+            if runtime.ran > before:
+                passes.append(runtime.ran - before)
+            before = runtime.ran
+    widest = 1 if along == 0 else ModelDrafter.width
+    assert passes[0] == 1, "nobody has spoken before the root"
+    assert passes[1:] == [widest + along] * 2
 
 
 def test_rows_that_an_early_exit_may_want_stay_free() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from edgespec.drafters import channel, worker
 from edgespec.drafters.channel import Load, Sent, Tree
 from edgespec.drafters.opened import Opened
 from edgespec.errors import CorruptFileError, ModelError
+from edgespec.progress import LoadCallback
 from tests.table_runtime import TablePass, TableRuntime
 
 NOISE = 0.5  # between the drafter's table and the target's
@@ -122,6 +124,19 @@ def out_of_memory() -> None:
 def dies() -> None:
     print("no such library: libdevice.so", file=sys.stderr, flush=True)
     os._exit(3)
+
+
+def compiles() -> None:
+    """Two functions, for longer than a start may say nothing: under the first nothing else can run here."""
+
+    def open_model(load: Load, progress: LoadCallback) -> Opened:
+        progress(0, (1, 2))
+        ctypes.PyDLL(None).usleep(500_000)  # which keeps Python's lock
+        progress(0, (2, 2))
+        time.sleep(0.5)
+        return Opened(lambda capacity: TableRuntime(ROWS, capacity, noise=NOISE))
+
+    worker.run(open_model)
 
 
 def mute() -> None:

@@ -44,6 +44,7 @@ from edgespec.drafters.growth import MAX_PASSES
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.process import Program, Worker, command
 from edgespec.drafters.sent_trees import as_named, as_sent, trees_for
+from edgespec.progress import LoadCallback
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 
 SILENCE = 0.5  # seconds; the machine may be busy
@@ -62,7 +63,7 @@ class Beside:
         load: Load,
         nbytes: int,
         rows: int,
-        progress: Callable[[int], None] | None = None,
+        progress: LoadCallback | None = None,
         program: Program | None = None,
         name: str = "model",
     ) -> None:
@@ -71,7 +72,7 @@ class Beside:
         self.nbytes, self.rows, self.name = nbytes, rows, name
         self.worker = Worker(program or Program(command()))
         self._close = weakref.finalize(self, self.worker.close)
-        self.worker.load(load, progress or (lambda nbytes: None))
+        self.worker.load(load, progress or (lambda *read: None))
 
     @property
     def outside(self) -> int:

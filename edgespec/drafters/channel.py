@@ -162,9 +162,12 @@ class Commit(Sent):
 
 
 class Loading(Sent):
-    """So many bytes more were read."""
+    """So many bytes more were read. compiling, functions: the function of that number is compiled now, of so
+    many, and nothing may be said before that has ended; 0 = nothing is compiled."""
 
     nbytes: Annotated[int, Meta(ge=0, le=2**48)]
+    compiling: Annotated[int, Meta(ge=0, le=2**16)] = 0
+    functions: Annotated[int, Meta(ge=0, le=2**16)] = 0
 
 
 class Ready(Sent):

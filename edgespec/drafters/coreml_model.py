@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from edgespec.drafters.channel import Load
@@ -13,6 +13,7 @@ from edgespec.drafters.process import Program, command
 from edgespec.drafters.resident import Found, Search
 from edgespec.drafters.worker import run
 from edgespec.errors import CorruptFileError
+from edgespec.progress import LoadCallback
 from edgespec.runtimes.coreml.directory import CoreMLExported, open_coreml
 from edgespec.runtimes.coreml.model import CoreMLModel, Function, model_bytes, open_function
 from edgespec.runtimes.coreml.placement import placement
@@ -32,19 +33,21 @@ def find(search: Search, found: dict[str, Found]) -> ExportedFiles:
     return ExportedFiles(exported, search.tokenizer, load, program, partial(model_bytes, exported))
 
 
-def coreml_model(load: Load, progress: Callable[[int], None]) -> Opened:
+def coreml_model(load: Load, progress: LoadCallback) -> Opened:
     """An exported model, run by Core ML; see `drafters.opened.OpenModel`. Raises as `open_coreml`,
     `CoreMLExported.check_weights` and `CoreMLModel`."""
     exported = _open(Path(load.model))
     exported.check_weights()
     progress(exported.nbytes)
 
+    begun = count(1)
+
     def open_part(package: Path, name: str) -> Function:
-        part = open_function(package, name)  # which compiles it, a first time for long
-        progress(0)
-        return part
+        progress(0, (next(begun), len(exported.functions)))  # it is compiled, a first time for minutes
+        return open_function(package, name)
 
     model = CoreMLModel(exported, open_part)
+    progress(0)  # nothing is compiled any more
     draft = StatefulDraft if exported.manifest.kept else ExportedDraft
     return Opened(partial(draft, model, rows=slots_of(exported)), placement(model.layers))
 

@@ -17,6 +17,7 @@ from edgespec.drafters.vocabulary import check_vocabulary
 from edgespec.errors import OptionError
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
+from edgespec.progress import LoadCallback
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
@@ -84,7 +85,7 @@ class DraftFiles:
         """See `drafters.resident.Found`."""
         return self.files.table.nbytes
 
-    def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Resident:
+    def resident(self, target: Target, plan: Plan, progress: LoadCallback) -> Resident:
         """See `drafters.resident.Found`; raises as `DraftFiles.open`, and as `process.Worker`."""
         rows = self.further_rows(target.config)
         if self.worker is None:

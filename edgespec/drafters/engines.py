@@ -115,6 +115,12 @@ def with_engine(options: EngineOptions, given: Mapping[str, Path]) -> EngineOpti
         raise OptionError(
             f"draft_engine is {asked}, but {path} was exported for {made_for}; leave draft_engine= out"
         )
+    if engine.beside and options.batch != 1:
+        raise OptionError(
+            f"batch is {options.batch or 'auto'}, and {asked} drafts in a process of its own, for one "
+            "conversation at a time; use batch=1, or name a draft_model= that torch runs",
+            "batch",
+        )
     worker = options.draft_worker or (WORKER_THREADS if engine.beside else None)
     return replace(options, draft_engine=asked, draft_worker=worker)
 

@@ -17,6 +17,7 @@ from edgespec.drafters.vocabulary import check_vocabulary, vocabulary_digest
 from edgespec.errors import Call, OptionError, TokenizerError
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
+from edgespec.progress import LoadCallback
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.target import Target
@@ -128,7 +129,7 @@ class ExportedFiles:
     def reads(self, plan: Plan) -> int:
         return self.exported.nbytes
 
-    def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Resident:
+    def resident(self, target: Target, plan: Plan, progress: LoadCallback) -> Resident:
         """Raises as `process.Worker`."""
         rows = self.further_rows(target.config)
         return Beside(self.load, self.exported.nbytes, rows, progress, self.program)

@@ -117,6 +117,7 @@ class BestFirst(Growing):
         self.useful = budget.nodes > 1 and budget.depth > 0
         self.builders = [TreeBuilder(root.token, budget.nodes, budget.depth) for root in roots]
         self.slots: list[dict[int, int]] = [{} for _ in roots]  # by root: expanded node -> slot
+        self.ends: list[int | None] = [None] * len(roots)  # slots of the roots
 
     def tree(self, root: int = 0) -> TokenTree:
         return self.builders[root].tree()
@@ -124,12 +125,12 @@ class BestFirst(Growing):
     def _grow(self) -> Generator[None, None, None]:
         if not self.useful or not (self.passes or self.forest.slots):
             return
-        nodes, ends = yield from self._plant()
+        nodes, self.ends = yield from self._plant()
         if nodes:
             if not self.passes:
                 return
             yield from self._run(nodes)
-        self._expand([(i, 0, slot) for i, slot in enumerate(ends) if slot is not None])
+        self._expand([(i, 0, slot) for i, slot in enumerate(self.ends) if slot is not None])
         while True:
             if nodes:
                 yield
@@ -144,7 +145,6 @@ class BestFirst(Growing):
                 if not nodes or not self.passes:
                     return
                 yield from self._run(nodes)
-                self.forest.breadth_before.learn(len(nodes), self.forest.seconds)
             here = self.forest.slots
             self._expand([(i, node, here[key]) for i, node, key in chosen if key in here])
 
@@ -156,9 +156,11 @@ class BestFirst(Growing):
         return nodes[: self.forest.breadth_before.worth(chances, self.price)]
 
     def _run(self, nodes: Sequence[Node]) -> Generator[None, None, None]:
-        """A pass over new nodes."""
+        """A pass over new nodes; rows that a drafter adds of itself are timed with them."""
         self.passes -= 1
+        before = len(self.forest.slots)
         yield from self._ask(nodes)
+        self.forest.breadth_before.learn(len(self.forest.slots) - before, self.forest.seconds)
 
     def _frontier(self) -> list[tuple[int, int, Node]]:
         """(root, node of its tree, node of the forest) of those that may be expanded, likeliest first."""

@@ -17,6 +17,7 @@ from edgespec.drafters.vocabulary import check_vocabulary
 from edgespec.drafters.worker import run
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
+from edgespec.progress import LoadCallback
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.llama_cpp.draft import LlamaCppDraft
 from edgespec.runtimes.llama_cpp.files import read_gguf_draft
@@ -70,7 +71,7 @@ class GGUFFiles:
         position = self.files.cell_bytes + target.kv_bytes(1, 2)
         return ceil(self.files.further_bytes(PASS_ROWS) / position)
 
-    def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Resident:
+    def resident(self, target: Target, plan: Plan, progress: LoadCallback) -> Resident:
         """Raises as `process.Worker`."""
         rows = self.further_rows(target.config)
         program = Program(command("edgespec.drafters.llama_cpp_model:main"), INSTEAD, asserts=True)

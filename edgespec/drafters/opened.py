@@ -9,6 +9,7 @@ from typing import Any
 from edgespec.devices.probe import peak_memory
 from edgespec.drafters.channel import Load
 from edgespec.drafters.model import ModelDrafter
+from edgespec.progress import LoadCallback
 from edgespec.runtimes.base import DraftRuntime
 
 
@@ -27,5 +28,5 @@ class Opened:
         return self.drafts(self.runtime(capacity), vocabulary)
 
 
-OpenModel = Callable[[Load, Callable[[int], None]], Opened]
+OpenModel = Callable[[Load, LoadCallback], Opened]
 """Read a model's weights, telling bytes."""

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -32,9 +32,11 @@ from edgespec.drafters.channel import (
 )
 from edgespec.drafters.colleague import TICK, Colleague
 from edgespec.errors import DeviceError, EdgeSpecError, ModelError, StorageError
+from edgespec.progress import LoadCallback
 
 START = 120.0  # seconds without a word, after which a start has failed: torch from a slow disk takes tens
 ABORTED = 6  # the signal that a process sends to itself: of a failed assertion (SIGABRT)
+COMPILES = 1800.0  # and where it has said that it compiles: it may not be able to speak meanwhile
 END = 5.0  # seconds that a killed process may take to be gone
 # With the paths of this process, so that it runs the same code, and never what lies in the current directory.
 _BOOT = (
@@ -101,12 +103,13 @@ class Worker(Colleague):
         for thread in self._threads:
             thread.start()
 
-    def load(self, message: Load, progress: Callable[[int], None]) -> None:
-        """Have the model opened; `progress` gets bytes.
+    def load(self, message: Load, progress: LoadCallback) -> None:
+        """Have the model opened.
 
         Raises DeviceError when the worker cannot start, and what reading a model raises. It is then ended, as
         by whatever `progress` raises.
         """
+        patience = START
         try:
             self.tell(message)
             while True:
@@ -115,10 +118,12 @@ class Worker(Colleague):
                     if isinstance(heard, Ready):
                         return
                     if isinstance(heard, Loading):
-                        progress(heard.nbytes)
+                        compiling = [(heard.compiling, heard.functions)] if heard.compiling else []
+                        patience = COMPILES if compiling else START
+                        progress(heard.nbytes, *compiling)
                     continue
-                if self.lost is None and monotonic() - self.heard > START:
-                    self.lose(f"it said nothing for {START:.0f} s")
+                if self.lost is None and monotonic() - self.heard > patience:
+                    self.lose(f"it said nothing for {patience:.0f} s")
                 if self.lost is not None:
                     raise self._refusal(message.model)
         except BaseException:

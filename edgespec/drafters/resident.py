@@ -15,6 +15,7 @@ from edgespec.core.trace import Round
 from edgespec.drafters.base import Drafter
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
+from edgespec.progress import LoadCallback
 
 if TYPE_CHECKING:
     import torch
@@ -78,7 +79,7 @@ class Found(Protocol):
     def reads(self, plan: Plan) -> int:
         """Bytes that `resident` reads."""
 
-    def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Resident:
+    def resident(self, target: Target, plan: Plan, progress: LoadCallback) -> Resident:
         """Read its weights; `progress` gets bytes. Raises CorruptFileError and StorageError."""
 
 
@@ -230,7 +231,7 @@ class Drafters:
         beside = [found.reads for found in (self.exit, self.memory) if found is not None]
         return sum(found.reads(plan) for found in self.used(plan)) + sum(beside)
 
-    def open(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> list[Resident]:
+    def open(self, target: Target, plan: Plan, progress: LoadCallback) -> list[Resident]:
         """Read the weights of what the plan uses. Raises CorruptFileError and StorageError."""
         opened: list[Resident] = []
         try:

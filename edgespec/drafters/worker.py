@@ -51,7 +51,11 @@ def _serve(inbox: Inbox, say: Callable[[Sent], None], open_model: OpenModel) -> 
     load = inbox.take(wait=True)
     if not isinstance(load, Load):
         raise Nonsense(f"{load}, and no model is open")
-    opened = open_model(load, lambda nbytes: say(Loading(nbytes)))
+
+    def progress(nbytes: int, compiling: tuple[int, int] | None = None) -> None:
+        say(Loading(nbytes, *(compiling or ())))
+
+    opened = open_model(load, progress)
     desk = Desk(say, opened.drafter, inbox.recalls, opened.peak)
     say(Ready(opened.peak(), opened.placement))
     while True:

@@ -23,6 +23,7 @@ from edgespec.runtimes.formats.checkpoint import companions_in
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.gguf import read_gguf
 from edgespec.runtimes.formats.trained import trained_kind
+from edgespec.runtimes.formats.whole import check_new
 from edgespec.runtimes.onnx.design import Design, Precision
 from edgespec.runtimes.onnx.export import write_exported
 from edgespec.runtimes.onnx.layout import ROPE
@@ -66,6 +67,7 @@ def export_model(
         raise OptionError(
             f"{out} is in the directory of the model that is exported; choose one outside {path}"
         )
+    check_new(Path(out))  # before torch is read
     adapters = None if asked.adapters is None else Path(asked.adapters)
     if adapters is not None:
         check_exportable(adapters)

@@ -53,10 +53,12 @@ def load_model(
         plan = replace(plan, reasons=[*plan.reasons[:1], *reasons(table), *plan.reasons[1:]])
     total, done = plan.pinned_bytes + drafters.reads(plan), 0
 
-    def advance(nbytes: int) -> None:
+    def advance(nbytes: int, compiling: tuple[int, int] | None = None) -> None:
         nonlocal done
         done += nbytes
-        if progress is not None:
+        if progress is not None and compiling is not None:
+            progress(Progress("compile", *compiling, "functions"))
+        elif progress is not None:
             progress(Progress("load", done, total, "bytes"))
 
     trees = bool(search.members)

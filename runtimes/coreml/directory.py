@@ -77,6 +77,11 @@ class CoreMLExported:
             check_digest(self.path / file, known, self.again)
 
     @property
+    def functions(self) -> set[str]:
+        """Of its package, by name."""
+        return functions_of(self.manifest)
+
+    @property
     def nbytes(self) -> int:
         """Of the weights that a pass reads."""
         return (self.path / PACKAGE / _WEIGHTS).stat().st_size
@@ -108,6 +113,12 @@ def function_names(rows: int) -> tuple[str, str]:
     return f"layers_{rows}", f"head_{rows}"
 
 
+def functions_of(manifest: CoreMLManifest) -> set[str]:
+    """All that its package has, by name."""
+    found = {name for rows in manifest.rows for name in function_names(rows)}
+    return found | ({keep_name(manifest.rows[-1])} if manifest.kept else set())
+
+
 def keep_name(rows: int) -> str:
     """Of what puts so many rows into the states."""
     return f"keep_{rows}"
@@ -131,8 +142,7 @@ def open_coreml(path: Path) -> CoreMLExported:
     }
     if {name: (t.encoding, t.shape) for name, t in tensors.items()} != wanted:
         raise CorruptFileError(f"{path / HOST} does not hold what its manifest names; export again")
-    functions = {name for rows in manifest.rows for name in function_names(rows)}
-    _check_package(path / PACKAGE, functions | ({keep_name(manifest.rows[-1])} if manifest.kept else set()))
+    _check_package(path / PACKAGE, functions_of(manifest))
     manifest.source.check(path, manifest.source.again(path))
     host = {name: (t.encoding, t.offset) for name, t in tensors.items()}
     return CoreMLExported(path, config, manifest, host)

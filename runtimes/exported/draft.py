@@ -19,7 +19,7 @@ from edgespec.errors import ContextError
 from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.exported.host import PassRows
-from edgespec.runtimes.rows import kept_parents, slot_depths
+from edgespec.runtimes.rows import kept_parents, slot_depths, with_slots
 
 GROWTH = 256  # positions that a cache begins with, where it may grow; then a half more each time
 BLOCK = 64  # it has a multiple of
@@ -81,14 +81,11 @@ class ExportedDraft:
             yield start + len(block)
 
     def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> ExportedDraftPass:
-        first, last = len(self._parents), len(self._parents) + len(tokens)
-        added = np.array(parents, dtype=np.int64)
-        if last > self.rows:
-            raise ContextError(f"{last} slots; there is room for {self.rows}")
-        if np.any(added >= np.arange(first, last)) or np.any(added < -1):
-            raise ValueError("a slot's parent must be an earlier slot or -1")
-        self._hold(self.length + last)
-        self._adopt(np.concatenate([self._parents, added]), first)
+        joined, first = with_slots(self._parents, parents), len(self._parents)
+        if len(joined) > self.rows:
+            raise ContextError(f"{len(joined)} slots; there is room for {self.rows}")
+        self._hold(self.length + len(joined))
+        self._adopt(joined, first)
         return ExportedDraftPass(self, tokens, first)
 
     def commit(self, path: Sequence[int], keep: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 
 from edgespec.devices.files import read_bounded
 from edgespec.errors import Call, CorruptFileError, UnsupportedModelError
-from edgespec.offload.digest import file_digest
+from edgespec.offload.digest import check_file
 from edgespec.offload.strict_json import parse_manifest
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.exported.source import Digest, SourceRecord
@@ -37,12 +37,7 @@ M = TypeVar("M", bound=ExportRecord)
 
 def check_digest(path: Path, known: str, again: Call) -> None:
     """Reads a file of an export. Raises CorruptFileError where its checksum is not `known`, StorageError."""
-    if (found := file_digest(path)) != known:
-        raise CorruptFileError(
-            f"{path} has checksum {found}, not {known}; the file is damaged: fetch it again, or export the "
-            "model anew",
-            hint=again,
-        )
+    check_file(path, known, "export the model anew", again)
 
 
 def read_export(path: Path, version: int, kind: type[M]) -> tuple[M, ModelConfig]:

@@ -13,17 +13,22 @@ from edgespec.errors import OptionError, StorageError
 from edgespec.offload.plan.ledger import gigabytes
 
 
+def check_new(out: Path) -> None:
+    """Raises OptionError where `out` is there and not an empty directory."""
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise OptionError(f"{out} is there already and not empty; choose another directory, or remove it")
+
+
 @contextmanager
 def new_directory(out: Path, names: Set[str], nbytes: int) -> Iterator[Path]:
     """An empty directory to write to, which becomes `out` at the end.
 
     names: of what will lie in it; what a killed process left under these names is removed. nbytes: that it
-    will take. Raises OptionError where `out` is not empty, StorageError where there is no room, another
-    process writes there, or writing fails.
+    will take. Raises as `check_new`, and StorageError where there is no room, another process writes there or
+    writing fails.
     """
     out = Path(os.path.abspath(out))
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise OptionError(f"{out} is there already and not empty; choose another directory, or remove it")
+    check_new(out)
     work = out.with_name(out.name + ".partial")
     try:
         if work.exists() and (not work.is_dir() or {path.name for path in work.iterdir()} - names):

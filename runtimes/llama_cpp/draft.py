@@ -19,7 +19,7 @@ from edgespec.errors import ContextError, ModelError
 from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.llama_cpp.files import SLOTS, STEP_ROWS
 from edgespec.runtimes.llama_cpp.model import LlamaCppModel
-from edgespec.runtimes.rows import kept_parents, slot_depths
+from edgespec.runtimes.rows import kept_parents, slot_depths, with_slots
 
 
 class LlamaCppDraft:
@@ -48,13 +48,10 @@ class LlamaCppDraft:
             yield start + len(block)
 
     def begin(self, tokens: Sequence[int], parents: Sequence[int]) -> LlamaCppPass:
-        first, last = len(self._parents), len(self._parents) + len(tokens)
-        added = np.array(parents, dtype=np.int64)
-        if last > self.rows:
-            raise ContextError(f"{last} slots; there is room for {self.rows}")
-        if np.any(added >= np.arange(first, last)) or np.any(added < -1):
-            raise ValueError("a slot's parent must be an earlier slot or -1")
-        self._adopt(np.concatenate([self._parents, added]))
+        joined, first = with_slots(self._parents, parents), len(self._parents)
+        if len(joined) > self.rows:
+            raise ContextError(f"{len(joined)} slots; there is room for {self.rows}")
+        self._adopt(joined)
         self._sequences += [self._free.pop() for _ in tokens]
         return LlamaCppPass(self, list(tokens), first)
 

@@ -15,7 +15,7 @@ from edgespec.runtimes.base import IntArray, KVCache
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.needs import overlay_positions, round_up
 from edgespec.runtimes.formats.passes import BLOCK
-from edgespec.runtimes.rows import kept_parents
+from edgespec.runtimes.rows import kept_parents, with_slots
 from edgespec.runtimes.torch.reserved import Reserved
 
 
@@ -89,19 +89,15 @@ class TorchKVCache:
 
     def append(self, parents: Sequence[int] | IntArray) -> IntArray:
         """Open one slot per entry; parents are earlier slots, or -1 for the committed prefix."""
-        added = np.asarray(parents, dtype=np.int64)
-        first = len(self.parents)
-        slots = np.arange(first, first + len(added))
-        if np.any(added >= slots) or np.any(added < -1):
-            raise ValueError("a slot's parent must be an earlier slot or -1")
-        end = self.length + first + len(added) - self.origin
+        joined, first = with_slots(self.parents, parents), len(self.parents)
+        end = self.length + len(joined) - self.origin
         if end > self.k.shape[2]:
             raise ContextError(
-                f"{self.length} committed positions and {first + len(added)} uncommitted rows need {end} "
+                f"{self.length} committed positions and {len(joined)} uncommitted rows need {end} "
                 f"places, but the cache has {self.k.shape[2]}; load with a larger context"
             )
-        self.parents = np.concatenate([self.parents, added])
-        return slots
+        self.parents = joined
+        return np.arange(first, len(joined))
 
     def adopt(self, parents: Sequence[int] | IntArray, written: IntArray, layers: int) -> IntArray:
         """`append` for nodes that were run `inside` through the first `layers` layers, at slots `written`."""

@@ -23,7 +23,7 @@ from edgespec.devices.files import replacing
 from edgespec.errors import CorruptFileError, StorageError
 from edgespec.kernels.matmul import typed
 from edgespec.offload.chunks import TensorSource
-from edgespec.offload.digest import file_digest
+from edgespec.offload.digest import check_file, file_digest
 from edgespec.offload.reader import DirectFile
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.formats.describe import ModelFiles
@@ -77,11 +77,8 @@ class TrainedFile:
 
     def check(self) -> None:
         """Raises CorruptFileError where the file is not the one that the manifest is of, StorageError."""
-        if self.digest is not None and (found := file_digest(self.path)) != self.digest:
-            raise CorruptFileError(
-                f"{self.path} has checksum {found}, not {self.digest}; the file is damaged: fetch it again, "
-                "or train anew"
-            )
+        if self.digest is not None:
+            check_file(self.path, self.digest, "train anew")
 
     def read(self, module: nn.Module) -> None:
         """Read all parameters into a module that has them uninitialised, as its own types, and let them be

@@ -24,6 +24,7 @@ from edgespec.drafters.worker import run
 from edgespec.kernels.threads import use_threads
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
+from edgespec.progress import LoadCallback
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.formats.needs import first_pass_bytes
@@ -121,7 +122,7 @@ class StreamingFiles(TrainedFiles[StreamingShape]):
         target, own = config.kv_bytes(1, e), shape.cached(config).kv_bytes(1, e)
         return ceil((self.slots + STREAM_ROWS * shape.streams - TREE_ROWS) * own / (own + target))
 
-    def resident(self, target: Target, plan: Plan, progress: Callable[[int], None]) -> Resident:
+    def resident(self, target: Target, plan: Plan, progress: LoadCallback) -> Resident:
         """Raises as `StreamingResident`, or `process.Worker`."""
         if self.worker is None:
             return StreamingResident(self, plan, torch_target(target, self.label), progress)

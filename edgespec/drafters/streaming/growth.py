@@ -9,15 +9,17 @@ tokens that it agrees with and one (Mirror-SD, section 3.2: eta tokens a step).
                 └─ there
              kept: upon, a, and what follows them; `quiet` is run next, with what streams named beyond `a`
 
-A tree ends with what the streams named beyond its leaves, that no pass of the drafter has verified.
+A tree ends with what the streams named beyond its leaves, that no pass of the drafter has verified. Rows that
+are taken along cost what any do, so before a verification they are as many as are worth it (`breadth`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
+from math import exp
 from typing import Protocol
 
 import numpy as np
@@ -64,23 +66,35 @@ class Streamed(Growing):
                 places = range(position + 1, position + 1 + len(rows))
                 forest.beyond[slot] = list(zip(*following(rows, NAMED, context, places), strict=True))
 
+        yield from forest.run([*nodes, *self._along(nodes)], read)
+
+    def _along(self, nodes: Sequence[Node]) -> list[Node]:
+        """What is run beside these nodes."""
         most = min(self.drafter.named, self.spare - len(nodes))
-        yield from forest.run([*nodes, *foreseen(forest, nodes, most)], read)
+        return list(foreseen(self.forest, nodes, most, likelihoods(self.forest, nodes, {})))
 
 
-def foreseen(forest: Forest, nodes: Sequence[Node], most: int) -> list[Node]:
-    """What streams have named beyond `nodes`, which are run next: the likeliest, parents first."""
-    first, age = len(forest.slots), count()
-    order, scores = [*forest.slots, *nodes], {-1: 0.0}  # by slot
+def likelihoods(forest: Forest, nodes: Sequence[Node], known: Mapping[int, float]) -> Callable[[int], float]:
+    """The log-probability of a slot's path, those of `nodes`, which are run next, among them; `known` of some
+    slots, and what lies below them goes by it."""
+    order, scores = [*forest.slots, *nodes], {-1: 0.0, **known}  # by slot
 
     def likely(slot: int) -> float:
-        """The log-probability of its path."""
         if slot not in scores:
             parent, token = order[slot]
             own = possible(*forest.said[parent]).get(token, 0.0) if parent in forest.said else 0.0
             scores[slot] = likely(parent) + own
         return scores[slot]
 
+    return likely
+
+
+def foreseen(
+    forest: Forest, nodes: Sequence[Node], most: int, likely: Callable[[int], float]
+) -> dict[Node, float]:
+    """What streams have named beyond `nodes`, which are run next: the likeliest, parents first, and the
+    log-probability of each. likely: see `likelihoods`."""
+    first, age = len(forest.slots), count()
     waiting: list[tuple[float, int, int, int, int, int]] = []
 
     def push(score: float, slot: int, base: int, depth: int) -> None:
@@ -92,12 +106,12 @@ def foreseen(forest: Forest, nodes: Sequence[Node], most: int) -> list[Node]:
     taken = dict.fromkeys(nodes)
     for slot, (parent, _) in enumerate(nodes, first):
         push(likely(slot), slot, parent, 0)
-    found: list[Node] = []
+    found: dict[Node, float] = {}
     while waiting and len(found) < most:
         score, _, parent, token, base, depth = heappop(waiting)
         if (parent, token) not in taken:
             push(-score, first + len(nodes) + len(found), base, depth + 1)
-            found.append((parent, token))
+            found[parent, token] = -score
     return found
 
 
@@ -114,6 +128,21 @@ class StreamedTree(Streamed, BestFirst):
         yield from super()._grow()
         for builder, known in zip(self.builders, self.slots, strict=True):
             self._lengthen(builder, known)
+
+    def _along(self, nodes: Sequence[Node]) -> list[Node]:
+        """As many as are worth their time: one that the main stream will agree with is gone on from without
+        another pass, as any that is run."""
+        most = min(self.drafter.named, self.spare - len(nodes))
+        roots = ((end, root.logprob) for end, root in zip(self.ends, self.roots, strict=True))
+        likely = likelihoods(self.forest, nodes, {end: score for end, score in roots if end is not None})
+        found = foreseen(self.forest, nodes, most, likely)
+        if not self.price:
+            return list(found)
+        first = len(self.forest.slots)
+        scores = [*map(likely, range(first, first + len(nodes))), *found.values()]
+        chances = sorted((exp(min(score, 0.0)) for score in scores), reverse=True)
+        rows = self.forest.breadth_before.worth(chances, self.price)
+        return list(found)[: max(rows - len(nodes), 0)]
 
     def tree(self, root: int = 0) -> TokenTree:
         ran = np.isin(self.builders[root].selection, list(self.slots[root]))
