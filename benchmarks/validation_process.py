@@ -67,12 +67,15 @@ def speed(engine: Engine, replies: int, seconds: float, throttled: float | None 
             watch = Watch(engine, rates=rates)
             setting = watch.expected(fit, budget)
             assert setting is not None
-            (run,) = run_setting(watch, setting, [prompt], perf_counter() + seconds)
+            shown = run_setting(watch, setting, [prompt], perf_counter() + seconds)
             after = rate()
-            if abs(after / before - 1) <= STEADY or not left:
+            if not shown or abs(after / before - 1) <= STEADY or not left:
                 break
             left -= 1
         budget = TreeBudget(setting.tree_nodes, setting.steps, setting.steps)  # of all, as when measuring
+        if not shown:  # its story ended before it had cycles enough
+            continue
+        (run,) = shown
         runs.append(run)
         found.append({
             "after measuring": turn >= replies,
