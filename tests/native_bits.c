@@ -35,7 +35,9 @@ static const struct {
                      [Q6_K] = {210, 256, {208, 208}}, [Q4_1] = {20, 32, {0, 2}}, [Q5_0] = {22, 32, {0, 0}}, [Q5_1] = {24, 32, {0, 2}},
                      [Q3_K] = {110, 256, {108, 108}}};
 
-static void multiply(int format, int64_t rows, int64_t columns, int64_t n, int terms, int x_type) {
+enum { ANY, EXTREME }; /* numbers: random, or those whose sums are the largest */
+
+static void multiply(int format, int64_t rows, int64_t columns, int64_t n, int terms, int x_type, int out_type, int tried, int what) {
   state = (uint64_t)(format * 1000003 + rows * 1009 + columns);
   const int own = format == INT8 || format == INT4;
   int64_t row_bytes = 2 * columns, held = format == INT4 ? (columns + 63) / 64 * 64 : columns;
@@ -44,6 +46,8 @@ static void multiply(int format, int64_t rows, int64_t columns, int64_t n, int t
   uint8_t *weights = room((size_t)(rows * row_bytes + 32768)); /* as behind a layer's last row others lie */
   float *scale = room((size_t)rows * 4), *x = room((size_t)(n * columns) * 4), *out = room((size_t)(n * rows) * 4);
   for (int64_t i = 0; i < rows * row_bytes; i++) weights[i] = (uint8_t)next();
+  if (what == EXTREME) /* of Q6_K numbers of -32 (all bits 0), scales of -128 */
+    for (int64_t i = 0; i < rows * row_bytes; i++) weights[i] = format == Q6_K ? (i % 210 < 192 ? 0 : 0x80) : i % 2 ? 0x80 : 0x7F;
   for (int64_t i = 0; own && i < rows; i++) scale[i] = number() * 0x1p-10f;
   for (int64_t i = 0; is_plain(format) && i < rows * columns; i++) {
     const uint16_t half = small_half();
@@ -54,14 +58,19 @@ static void multiply(int format, int64_t rows, int64_t columns, int64_t n, int t
       const uint16_t half = small_half();
       memcpy(weights + i + LAYOUT[format].at[k], &half, 2);
     }
-  for (int64_t i = 0; i < n * columns; i++) x[i] = number() * (i % 97 == 3 ? 100 : 1);
+  for (int64_t i = 0; i < n * columns; i++) x[i] = what == EXTREME ? 3.0f : number() * (i % 97 == 3 ? 100 : 1);
   for (int64_t i = 0; x_type && i < n * columns; i++) ((uint16_t *)x)[i] = (uint16_t)(next() & 0xBFFF); /* below 2 */
-  const Matrix m = {format, weights, row_bytes, rows, own ? scale : NULL, (held + SUPER - 1) / SUPER, rows};
+  Matrix m = {format, weights, row_bytes, rows, own ? scale : NULL, (held + SUPER - 1) / SUPER, rows};
   void *outs[1] = {out};
-  const int64_t bytes = es_linear(&m, 1, columns, x, x_type, n, 0, 0, terms, outs, 0, 2, NULL, 0);
-  es_linear(&m, 1, columns, x, x_type, n, 0, 0, terms, outs, 0, 2, room((size_t)bytes), bytes);
-  printf("matmul %d %dx%d n=%d terms=%d type=%d: %016llx\n", format, (int)rows, (int)columns, (int)n, terms, x_type,
-         (unsigned long long)hash(out, (size_t)(n * rows) * 4));
+  const int64_t bytes = es_linear(&m, 1, columns, x, x_type, n, 0, tried, terms, outs, out_type, 2, NULL, 0);
+  es_linear(&m, 1, columns, x, x_type, n, 0, tried, terms, outs, out_type, 2, room((size_t)bytes), bytes);
+  printf("matmul %d %dx%d n=%d terms=%d type=%d,%d %s%s: %016llx\n", format, (int)rows, (int)columns, (int)n, terms, x_type,
+         out_type, tried ? "side by side" : "", what ? "extreme" : "", (unsigned long long)hash(out, (size_t)(n * rows) * (out_type ? 2 : 4)));
+  if (is_plain(format) || n > 1) return;
+  float *numbers = room((size_t)(rows * columns) * 4);
+  m.out_stride = columns;
+  es_dense(&m, columns, numbers, x_type == 2, 2);
+  printf("numbers %d: %016llx\n", format, (unsigned long long)hash(numbers, (size_t)(rows * columns) * (x_type == 2 ? 2 : 4)));
 }
 
 static void attend(int type, int64_t n, int64_t heads, int64_t kv_heads, int64_t e, int64_t shared, int64_t window) {
@@ -101,10 +110,15 @@ int main(void) {
     printf("level %d\n", level);
     for (int format = 0; format <= BFLOAT; format++)
       for (int i = 0; i < (int)(sizeof counts / sizeof *counts); i++) {
-        multiply(format, 37, 1280, counts[i], 1, 0);
-        if (format <= INT4 || is_plain(format)) multiply(format, 9, format == INT4 ? 576 : 300, counts[i], 1, 0);
-        if (!is_plain(format)) multiply(format, 5, 256, counts[i], 2, 0);
-        else multiply(format, 17, 513, counts[i], 1, 1);
+        const int blocks = !is_plain(format) && LAYOUT[format].columns == 256; /* no row is a part of one */
+        multiply(format, 37, 1280, counts[i], 1, 0, 0, 0, ANY);
+        const int64_t cut = format == INT4 ? 576 : format == INT8 || is_plain(format) ? 300 : 288;
+        multiply(format, 9, blocks ? 768 : cut, counts[i], 1, 2, 2, 0, ANY);
+        multiply(format, 17, blocks ? 512 : 320, counts[i], 1, 1, 1, 0, ANY);
+        if (is_plain(format)) continue;
+        multiply(format, 5, 256, counts[i], 2, 0, 0, 0, ANY);
+        multiply(format, 18, 512, counts[i], 1, 0, 0, level ? 3 : 1, ANY); /* side by side, also few rows */
+        multiply(format, 3, 512, counts[i], 1, 0, 0, 0, EXTREME);
       }
     for (int type = 0; type < 3; type++) {
       attend(type, 1, 4, 2, 64, 128, 0);

@@ -3,8 +3,8 @@
 #if defined(HAS_NEON) && defined(__linux__)
 #include <sys/auxv.h>
 static int has_dot_products(void) { return getauxval(AT_HWCAP) >> 20 & 1; } /* HWCAP_ASIMDDP */
-#elif defined(HAS_NEON) && defined(__APPLE__)
-static int has_dot_products(void) { return 1; } /* all that were built have them */
+#elif defined(__APPLE__) && defined(__ARM_FEATURE_DOTPROD)
+static int has_dot_products(void) { return 1; } /* all Macs of this architecture have them */
 #elif defined(HAS_NEON)
 static int has_dot_products(void) { return 0; }
 #endif

@@ -129,6 +129,9 @@ ALL(PORTABLE, )
 ALL(AVX2, __attribute__((target("avx2"))))
 ALL(AVX512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
 #define BEST(name, type) (es_level(-1) >= AVX512 ? AVX512_##name : es_level(-1) ? AVX2_##name : PORTABLE_##name)[type]
+#elif ON_ARM
+ALL(NEON, )
+#define BEST(name, type) (es_level(-1) ? NEON_##name : PORTABLE_##name)[type]
 #else
 #define BEST(name, type) PORTABLE_##name[type]
 #endif

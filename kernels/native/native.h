@@ -202,6 +202,7 @@ int es_level(int most); /* native.c */
 /* What Python calls, and a layer in its place. */
 int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void *x, int x_type, int64_t n, int any_order,
                   int tried, int terms, void *const *outs, int out_type, int threads, char *room, int64_t room_bytes);
+void es_dense(const Matrix *a, int64_t columns, void *out, int bf16, int threads);
 int64_t es_attend(Attention *trees, int64_t count, int threads, char *room, int64_t room_bytes);
 void es_norm(int type, const void *x, void *added, const void *weight, float eps, void *out, int64_t rows, int64_t columns,
              int threads);

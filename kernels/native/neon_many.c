@@ -52,14 +52,14 @@ INLINE void decode_quad(const Matmul *m, int format, int64_t w, int lanes, int64
 
 #define X_TOGETHER 4 /* rows of x: with QUADS vectors of weights sums fit into registers */
 
-/* dot += products of 16 columns: `number` of the first quad, x of each row. */
-INLINE void sixteen(const int8x16_t *number, const int8_t *const *x, int at, int32x4_t (*dot)[QUADS]) {
+/* dot += products of 16 columns, the i16-th 16; x: of each row, from its `at`-th byte on. */
+INLINE void sixteen(const Quad *quad, int i16, const int8_t *const *x, int at, int32x4_t (*dot)[QUADS]) {
   int8x16_t of_x[X_TOGETHER];
 #pragma GCC unroll 4
   for (int i = 0; i < X_TOGETHER; i++) of_x[i] = vld1q_s8(x[i] + at);
 #define COLUMNS(k) \
   _Pragma("GCC unroll 4") for (int q = 0; q < QUADS; q++) { \
-    const int8x16_t w = number[(sizeof(Quad) / 16) * (size_t)q + k]; \
+    const int8x16_t w = quad[q].number[4 * i16 + k]; \
     _Pragma("GCC unroll 4") for (int i = 0; i < X_TOGETHER; i++) dot[i][q] = vdotq_laneq_s32(dot[i][q], w, of_x[i], k); \
   } \
   __asm__ volatile("" ::: "memory"); /* else all loads come first, and sums go to memory */
@@ -77,7 +77,6 @@ INLINE void times(const Matmul *m, int format, int64_t r, int some, int64_t s, c
   for (int g = 0; g < GROUPS; g++) {
     int32x4_t total[X_TOGETHER][QUADS], dot[X_TOGETHER][QUADS];
     const int parts = of_sixteen(format) ? 2 : 1; /* with a factor of their own */
-    const int8x16_t *number = w->number + 8 * g;
 #pragma GCC unroll 2
     for (int part = 0; part < parts; part++) {
       EACH_SUM(i, q) dot[i][q] = vdupq_n_s32(0);
@@ -86,7 +85,7 @@ INLINE void times(const Matmul *m, int format, int64_t r, int some, int64_t s, c
         if (digit) EACH_SUM(i, q) dot[i][q] = vshlq_n_s32(dot[i][q], 8);
 #pragma GCC unroll 2
         for (int h = 0; h < 2; h++)
-          if (parts == 1 || h == part) sixteen(number + 4 * h, x, 2 * GROUP * g + GROUP * digit + 16 * h, dot);
+          if (parts == 1 || h == part) sixteen(w, 2 * g + h, x, 2 * GROUP * g + GROUP * digit + 16 * h, dot);
       }
       if (part)
         EACH_SUM(i, q) total[i][q] = vmlaq_s32(total[i][q], dot[i][q], w[q].times[1][g]);

@@ -3,7 +3,7 @@
 #pragma once
 
 #define DO_PRAGMA(what) _Pragma(#what)
-#if defined(__aarch64__)
+#if defined(__aarch64__) && !defined(__AARCH64EB__)
 #define ON_ARM 1
 #include <arm_neon.h>
 /* Dot products of bytes (ARMv8.2): where all functions may use them (on Apple silicon), or single ones. */
