@@ -17,8 +17,6 @@ from pathlib import Path
 import torch
 
 from edgespec.kernels import compiled
-from edgespec.kernels.gguf_blocks import row_bytes
-from edgespec.kernels.low_bit import int4_row_bytes
 
 NATIVE = Path(compiled.__file__).resolve().parent / "native"
 INNER = 1024
@@ -67,10 +65,8 @@ def executed(program: Path, *numbers: int) -> int:
 
 def instructions(program: Path, level: int, encoding: str, n: int) -> float:
     """Of what 32 more rows of weights take, for each of them and 256 columns."""
-    own = {"I8": INNER, "U8": int4_row_bytes(INNER), "F16": 2 * INNER, "BF16": 2 * INNER}
-    nbytes = own.get(encoding) or row_bytes(encoding, INNER)
     x_type = compiled.SOURCES[torch.float16 if encoding == "F16" else torch.bfloat16]
-    what = (level, compiled.FORMATS[encoding], nbytes, x_type)
+    what = (level, compiled.FORMATS[encoding], compiled.stored_bytes(encoding, INNER), x_type)
     few, many = (executed(program, *what, rows, n) for rows in (32, 64))
     return (many - few) / (32 * INNER / 256)
 

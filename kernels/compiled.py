@@ -37,6 +37,7 @@ from edgespec.kernels.choice import (
     Choice,
 )
 from edgespec.kernels.cpu import matmul_dtype
+from edgespec.kernels.gguf_blocks import row_bytes
 from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
 from edgespec.kernels.scratch import at_hand, scratch
 
@@ -171,6 +172,12 @@ def choose(encoding: str, choice: Choice) -> Choice:
     if choice.order != TORCH:
         library.es_choose(FORMATS[encoding], len(ROWS), 1 + 2 * choice.order)
     return choice
+
+
+def stored_bytes(encoding: str, columns: int) -> int:
+    """Of a row of weights so stored."""
+    own = {"I8": columns, "U8": int4_row_bytes(columns), "F16": 2 * columns, "BF16": 2 * columns}
+    return own.get(encoding) or row_bytes(encoding, columns)
 
 
 def unpacks(encoding: str, dtype: torch.dtype) -> bool:

@@ -31,8 +31,6 @@ from edgespec.kernels.choice import (
     way_words,
 )
 from edgespec.kernels.cpu import matmul_dtype, multiply
-from edgespec.kernels.gguf_blocks import row_bytes
-from edgespec.kernels.low_bit import int4_row_bytes
 from edgespec.kernels.matmul import PROMPT_TILE_BYTES, Block
 from edgespec.kernels.threads import alone
 
@@ -150,10 +148,8 @@ def _orders(encoding: str) -> list[int]:
 
 
 def _block(encoding: str) -> Block:
-    plain = {"I8": INNER, "U8": int4_row_bytes(INNER), "F16": 2 * INNER, "BF16": 2 * INNER}
-    nbytes = plain.get(encoding) or row_bytes(encoding, INNER)
     scale = torch.full((OUT,), 1e-3) if encoding in ("I8", "U8") else None
-    data = torch.full((OUT, nbytes), FILLED, dtype=torch.uint8)
+    data = torch.full((OUT, compiled.stored_bytes(encoding, INNER)), FILLED, dtype=torch.uint8)
     return Block.of_bytes(encoding, data, OUT, INNER, scale)
 
 

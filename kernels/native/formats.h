@@ -24,7 +24,7 @@ typedef struct {
   float minimum[GROUPS];
 } Decoded;
 
-/* From Q4_1 on: what files hold beside the others, multiplied by AVX2 alone. The last two: fp16 and bf16. */
+/* From Q4_1 on: what files hold beside the others, multiplied by NEON, and on x86 by AVX2 alone. The last two: fp16 and bf16. */
 enum { INT8, INT4, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1, Q3_K, FORMATS, HALF = FORMATS, BFLOAT };
 
 INLINE int is_plain(int format) { return format >= HALF; } /* numbers, nothing to decode */

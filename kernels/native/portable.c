@@ -1,4 +1,4 @@
-/* For CPUs that have no file of their own. Compilers make vectors of these loops (NEON's smlal, for example). */
+/* For CPUs that have no file of their own. Compilers make vectors of these loops. */
 #include <math.h>
 
 #include "native.h"
