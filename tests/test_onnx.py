@@ -46,14 +46,14 @@ from edgespec.runtimes.formats import whole
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.onnx import graph, providers, sessions
 from edgespec.runtimes.onnx.directory import FORMAT, open_exported
-from edgespec.runtimes.onnx.layout import ZERO, quantise
+from edgespec.runtimes.onnx.layout import ZERO, Stored, quantise
 from edgespec.runtimes.onnx.model import STEP_ROWS, OnnxModel, model_bytes
 from edgespec.runtimes.torch.draft import TorchDraft, open_draft
 from tests.models import make_tokenizer, write_gguf
 from tests.tiny import write_checkpoint
 from tests.twins import Twins, run
 
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = Path(edgespec.__file__).parent / "demo_model"
@@ -207,7 +207,7 @@ def test_what_other_tools_see(tmp_path: Path) -> None:
         out = tmp_path / precision
         export_model(str(tiny_model(tmp_path / f"m-{precision}")), out, precision=precision, rows=rows)
         for path in out.glob("*.onnx"):
-            onnx.checker.check_model(str(path), full_check=precision != "int8")
+            onnx.checker.check_model(str(path), full_check=True)
             made = onnx.load(str(path), load_external_data=False)
             assert (made.opset_import[0].domain, made.opset_import[0].version) == ("", graph.OPSET)
             shapes = [d for i in made.graph.input for d in i.type.tensor_type.shape.dim]
@@ -216,16 +216,51 @@ def test_what_other_tools_see(tmp_path: Path) -> None:
             assert not gate, "what Core ML's provider leaves to the CPU"
 
 
-def test_the_int8_of_a_block() -> None:
+def test_the_int8_of_a_matrix() -> None:
     matrix = np.zeros((3, 80), dtype=np.float32)
     matrix[0, :3], matrix[1, 79] = (1.27, -1.27, 0.01), 5.0
     numbers, scales = quantise(matrix)
-    assert numbers.shape == (3, 2, 64)
-    assert numbers[0, 0, :4].tolist() == [ZERO + 127, ZERO - 127, ZERO + 1, ZERO]
-    assert scales[2].tolist() == [0, 0]
-    assert (numbers[2] == ZERO).all()
-    back = ((numbers.astype(np.float32) - ZERO) * scales[:, :, None]).reshape(3, 128)[:, :80]
+    assert numbers.shape == (80, 3)
+    assert numbers[:4, 0].tolist() == [ZERO + 127, ZERO - 127, ZERO + 1, ZERO]
+    assert scales[2] == 0
+    assert (numbers[:, 2] == ZERO).all()
+    back = (numbers.T.astype(np.float32) - ZERO) * scales[:, None]
     assert np.abs(back - matrix).max() < 1e-6
+
+
+@pytest.mark.parametrize(("name", "digits"), [("mlp.up_proj", 1), ("mlp.down_proj", 2)])
+def test_an_int8_product_is_the_rows_own(tmp_path: Path, name: str, digits: int) -> None:
+    """Rows of all sizes: each as fine as its digits, and the same bits alone. Extremes of both factors come
+    together, where kernels that add pairs of products in 16 bits saturate."""
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((24, 300)).astype(np.float32)
+    matrix[0] = 1.0
+    x = rng.standard_normal((7, 300)).astype(np.float32) * np.array([[1], [1e-6], [1e6], [0], [3], [1], [1]])
+    x = x.astype(np.float32)
+    x[4:6] = [[2.0], [-2.0]]
+    numbers, scales = quantise(matrix)
+    stored, parts, place = dict[str, Stored](), [np.ascontiguousarray(numbers), scales], 0
+    for tensor, part, encoding in zip(
+        (f"{name}.weight", f"{name}.weight_scale"), parts, ("U8", "F32"), strict=True
+    ):
+        stored[tensor] = Stored(encoding, part.shape, place)
+        place += part.nbytes
+    (tmp_path / "w").write_bytes(b"".join(part.tobytes() for part in parts))
+    build = graph.GraphBuilder("int8", "w", stored)
+    product = build.linear(build.input("x", ["T", 300]), name)
+    build.output(product, "y", ["T", 24])
+    (tmp_path / "g.onnx").write_bytes(build.model("g"))
+    session = onnxruntime.InferenceSession(str(tmp_path / "g.onnx"), providers=["CPUExecutionProvider"])
+    found = session.run(["y"], {"x": x})[0]
+    for row in range(len(x)):
+        assert np.array_equal(session.run(["y"], {"x": x[row : row + 1]})[0][0], found[row])
+    weights = (numbers.T.astype(np.float64) - ZERO) * scales[:, None]
+    unit = np.abs(x).max(axis=1, keepdims=True) / 127 / (254 if digits == 2 else 1)
+    error = np.abs(found - x.astype(np.float64) @ weights.T)
+    bound = 0.5 * unit * np.abs(weights).sum(axis=1) + 1e-6 * np.abs(found) + 1e-30
+    assert (error <= bound).all()
+    assert (error > bound / 254).any(), "no digit more than that"
+    assert (found[3] == 0).all()
 
 
 def edited(directory: Path, **changes: Any) -> None:
@@ -239,7 +274,7 @@ def cut(path: Path, nbytes: int) -> None:
 
 
 HOSTILE: list[tuple[Callable[[Path], object], type[EdgeSpecError], str]] = [
-    (lambda d: edited(d, format=FORMAT + 1), UnsupportedModelError, "reads format 3; export the model again"),
+    (lambda d: edited(d, format=FORMAT + 1), UnsupportedModelError, f"reads format {FORMAT}; export the model again"),
     (lambda d: edited(d, opset=9), UnsupportedModelError, "exported with opset 9, this EdgeSpec runs 17"),
     (lambda d: edited(d, engine="coreml"), CorruptFileError, "sound manifest"),
     (lambda d: edited(d, precision="int3"), CorruptFileError, "sound manifest"),

@@ -89,8 +89,8 @@ def test_a_provider_that_leaves_the_matrices_to_the_cpu_is_refused(
     plugged: Callable[..., FakeRuntime], tmp_path: Path
 ) -> None:
     """The rest of a model is no work worth speaking of."""
-    plugged(("QNNExecutionProvider", ["Mul"] * 90), ("CPUExecutionProvider", ["MatMulNBits"] * 7 + ["Pow"]))
-    with pytest.raises(DeviceError, match=r"qnn leaves 7 MatMulNBits of the model .* precision=fp16"):
+    plugged(("QNNExecutionProvider", ["Mul"] * 90), ("CPUExecutionProvider", ["MatMulInteger"] * 7 + ["Pow"]))
+    with pytest.raises(DeviceError, match=r"qnn leaves 7 MatMulInteger of the model .* precision=fp16"):
         sessions.OpenGraph(b"", tmp_path, "qnn", 1)
 
 

@@ -28,7 +28,7 @@ from edgespec.runtimes.onnx.design import WEIGHTS, Design, Lookahead, Part, Prec
 from edgespec.runtimes.onnx.graph import OPSET
 from edgespec.runtimes.onnx.layout import Stored
 
-FORMAT = 3  # another, when `graph` or `layout` would write something else
+FORMAT = 4  # another, when `graph` or `layout` would write something else
 _GRAPH_LIMIT = 2**26  # of a graph; 200 layers take 2 MB
 
 

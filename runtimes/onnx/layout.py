@@ -3,7 +3,7 @@
 rope            F32 [head_dim / 2]      angles a position
 embedding       F32 or F16 [V, d]       read by the host, a row a token
 X.weight        F32 or F16 [out, in]    matrices; but not a head that is the embedding
-  of int8       U8 [out, in / BLOCK, BLOCK], and X.weight_scale F32 [out, in / BLOCK]
+  of int8       U8 [in, out] around `ZERO`, and X.weight_scale F32 [out]
   stream_proj.weight [d, d], with stream_bias F32 or F16 [gamma, d]: of lookahead streams, if there are any
 X.bias, norms   F32 or F16              vectors
 """
@@ -23,7 +23,6 @@ from edgespec.runtimes.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig
 
 ROPE = "rope"
 STREAM_PROJ, STREAM_BIAS = "stream_proj.weight", "stream_bias"
-BLOCK = 64  # numbers of a row that share a scale, of int8 matrices
 ZERO = 128  # the byte that means 0
 
 
@@ -66,20 +65,14 @@ def _matrix(
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     if precision != "int8":
         return {name: (plain, shape)}
-    blocks = -(-shape[1] // BLOCK)
-    return {name: ("U8", (shape[0], blocks, BLOCK)), name + SCALE: ("F32", (shape[0], blocks))}
+    return {name: ("U8", shape[::-1]), name + SCALE: ("F32", shape[:1])}
 
 
 def quantise(matrix: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """[out, in] as bytes [out, blocks, BLOCK] around `ZERO`, and what each block's unit is, [out, blocks]."""
-    out, inner = matrix.shape
-    blocks = -(-inner // BLOCK)
-    padded = np.zeros((out, blocks * BLOCK), dtype=np.float32)
-    padded[:, :inner] = matrix
-    cut = padded.reshape(out, blocks, BLOCK)
-    scales = np.abs(cut).max(axis=2) / 127
-    units = np.where(scales > 0, scales, 1)[:, :, None]
-    return (np.rint(cut / units) + ZERO).astype(np.uint8), scales.astype(np.float32)
+    """[out, in] as bytes [in, out] around `ZERO`, and what the unit of each output is, [out]."""
+    scales = np.abs(matrix).max(axis=1) / 127
+    units = np.where(scales > 0, scales, 1)[:, None]
+    return (np.rint(matrix / units) + ZERO).astype(np.uint8).T, scales.astype(np.float32)
 
 
 def head_name(weights: Mapping[str, Stored]) -> str:

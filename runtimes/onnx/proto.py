@@ -20,13 +20,12 @@ def node(
     inputs: Iterable[str],
     outputs: Iterable[str],
     name: str,
-    domain: str,
     attributes: Mapping[str, Attribute],
 ) -> bytes:
     """An operation."""
     parts = [_texts(1, inputs), _texts(2, outputs), _texts(3, [name]), _texts(4, [kind])]
     parts += [_bytes(5, _attribute(key, value)) for key, value in attributes.items()]
-    return b"".join([*parts, _texts(7, [domain] if domain else [])])
+    return b"".join(parts)
 
 
 def constant(name: str, encoding: str, shape: Sequence[int], raw: bytes) -> bytes:
@@ -55,13 +54,13 @@ def model(
     inputs: Iterable[bytes],
     outputs: Iterable[bytes],
     ir_version: int,
-    opsets: Mapping[str, int],
+    opset: int,
 ) -> bytes:
-    """A whole file. opsets: versions, by domain."""
+    """A whole file, of ONNX's own operations."""
     graph = [*(_bytes(1, n) for n in nodes), _texts(2, [name]), *(_bytes(5, t) for t in tensors)]
     graph += [*(_bytes(11, i) for i in inputs), *(_bytes(12, o) for o in outputs)]
-    imports = [_bytes(8, _texts(1, [domain]) + _number(2, version)) for domain, version in opsets.items()]
-    parts = [_number(1, ir_version), _texts(2, ["edgespec"]), _bytes(7, b"".join(graph)), *imports]
+    opsets = _bytes(8, _texts(1, [""]) + _number(2, opset))
+    parts = [_number(1, ir_version), _texts(2, ["edgespec"]), _bytes(7, b"".join(graph)), opsets]
     return b"".join(parts)
 
 

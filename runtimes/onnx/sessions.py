@@ -16,7 +16,7 @@ from edgespec.runtimes.onnx.providers import Provider, find_provider, runtime, s
 
 Array = NDArray[np.generic]
 
-MATRICES = frozenset(("Gemm", "MatMul", "MatMulNBits"))  # whose operations are nearly all of a model's work
+MATRICES = frozenset(("Gemm", "MatMul", "MatMulInteger"))  # whose operations are nearly all of a model's work
 
 
 @dataclass
