@@ -396,7 +396,7 @@ def test_a_refusal_stands_for_some_short_cycles(
     assert 240 / stands - 1 <= weighed <= 240 / stands + tried * stands + 1
     assert run.rate() >= 0.95 * hopeless.plain_rate
     controller._pause, weighed = 2, 0
-    assert controller.overlapped(LIMIT, hopeless.paid, TokenTree.root(1), WIDTH) is None
+    assert controller.overlapped(LIMIT, hopeless.paid, TokenTree.root(1), WIDTH)[0] is None
     assert not weighed
     assert converse([(1600, good)], controller).rate(1300) >= 0.92 * good.oracle()[0]
 

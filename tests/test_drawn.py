@@ -43,11 +43,11 @@ class Picky(Fixed):
 
     def overlapped(
         self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int
-    ) -> TreeBudget | None:
+    ) -> tuple[TreeBudget | None, TokenTree]:
         if len(prepared) > 1 and prepared.logprobs[1] < -1.0:
-            return None
+            return None, prepared
         more = 2 if prepared.logprobs[-1] < -1.0 else 0
-        return replace(limit, passes=more if len(prepared) > 1 else 3, ahead=True)
+        return replace(limit, passes=more if len(prepared) > 1 else 3, ahead=True), prepared
 
 
 @pytest.fixture

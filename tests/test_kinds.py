@@ -348,8 +348,9 @@ def test_a_schedule_refuses_drafters_that_cannot_follow_it(monkeypatch: pytest.M
         with pytest.raises(OptionError) as refused:
             check_options(EngineOptions(schedule="ssd", drafter=drafter, adapters="a"))
         assert str(refused.value) == (
-            "schedule ssd drafts behind several roots at once, and the cascade behind one; use a drafter "
-            "that can (ngram, model, substitute, moa, eagle, streaming, spd, remote) or schedule=serial"
+            "schedule ssd drafts behind several roots at once, and the cascade behind one, in the slots that "
+            "the target's own pass writes; use a drafter that can (ngram, model, substitute, moa, eagle, "
+            "streaming, spd, remote) or schedule=serial"
         )
     check_options(EngineOptions(schedule="ssd", drafter="ngram+model", draft_model="m"))
     check_options(EngineOptions(schedule="ssd", drafter="none"))

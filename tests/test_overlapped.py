@@ -58,7 +58,7 @@ def overlapped(
         chance, depth = (exit.hits, exit.prepared) if exit and asked else (hits, prepared)
         hit = rng.random() < chance if ahead else None
         found = world.tree(depth) if hit else TokenTree.root(1)
-        budget = controller.overlapped(LIMIT, world.paid, found, WIDTH)
+        budget, kept = controller.overlapped(LIMIT, world.paid, found, WIDTH)
         tree, draft_seconds, overlap = TokenTree.root(1), 0.0, Overlap(hit)
         if budget is not None:
             late = budget.passes > 0
@@ -67,7 +67,7 @@ def overlapped(
                 tree = found
             if not (late or hit) and world.paid.start:
                 tree = TokenTree.root(1)
-            tree = controller.prune(tree)
+            tree = kept if tree is found else controller.prune(tree)
             draft_seconds = budget.passes * world.step
             overlap = replace(overlap, found=budget.found, fallback=late, steps=int(budget.ahead))
         ahead = budget is not None and budget.ahead
@@ -158,15 +158,15 @@ def test_what_a_prepared_tree_is_worth() -> None:
     world, prior = WORLDS["right 0.9"]
     controller = Adaptive(prior)
     overlapped(world, prior, 0.7, 6, controller=controller)
-    root = controller.overlapped(LIMIT, world.paid, TokenTree.root(1), WIDTH)
+    root, _ = controller.overlapped(LIMIT, world.paid, TokenTree.root(1), WIDTH)
     assert root is not None
     assert root.found == 0
     for steps in (3, 6, 12):
-        budget = controller.overlapped(LIMIT, world.paid, world.tree(steps), WIDTH)
+        budget, _ = controller.overlapped(LIMIT, world.paid, world.tree(steps), WIDTH)
         assert budget is not None
         assert abs(budget.found - steps) <= max(2, steps // 3)
         assert budget.ahead
-    deep = controller.overlapped(LIMIT, world.paid, world.tree(24), WIDTH)
+    deep, _ = controller.overlapped(LIMIT, world.paid, world.tree(24), WIDTH)
     assert deep is not None
     assert deep.passes <= root.passes
 
@@ -183,9 +183,10 @@ def test_of_a_prepared_tree_only_what_is_verified_has_a_price() -> None:
         np.append(chain.logprobs, np.full(others, -6.0)),
     )
     controller.credit = 2.0
-    budget = controller.overlapped(LIMIT, world.paid, wide, WIDTH)
+    budget, kept = controller.overlapped(LIMIT, world.paid, wide, WIDTH)
     assert budget is not None, controller.refusal
-    assert 1 < len(controller.prune(wide)) <= len(chain)
+    assert 1 < len(kept) <= len(chain)
+    assert kept.tokens.tolist() == controller.prune(wide).tokens.tolist()
 
 
 def test_plain_cycles_stay_what_they_are() -> None:
@@ -220,9 +221,9 @@ def test_what_is_drafted_in_waits_is_no_measure_of_a_draft() -> None:
 
 def test_fixed_counts_levels() -> None:
     tree = TokenTree.chain([1, 2, 3])
-    found = Fixed(TreeBudget(9, 5, 4)).overlapped(LIMIT, range(1, 9), tree, 8)
+    found, _ = Fixed(TreeBudget(9, 5, 4)).overlapped(LIMIT, range(1, 9), tree, 8)
     assert found == TreeBudget(9, 5, 2, found=2, ahead=True)
-    found = Fixed(TreeBudget(9, 5, 1)).overlapped(LIMIT, range(1, 9), tree, 8)
+    found, _ = Fixed(TreeBudget(9, 5, 1)).overlapped(LIMIT, range(1, 9), tree, 8)
     assert found == TreeBudget(9, 5, 0, found=1, ahead=True)
 
 
@@ -288,7 +289,7 @@ def test_another_pass_gains_by_as_many_ends_as_it_goes_on_from(width: int) -> No
     controller = Adaptive(prior)
     overlapped(world, prior, 0.7, 6, controller=controller)
     tree = TokenTree(np.arange(9), np.array([-1] + [0] * 8), np.log(np.array([1.0] + [0.12] * 8)))
-    budget = controller.overlapped(LIMIT, world.paid, tree, width)
+    budget, _ = controller.overlapped(LIMIT, world.paid, tree, width)
     assert budget is not None
     assert (budget.passes > 0) == (width == 8)
 
@@ -301,7 +302,7 @@ def test_another_pass_gains_by_nodes_that_are_named_and_were_not_run() -> None:
     overlapped(world, prior, 0.7, 6, controller=controller)
     chain = TokenTree.chain(np.arange(4), np.log([1.0, 0.5, 0.1, 0.1]))
     budgets = [
-        controller.overlapped(LIMIT, world.paid, replace(chain, run=ran), 8)
+        controller.overlapped(LIMIT, world.paid, replace(chain, run=ran), 8)[0]
         for ran in (None, np.array([True, False, False, False]))
     ]
     ran, named = (budget.passes for budget in budgets if budget is not None)
@@ -318,7 +319,7 @@ def test_what_was_prepared_stands_for_no_more_passes_than_it_is_deep() -> None:
         np.arange(40), np.array([-1, *[0] * 20, *range(1, 20)]), np.log(np.array([1.0, *[0.9] * 39]))
     )
     for tree in (sure, wide):
-        budget = controller.overlapped(LIMIT, world.paid, tree, 8)
+        budget, _ = controller.overlapped(LIMIT, world.paid, tree, 8)
         assert budget is not None
         assert 0 < budget.found <= tree.depths.max()
 

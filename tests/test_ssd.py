@@ -208,6 +208,34 @@ def test_a_hit_goes_on_where_the_waits_ended() -> None:
     assert np.exp(following.scores).sum() >= 0.999 * np.exp(expected.scores).sum()
 
 
+def test_of_a_prepared_tree_is_verified_what_the_controller_has_left_of_it() -> None:
+    """Weighing it leaves out what does not pay: that is not done again."""
+    pruned = list[int]()
+
+    class Leaving(Fixed):
+        def overlapped(self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int) -> Any:
+            budget, whole = super().overlapped(limit, passes, prepared, width)
+            return budget, whole.select(range(min(2, len(whole))))
+
+        def prune(self, tree: TokenTree) -> TokenTree:
+            pruned.append(len(tree))
+            return tree
+
+    drafter, _ = model_of(noise=0.0, rows=256)
+    schedule = Ssd(drafter, Leaving(TreeBudget(64, 99, 2)), 64)
+    schedule.begin(Context(PROMPT), 100)
+    tree = schedule.next_tree(2)
+    assert pruned == [len(tree)]
+    while schedule.on_wait():
+        pass
+    before = [PROMPT[-1] if parent < 0 else tree.tokens[parent] for parent in tree.parents]
+    outcome = make_acceptance(None, GREEDY).walk(tree, TABLE[before, tree.tokens], Noise(0), 6)
+    schedule.settle(outcome)
+    following = schedule.next_tree(outcome.bonus)
+    assert schedule.overlap.hit is True
+    assert (len(following), len(pruned)) == (2, 1)
+
+
 def test_drafting_ahead_is_best_first_over_all_outcomes() -> None:
     """Of all nodes that might have been run, those that were are the likeliest, however early it ends."""
     drafter, runtime = model_of()

@@ -157,11 +157,11 @@ class Adaptive:
 
     def overlapped(
         self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int
-    ) -> TreeBudget | None:
+    ) -> tuple[TreeBudget | None, TokenTree]:
         """Everything has a price in time, and time is worth the best rate in the long run: what gains most at
         that price, beside what is prepared."""
         if self._rests(limit):
-            return None
+            return None, prepared
         tokens, nodes = self._drafts()
         tokens = np.maximum.accumulate(tokens)
         if passes.start:
@@ -171,7 +171,7 @@ class Adaptive:
         self._believe(best)
         self._refuse(best)
         if self.refusal is not None:
-            return None
+            return None, prepared
         prepared = self.prune(prepared)  # the rest is not verified, so it has no price
         given, found, even = self.beliefs.worth(prepared, tokens, width)
         more = STEPS - STEPS[even]
@@ -181,10 +181,10 @@ class Adaptive:
         possible = (more >= 0) & (more <= most) & (seconds * self.plain_rate - 1 <= self.credit)
         if not possible.any():
             self._refuse(0.0)
-            return None
+            return None, prepared
         gains = given + tokens - tokens[even] - self._rate * seconds
-        chosen = int(np.argmax(np.where(possible, gains, -np.inf)))
-        return replace(limit, passes=int(more[chosen]), found=found, ahead=self._overlaps, price=self._price)
+        chosen = int(more[np.argmax(np.where(possible, gains, -np.inf))])
+        return replace(limit, passes=chosen, found=found, ahead=self._overlaps, price=self._price), prepared
 
     def _drafts(self) -> tuple[FloatArray, FloatArray]:
         """Tokens and nodes of drafts of so many steps, [len(STEPS)] each: as wide as trees have been, or, if

@@ -30,13 +30,13 @@ class Fixed:
 
     def overlapped(
         self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int
-    ) -> TreeBudget | None:
+    ) -> tuple[TreeBudget | None, TokenTree]:
         """The same: a level that was prepared is a pass less."""
         budget = self.budget(limit, passes)
         if budget is None:
-            return None
+            return None, prepared
         found = min(int(prepared.depths.max()), budget.passes)
-        return replace(budget, passes=budget.passes - found, found=found, ahead=True)
+        return replace(budget, passes=budget.passes - found, found=found, ahead=True), prepared
 
     def asks(self) -> bool:
         return True

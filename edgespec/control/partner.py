@@ -114,9 +114,9 @@ class Partner(Adaptive):
 
     def overlapped(
         self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int
-    ) -> TreeBudget | None:
+    ) -> tuple[TreeBudget | None, TokenTree]:
         """Nothing is prepared: outcomes are of a whole tree, and a shared pass may verify a part."""
-        return self.budget(limit, passes)
+        return self.budget(limit, passes), prepared
 
     def prune(self, tree: TokenTree) -> TokenTree:
         """The pass does. Others are told that somebody drafts."""

@@ -133,10 +133,10 @@ class Controller(Protocol):
 
     def overlapped(
         self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int
-    ) -> TreeBudget | None:
+    ) -> tuple[TreeBudget | None, TokenTree]:
         """As `budget`, for a schedule whose drafter goes on while the target verifies: what to draft beside
-        what is `prepared` (the root alone: nothing) and costs nothing. A pass goes on from `width` of its
-        ends."""
+        what is `prepared` (the root alone: nothing) and costs nothing; and the part of that which is worth
+        verifying if no more is drafted, as of `prune`. A pass goes on from `width` of its ends."""
 
     def asks(self) -> bool:
         """Whether the early exit is to say in the next pass what to draft for; asked once a pass."""

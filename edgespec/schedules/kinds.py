@@ -57,7 +57,8 @@ class ScheduleKind:
     def refusal(self, drafter: Kind) -> str | None:
         """Why this drafter cannot follow it; None = it can."""
         if self.roots and not drafter.roots:
-            return f"drafts behind several roots at once, and {drafter.label} behind one"
+            where = ", in the slots that the target's own pass writes" if drafter.inside_target else ""
+            return f"drafts behind several roots at once, and {drafter.label} behind one{where}"
         return None
 
 

@@ -81,18 +81,16 @@ class Ssd(Serial):
         limit = TreeBudget(self.nodes, self.left - 1, passes=0)
         prepared = self._draft(root, limit, goes_on=True) if ready else self.tree
         width = self.drafter.width if isinstance(self.drafter, Foreseeing) else 1
-        budget = self.controller.overlapped(limit, self.drafter.passes, prepared, width)
+        budget, kept = self.controller.overlapped(limit, self.drafter.passes, prepared, width)
         if budget is None and self._drawn and len(prepared) > 1:
             budget = replace(limit, found=len(prepared) - 1)
         if budget is not None and self.drafter.passes:
-            tree, self.passes = prepared, budget.passes
-            if not ready:
-                tree = self._fall_back(root, budget)
-            elif budget.passes or (budget.nodes, budget.depth) != (limit.nodes, limit.depth):
-                tree = self._draft(root, budget, goes_on=True)
-            late = self.overlap.hit is False and len(tree) > 1
+            self.tree, self.passes, late = kept, budget.passes, False
+            if not ready or budget.passes or (budget.nodes, budget.depth) != (limit.nodes, limit.depth):
+                tree = self._draft(root, budget, goes_on=True) if ready else self._fall_back(root, budget)
+                late = self.overlap.hit is False and len(tree) > 1
+                self.tree = self.controller.prune(tree)
             self.overlap = replace(self.overlap, found=budget.found, fallback=late)
-            self.tree = self.controller.prune(tree)
             if budget.ahead and self.drafter.resident and isinstance(self.drafter, Foreseeing):
                 self._ahead = self.drafter.ahead(
                     self.tree, replace(limit, nodes=budget.nodes), self._fan_out(ready)
