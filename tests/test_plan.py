@@ -16,8 +16,9 @@ from edgespec.offload.plan.costs import LAYER_SECONDS, Rates
 from edgespec.offload.plan.device import DeviceMemory, make_device_plan
 from edgespec.offload.plan.fill import cycle_seconds, make_plan
 from edgespec.offload.plan.needs import Extras, Needs, Request, StandIn
-from edgespec.offload.plan.pinning import choose_pinned
+from edgespec.offload.plan.pinning import READ, READS, choose_pinned
 from edgespec.offload.plan.plan import Plan
+from edgespec.offload.plan.replan import at_dial
 from edgespec.response import Stats
 from edgespec.values import format_bytes
 
@@ -255,3 +256,20 @@ def fits(model: ChunkTable, dial: int, wanted: Needs) -> bool:
     except BudgetError:
         return False
     return True
+
+
+def test_a_ring_holds_reads_of_many_small_chunks_where_nobody_else_would_have_the_memory() -> None:
+    """With layers pinned as the user said; else a small ring leaves room for pinned ones. It has no more than
+    a pass and what is held meanwhile."""
+    model, rates = table(size=64 * PAGE), Rates(2.0, 10.0)
+    largest = max(c.read_bytes for c in model.chunks)
+    assert 8 * largest < READS * READ
+    asked = make_plan(model, needs(), rates, Request(10**9, resident_layers=1))
+    assert asked.ring_bytes == min(READS * READ, asked.bytes_per_pass + 2 * READ) > 8 * largest
+    assert asked.owners["ring"] == asked.ring_bytes
+    assert at_dial(asked, 10**9 + MB, as_asked=True).ring_bytes == asked.ring_bytes
+    filled = make_plan(model, needs(), rates, Request(150 * MB, 512))
+    assert filled.streamed
+    assert filled.ring_bytes <= 8 * largest
+    tight = asked.ledger.used - asked.ring_bytes + 3 * largest
+    assert make_plan(model, needs(), rates, Request(tight, asked.context, 1)).ring_bytes < 5 * largest
