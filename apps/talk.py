@@ -76,7 +76,7 @@ class Talk:
     def expected(self) -> Interval | None:
         """Tokens a second, by what runs have shown, as /stats has them beside what came; None = unknown."""
         setting = self.watch.expected()
-        return None if setting is None else setting.speed
+        return setting.speed if setting is not None and setting.known else None
 
     @property
     def templated(self) -> bool:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from edgespec.devices.disk import aligned_buffer
-from edgespec.offload.chunks import PAGE
+from edgespec.offload.chunks import CHUNK_BYTES, PAGE, Chunk
+
+PARTS = 4  # of a ring: chunks that are read or used together fill one. One is held, two are being read
+
+
+def fits_at_once(chunks: Iterable[Chunk], ring_bytes: int) -> bool:
+    """Whether whoever uses these chunks may hold all of them at once: no more than one chunk may have, and
+    than leaves the readers their room."""
+    return sum(chunk.read_bytes for chunk in chunks) <= min(CHUNK_BYTES, ring_bytes // PARTS)
 
 
 class Ring:

@@ -24,13 +24,12 @@ from edgespec.offload.chunks import Chunk, ChunkEvent
 from edgespec.offload.digest import mismatch
 from edgespec.offload.fetch import Fetch, Slot, span_of
 from edgespec.offload.reader import DirectFile, ReadSettings
-from edgespec.offload.ring import Ring
+from edgespec.offload.ring import PARTS, Ring
 from edgespec.offload.rotation import Rotation
 
 # Between two requests a reader needs the interpreter for some microseconds. By default a thread busy in
 # Python keeps it for 5 ms, longer than a request takes, and the disk would idle while others compute.
 _SWITCH = 0.0005  # seconds
-_PARTS = 4  # of the ring; a read of several chunks fills one: one is held, two being read, and one ready
 _TICK = 1.0  # seconds; a blocked wait looks up this often, so that Ctrl-C is heard on every system
 
 
@@ -122,7 +121,7 @@ class Streamer:
             self._torn = False
 
     def _rotation_of(self, chunks: Sequence[Chunk]) -> Rotation:
-        return Rotation(chunks, min(self.settings.request_bytes, self._ring.nbytes // _PARTS))
+        return Rotation(chunks, min(self.settings.request_bytes, self._ring.nbytes // PARTS))
 
     # The consumer's side.
 

@@ -12,7 +12,13 @@ from edgespec.apps.stats import memory_line
 from edgespec.control.handover import without_drafter
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.chunks import PAGE, Chunk, ChunkTable, Piece, TensorSource
-from edgespec.offload.plan.costs import LAYER_SECONDS, Rates
+from edgespec.offload.plan.costs import (
+    ARRIVING_SECONDS,
+    LAYER_SECONDS,
+    PASS_SECONDS,
+    STREAMED_SECONDS,
+    Rates,
+)
 from edgespec.offload.plan.device import DeviceMemory, make_device_plan
 from edgespec.offload.plan.fill import cycle_seconds, make_plan
 from edgespec.offload.plan.needs import Extras, Needs, Request, StandIn
@@ -177,7 +183,9 @@ def test_prediction_is_the_slower_of_reading_and_computing() -> None:
     made = plan(200 * MB)
     assert made.predicted_cycle_seconds == pytest.approx(made.bytes_per_pass / 2e9)
     resident = plan(10**9)
-    assert resident.predicted_cycle_seconds == pytest.approx(resident.table.nbytes / 10e9 + 8 * LAYER_SECONDS)
+    assert resident.predicted_cycle_seconds == pytest.approx(
+        resident.table.nbytes / 10e9 + PASS_SECONDS + 8 * LAYER_SECONDS
+    )
     unknown = make_plan(table(), needs(), Rates(None, 10.0), Request(200 * MB))
     assert unknown.predicted_tokens_per_second is None
 
@@ -256,6 +264,20 @@ def fits(model: ChunkTable, dial: int, wanted: Needs) -> bool:
     except BudgetError:
         return False
     return True
+
+
+def test_small_layers_that_stream_cost_less_than_those_that_come_matrix_by_matrix() -> None:
+    """Where the ring has room for all of one."""
+    model, rates = table(size=64 * PAGE), Rates(2.0, 10.0)
+    small = make_plan(model, needs(), rates, Request(10**9, resident_layers=1))
+    streamed = len({chunk.layer for chunk in small.streamed})
+    assert streamed == 8  # the head is no layer, and none of the kind
+    assert small.costs().apart == pytest.approx(7 * ARRIVING_SECONDS + STREAMED_SECONDS)
+    tight = replace(small, ring_bytes=3 * 64 * PAGE)
+    assert tight.costs().apart == pytest.approx(8 * STREAMED_SECONDS)
+    large = make_plan(table(), needs(), rates, Request(10**9, resident_layers=1))  # layers of 25 MB
+    assert large.ring_bytes // 4 < 6 * 1024 * PAGE
+    assert large.costs().apart == pytest.approx(8 * STREAMED_SECONDS)
 
 
 def test_a_ring_holds_reads_of_many_small_chunks_where_nobody_else_would_have_the_memory() -> None:
