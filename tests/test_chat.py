@@ -238,7 +238,7 @@ def test_a_full_context_says_so(chat: Chat, engine: FakeEngine) -> None:
     engine.plan.context = 50
     _, out, err = chat("hi\n")
     assert len(out.strip()) < len(long_story(""))
-    assert "[the context of 50 positions is full; /clear starts afresh]" in err
+    assert "[the context of 50 positions is full; the next message leaves out the oldest turns]" in err
 
 
 def test_a_message_too_long_for_the_context_is_refused_and_not_kept(chat: Chat, engine: FakeEngine) -> None:
