@@ -191,7 +191,7 @@ class Talk:
 
     def _what_is_forgotten(self) -> str:
         turns = "the oldest turn is" if self.chat.forgot == 1 else f"the oldest {self.chat.forgot} turns are"
-        return f"[the context of {self.chat.session.context} positions is full: {turns} forgotten]"
+        return f"[little is left of the context of {self.chat.session.context} positions: {turns} forgotten]"
 
 
 def _kept(reply: Response, again: bool) -> str:

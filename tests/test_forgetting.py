@@ -80,7 +80,7 @@ def test_a_chat_says_what_it_forgets_and_goes_on(chat: Chat, engine: FakeEngine,
     assert code == 0
     assert out.count("reply") == 9, "every message has its reply"
     said = re.findall(
-        r"\[the context of 200 positions is full: the oldest (?:(\d) turns are|turn is) forg", err
+        r"\[little is left of the context of 200 positions: the oldest (?:(\d) turns are|turn is) forg", err
     )
     assert len(said) >= 2
     sent = prompts(engine)
