@@ -194,6 +194,8 @@ def predict(
     plain, behind, came = _plain(plan, fit), 1.0, dict[str, tuple[Way, Rate, float]]()
     for ran in seen.ran_at(plan.bytes_per_pass):
         chosen, law = choose(ran.schedule, ran)
+        if not ran.tree:  # its tokens are those of the controller's trees, so its seconds are, too
+            law = Rate(law.tokens, costs.cycle(ran.passes, ran.rows))
         came[ran.schedule] = (chosen, *_as_it_ran(ran, law.times(behind), unfitted))
         behind = min(behind, came[ran.schedule][1].speed / choose(ran.schedule)[1].speed)
     for schedule in schedules:
