@@ -115,7 +115,7 @@ class DraftingTalk(Talk):
     ) -> None:
         """Raises as `RemoteEngine.new_session`."""
         self.remote, self._away = engine, engine.away is not None
-        self._begin(Chat(engine, options=options), engine.config.name, terminal)
+        self._begin(Chat(engine, options=options, forgets=True), engine.config.name, terminal)
         self.show_stats, self.verbose, self.remembers = show_stats, False, remembers
 
     plan, expected_speed = None, None

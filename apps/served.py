@@ -38,6 +38,7 @@ class ServedChat(Chat):
         context = first.get("context_length")
         self.context = context if isinstance(context, int) else 0
         self.options, self.last = options, None
+        self.forgets, self.forgot = False, 0
         self.engine: Any = SimpleNamespace(eos=frozenset(), url=client.url)
         self.session: Any = SimpleNamespace(cancel=client.cancel, close=client.cancel, context=self.context)
         formatter: Any = _Unformatted()

@@ -55,7 +55,7 @@ class Talk:
         self.watch = Watch(engine)
         engine.target.weights.listen(self.watch.chunk)
         self.engine = engine
-        self._begin(Chat(engine, options=options, trace=self.watch.trace), model, terminal)
+        self._begin(Chat(engine, options=options, trace=self.watch.trace, forgets=True), model, terminal)
         self.show_stats, self.verbose, self.remembers = show_stats, verbose, remembers
         terminal.count_reads(lambda: engine.bytes_read)
 
@@ -76,7 +76,7 @@ class Talk:
     def expected(self) -> Interval | None:
         """Tokens a second, by what runs have shown, as /stats has them beside what came; None = unknown."""
         setting = self.watch.expected()
-        return None if setting is None else setting.speed
+        return setting.speed if setting is not None and setting.known else None
 
     @property
     def templated(self) -> bool:
@@ -124,7 +124,7 @@ class Talk:
 
     def restore(self, messages: Sequence[Message]) -> None:
         """Go on with a saved conversation."""
-        self.chat.conversation.messages = list(messages)
+        self.chat.conversation.messages, self.chat.conversation.forgotten = list(messages), 0
         system = self.chat.conversation.system
         if system:
             try:
@@ -137,6 +137,8 @@ class Talk:
         try:
             steps = begin()
             assert self.chat.last is not None
+            if self.chat.forgot:
+                self.terminal.note(self._what_is_forgotten())
             self.terminal.busy(f"prompt {count_of(self.chat.last.stats.prompt_tokens, 'token')}")
             reply = follow(steps, self.chat.cancel, self.terminal)
         except BaseException:
@@ -184,7 +186,12 @@ class Talk:
         limit, context = self.chat.options.max_tokens, self.chat.session.context
         if len(reply.tokens) == limit:
             return f"[stopped after {count_of(limit, 'token')}, as set by max-tokens]"
-        return f"[the context of {context} positions is full; /clear starts afresh]"
+        then = "the next message leaves out the oldest turns" if self.chat.forgets else "/clear starts afresh"
+        return f"[the context of {context} positions is full; {then}]"
+
+    def _what_is_forgotten(self) -> str:
+        turns = "the oldest turn is" if self.chat.forgot == 1 else f"the oldest {self.chat.forgot} turns are"
+        return f"[little is left of the context of {self.chat.session.context} positions: {turns} forgotten]"
 
 
 def _kept(reply: Response, again: bool) -> str:

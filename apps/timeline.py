@@ -185,9 +185,11 @@ class Timeline:
 
     def chunk(self, event: ChunkEvent) -> None:
         chunk = event.chunk
-        shown = {"chunk": chunk.index, "layer": chunk.layer, "bytes": chunk.nbytes}
+        nbytes = chunk.nbytes + sum(other.nbytes for other in event.others)
+        shown = {"chunk": chunk.index, "layer": chunk.layer, "bytes": nbytes}
+        name = f"chunk {chunk.index}" + (f"-{event.others[-1].index}" if event.others else "")
         track = WAITS if event.kind == "wait" else FLASH + self._lane(event.began, event.ended)
-        self._span(track, f"chunk {chunk.index}", max(event.began, self._origin), event.ended, shown)
+        self._span(track, name, max(event.began, self._origin), event.ended, shown)
 
     def _lane(self, began: float, ended: float) -> int:
         """A track on which no other chunk was being read at the time."""

@@ -9,6 +9,7 @@ from time import time
 from edgespec.devices.arithmetic import USUAL, Arithmetic
 from edgespec.devices.disk import ReadSettings
 from edgespec.devices.matmuls import Matmuls, recall_matmuls
+from edgespec.devices.own_rate import own_rate
 from edgespec.devices.probe import cpu_count, cpu_features, memory_available, memory_total, process_memory
 from edgespec.devices.rates import ReadRate, is_fresh, memory_rate, read_rate, recall, remember
 from edgespec.kernels.choice import LOW_BIT, RARE
@@ -52,10 +53,11 @@ class Machine:
     def measure(weights: Path, accelerator: Accelerator | None = None) -> Machine:
         """This machine as it is now, `weights` being a file of the model on its disk.
 
-        Takes seconds at the first start; rates are remembered (`devices.rates`). Measure when libraries and
-        kernels are loaded, because whatever comes later is not in the baseline.
+        Takes seconds at the first start; rates are remembered (`devices.rates`), but for a small file's own
+        (`devices.own_rate`). Measure when libraries and kernels are loaded, because whatever comes later is
+        not in the baseline.
         """
-        disk = read_rate(weights)  # its buffers are freed before memory is counted
+        disk = own_rate(weights) or read_rate(weights)  # their buffers are freed before memory is counted
         speed = memory_rate()
         return Machine(
             total=memory_total(),
@@ -79,7 +81,7 @@ class Machine:
             baseline=baseline,
             cores=cpu_count(),
             memory_gbps=memory_rate(),
-            disk=read_rate(weights),
+            disk=own_rate(weights) or read_rate(weights),
             matmuls=recall_matmuls(),
             arithmetic=arithmetic,
         )

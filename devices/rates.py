@@ -169,7 +169,7 @@ def _try_settings(
             for trial in range(trials):
                 i = trial % len(settings)
                 nbytes = min(part, BYTES // TRIALS)
-                got, took = _trial(descriptor, direct, settings[i], trial * part, nbytes, memory)
+                got, took = read_part(descriptor, direct, settings[i], trial * part, nbytes, memory)
                 moved[i] += got
                 seconds[i] += took
         finally:
@@ -184,11 +184,19 @@ def _best(found: Sequence[ReadRate]) -> ReadRate:
     return max(found, key=lambda rate: rate.gbps * (TIE if rate.settings == CANDIDATES[0] else 1))
 
 
-def _trial(
-    descriptor: int, direct: bool, settings: ReadSettings, start: int, nbytes: int, memory: memoryview
+def read_part(
+    descriptor: int,
+    direct: bool,
+    settings: ReadSettings,
+    start: int,
+    nbytes: int,
+    memory: memoryview,
+    most: float | None = None,
 ) -> tuple[int, float]:
     """(bytes moved, seconds) of reading `nbytes` bytes from about `start`, or as far as the time allows, into
-    all of `memory` in turn: each thread has its part, which holds whole requests."""
+    all of `memory` in turn: each thread has its part, which holds whole requests. most: seconds; None = a
+    trial's."""
+    most = SECONDS / TRIALS if most is None else most
     request = settings.request_bytes
     first, count = start // request, nbytes // request
     own = len(memory) // settings.threads // request * request  # bytes of a thread
@@ -199,7 +207,7 @@ def _trial(
         def work(thread: int) -> int:
             moved = 0
             places = itertools.cycle(range(thread * own, (thread + 1) * own, request))
-            while (number := next(numbers)) < count and perf_counter() - began < SECONDS / TRIALS:
+            while (number := next(numbers)) < count and perf_counter() - began < most:
                 offset, at = (first + number) * request, next(places)
                 moved += read_at(descriptor, memory[at : at + request], offset)
                 if not direct:

@@ -41,6 +41,7 @@ class Chat:
         options: how replies are made from now on.
         conversation: what was said; `messages` shows it.
         last: the last reply, as far as it went; None at the beginning.
+        forgot: turns that the last reply's prompt was the first to leave out.
     """
 
     def __init__(
@@ -51,9 +52,12 @@ class Chat:
         options: GenerationOptions | None = None,
         context: int | None = None,
         trace: Trace | None = None,
+        forgets: bool = False,
     ) -> None:
         """context: positions of the session; None = all that are free, so a second chat needs a number.
-        trace: who hears of its cycles.
+        trace: who hears of its cycles. forgets: where prompt and reply might pass the context, the oldest
+            turns are left out of this prompt and those after it (`messages` has them), until half of the
+            context is free again. Else that is a ContextError.
 
         Raises BudgetError when they are not free, OptionError for a system prompt that the model's template
         would leave out.
@@ -67,6 +71,7 @@ class Chat:
         self.conversation.set_system(system)
         self.session = engine.new_session(context, trace=trace)
         self.last: Response | None = None
+        self.forgets, self.forgot = forgets, 0
         self._latest: Callable[[], Generator[Response, None, None] | None] = lambda: None  # while it is held
 
     @property
@@ -193,6 +198,9 @@ class Chat:
         progress: ProgressCallback | None,
         whole_only: bool = False,
     ) -> Generator[Response, None, None]:
+        context = self.session.context
+        reserve = options.max_tokens or context // 4  # for the reply, whose length nobody knows
+        self.forgot = asked.forget(context - reserve, (context - reserve) * 2 // 3) if self.forgets else 0
         prompt = asked.prompt()
         safe = {"safe": asked.safe(prompt)} if asked.private else {}
         replies = self.session.generate(prompt, asked.options(options), progress, **safe)

@@ -105,12 +105,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ChunkEvent:
-    """What a chunk took: a "read" from flash, or a "wait", when the pass was blocked until it was there."""
+    """What a chunk took: a "read" from flash, which may have brought `others`, too, or a "wait", when the
+    pass was blocked until it was there."""
 
     kind: str
     chunk: Chunk
     began: float  # seconds, as of time.perf_counter
     ended: float
+    others: tuple[Chunk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

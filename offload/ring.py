@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from time import perf_counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from edgespec.devices.disk import aligned_buffer
-from edgespec.offload.chunks import PAGE, Chunk
+from edgespec.offload.chunks import CHUNK_BYTES, PAGE, Chunk
+
+PARTS = 4  # of a ring: chunks that are read or used together fill one. One is held, two are being read
+
+
+def fits_at_once(chunks: Iterable[Chunk], ring_bytes: int) -> bool:
+    """Whether whoever uses these chunks may hold all of them at once: no more than one chunk may have, and
+    than leaves the readers their room."""
+    return sum(chunk.read_bytes for chunk in chunks) <= min(CHUNK_BYTES, ring_bytes // PARTS)
 
 
 class Ring:
@@ -77,34 +85,6 @@ class _Span:
     start: int
     stop: int
     released: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """One reading of one chunk into one span of the ring."""
-
-    chunk: Chunk
-    start: int  # file offset of the span's first byte
-    nbytes: int  # of the span
-    offset: int  # of the span in the ring
-    span: memoryview  # [nbytes]
-    left: int  # bytes not read yet
-    began: float = field(default_factory=perf_counter)  # its reading
-    cut: int = 0  # bytes handed out as requests
-    flying: int = 0  # requests being read now
-    dropped: bool = False
-    error: Exception | None = None
-
-    @property
-    def ready(self) -> bool:
-        """Nothing more will happen to it: all bytes are there, or reading failed."""
-        return not self.flying and (not self.left or self.error is not None)
-
-    @property
-    def weights(self) -> memoryview:
-        """[chunk.nbytes]: the span without what a direct read has to move around it."""
-        slack = self.chunk.offset - self.start
-        return self.span[slack : slack + self.chunk.nbytes]
 
 
 def _whole_pages(nbytes: int) -> int:

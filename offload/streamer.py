@@ -3,10 +3,10 @@
     chunks in cyclic order:  0 1 2 ... n-1 0 1 ...
     in the ring:             [held by the pass][ready][ready][being read ...][room]
 
-Readers share one position in that order. Whenever the ring has room for the next chunk they cut it into
-requests and read them, on past the last chunk into the next pass, so the disk rests only while the ring is
-full. The consumer acquires chunks in the same order and releases them; asking for any other chunk is a
-*seek*.
+Readers share one position in that order (`offload.rotation`). Whenever the ring has room for the next chunk,
+or for some that one read brings, they cut it into requests and read them, on past the last chunk into the
+next pass, so the disk rests only while the ring is full. The consumer acquires chunks in the same order and
+releases them; asking for any other chunk is a *seek*.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from time import perf_counter
 from types import TracebackType
 
 from edgespec.errors import Cancelled, CorruptFileError
-from edgespec.offload.chunks import Chunk, ChunkEvent, aligned_span
+from edgespec.offload.chunks import Chunk, ChunkEvent
 from edgespec.offload.digest import mismatch
+from edgespec.offload.fetch import Fetch, Slot, span_of
 from edgespec.offload.reader import DirectFile, ReadSettings
-from edgespec.offload.ring import Ring, Slot
+from edgespec.offload.ring import PARTS, Ring
+from edgespec.offload.rotation import Rotation
 
 # Between two requests a reader needs the interpreter for some microseconds. By default a thread busy in
 # Python keeps it for 5 ms, longer than a request takes, and the disk would idle while others compute.
@@ -54,9 +56,7 @@ class Streamer:
         self._ring = Ring(ring_bytes)
         self._files: dict[Path, DirectFile] = {}
         self._verified: set[int] = set()  # indices of chunks whose digest has been checked
-        self._chunks: tuple[Chunk, ...] = ()
-        self._order: dict[int, int] = {}  # chunk index -> its place in `_chunks`
-        self._next = 0  # place of the chunk that gets ring space next
+        self._rotation = self._rotation_of(())  # its next chunk is the one that gets ring space next
         self._ahead: deque[Slot] = deque()  # in the ring, not acquired yet; in cyclic order
         self._held: deque[Slot] = deque()  # acquired, not released yet
         self._flying = 0  # requests being read now
@@ -93,9 +93,7 @@ class Streamer:
                     f"chunk {chunk.index} of layer {chunk.layer} needs {chunk.read_bytes} bytes, "
                     f"the ring has {self._ring.nbytes}"
                 )
-        order = {chunk.index: place for place, chunk in enumerate(chunks)}
-        if len(order) != len(chunks):
-            raise ValueError("a chunk index appears twice in one stream")
+        rotation = self._rotation_of(chunks)
         for path in {chunk.file for chunk in chunks} - self._files.keys():
             self._files[path] = DirectFile(path, self.settings.direct)
         with self._lock:
@@ -103,7 +101,7 @@ class Streamer:
             self._torn = True
             while self._ahead:
                 self._drop(self._ahead.popleft())
-            self._next, self._order, self._chunks = 0, order, tuple(chunks)
+            self._rotation = rotation
             self._room.notify_all()
             self._torn = False
 
@@ -111,19 +109,19 @@ class Streamer:
         """Stream this chunk no more; it may be held now. What was read ahead of the others stays."""
         with self._lock:
             self._mend()
-            place = self._order.get(chunk.index)
-            if place is None:
+            if chunk not in self._rotation:
                 return
-            left = self._chunks[:place] + self._chunks[place + 1 :]
-            following = (self._next - (place < self._next)) % max(1, len(left))
-            order = {chunk.index: place for place, chunk in enumerate(left)}
+            left = self._rotation.without(chunk)
             self._torn = True
             for slot in [slot for slot in self._ahead if slot.chunk.index == chunk.index]:
                 self._ahead.remove(slot)
                 self._drop(slot)
-            self._next, self._order, self._chunks = following, order, left
+            self._rotation = left
             self._room.notify_all()
             self._torn = False
+
+    def _rotation_of(self, chunks: Sequence[Chunk]) -> Rotation:
+        return Rotation(chunks, min(self.settings.request_bytes, self._ring.nbytes // PARTS))
 
     # The consumer's side.
 
@@ -153,6 +151,9 @@ class Streamer:
                 self._seek(chunk)
                 slot = self._ahead[0] if self._ahead else None
                 if slot is not None and slot.ready:
+                    if slot.fetch.error is not None and len(slot.fetch.chunks) > 1:
+                        self._part(slot.fetch)
+                        continue
                     return self._take(slot)
                 if slot is None and self._flying == 0 and not self._ring.fits(chunk.read_bytes):
                     raise ValueError(
@@ -177,27 +178,23 @@ class Streamer:
                 if slot.chunk.index == chunk.index:
                     self._torn = True
                     self._held.remove(slot)
-                    self._ring.release(slot.offset)
-                    self._room.notify_all()
+                    self._drop(slot)
                     self._torn = False
                     return
 
     def _seek(self, chunk: Chunk) -> None:
         """Make `chunk` the next in line: what was read for others is dropped, unless it comes after."""
-        place = self._order.get(chunk.index)
-        if place is None:
+        if chunk not in self._rotation:
             raise ValueError(f"chunk {chunk.index} is not in this stream")
-        if self._ahead:
-            if self._ahead[0].chunk.index == chunk.index:
-                return
-        elif self._next == place:
+        following = self._ahead[0].chunk if self._ahead else self._rotation.next
+        if following.index == chunk.index:
             return
         self.seeks += 1
         self._torn = True
         while self._ahead and self._ahead[0].chunk.index != chunk.index:
             self._drop(self._ahead.popleft())
         if not self._ahead:
-            self._next = place
+            self._rotation.go_to(chunk)
         self._room.notify_all()
         self._torn = False
 
@@ -208,12 +205,22 @@ class Streamer:
             self._held.append(slot)
         else:
             self._drop(slot)  # asking again reads again
-        if len(self._ahead) == len(self._chunks) - 1:
+        if len(self._ahead) + self._rotation.run == len(self._rotation):
             self._room.notify_all()  # a whole pass was in the ring: readers may go on
         self._torn = False
         if slot.error is not None:
             raise slot.error
         return slot.weights
+
+    def _part(self, fetch: Fetch) -> None:
+        """A read of several chunks failed: one by one it shows which of them are whole."""
+        self._torn = True
+        self._rotation.part(fetch.chunks)
+        self._rotation.go_to(self._ahead[0].chunk)
+        while self._ahead:
+            self._drop(self._ahead.popleft())
+        self._room.notify_all()
+        self._torn = False
 
     def _mend(self) -> None:
         """After an interrupt between two steps nobody knows what is in use: empty the ring and read again."""
@@ -227,78 +234,81 @@ class Streamer:
             self._torn = False
 
     def _drop(self, slot: Slot) -> None:
-        """Forget a slot; reads under way into it end first, harmlessly, as its room is still its own."""
-        slot.dropped = True
-        if not slot.flying:
-            self._ring.release(slot.offset)
+        """Forget a slot; reads under way into it end first, harmlessly, as its room is still its own. That
+        comes back with the last slot of one fetch."""
+        slot.fetch.users -= 1
+        self._reuse(slot.fetch)
+
+    def _reuse(self, fetch: Fetch) -> None:
+        if fetch.over:
+            self._ring.release(fetch.offset)
             self._room.notify_all()
 
     # The readers' side.
 
     def _work(self) -> None:
         while (request := self._next_request()) is not None:
-            slot, start, stop = request
-            moved, error = self._read(slot, start, stop)
+            fetch, start, stop = request
+            moved, error = self._read(fetch, start, stop)
             with self._lock:
                 self.bytes_read += moved
-                slot.left -= stop - start
-                broken = error or slot.error or slot.dropped
-                verify = slot.left == 0 and not broken and slot.chunk.index not in self._verified
-            if verify:
-                error = mismatch(slot.chunk, slot.weights)
+                fetch.left -= stop - start
+                fetch.error = fetch.error or error
+                whole = not fetch.left and not fetch.error and fetch.users > 0
+                fresh = [slot for slot in fetch.slots if slot.chunk.index not in self._verified]
+            if whole:
+                for slot in fresh:
+                    slot.wrong = mismatch(slot.chunk, slot.weights)
             with self._lock:
                 self._flying -= 1
-                slot.flying -= 1
-                slot.error = slot.error or error
-                if verify and error is None:
-                    self._verified.add(slot.chunk.index)
-                if slot.dropped and not slot.flying:
-                    self._ring.release(slot.offset)
-                    self._room.notify_all()
-                if slot.ready or not self._flying:
+                fetch.flying -= 1
+                if whole:
+                    self._verified.update(slot.chunk.index for slot in fresh if slot.wrong is None)
+                self._reuse(fetch)
+                if fetch.ready or not self._flying:
                     self._ready.notify_all()
-                whole = not (slot.left or slot.flying or slot.error or slot.dropped)
-            if whole and (listener := self.listener):
-                listener(ChunkEvent("read", slot.chunk, slot.began, perf_counter()))
+            brought = [slot.chunk for slot in fetch.slots if whole and slot.wrong is None]
+            if brought and (listener := self.listener):
+                listener(ChunkEvent("read", brought[0], fetch.began, perf_counter(), (*brought[1:],)))
 
-    def _next_request(self) -> tuple[Slot, int, int] | None:
-        """(slot, start, stop) of the next bytes to read; blocks while there are none; None = closed."""
+    def _next_request(self) -> tuple[Fetch, int, int] | None:
+        """(fetch, start, stop) of the next bytes to read; blocks while there are none; None = closed."""
         with self._lock:
             while not self._closed:
-                slot = self._ahead[-1] if self._ahead else None
-                if slot is None or slot.cut == slot.nbytes:
-                    slot = self._open_slot()
-                if slot is not None:
-                    start = slot.cut
-                    slot.cut = min(start + self.settings.request_bytes, slot.nbytes)
-                    slot.flying += 1
+                fetch = self._ahead[-1].fetch if self._ahead else None
+                if fetch is None or fetch.cut == len(fetch.span):
+                    fetch = self._open()
+                if fetch is not None:
                     self._flying += 1
-                    return slot, start, slot.cut
+                    return fetch, *fetch.request(self.settings.request_bytes)
                 self._room.wait()
         return None
 
-    def _open_slot(self) -> Slot | None:
-        """Ring space for the next chunk in order, unless the ring, or a whole pass ahead, is full."""
-        if self._torn or len(self._ahead) >= len(self._chunks):
+    def _open(self) -> Fetch | None:
+        """Ring space for the next chunks in order, unless the ring, or a whole pass ahead, is full."""
+        if self._torn or len(self._ahead) + self._rotation.run > len(self._rotation):
             return None
-        chunk = self._chunks[self._next]
-        start, nbytes = aligned_span(chunk.offset, chunk.nbytes)
-        offset = self._ring.allocate(nbytes)
-        if offset is None:
-            return None
-        self._next = (self._next + 1) % len(self._chunks)
-        slot = Slot(chunk, start, nbytes, offset, self._ring.view(offset, nbytes), left=nbytes)
-        self._ahead.append(slot)
-        return slot
+        fetch = self._place(self._rotation.run)
+        if fetch is None and not self._ahead:  # beside what is held there may be room for one
+            fetch = self._place(1)
+        if fetch is not None:
+            self._rotation.advance(len(fetch.chunks))
+            self._ahead.extend(fetch.slots)
+        return fetch
 
-    def _read(self, slot: Slot, start: int, stop: int) -> tuple[int, Exception | None]:
-        chunk = slot.chunk
-        needed = min(stop, chunk.offset + chunk.nbytes - slot.start) - start  # the last page may pass the end
+    def _place(self, count: int) -> Fetch | None:
+        chunks = self._rotation.some(count)
+        start, nbytes = span_of(chunks)
+        offset = self._ring.allocate(nbytes)
+        return None if offset is None else Fetch(chunks, start, offset, self._ring.view(offset, nbytes))
+
+    def _read(self, fetch: Fetch, start: int, stop: int) -> tuple[int, Exception | None]:
+        first = fetch.chunks[0]
         try:
-            file = self._files[chunk.file]
-            return file.read_into(slot.start + start, slot.span[start:stop], needed), None
+            file, needed = self._files[fetch.file], fetch.needed(start, stop)
+            return file.read_into(fetch.start + start, fetch.span[start:stop], needed), None
         except CorruptFileError as error:
-            return 0, CorruptFileError(f"chunk {chunk.index} of layer {chunk.layer}: {error}")
+            return 0, CorruptFileError(f"chunk {first.index} of layer {first.layer}: {error}")
         except Exception as error:  # whatever it is, the consumer must hear of it
             return 0, error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,22 +63,25 @@ def undrafted(model: Path) -> dict[float, list[int]]:
 
 def interrupt_anywhere(engine: Engine, session: Session, step: int) -> None:
     """Replies to other prompts, each cancelled at another of the target's products."""
-    linear = engine.target.weights.linear
+    weights = engine.target.weights
+    asked = {name: getattr(weights, name) for name in ("linear", "layer_together")}
     for moment in range(1, 60, step):
         count = 0
 
-        def failing(*args: Any, **more: Any) -> Any:
+        def failing(name: str, *args: Any, **more: Any) -> Any:
             nonlocal count
             count += 1
             if count == moment:  # noqa: B023 - the loop waits for the reply
                 raise Cancelled("stop")
-            return linear(*args, **more)
+            return asked[name](*args, **more)
 
-        engine.target.weights.linear = failing  # type: ignore[method-assign]
+        for name in asked:
+            setattr(weights, name, partial(failing, name))
         try:
             responses = list(session.generate(prompt_of(50, moment), REPLY))
         finally:
-            del engine.target.weights.linear
+            for name in asked:
+                delattr(weights, name)
         assert responses[-1].finish_reason == "cancelled"
 
 

@@ -238,7 +238,7 @@ def test_a_full_context_says_so(chat: Chat, engine: FakeEngine) -> None:
     engine.plan.context = 50
     _, out, err = chat("hi\n")
     assert len(out.strip()) < len(long_story(""))
-    assert "[the context of 50 positions is full; /clear starts afresh]" in err
+    assert "[the context of 50 positions is full; the next message leaves out the oldest turns]" in err
 
 
 def test_a_message_too_long_for_the_context_is_refused_and_not_kept(chat: Chat, engine: FakeEngine) -> None:
@@ -412,12 +412,14 @@ def test_stats_and_show(chat: Chat) -> None:
 
 def test_one_speed_is_expected_wherever_it_is_told(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs have shown, not what the plan's rates predict of plain decoding."""
-    shown = SimpleNamespace(speed=Interval(43.0, 52.0, 71.0))
+    shown = SimpleNamespace(speed=Interval(43.0, 52.0, 71.0), known=True)
     monkeypatch.setattr("edgespec.tuning.watch.Watch.expected", lambda self: shown)
     _, _, err = chat("/show\n/show plan\n/set memory 6GB\n")
     assert err.count("about 52 tokens/s") == 2
     assert "expected: 52 (43-71) tokens/s" in err
     assert "0.25" not in err
+    shown.known = False  # flash was left out, as nobody knows its rate
+    assert "52" not in chat("/show\n/show plan\n")[2]
 
 
 def test_exit_leaves_at_once(chat: Chat, engine: FakeEngine) -> None:

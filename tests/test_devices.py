@@ -368,7 +368,7 @@ def test_the_probe_reads_disjoint_parts_within_its_budget(big: Path, monkeypatch
         seen.append((settings, start, nbytes))
         return nbytes, {0: 1.0, 1: 0.9, 2: 2.0, 3: 0.8, 4: 2.0}[rates.CANDIDATES.index(settings)]
 
-    monkeypatch.setattr(rates, "_trial", trial)
+    monkeypatch.setattr(rates, "read_part", trial)
     best = rates.measure_reads(big)
     assert best is not None
     assert best.settings == rates.CANDIDATES[3]  # 1.25 times the default's rate
@@ -385,7 +385,7 @@ def test_the_default_wins_ties(big: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ) -> tuple[int, float]:
         return nbytes, 1.0 if settings == rates.CANDIDATES[0] else 0.9
 
-    monkeypatch.setattr(rates, "_trial", trial)
+    monkeypatch.setattr(rates, "read_part", trial)
     best = rates.measure_reads(big)
     assert best is not None
     assert best.settings == ReadSettings()
@@ -402,7 +402,7 @@ def test_a_trial_reads_each_request_once(big: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "preadv", preadv)
     monkeypatch.setattr(rates, "SECONDS", 1e9)
     with big.open("rb") as handle:
-        moved, seconds = rates._trial(
+        moved, seconds = rates.read_part(
             handle.fileno(),
             False,
             ReadSettings(3, 2**20),

@@ -182,7 +182,7 @@ def test_a_hand_over_that_is_cancelled_streams_what_it_has_not_read(model: Path)
         weights.pin(more, progress=stop)
     assert len(weights.pinned) == held + 3
     assert isinstance(weights.streamer, Streamer)
-    streamed = {c.index for c in weights.streamer._chunks}
+    streamed = {c.index for c in weights.streamer._rotation.chunks}
     assert streamed == {c.index for c in weights.table.chunks} - weights.pinned.keys()
     assert run_tree(target, target.new_cache(40), [7, 8], [-1, 0]).equal(expected)
     weights.close()

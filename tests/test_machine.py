@@ -40,7 +40,14 @@ def test_a_given_machine_is_all_that_a_plan_asks(model: Path, monkeypatch: pytes
     def asked(*args: object) -> None:
         raise AssertionError("measured")
 
-    for name in ("process_memory", "memory_available", "memory_total", "memory_rate", "read_rate"):
+    for name in (
+        "process_memory",
+        "memory_available",
+        "memory_total",
+        "memory_rate",
+        "read_rate",
+        "own_rate",
+    ):
         monkeypatch.setattr(machines, name, asked)
     monkeypatch.setattr(machines.Machine, "measure", staticmethod(measure))
     with pytest.raises(AssertionError, match="measured"):

@@ -12,12 +12,19 @@ from edgespec.apps.stats import memory_line
 from edgespec.control.handover import without_drafter
 from edgespec.errors import BudgetError, OptionError
 from edgespec.offload.chunks import PAGE, Chunk, ChunkTable, Piece, TensorSource
-from edgespec.offload.plan.costs import LAYER_SECONDS, Rates
+from edgespec.offload.plan.costs import (
+    ARRIVING_SECONDS,
+    LAYER_SECONDS,
+    PASS_SECONDS,
+    STREAMED_SECONDS,
+    Rates,
+)
 from edgespec.offload.plan.device import DeviceMemory, make_device_plan
 from edgespec.offload.plan.fill import cycle_seconds, make_plan
 from edgespec.offload.plan.needs import Extras, Needs, Request, StandIn
-from edgespec.offload.plan.pinning import choose_pinned
+from edgespec.offload.plan.pinning import READ, READS, choose_pinned
 from edgespec.offload.plan.plan import Plan
+from edgespec.offload.plan.replan import at_dial
 from edgespec.response import Stats
 from edgespec.values import format_bytes
 
@@ -176,7 +183,9 @@ def test_prediction_is_the_slower_of_reading_and_computing() -> None:
     made = plan(200 * MB)
     assert made.predicted_cycle_seconds == pytest.approx(made.bytes_per_pass / 2e9)
     resident = plan(10**9)
-    assert resident.predicted_cycle_seconds == pytest.approx(resident.table.nbytes / 10e9 + 8 * LAYER_SECONDS)
+    assert resident.predicted_cycle_seconds == pytest.approx(
+        resident.table.nbytes / 10e9 + PASS_SECONDS + 8 * LAYER_SECONDS
+    )
     unknown = make_plan(table(), needs(), Rates(None, 10.0), Request(200 * MB))
     assert unknown.predicted_tokens_per_second is None
 
@@ -255,3 +264,34 @@ def fits(model: ChunkTable, dial: int, wanted: Needs) -> bool:
     except BudgetError:
         return False
     return True
+
+
+def test_small_layers_that_stream_cost_less_than_those_that_come_matrix_by_matrix() -> None:
+    """Where the ring has room for all of one."""
+    model, rates = table(size=64 * PAGE), Rates(2.0, 10.0)
+    small = make_plan(model, needs(), rates, Request(10**9, resident_layers=1))
+    streamed = len({chunk.layer for chunk in small.streamed})
+    assert streamed == 8  # the head is no layer, and none of the kind
+    assert small.costs().apart == pytest.approx(7 * ARRIVING_SECONDS + STREAMED_SECONDS)
+    tight = replace(small, ring_bytes=3 * 64 * PAGE)
+    assert tight.costs().apart == pytest.approx(8 * STREAMED_SECONDS)
+    large = make_plan(table(), needs(), rates, Request(10**9, resident_layers=1))  # layers of 25 MB
+    assert large.ring_bytes // 4 < 6 * 1024 * PAGE
+    assert large.costs().apart == pytest.approx(8 * STREAMED_SECONDS)
+
+
+def test_a_ring_holds_reads_of_many_small_chunks_where_nobody_else_would_have_the_memory() -> None:
+    """With layers pinned as the user said; else a small ring leaves room for pinned ones. It has no more than
+    a pass and what is held meanwhile."""
+    model, rates = table(size=64 * PAGE), Rates(2.0, 10.0)
+    largest = max(c.read_bytes for c in model.chunks)
+    assert 8 * largest < READS * READ
+    asked = make_plan(model, needs(), rates, Request(10**9, resident_layers=1))
+    assert asked.ring_bytes == min(READS * READ, asked.bytes_per_pass + 2 * READ) > 8 * largest
+    assert asked.owners["ring"] == asked.ring_bytes
+    assert at_dial(asked, 10**9 + MB, as_asked=True).ring_bytes == asked.ring_bytes
+    filled = make_plan(model, needs(), rates, Request(150 * MB, 512))
+    assert filled.streamed
+    assert filled.ring_bytes <= 8 * largest
+    tight = asked.ledger.used - asked.ring_bytes + 3 * largest
+    assert make_plan(model, needs(), rates, Request(tight, asked.context, 1)).ring_bytes < 5 * largest

@@ -105,7 +105,7 @@ def test_a_disk_is_measured_without_preadv(
     monkeypatch.delattr(os, "preadv")
     monkeypatch.setattr(rates, "SECONDS", 1e9)
     with (tmp_path / "file").open("rb") as file:
-        moved, _ = rates._trial(
+        moved, _ = rates.read_part(
             file.fileno(), False, ReadSettings(2, 4096, False), 0, PAGES * 4096, aligned_buffer(2 * 4096)
         )
     assert moved == PAGES * 4096

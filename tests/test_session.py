@@ -78,7 +78,7 @@ def test_streamed_text_equals_resident_text(model: Path, engine: Engine) -> None
             assert tokens_of(streamed, prompt_of(20), options) == tokens_of(engine, prompt_of(20), options)
         before = streamed.bytes_read
         tokens_of(streamed, prompt_of(20))
-        assert streamed.bytes_read - before >= 29 * streamed.plan.bytes_per_pass
+        assert streamed.bytes_read - before >= 29 * streamed.plan.streamed_bytes
 
 
 def test_loading_shows_what_it_does_from_the_start(model: Path) -> None:

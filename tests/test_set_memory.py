@@ -116,7 +116,7 @@ def settled(engine: Engine) -> None:
     assert plan.ledger.free >= 0
     if plan.streamed:
         assert weights.ring_bytes == plan.ring_bytes
-        assert {c.index for c in weights.streamer._chunks} == {c.index for c in plan.streamed}
+        assert {c.index for c in weights.streamer._rotation.chunks} == {c.index for c in plan.streamed}
         assert weights.streamer._ring.nbytes == plan.ring_bytes
     else:
         assert weights.streamer is None

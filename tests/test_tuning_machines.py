@@ -47,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[ReadSettings]:
         tried.append(settings)
         return nbytes, nbytes / (2e9 if settings == ReadSettings(2, 4 * 2**20) else 1e9)
 
-    monkeypatch.setattr(rates, "_trial", trial)
+    monkeypatch.setattr(rates, "read_part", trial)
     return tried
 
 
@@ -388,7 +388,7 @@ def test_devices_shows_what_was_measured(
         assert re.search(r"  Q4_K +1.* rows ", shown.out)
     assert "lie in memory" in shown.err
     # The disk's rate, measured later by itself, differs from the table's: that is said.
-    monkeypatch.setattr(rates, "_trial", lambda fd, direct, s, start, n, memory: (n, n / 3e9))
+    monkeypatch.setattr(rates, "read_part", lambda fd, direct, s, start, n, memory: (n, n / 3e9))
     rates.read_rate(big, fresh=True)
     assert main.run(["devices", str(big)]) == 0
     words = " ".join(capsys.readouterr().out.split())

@@ -283,3 +283,16 @@ def test_plain_decoding_s_rate_of_reading_may_be_another_than_when_it_was_loaded
     run = watch.reply(Stats())
     assert run is not None
     assert run.pace == pytest.approx(2.0 * slow.speed.middle)
+
+
+def test_one_reply_by_trees_of_the_controller_s_own_is_told_with_their_seconds(pair: Pair) -> None:
+    """Many tokens by many passes, of one reply, whose seconds the laws stand in for: of such cycles, and not
+    of the cycle that they think best, with few passes."""
+    setting, candidate = next(one for one in of_drafter(*pair, "ngram+model") if one[0].schedule == "serial")
+    passes = 4.0 * setting.steps
+    own = {"tree": 0, "steps": 0, "passes": passes, "rows": 20.0, "pace": 1.0, "cycles": 200, "tokens": 1000}
+    run = ran(setting, candidate, **own)
+    now = again(setting, candidate, run)
+    assert now.tokens_per_cycle == pytest.approx(5, rel=0.05)
+    assert now.cycle_seconds == pytest.approx(costs_of(setting.plan, candidate).cycle(passes, 20), rel=0.05)
+    assert now.speed.middle == pytest.approx(run.speed, rel=0.1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from edgespec.config import GenerationOptions
-from edgespec.errors import OptionError
+from edgespec.errors import ContextError, OptionError
 from edgespec.response import Response
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class Conversation:
 
     tokenizer: Tokenizer
     messages: list[Message] = field(default_factory=list)
+    forgotten: int = 0  # of them, the oldest behind the system prompt: prompts leave them out
     # The last prompt and reply, as text and as the very tokens that the session has computed; and, for it and
     # for each reply before it, how much of both there was behind that reply (characters, tokens).
     _said: str = ""
@@ -63,6 +66,7 @@ class Conversation:
     def clear(self) -> None:
         """Forget everything but the system prompt."""
         self.messages = [m for m in self.messages if m.role == "system"]
+        self.forgotten = 0
 
     def copy(self) -> Conversation:
         """As it is now; what is said later changes one of the two only."""
@@ -93,9 +97,38 @@ class Conversation:
         """Remove the last question, and the reply to it if there is one; returns the question."""
         while self.messages and self.messages[-1].role != "system":
             message = self.messages.pop()
+            if self.forgotten >= len(self.messages) - (self.system is not None):
+                self.forgotten = 0  # nothing else is left
             if message.role == "user":
                 return message.content
         return None
+
+    @property
+    def kept(self) -> list[Message]:
+        """What prompts are made of."""
+        first = self.system is not None
+        return [*self.messages[:first], *self.messages[first + self.forgotten :]]
+
+    def forget(self, most: int, goal: int) -> int:
+        """Where the prompt has more than `most` tokens, leave out the oldest turns from now on: until it has
+        `goal`, or if it never has, `most`, or all but the last. Returns how many turns."""
+        if self._fits(most, self.forgotten):
+            return 0
+        behind = self.messages[self.system is not None :]
+        turns = [i for i, m in enumerate(behind) if m.role == "user" and i > self.forgotten]
+        for tokens in (goal, most):
+            fewest = bisect_left(turns, True, key=partial(self._fits, tokens))
+            if fewest < len(turns):
+                break
+        left_out = turns[: fewest + 1]
+        self.forgotten = left_out[-1] if left_out else self.forgotten
+        return len(left_out)
+
+    def _fits(self, tokens: int, forgotten: int) -> bool:
+        try:
+            return len(replace(self, forgotten=forgotten).prompt()) <= tokens
+        except ContextError:  # a text that is much too long
+            return False
 
     def prompt(self) -> list[int]:
         """The tokens to reply to.
@@ -103,7 +136,7 @@ class Conversation:
         What the session has computed is kept token for token, although the tokenizer might cut the same text
         otherwise: a reply's tokens are the model's choice. So nothing is computed twice.
         """
-        text = self._render(self.messages)
+        text = self._render(self.kept)
         for characters, tokens in reversed(self._marks):
             if text.startswith(self._said[:characters]):
                 rest = self.tokenizer.encode(text[characters:], add_bos=False, continues=True)
@@ -113,7 +146,7 @@ class Conversation:
     def answer(self, reply: Response, prompt: Sequence[int], eos: Collection[int]) -> None:
         """Keep the whole `reply` (all its text and tokens) to `prompt`."""
         ended = bool(reply.tokens) and reply.tokens[-1] in eos
-        said = self._render(self.messages) + reply.text
+        said = self._render(self.kept) + reply.text
         tokens = [*prompt, *(reply.tokens[:-1] if ended else reply.tokens)]
         self._marks = [
             (n, t) for n, t in self._marks if said[:n] == self._said[:n] and tokens[:t] == self._tokens[:t]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgespec.errors import Call
+from edgespec.offload.plan.costs import PASS_SECONDS
 from edgespec.offload.plan.needs import Extras
 from edgespec.offload.plan.plan import Plan
 from edgespec.tuning.acceptance import PRIORS, Prior
@@ -23,7 +24,7 @@ class Candidate:
     steps reads. layers: that a step passes. prior: believed of its drafts. files: the options that name its
     files. before: what must be made first. set_: other options that it is this one by. rows: of a step
     between two passes, ahead_rows: of one in the target's waits. reads_prompt: with layers of its own,
-    before the first token.
+    before the first token. beside: seconds of a step, beside its weights and layers.
     """
 
     drafter: str
@@ -38,6 +39,7 @@ class Candidate:
     rows: int = 1
     ahead_rows: int = 1
     reads_prompt: bool = False
+    beside: float = PASS_SECONDS
 
     @property
     def named(self) -> str:

@@ -107,6 +107,11 @@ class Setting:
     def streams(self) -> bool:
         return self.plan.bytes_per_pass > 0
 
+    @property
+    def known(self) -> bool:
+        """Nothing that it takes was left out: of what streams there is a rate, or it ran."""
+        return self.ran or not self.streams or self.plan.rates.read is not None
+
 
 def legal_schedules(candidate: Candidate, options: EngineOptions, config: ModelConfig) -> list[str]:
     """The schedules that these drafters and this model can follow, of those that the options leave open, by
@@ -149,7 +154,7 @@ def prompt_seconds(costs: CostModel, plan: Plan, candidate: Candidate, rows: int
 
 
 def _drafting(plan: Plan, candidate: Candidate) -> CostModel:
-    overhead = candidate.layers * LAYER_SECONDS
+    overhead = candidate.beside + candidate.layers * LAYER_SECONDS if candidate.layers else 0.0
     return CostModel(overhead=overhead, by_rows=plan.rates.multiply(candidate.reads(plan)))
 
 
@@ -189,6 +194,8 @@ def predict(
     plain, behind, came = _plain(plan, fit), 1.0, dict[str, tuple[Way, Rate, float]]()
     for ran in seen.ran_at(plan.bytes_per_pass):
         chosen, law = choose(ran.schedule, ran)
+        if not ran.tree:  # its tokens are those of the controller's trees, so its seconds are, too
+            law = Rate(law.tokens, costs.cycle(ran.passes, ran.rows))
         came[ran.schedule] = (chosen, *_as_it_ran(ran, law.times(behind), unfitted))
         behind = min(behind, came[ran.schedule][1].speed / choose(ran.schedule)[1].speed)
     for schedule in schedules:

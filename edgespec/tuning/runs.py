@@ -21,13 +21,19 @@ from edgespec.devices.matmuls import MULTIPLIED
 from edgespec.devices.probe import cpu_count, cpu_name
 from edgespec.devices.rates import READS, cache_folder, is_fresh
 from edgespec.errors import EdgeSpecError
-from edgespec.offload.plan.costs import BESIDE_ROWS, LAYER_SECONDS, STREAMED_SECONDS
+from edgespec.offload.plan.costs import (
+    ARRIVING_SECONDS,
+    BESIDE_ROWS,
+    LAYER_SECONDS,
+    PASS_SECONDS,
+    STREAMED_SECONDS,
+)
 
 FORMAT = 1
 RUNS = 64  # of a model; the latest are kept
 FILE_BYTES = 2**18  # 64 runs take 50 KB
 MODELS = 64  # files; those written last are kept
-LAWS = READS, MULTIPLIED, LAYER_SECONDS, STREAMED_SECONDS, BESIDE_ROWS
+LAWS = READS, MULTIPLIED, PASS_SECONDS, LAYER_SECONDS, STREAMED_SECONDS, ARRIVING_SECONDS, BESIDE_ROWS
 MOST_TEXT = 1000  # characters of a name
 
 

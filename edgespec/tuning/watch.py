@@ -178,7 +178,7 @@ class Watch:
         expected, candidate = self.expected(), self.candidate
         if candidate is None or expected is None:
             return None
-        self.expected_speed = expected.speed
+        self.expected_speed = expected.speed if expected.known else None
         run = Trial(
             dial=expected.dial,
             drafter=candidate.drafter,

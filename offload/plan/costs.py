@@ -17,12 +17,14 @@ from edgespec.devices.matmuls import ROWS, Matmuls
 
 FloatArray = NDArray[np.float64]
 
-# Of a layer in memory for one row, beside the weights: attention, norms, Python. 0.06 to 0.12 ms with 0.5b
-# and 1b shapes in five encodings, 0.02 with the demo model (2 cores, compiled kernels, one call a layer).
-LAYER_SECONDS = 0.1e-3
+# Of a pass of one row, beside the weights: Python, attention, norms. 0.06 to 0.12 ms a layer with 0.5b and
+# 1b shapes in five encodings (2 cores, compiled kernels, one call a layer), which have 22 to 24 of them; the
+# demo model's ten take 0.02 each, and its passes 2 to 3 beside them.
+PASS_SECONDS, LAYER_SECONDS = 2e-3, 0.02e-3
 # More of a layer that streams, whose matrices are multiplied one by one as they come and not in one call
-# (0.5b shape: 1.5 to 2.4 ms with 1 to 64 rows).
-STREAMED_SECONDS = 1.5e-3
+# (0.5b shape: 1.5 to 2.4 ms with 1 to 64 rows); and of a small one, which is one call when all of it is there
+# (the demo model: 0.4).
+STREAMED_SECONDS, ARRIVING_SECONDS = 1.5e-3, 0.4e-3
 # So many rows more take as long again: 64 rows of 0.5b and 1b shapes took 1.3 to 2.6 ms a layer.
 BESIDE_ROWS = 10
 FREE_ROWS = 32  # so many cost one more: between what was measured with AMX (64) and plain AVX2 (16)

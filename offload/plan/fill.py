@@ -175,7 +175,8 @@ def _as_asked(books: _Books, positions: int, layers: int) -> _Choice:
     pinned, depth = _asked_for(books, layers)
     ring = least = 0
     if len(pinned) < len(table.chunks):
-        ring = choose_ring(largest, lambda ring: books.ledger(pinned, ring, positions).free)
+        streamed = pages(table.chunks) - pages(pinned)
+        ring = choose_ring(largest, lambda ring: books.ledger(pinned, ring, positions).free, streamed)
         least = MIN_RING_CHUNKS * largest
     smallest = smallest_dial(books.ledger(pinned, least, positions), books.needs.drift)
     advice = f" with {layers} layers pinned and context {positions}."

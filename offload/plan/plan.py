@@ -6,9 +6,17 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from edgespec.offload.chunks import Chunk, ChunkTable
-from edgespec.offload.plan.costs import LAYER_SECONDS, STREAMED_SECONDS, CostModel, Rates
+from edgespec.offload.plan.costs import (
+    ARRIVING_SECONDS,
+    LAYER_SECONDS,
+    PASS_SECONDS,
+    STREAMED_SECONDS,
+    CostModel,
+    Rates,
+)
 from edgespec.offload.plan.ledger import Ledger, gigabytes
 from edgespec.offload.plan.needs import Extras
+from edgespec.offload.ring import fits_at_once
 
 
 @dataclass(frozen=True)
@@ -64,10 +72,21 @@ class Plan:
             io=rates.flash(self.bytes_per_pass),
             compute=by_rows[0] if by_rows else rates.memory(table.nbytes),
             step=rates.memory(step_bytes),
-            overhead=table.layers * LAYER_SECONDS,
-            apart=len({chunk.layer for chunk in self.streamed}) * STREAMED_SECONDS,
+            overhead=PASS_SECONDS + table.layers * LAYER_SECONDS,
+            apart=self._apart(),
             by_rows=by_rows,
         )
+
+    def _apart(self) -> float:
+        """Seconds more of layers that stream."""
+        layers = dict[int, list[Chunk]]()
+        for chunk in self.streamed:
+            layers.setdefault(chunk.layer, []).append(chunk)
+        arriving = [
+            layer < self.table.layers and fits_at_once(some, self.ring_bytes)
+            for layer, some in layers.items()
+        ]
+        return sum(ARRIVING_SECONDS if small else STREAMED_SECONDS for small in arriving)
 
     @property
     def predicted_cycle_seconds(self) -> float | None:

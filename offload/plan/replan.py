@@ -62,10 +62,10 @@ def at_dial(plan: Plan, dial: int, as_asked: bool = False) -> Plan:
 
     least = book(must, MIN_RING_CHUNKS * largest if len(must) < len(everything) else 0)
     least.require(smallest_dial(least), f" with context {plan.context} and what is open.")
-    room = 0 if as_asked else 2 * largest
-    ring = choose_ring(largest, lambda ring: book(must, ring).free - room)
     if as_asked:
-        return planned(pinned, ring)
+        streamed = pages(everything) - pages(pinned)
+        return planned(pinned, choose_ring(largest, lambda ring: book(pinned, ring).free, streamed))
+    ring = choose_ring(largest, lambda ring: book(must, ring).free - 2 * largest)
     chosen = must
     for candidates in (pinned, everything):
         left = tuple(c for c in candidates if c not in chosen)

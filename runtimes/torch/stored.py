@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,6 +57,7 @@ class StoredChunks:
         self._growing: set[int] = set()  # chunks that will be pinned when they have streamed by
         self._listener: Callable[[ChunkEvent], None] | None = None
         self._held: tuple[Chunk, Tensor | None] | None = None  # None: being acquired, or given back
+        self._along: list[Chunk] = []  # of a layer, held at once
 
     def pin(
         self,
@@ -203,6 +204,19 @@ class StoredChunks:
         self._held = (chunk, placed)
         return placed
 
+    def _hold(self, chunks: Sequence[Chunk], observer: PassObserver | None) -> list[Tensor]:
+        """The bytes of chunks that stream, uint8 [nbytes] each, all at once until `release`; on a CPU."""
+        self.release()
+        assert self.streamer is not None
+        found = []
+        for chunk in chunks:
+            if observer is not None:
+                observer.on_chunk()
+            self._along.append(chunk)
+            buffer = self.streamer.acquire(chunk, observer.on_wait if observer else None)
+            found.append(torch.frombuffer(buffer, dtype=torch.uint8))
+        return found
+
     def _resident_bytes(self, chunk: Chunk) -> Tensor | None:
         """The chunk's bytes if they stay where matmuls run."""
         if self.device.type == "cpu" and chunk.index in self.pinned:
@@ -210,7 +224,11 @@ class StoredChunks:
         return self.on_device.get(chunk.index)
 
     def release(self) -> None:
-        """The held chunk has been used: its room goes back to the ring. Called after a pass, too."""
+        """What is held has been used: its room goes back to the ring. Called after a pass, too."""
+        while self._along:
+            if self.streamer is not None:
+                self.streamer.release(self._along[-1])  # nothing, where it came no further than asking
+            self._along.pop()
         if self._held is None:
             return
         chunk, placed = self._held

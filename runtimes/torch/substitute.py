@@ -169,6 +169,9 @@ class SubstituteWeights:
     def embed(self, tokens: Sequence[int] | IntArray) -> Tensor:
         return self.target.embed(tokens)
 
+    def layer_together(self, layer: int, observer: PassObserver | None = None) -> Together | None:
+        return None
+
     def resident_blocks(self, name: str) -> Sequence[Block] | None:
         return self.blocks.get(name + ".weight")
 

@@ -57,6 +57,10 @@ class ModelWeights(Protocol):
         """The matrix called `name` (without ".weight") as blocks of its rows, in order, if all of them are
         where matmuls run, to stay; else None."""
 
+    def layer_together(self, layer: int, observer: PassObserver | None = None) -> Together | None:
+        """The matrices of a layer that streams, all at once until `release`; None where they are asked for
+        one by one, and nothing was held then."""
+
     def times(self, x: Tensor, block: Block) -> Tensor:
         """x [n, in] -> [n, rows] by one of these blocks, for drafts, whose bits are nobody's."""
 
@@ -201,11 +205,15 @@ class TorchTarget(Generic[W]):
         if shared.whole is not None:
             heard = NO_LAYER if observer is None else observer.hears
             unheard = takewhile(lambda index: index == layers.start or index - 1 not in heard, layers)
-            together, small = self.weights.together, self.weights.small
-            wholes = whole_layers(unheard, len(hidden), self.config, together, small)
+            small = self.weights.small
+            wholes = whole_layers(unheard, len(hidden), self.config, self.weights.together, small)
+            if wholes and observer is not None:
+                observer.on_chunk()  # once: nothing is heard within the call
+            together = None if wholes else self.weights.layer_together(layers.start, observer)
+            if together is not None:
+                wholes = whole_layers(layers[:1], len(hidden), self.config, together, small)
+                assert wholes
             if wholes:
-                if observer is not None:
-                    observer.on_chunk()  # once: nothing is heard within the call
                 shared.attention.check_free()
                 return run_layers(wholes, layers.start, hidden, shared.whole), len(wholes)
         return self._layer(layers.start, hidden, shared, observer), 1

@@ -11,9 +11,10 @@ from edgespec.devices.disk import ReadSettings
 from edgespec.kernels.choice import FEWS
 from edgespec.kernels.dispatch import add
 from edgespec.kernels.matmul import Block, Together, linear, ragged, typed
-from edgespec.offload.chunks import ChunkTable, Piece, TensorSource
+from edgespec.offload.chunks import ChunkTable, TensorSource
 from edgespec.runtimes.base import IntArray
 from edgespec.runtimes.target import PassObserver
+from edgespec.runtimes.torch.arriving import Arriving, as_block
 from edgespec.runtimes.torch.stored import CPU, StoredChunks
 
 __all__ = ["CPU", "Weights"]
@@ -35,6 +36,7 @@ class Weights(StoredChunks):
         self.blocks = table.blocks()
         self.resident: dict[tuple[str, int], Block] = {}  # by tensor and first row, where matmuls run
         self.together = Together({})  # of the resident ones
+        self.arriving: Arriving | None = None
         try:
             self.small = {t.name: self._vector(t) for t in table.small}
         except BaseException:
@@ -90,6 +92,15 @@ class Weights(StoredChunks):
         """See `runtimes.torch.target.ModelWeights`."""
         return linear(x, block, exact=True)
 
+    def layer_together(self, layer: int, observer: PassObserver | None = None) -> Together | None:
+        """See `runtimes.torch.target.ModelWeights`."""
+        arriving = self.arriving
+        if arriving is None or layer not in arriving.chunks or self.streamer is None:
+            return None
+        if self._growing:  # what comes to stay is copied, one by one
+            return None
+        return arriving.together(layer, self._hold(arriving.chunks[layer], observer))
+
     def _index(self) -> None:
         self.resident = {
             (piece.tensor, piece.row): as_block(data, piece, scale)
@@ -104,6 +115,10 @@ class Weights(StoredChunks):
                 if all((name, piece.row) in self.resident for _, piece, _ in found)
             }
         )
+        streamed = {c.index for c in self.table.chunks} - self.pinned.keys() - self.on_device.keys()
+        self.arriving = None
+        if self.device.type == "cpu" and streamed:
+            self.arriving = Arriving(self.table, self.blocks, self.resident, streamed, self.ring_bytes)
 
     def _vector(self, source: TensorSource) -> Tensor:
         data = torch.frombuffer(self.files[source.file].read(source.offset, source.nbytes), dtype=torch.uint8)
@@ -111,6 +126,7 @@ class Weights(StoredChunks):
 
     def close(self) -> None:
         """Stop reading and let all memory go."""
+        self.arriving = None
         super().close()
         self.resident.clear()
         self.together.clear()
@@ -120,14 +136,3 @@ def with_biases(outs: Sequence[Tensor], names: Sequence[str], small: Mapping[str
     """Products [n, out] of the matrices `names`, each with its bias where there is one."""
     biases = [small.get(name + ".bias") for name in names]
     return [out if bias is None else add(out, bias) for out, bias in zip(outs, biases, strict=True)]
-
-
-def as_block(data: Tensor, piece: Piece, scale: Piece | None) -> Block:
-    """A matmul's operand from a chunk's bytes, uint8 [nbytes]."""
-
-    def part(p: Piece) -> Tensor:
-        return data[p.offset : p.offset + p.nbytes]
-
-    scales = None if scale is None else typed(part(scale), scale.encoding, scale.shape)
-    rows, inner = piece.shape
-    return Block.of_bytes(piece.encoding, part(piece), rows, inner, scales)
