@@ -81,7 +81,8 @@ class Serial:
         self.damaged = False
         self.overlap: Overlap | None = None
         self._given_back: str | None = None
-        self._deaf = False  # in this pass
+        self._deaf = False  # in this pass,
+        self._missed = False  # and in the one before: the drafter has not seen the last position
         self._idle = False  # the controller pauses in this cycle
 
     @property
@@ -111,6 +112,7 @@ class Serial:
 
     def begin(self, context: Context, limit: int) -> None:
         self.left = limit - 1  # the first token comes from the prompt's own pass
+        self._missed = False  # which was heard
         try:
             self.drafter.prefill(context)
         except ModelError:
@@ -119,19 +121,24 @@ class Serial:
         self._leave_lost()
 
     def next_tree(self, root: int) -> TokenTree:
-        began = self.clock()
-        self.root, self.tree, self.passes = root, TokenTree.root(root), None
+        self.root, self.tree, self.passes, self.draft_seconds = root, TokenTree.root(root), None, 0.0
         self._idle = self.controller.pauses
         if not self._idle:
+            began = self.clock()
             # Every outcome has a bonus token, so the deepest useful node is the last token but one.
             limit = TreeBudget(self.nodes, self.left - 1, passes=0)
-            budget = self.controller.budget(limit, self.drafter.passes)
+            budget = self._able(self.controller.budget(limit, self.drafter.passes))
             if budget is not None and self.drafter.passes:
                 self.passes = budget.passes
                 self.tree = self.controller.prune(self._draft(root, budget))
+            self.draft_seconds = self.clock() - began
         self._rest()
-        self.draft_seconds = self.clock() - began
         return self.tree
+
+    def _able(self, budget: TreeBudget | None) -> TreeBudget | None:
+        """A model that has not heard the latest pass hears the next one first. So none is heard before a
+        refusal that is followed by another."""
+        return None if budget is not None and budget.passes and self._missed else budget
 
     def _rest(self) -> None:
         """Nobody asks for drafts behind this tree: what the drafter can do without costs the pass nothing."""
@@ -162,7 +169,7 @@ class Serial:
         else:
             self.controller.record(Cycle(*told, overlap=self.overlap, predicted=predicted))
         self.drafter.commit(self.root, outcome)
-        self._deaf = False
+        self._missed, self._deaf = self._deaf, False
         self._leave_lost()
         self.left -= len(outcome.tokens)
         return Cycle(*told, self.controller.took, self.overlap, predicted)

@@ -81,7 +81,7 @@ class Ssd(Serial):
         limit = TreeBudget(self.nodes, self.left - 1, passes=0)
         prepared = self._draft(root, limit, goes_on=True) if ready else self.tree
         width = self.drafter.width if isinstance(self.drafter, Foreseeing) else 1
-        budget = self.controller.overlapped(limit, self.drafter.passes, prepared, width)
+        budget = self._able(self.controller.overlapped(limit, self.drafter.passes, prepared, width))
         if budget is None and self._drawn and len(prepared) > 1:
             budget = replace(limit, found=len(prepared) - 1)
         if budget is not None and self.drafter.passes:
