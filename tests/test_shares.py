@@ -397,6 +397,33 @@ def test_sixty_four_lose_nothing_where_each_row_is_dear(hit: float) -> None:
         assert run.rows[80:].mean() < 1.05 * 64
 
 
+def test_a_row_with_which_another_block_begins_is_as_dear_as_it_is() -> None:
+    """The 65th takes as long as eight others. Few drafts of 64 trees, however good, do not pay for it."""
+    stepped = lambda rows: 0.01 + 0.0003 * rows + 0.0024 * (rows > 64)  # noqa: E731
+    shares = knowing(each_dear, [])
+    for rows in [64] * 9 + [65, 66, 68] * 3 + [64] * 9:
+        shares.costs.add_pass(rows, float(stepped(np.array(rows))), plain=64)
+    some = [TokenTree.root(1)] * 60 + [TokenTree.chain([1, 2], np.log([1.0, 0.98]))] * 4
+    assert sum(map(len, shares.allot(offers_of(some), [9] * 64, 0, 256))) == 64
+    assert float(shares._passes(66) - shares._passes(64)) == pytest.approx(0.003, rel=0.15)
+    assert float(shares._passes(60)) == pytest.approx(float(stepped(np.array(64)))), "no less is known"
+    many = [TokenTree.chain([1, 2, 3, 4], np.log([1.0, 0.98, 0.98, 0.98]))] * 64
+    assert sum(map(len, shares.allot(offers_of(many), [9] * 64, 0, 256))) >= 64 + 64
+    shares.allot([UNDRAFTED] * 70, [9] * 70, 0, 256)  # others have come: of 66 rows were drafts, of 70 not
+    shares.record([UNDRAFTED] * 70, 70, 70, float(stepped(np.array(70))), False)
+    assert (np.diff(shares._passes(np.arange(40, 130))) >= 0).all()
+
+
+@pytest.mark.parametrize("hit", [0.6, 0.9])
+def test_sixty_four_lose_nothing_where_the_next_row_begins_another_block(hit: float) -> None:
+    stepped = lambda rows: 0.01 + 0.0003 * rows + 0.0035 * (rows > 64)  # noqa: E731
+    worlds = [World(hit, 0.95, stepped, 0.0, paid=range(1), free=3, share=0.99)] * 64
+    run = simulate(worlds, 120, look=0.00005, noise=0.03)
+    plain = 64 / float(stepped(np.array(64)))
+    assert run.rate(60) > 0.98 * plain
+    assert ((run.rows[60:] > 64) & (run.rows[60:] < 72)).sum() <= 6
+
+
 def test_what_a_row_costs_is_not_hidden_by_counts_that_are_timed_together() -> None:
     """64 rows and a few more are one point of the curve; on it all of them would cost the same."""
     shares = knowing(each_dear, [64, 64, 66, 70, 72, 90, 128])

@@ -143,7 +143,7 @@ class Shares:
         self._foreseen, self._came = QUICK * self._foreseen + usual, QUICK * self._came + seconds
         sure = self.costs.sure(rows, None, False)
         if not prompts:  # whose rows cost otherwise than trees'
-            self.costs.add_pass(rows, seconds)
+            self.costs.add_pass(rows, seconds, plain=self.trees)
         if prompts or sure:  # then one timing alone tells of the machine, not of drafts
             seconds = float(self._passes(rows))
         asked = [offer for offer in offers if offer.passes is not None]
