@@ -238,6 +238,46 @@ def test_where_drafts_are_refused_again_and_again_no_pass_is_heard() -> None:
     assert heard == 0
 
 
+@pytest.mark.parametrize("drafter", [Recorder(), Listener()], ids=["follows tokens", "reads states"])
+def test_in_a_long_pause_the_drafter_is_left_alone(drafter: Recorder) -> None:
+    """And told of all of it, in order, when it is asked again or the reply is over."""
+
+    class Paused(Notes):
+        left, rests = 0, True
+
+        @property
+        def pauses(self) -> bool:
+            return self.left > 0
+
+        def rested(self) -> None:
+            self.left -= 1
+
+    controller = Paused(TreeBudget(6, 9, 0))
+    schedule = Serial(drafter, controller, 64)
+
+    def commits() -> list[object]:
+        return [call[1] for call in drafter.calls if isinstance(call, tuple) and call[0] == "commit"]
+
+    schedule.begin(Context([1]), 50)
+    drafter.calls.clear()
+    controller.left = 4
+    for root in range(4):
+        schedule.next_tree(root)
+        schedule.settle(Outcome(np.array([0]), (root + 1,)))
+    assert commits() == [0], "that it was not asked it hears at once, as others may draft for it"
+    schedule.next_tree(4)
+    assert commits() == [0, 1, 2, 3]
+    schedule.settle(Outcome(np.array([0]), (5,)))
+    controller.left, controller.rests = 9, False
+    for root in range(5, 8):
+        schedule.next_tree(root)
+        schedule.settle(Outcome(np.array([0]), (root + 1,)))
+    heard = isinstance(drafter, Listener)
+    assert commits() == [0, 1, 2, 3, 4, 5, *([6, 7] if heard else [])], "a tree that it heard is committed"
+    schedule.end()
+    assert commits() == list(range(8))
+
+
 @pytest.mark.parametrize("shares", [False, True])
 def test_to_rest_is_as_to_be_asked_and_told(shares: bool) -> None:
     """A controller that pauses comes to the same by `rested` as by budgets and records."""
