@@ -118,7 +118,7 @@ def test_the_shorter_passes_without_drafts_are_the_fewer_are_learned_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timed = list[int]()
-    monkeypatch.setattr(Costs, "add_pass", lambda self, rows, seconds: timed.append(rows))
+    monkeypatch.setattr(Costs, "add_pass", lambda self, rows, seconds, plain: timed.append(rows))
     cases = (0.0001, False, 1), (0.001, False, 1), (0.006, False, 8), (0.001, True, 40), (0.1, False, 40)
     for seconds, drafted, count in cases:
         shares = knowing(each_dear, [])
@@ -198,6 +198,29 @@ def test_a_debt_is_of_time() -> None:
     assert float(shares._passes(4)) > 1.5
     assert owed < now < owed + 10 * ALLOWANCE * 2.5
     assert -0.7 < shares.credit < 0
+
+
+def test_each_time_that_the_credit_is_spent_less_comes_in() -> None:
+    shares = knowing(lambda rows: 0.1 + 0.0 * rows, [1, 4])
+
+    def comes_in(trees: int = 4, drafting: float = 0.0) -> float:
+        offers = [UNDRAFTED] * (trees - 1) + [Offer(np.ones(1), 1 if drafting else None, drafting)]
+        shares.allot(offers, [9] * trees, 0, 60)
+        before = shares.credit
+        shares.record(offers, trees, trees, 0.1, False)
+        return shares.credit - before
+
+    found = list[float]()
+    for _ in range(5):
+        shares.credit = 0.001
+        comes_in(drafting=0.05)
+        found.append(comes_in())
+    assert found == pytest.approx([ALLOWANCE / 2, ALLOWANCE / 4, *[ALLOWANCE / 8] * 3])
+    assert comes_in(1) == pytest.approx(ALLOWANCE), "what four have found out is not known of one alone"
+    assert comes_in() == pytest.approx(ALLOWANCE / 8)
+    shares.credit = GRACE
+    comes_in()
+    assert comes_in() == pytest.approx(ALLOWANCE), "drafts have gained"
 
 
 def test_short_passes_of_few_pay_back_no_more_than_their_share() -> None:
