@@ -119,7 +119,7 @@ def test_the_shorter_passes_without_drafts_are_the_fewer_are_learned_from(
 ) -> None:
     timed = list[int]()
     monkeypatch.setattr(Costs, "add_pass", lambda self, rows, seconds, plain: timed.append(rows))
-    cases = (0.0001, False, 1), (0.001, False, 1), (0.006, False, 8), (0.001, True, 40), (0.1, False, 40)
+    cases = (0.0001, False, 1), (0.001, False, 1), (0.024, False, 8), (0.001, True, 40), (0.4, False, 40)
     for seconds, drafted, count in cases:
         shares = knowing(each_dear, [])
         shares.costs.verify.add(4, seconds)  # so it is not stale
@@ -245,7 +245,7 @@ def test_what_passes_give_is_of_those_that_are_in_them() -> None:
 
 
 def test_a_refusal_stands_as_long_as_weighing_takes_a_share_and_longer_behind_others() -> None:
-    for seconds, stands in ((0.001, [8, 16, 32, 64, 120]), (1.0, [0, 0])):
+    for seconds, stands in ((0.001, [8, 16, 32, 64, 119]), (1.0, [0, 0])):
         shares = knowing(lambda rows, s=seconds: s + 0.0 * rows, [4] * 9)  # type: ignore[misc]
         shares.trees = 4
         shares.cohort.add(1, 9 * seconds)

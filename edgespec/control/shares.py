@@ -48,6 +48,7 @@ LONGEST = 16  # cycles of a pause between them
 APART = 0.5  # of the trees: so many rows more tell what a row costs
 FEW = 4  # nodes that a trial begins with
 HALVINGS = 3  # of what comes in
+LEARNING = 0.0025  # of plain decoding's time may be spent on learning from it
 
 
 class Shares:
@@ -184,10 +185,10 @@ class Shares:
             self._expected = QUICK * self._expected + self._hoped
 
     def _passes_by(self, offers: Sequence[Offer], seconds: float) -> bool:
-        """It is so short that learning from each would take a share of their time, as `WEIGHED`: without
-        drafts fewer tell enough."""
+        """It is so short that learning from each would take a share of their time (`WEIGHING` behind a pass,
+        which leaves nothing of this in the caches): without drafts fewer tell enough."""
         self._unheard += 1
-        short = self._unheard * WEIGHED * seconds < WEIGHING and self._unheard < REST << LONGER
+        short = self._unheard * LEARNING * seconds < WEIGHING and self._unheard < REST << LONGER
         if short and all(offer.passes is None for offer in offers) and not self.stale:
             return True
         self._unheard = 0
