@@ -44,7 +44,7 @@ from edgespec.core.sampling import FloatArray, IntArray
 from edgespec.core.schedule import Offer
 
 LOOKING = 0.005  # of the time may be spent on looks in vain
-LONGEST = 16  # cycles of a pause between them
+LONGEST = 32  # cycles of a pause between them
 APART = 0.5  # of the trees: so many rows more tell what a row costs
 FEW = 4  # nodes that a trial begins with
 HALVINGS = 3  # of what comes in
