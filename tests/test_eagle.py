@@ -229,7 +229,49 @@ def test_while_a_refusal_stands_no_layer_is_heard(model: Path, plain: dict[float
         say(session, before, GenerationOptions(max_tokens=1, ignore_eos=True))
         runtime = drafter_of(session).runtime
         assert runtime.end == len(before)
+        runtime.follow()
         assert runtime.exact == len(before) - 2, "but of 0, and 45, whose feature was dropped, it has all"
+
+
+class Never(Fixed):
+    """Drafts nothing, and hears everything, until it is told."""
+
+    drafts = False
+
+    def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
+        return super().budget(limit, passes) if self.drafts else None
+
+
+def test_a_prompt_waits_until_a_draft_is_asked_for(
+    model: Path, plain: dict[float, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where drafts do not pay, no entry is made for a reply; what waits has a bound."""
+    controller = Never(BUDGET)
+    with load(model) as engine, engine.new_session(300, controller) as session:
+        runtime, written = drafter_of(session).runtime, list[int]()
+        write = runtime.module.write
+
+        def counted(features: torch.Tensor, embedded: torch.Tensor, rows: Rows) -> None:
+            written.append(len(features))
+            write(features, embedded, rows)
+
+        monkeypatch.setattr(runtime.module, "write", counted)
+        few = GenerationOptions(max_tokens=9, ignore_eos=True)
+        for seed in range(3):
+            say(session, prompt_of(40, seed), few)
+            assert written == []
+            assert runtime.end == len(session.tokens)
+        prompt = prompt_of(100, 7)
+        say(session, prompt, few)
+        assert written == [len(prompt) - 1]
+        assert len(runtime.seen) == 1 + 8
+        written.clear()
+        controller.drafts = True
+        tokens, stats = two_turns(session, REPLY)
+        assert tokens == plain[0]
+        assert sum(s.accepted for s in stats) > 3
+        assert written, "a prompt of so many is followed before it is drafted behind"
+        check_entries(engine, session)
 
 
 @ONE_TYPE

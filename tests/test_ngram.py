@@ -13,7 +13,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
-from edgespec.drafters.ngram import LONGEST, ORDERS, NGram, _match_length
+from edgespec.drafters.ngram import LONGEST, ORDERS, SHORT, NGram, _match_length
 
 BUDGET = TreeBudget(64, 16, 0)
 
@@ -21,6 +21,7 @@ BUDGET = TreeBudget(64, 16, 0)
 def drafter_of(tokens: list[int]) -> NGram:
     drafter = NGram()
     drafter.prefill(Context(tokens))
+    drafter.catch_up()
     return drafter
 
 
@@ -139,7 +140,78 @@ def test_what_nobody_asks_about_is_not_indexed() -> None:
     assert np.array_equal(lazy._hits, eager._hits)
     lazy.commit(2, Outcome(np.arange(1), (0,)))
     lazy.prefill(Context([*eager.tokens, 2, 7]))
+    lazy.catch_up()
     assert lazy.tokens == [*eager.tokens, 2, 7]
+
+
+def counted(drafter: NGram, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tokens that are put into its index from now on."""
+    pushed, push = list[int](), NGram._push
+
+    def counting(self: NGram, token: int) -> None:
+        if self is drafter:
+            pushed.append(token)
+        push(self, token)
+
+    monkeypatch.setattr(NGram, "_push", counting)
+    return pushed
+
+
+def test_replies_of_which_no_draft_may_pay_are_in_no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, each looked at three times: they repeat single tokens and pairs, where a row is
+    worth a chance of 0.6. When a longer piece comes again the draft is as of an index of all."""
+    drafter, said = NGram(), list[int]()
+    pushed = counted(drafter, monkeypatch)
+    for reply in range(6):
+        prompt = [100 * (1 + reply) + n for n in range(SHORT)]
+        drafter.prefill(Context(prompt))
+        said = [*prompt]
+        for token in [1, 2, 9, 1, 2, 8, 1, 3, 7, 2]:
+            if token == 1:
+                assert len(draft(drafter, token, replace(BUDGET, least=0.6, worth=0.01))) == 1
+            drafter.commit(token, Outcome(np.arange(1), (0,)))
+            said.append(token)
+    assert pushed == []
+    for token in (1, 2, 8):
+        drafter.commit(token, Outcome(np.arange(1), (0,)))
+    tree = draft(drafter, 1, replace(BUDGET, least=0.3))
+    assert tree.tokens[tree.children(0)].tolist() == [3]
+    assert pushed == [*said, 1, 2, 8]
+    assert sum(drafter._trials) > 0, "and it has learned from what was said, but for the prompt"
+
+
+def test_of_a_reply_that_no_prompt_goes_on_nothing_is_learned_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = drafter_of(list(range(100, 180)))
+    pushed = counted(drafter, monkeypatch)
+    for token in [1, 2, 3] * 20:
+        drafter.commit(token, Outcome(np.arange(1), (0,)))
+    drafter.prefill(Context([5, 6, 7]))
+    assert pushed == []
+    assert draft(drafter, 5).tokens[1:].tolist()[:2] == [6, 7]
+    assert drafter.tokens == [5, 6, 7]
+
+
+def test_a_long_prompt_is_no_part_of_the_first_drafts_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = NGram()
+    pushed = counted(drafter, monkeypatch)
+    drafter.prefill(Context(range(SHORT + 1)))
+    assert len(pushed) == SHORT + 1
+
+
+def test_what_the_text_says_of_a_match_is_what_the_index_does() -> None:
+    """No draft is missed, and none is looked for where the last token was never said before."""
+    rng = np.random.default_rng(6)
+    looked = 0
+    for tokens in (3, 30, 300, 3000, 70000):
+        text = rng.integers(0, tokens, 400).tolist()
+        drafter = drafter_of(text[:200])
+        for token in text[200:]:
+            may = drafter._may_pay((token,), 4, replace(BUDGET, least=0.0))
+            assert may == (token in drafter.tokens)
+            assert may == (drafter._longest([*drafter.tokens, token]) is not None)
+            looked += may
+            emit(drafter, token, 0)
+    assert 200 < looked < 800
 
 
 def test_going_back_leaves_the_index_of_what_remains() -> None:
@@ -150,6 +222,7 @@ def test_going_back_leaves_the_index_of_what_remains() -> None:
         edited = long[:keep] + rng.integers(0, 5, 40).tolist()
         drafter = drafter_of(long)
         drafter.prefill(Context(edited))
+        drafter.catch_up()
         fresh = drafter_of(edited)
         assert drafter.tokens == fresh.tokens == edited
         assert drafter._last == fresh._last
@@ -187,6 +260,7 @@ def test_an_interrupted_update_is_mended() -> None:
     except KeyboardInterrupt:
         drafter._before[1] = whole
     drafter.prefill(Context([1, 2, 3, 1, 2, 3]))
+    drafter.catch_up()
     fresh = drafter_of([1, 2, 3, 1, 2, 3])
     assert (drafter.tokens, drafter._last, drafter._before) == (fresh.tokens, fresh._last, fresh._before)
 
@@ -201,8 +275,9 @@ def test_an_interrupted_new_prompt_is_mended(monkeypatch: pytest.MonkeyPatch) ->
     with monkeypatch.context() as patched:
         patched.setattr(NGram, "_push", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            drafter.prefill(Context([7, 8, 7, 8]))
+            drafter.prefill(Context([7, 8] * SHORT))
     drafter.prefill(Context([7, 8, 7, 9]))
+    drafter.catch_up()
     fresh = drafter_of([7, 8, 7, 9])
     assert (drafter.tokens, drafter._last, drafter._before) == (fresh.tokens, fresh._last, fresh._before)
 
@@ -222,6 +297,7 @@ def test_memory_is_bounded_by_the_text() -> None:
     assert all(len(last) <= 3000 for last in drafter._last)
     assert [len(before) for before in drafter._before] == [3000] * len(ORDERS)
     drafter.prefill(Context([1]))
+    drafter.catch_up()
     assert all(len(last) == 1 for last in drafter._last)
 
 

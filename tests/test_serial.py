@@ -168,6 +168,116 @@ def test_while_the_controller_pauses_it_is_neither_asked_nor_told() -> None:
     assert schedule.left == 45
 
 
+class Listener(Recorder):
+    """One that reads the target's states."""
+
+    forgoes = True
+    hears = frozenset([1])
+
+    def on_layer(self, index: int, hidden: object, rows: object) -> None:
+        self.calls.append(("heard", index))
+
+
+def test_a_model_that_missed_the_latest_pass_hears_one_before_it_drafts() -> None:
+    class Sudden(Notes):
+        """Rests, and then would draft without having said so."""
+
+        rests = True
+
+    drafter, controller, heard = Listener(), Sudden(TreeBudget(6, 9, 3)), list[bool]()
+    schedule = Serial(drafter, controller, 64)
+    schedule.begin(Context([1]), 50)
+    for cycle, length in enumerate([4, 1, 4]):
+        assert len(schedule.next_tree(cycle)) == length, "of the prompt nothing was missed"
+        heard.append(bool(schedule.hears))
+        schedule.settle(Outcome(np.array([0]), (cycle + 1,)))
+        controller.rests = False
+    assert heard == [False, True, True]
+    assert [cycle.passes for cycle in controller.cycles] == [3, None, 3]
+    schedule.next_tree(3)
+    schedule._deaf = True
+    schedule.settle(Outcome(np.array([0]), (4,)))
+    schedule.begin(Context([1]), 50)
+    assert len(schedule.next_tree(5)) == 4, "nor of the next prompt"
+
+
+def test_without_a_pass_what_was_missed_is_no_matter() -> None:
+    drafter, controller = Listener(), Notes(TreeBudget(6, 9, 0))
+    schedule = Serial(drafter, controller, 64)
+    schedule.begin(Context([1]), 50)
+    for cycle in range(2):
+        schedule.next_tree(cycle)
+        assert schedule.passes == 0
+        schedule._deaf = True
+        schedule.settle(Outcome(np.array([0]), (cycle + 1,)))
+
+
+def test_where_drafts_are_refused_again_and_again_no_pass_is_heard() -> None:
+    """Sixteen share passes that are bound by arithmetic: what drafters read of a pass costs all of them."""
+    shares = Shares(Costs(CostModel()))
+    for rows in [16] * 9 + [17, 20, 32] * 3:
+        shares.costs.add_pass(rows, 1e-4 * rows)
+    shares.cohort.add(1, 1e-2)
+    shares.cohort.add(4, 4e-2)
+    members = [Serial(Listener(), Partner(shares), 64) for _ in range(16)]
+    for member in members:
+        member.begin(Context([1]), 1000)
+    shares.trees, heard, weighed = 16, 0, 0
+    for _ in range(400):
+        trees = [member.next_tree(1) for member in members]
+        heard += sum(bool(member.hears) for member in members)
+        weighed += sum(not member._idle for member in members)
+        offers = [offer for member in members if (offer := member.offer) is not None]
+        shares.allot(offers, [64] * 16, 0, 64)
+        rows = sum(map(len, trees))
+        shares.record(offers, rows, 16, 1e-4 * rows, False)
+        for member in members:
+            member.settle(Outcome(np.array([0]), (1,), 0, 1e-4 * rows, rows - 1))
+    assert weighed >= 16 * 5
+    assert weighed <= 16 * 12, "at 0.1 ms each, that is some 2 % of these passes' time"
+    assert heard == 0
+
+
+@pytest.mark.parametrize("drafter", [Recorder(), Listener()], ids=["follows tokens", "reads states"])
+def test_in_a_long_pause_the_drafter_is_left_alone(drafter: Recorder) -> None:
+    """And told of all of it, in order, when it is asked again or the reply is over."""
+
+    class Paused(Notes):
+        left, rests = 0, True
+
+        @property
+        def pauses(self) -> bool:
+            return self.left > 0
+
+        def rested(self) -> None:
+            self.left -= 1
+
+    controller = Paused(TreeBudget(6, 9, 0))
+    schedule = Serial(drafter, controller, 64)
+
+    def commits() -> list[object]:
+        return [call[1] for call in drafter.calls if isinstance(call, tuple) and call[0] == "commit"]
+
+    schedule.begin(Context([1]), 50)
+    drafter.calls.clear()
+    controller.left = 4
+    for root in range(4):
+        schedule.next_tree(root)
+        schedule.settle(Outcome(np.array([0]), (root + 1,)))
+    assert commits() == [0], "that it was not asked it hears at once, as others may draft for it"
+    schedule.next_tree(4)
+    assert commits() == [0, 1, 2, 3]
+    schedule.settle(Outcome(np.array([0]), (5,)))
+    controller.left, controller.rests = 9, False
+    for root in range(5, 8):
+        schedule.next_tree(root)
+        schedule.settle(Outcome(np.array([0]), (root + 1,)))
+    heard = isinstance(drafter, Listener)
+    assert commits() == [0, 1, 2, 3, 4, 5, *([6, 7] if heard else [])], "a tree that it heard is committed"
+    schedule.end()
+    assert commits() == list(range(8))
+
+
 @pytest.mark.parametrize("shares", [False, True])
 def test_to_rest_is_as_to_be_asked_and_told(shares: bool) -> None:
     """A controller that pauses comes to the same by `rested` as by budgets and records."""

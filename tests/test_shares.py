@@ -118,8 +118,8 @@ def test_the_shorter_passes_without_drafts_are_the_fewer_are_learned_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     timed = list[int]()
-    monkeypatch.setattr(Costs, "add_pass", lambda self, rows, seconds: timed.append(rows))
-    cases = (0.0001, False, 1), (0.001, False, 1), (0.006, False, 8), (0.001, True, 40), (0.1, False, 40)
+    monkeypatch.setattr(Costs, "add_pass", lambda self, rows, seconds, plain: timed.append(rows))
+    cases = (0.0001, False, 1), (0.001, False, 1), (0.024, False, 8), (0.001, True, 40), (0.4, False, 40)
     for seconds, drafted, count in cases:
         shares = knowing(each_dear, [])
         shares.costs.verify.add(4, seconds)  # so it is not stale
@@ -130,6 +130,15 @@ def test_the_shorter_passes_without_drafts_are_the_fewer_are_learned_from(
             shares.trees = 4
             shares.record(offers, sum(map(len, trees)), 4, seconds, False)
         assert len(timed) == count
+
+
+@pytest.mark.parametrize(("trees", "pause"), [(1, 0), (4, 2), (16, 10), (64, 32)])
+def test_the_more_look_in_vain_the_longer_each_pauses(trees: int, pause: int) -> None:
+    """A look behind a pass takes 0.1 ms, passes 30: sixty-four that look every 16 cycles would take 1.3 %."""
+    shares = knowing(lambda rows: 0.03 + 0.0 * rows, [trees] * 9)
+    shares.allot([UNDRAFTED] * trees, [9] * trees, 0, 60)
+    shares.record([Offer(np.ones(1), 0, 1e-4)] * trees, trees, trees, 0.03, False)
+    assert shares.pause == pause
 
 
 def test_without_credit_all_rest_until_a_trial_is_paid_for() -> None:
@@ -200,6 +209,29 @@ def test_a_debt_is_of_time() -> None:
     assert -0.7 < shares.credit < 0
 
 
+def test_each_time_that_the_credit_is_spent_less_comes_in() -> None:
+    shares = knowing(lambda rows: 0.1 + 0.0 * rows, [1, 4])
+
+    def comes_in(trees: int = 4, drafting: float = 0.0) -> float:
+        offers = [UNDRAFTED] * (trees - 1) + [Offer(np.ones(1), 1 if drafting else None, drafting)]
+        shares.allot(offers, [9] * trees, 0, 60)
+        before = shares.credit
+        shares.record(offers, trees, trees, 0.1, False)
+        return shares.credit - before
+
+    found = list[float]()
+    for _ in range(5):
+        shares.credit = 0.001
+        comes_in(drafting=0.05)
+        found.append(comes_in())
+    assert found == pytest.approx([ALLOWANCE / 2, ALLOWANCE / 4, *[ALLOWANCE / 8] * 3])
+    assert comes_in(1) == pytest.approx(ALLOWANCE), "what four have found out is not known of one alone"
+    assert comes_in() == pytest.approx(ALLOWANCE / 8)
+    shares.credit = GRACE
+    comes_in()
+    assert comes_in() == pytest.approx(ALLOWANCE), "drafts have gained"
+
+
 def test_short_passes_of_few_pay_back_no_more_than_their_share() -> None:
     shares = knowing(lambda rows: 0.002 + 0.0003 * rows, [1, 64])
     shares.credit, shares._unit = -20.0, float(shares._passes(64))
@@ -222,7 +254,7 @@ def test_what_passes_give_is_of_those_that_are_in_them() -> None:
 
 
 def test_a_refusal_stands_as_long_as_weighing_takes_a_share_and_longer_behind_others() -> None:
-    for seconds, stands in ((0.001, [8, 16, 32, 32]), (1.0, [0, 0])):
+    for seconds, stands in ((0.001, [8, 16, 32, 64, 119]), (1.0, [0, 0])):
         shares = knowing(lambda rows, s=seconds: s + 0.0 * rows, [4] * 9)  # type: ignore[misc]
         shares.trees = 4
         shares.cohort.add(1, 9 * seconds)
@@ -232,7 +264,7 @@ def test_a_refusal_stands_as_long_as_weighing_takes_a_share_and_longer_behind_ot
         for _ in stands:
             assert member.budget(LIMIT, range(1, 2)) is None
             assert member.refusal is not None
-            assert member.rests == (member._pause > 1)
+            assert member.rests == (member._pause > 0)
             found.append(member._pause)
             member._pause = 0
         assert found == stands
@@ -395,6 +427,33 @@ def test_sixty_four_lose_nothing_where_each_row_is_dear(hit: float) -> None:
     assert run.rows.max() <= 256, "a trial of drafts is of few rows at first"
     if hit < 0.86:
         assert run.rows[80:].mean() < 1.05 * 64
+
+
+def test_a_row_with_which_another_block_begins_is_as_dear_as_it_is() -> None:
+    """The 65th takes as long as eight others. Few drafts of 64 trees, however good, do not pay for it."""
+    stepped = lambda rows: 0.01 + 0.0003 * rows + 0.0024 * (rows > 64)  # noqa: E731
+    shares = knowing(each_dear, [])
+    for rows in [64] * 9 + [65, 66, 68] * 3 + [64] * 9:
+        shares.costs.add_pass(rows, float(stepped(np.array(rows))), plain=64)
+    some = [TokenTree.root(1)] * 60 + [TokenTree.chain([1, 2], np.log([1.0, 0.98]))] * 4
+    assert sum(map(len, shares.allot(offers_of(some), [9] * 64, 0, 256))) == 64
+    assert float(shares._passes(66) - shares._passes(64)) == pytest.approx(0.003, rel=0.15)
+    assert float(shares._passes(60)) == pytest.approx(float(stepped(np.array(64)))), "no less is known"
+    many = [TokenTree.chain([1, 2, 3, 4], np.log([1.0, 0.98, 0.98, 0.98]))] * 64
+    assert sum(map(len, shares.allot(offers_of(many), [9] * 64, 0, 256))) >= 64 + 64
+    shares.allot([UNDRAFTED] * 70, [9] * 70, 0, 256)  # others have come: of 66 rows were drafts, of 70 not
+    shares.record([UNDRAFTED] * 70, 70, 70, float(stepped(np.array(70))), False)
+    assert (np.diff(shares._passes(np.arange(40, 130))) >= 0).all()
+
+
+@pytest.mark.parametrize("hit", [0.6, 0.9])
+def test_sixty_four_lose_nothing_where_the_next_row_begins_another_block(hit: float) -> None:
+    stepped = lambda rows: 0.01 + 0.0003 * rows + 0.0035 * (rows > 64)  # noqa: E731
+    worlds = [World(hit, 0.95, stepped, 0.0, paid=range(1), free=3, share=0.99)] * 64
+    run = simulate(worlds, 120, look=0.00005, noise=0.03)
+    plain = 64 / float(stepped(np.array(64)))
+    assert run.rate(60) > 0.98 * plain
+    assert ((run.rows[60:] > 64) & (run.rows[60:] < 72)).sum() <= 6
 
 
 def test_what_a_row_costs_is_not_hidden_by_counts_that_are_timed_together() -> None:

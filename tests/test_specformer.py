@@ -258,6 +258,21 @@ def test_paths_are_those_of_growing_best_first() -> None:
     assert len(likeliest_paths(9, [], 5)) == 1
 
 
+def test_paths_that_cannot_pay_are_not_followed() -> None:
+    """Of the tree that it would be without a bound, those that are likelier than it."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        said = []
+        for _ in range(5):
+            chances = np.sort(rng.dirichlet(np.full(6, 0.5)))[::-1]
+            said.append((rng.permutation(99)[:6], np.log(chances + 1e-12)))
+        whole, some = likeliest_paths(7, said, 64), likeliest_paths(7, said, 64, 0.02)
+        nodes = np.flatnonzero(np.exp(whole.scores) > 0.02)
+        assert len(nodes) < len(whole) == 64
+        assert some.tokens.tolist() == whole.tokens[nodes].tolist()
+        assert some.parents.tolist() == whole.parents[nodes].tolist()
+
+
 @ONE_TYPE
 def test_ratio_draws_each_position_by_itself(model: Path) -> None:
     options = GenerationOptions(max_tokens=20, temperature=0.8, acceptance="ratio", ignore_eos=True)
@@ -335,6 +350,39 @@ def test_positions_that_it_missed_are_left_out(model: Path, plain: dict[float, l
         check_draft(engine, session, prompt, missed=range(seen))
         assert say(session, prompt, REPLY)[0] == plain[0][MOST:]
         assert second == plain[0][MOST : MOST + 1]
+
+
+class Never(Fixed):
+    """Drafts nothing, and hears everything."""
+
+    def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
+        return None
+
+
+def test_a_prompt_waits_until_a_draft_is_asked_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where drafts do not pay, a reply costs the drafter nothing; what waits has a bound."""
+    with load(model) as engine, engine.new_session(300, Never(BUDGET)) as session:
+        seen, fused = drafter_of(session).seen, list[int]()
+        fuse = seen.module.fuse
+
+        def counted(states: torch.Tensor, exact: bool) -> torch.Tensor:
+            fused.append(len(states))
+            return fuse(states, exact)
+
+        monkeypatch.setattr(seen.module, "fuse", counted)
+        few = GenerationOptions(max_tokens=9, ignore_eos=True)
+        for seed in range(3):
+            say(session, prompt_of(40, seed), few)
+            assert fused == []
+            assert seen.entries == len(session.tokens)
+        check_draft(engine, session, session.tokens)
+        assert fused[:2] == [len(session.tokens) - 1, 1], "and then but for the last it is K and V alone"
+        fused.clear()
+        prompt = prompt_of(100, 7)
+        say(session, prompt, few)
+        assert fused == [len(prompt) - 1]
+        assert len(seen.waiting) == 1 + 8
+        check_draft(engine, session, session.tokens)
 
 
 @ONE_TYPE

@@ -29,6 +29,7 @@ AGAIN = 0.02  # of the time may go into trying again whether overlapped passes a
 SPELL = 3  # timings of known points in a row, all of them slower or quicker than usual by so many times
 STEADY = 1.25  # or more, are the machine's pace
 FORETOLD = 8  # passes at first, or more, in which the plan's word for one of one row will do
+NEAR = 0.5  # rows by which points of one bucket must differ
 LATEST = 9  # timings kept of a point: their median shrugs off pauses of the machine
 
 
@@ -36,6 +37,9 @@ class Curve:
     """Seconds as a function of a count: medians where measured, lines between, and beyond the last point the
     flatter of `shape` and the line so far. Never less for more. Of counts below the first point, those that
     are timed with it are on the line to the second; others would take as long, as far as is known.
+
+    Counts of one bucket are one point, but for those that are added `apart`: the next row may cost as much as
+    many (beyond 64 layers are no single calls: 12 % of a pass of the bundled model).
 
     All of it times the machine's `pace`: for a while it may be slower than usual, for counts that are not
     timed meanwhile as for those that are. Else what was tried in such a while would look dear long after it.
@@ -52,14 +56,14 @@ class Curve:
         self.shape = shape
         self.start = start
         self._beside = beside
-        self._points: dict[int, _Point] = {}  # by bucket
+        self._points: dict[tuple[int, bool], _Point] = {}  # by bucket, and whether they are apart
         self._pace, self._late = 1.0, deque[float](maxlen=SPELL)  # times what is usual; of the latest timings
         self._line: _Line | None = None
         self._lock = threading.Lock()  # conversations in threads of their own learn together
 
     def weight(self, count: int) -> float:
-        """Cycles' worth of evidence for such counts."""
-        point = self._points.get(_bucket(count))
+        """Cycles' worth of evidence for such counts, but for those apart."""
+        point = self._points.get((_bucket(count), False))
         return point.weight if point else 0.0
 
     @property
@@ -80,7 +84,8 @@ class Curve:
             self._pace **= MEMORY
             self._line = None
 
-    def add(self, count: int, seconds: float) -> None:
+    def add(self, count: int, seconds: float, apart: bool = False) -> None:
+        key = _bucket(count), apart
         with self._lock:
             recalled = any(point.kept for point in self._points.values())
         if recalled:
@@ -89,9 +94,9 @@ class Curve:
                 with self._lock:
                     self._points = {bucket: p for bucket, p in self._points.items() if not p.kept}
         with self._lock:
-            point = self._points.get(_bucket(count))
+            point = self._points.get(key)
             if point is None or point.kept:
-                point = self._points[_bucket(count)] = _Point()
+                point = self._points[key] = _Point()
             if len(point.seconds) >= SPELL and point.median > 0:
                 self._late.append(seconds / point.median)
                 slower, quicker = min(self._late), max(self._late)
@@ -115,8 +120,10 @@ class Curve:
         if np.any(counts > MOST):
             raise ValueError(f"no more than {MOST} rows or steps are ever taken at a time")
         for count, took in zip(counts.tolist(), seconds.tolist(), strict=True):
-            point = self._points[_bucket(int(count))] = _Point(kept=True)
-            point.add(int(count), took)
+            key = _bucket(int(count)), False
+            if key not in self._points:  # of one bucket the lower count comes first
+                point = self._points[key] = _Point(kept=True)
+                point.add(int(count), took)
 
     def at(self, counts: FloatArray | IntArray | float) -> FloatArray:
         """[...] -> [...] seconds."""
@@ -148,8 +155,11 @@ class Curve:
         return min(max(took - self._beside - known, 0.0), (AGREE - 1) * known)
 
     def _fit(self) -> _Line:
-        points = [self._points[bucket] for bucket in sorted(self._points)]
-        xs = [sum(p.counts) / len(p.counts) for p in points]
+        keys = sorted(self._points)
+        # Where conversations have come or gone, those apart may be no more than the others by now.
+        keys = [k for k in keys if not k[1] or self._mean(k) > self._mean((k[0], False)) + NEAR]
+        points = [self._points[key] for key in keys]
+        xs = [self._mean(key) for key in keys]
         medians = [p.median for p in points]
         weights = [p.weight for p in points]
         if self.start is not None and xs[0] > 0:
@@ -176,8 +186,14 @@ class Curve:
         # A line through a known start is known by one point.
         scale = measured[-1] / float(shape[-1]) if self.start is not None and shape[-1] > 0 else 1.0
         seconds = np.array(rising(ys, weights))
-        first_slope = (seconds[1] - seconds[0]) / (xs[1] - xs[0]) if len(xs) > 1 else 0.0
+        second = 1 + (len(points) == len(xs) > 1 and keys[1][1])  # the first point of another bucket
+        first_slope = (seconds[second] - seconds[0]) / (xs[second] - xs[0]) if len(xs) > second else 0.0
         return _Line(np.array(xs), seconds, float(first_slope), slope, scale)
+
+    def _mean(self, key: tuple[int, bool]) -> float:
+        """Count of a point; 0 = there is none."""
+        counts = self._points[key].counts if key in self._points else [0]
+        return sum(counts) / len(counts)
 
 
 class Costs:
@@ -236,8 +252,11 @@ class Costs:
         if steps is not None:
             self.add_draft(steps, draft_seconds)
 
-    def add_pass(self, nodes: int, verify_seconds: float, overlapped: bool = False) -> None:
-        """A pass; what was known fades."""
+    def add_pass(
+        self, nodes: int, verify_seconds: float, overlapped: bool = False, plain: int | None = None
+    ) -> None:
+        """A pass; what was known fades. plain: nodes of it without drafts, where that is to be told from
+        hardly more."""
         self._timed += 1
         self.verify.fade()
         self.overlapped.fade()
@@ -250,7 +269,8 @@ class Costs:
             alone = float(self.verify.at(nodes))
             self._rest = max(float(self.overlapped.at(nodes)) - alone, alone) / AGAIN
         else:
-            self.verify.add(nodes, verify_seconds)
+            few = plain is not None and nodes > plain and _bucket(nodes) == _bucket(plain)
+            self.verify.add(nodes, verify_seconds, apart=few)
             self._rest -= verify_seconds
 
     def add_draft(self, steps: int, seconds: float) -> None:

@@ -33,6 +33,7 @@ class Chances:
         self._went_on = np.zeros(DEPTHS + 1)  # and how many of them one of these continued
         self._claimed = np.zeros((DEPTHS + 1, RANKS))  # the drafter's probabilities for these children
         self._accepted = np.zeros((DEPTHS + 1, RANKS))  # and how many were accepted
+        self._deepest = 0  # depth of which anything is known: deeper ones are believed as it
         self._by_depth: FloatArray | None = None  # as of `by_depth`, until something is learned
         self._corrections: FloatArray | None = None  # of `_factors`, likewise
 
@@ -49,6 +50,7 @@ class Chances:
             if not len(children):
                 break
             cell = min(depth, DEPTHS)
+            self._deepest = max(self._deepest, cell)
             self._reached[cell] += 1
             self._went_on[cell] += following >= 0
             best_first = children[np.argsort(-tree.logprobs[children], kind="stable")]
@@ -71,6 +73,8 @@ class Chances:
         claimed, accepted = (from_notes(notes[name], DEPTHS + 1, RANKS) for name in ("claimed", "accepted"))
         self._reached, self._went_on = reached, np.minimum(went_on, reached)
         self._claimed, self._accepted = claimed, accepted
+        known = np.flatnonzero(reached + claimed.sum(1) + accepted.sum(1))
+        self._deepest = int(known.max(initial=0))
         self._by_depth = self._corrections = None
 
     @property
@@ -91,10 +95,13 @@ class Chances:
         """[depths] the chance that a path goes on to this depth from the one before."""
         if self._by_depth is None:
             chances, chance = [], HOPE  # each depth leans on the one before
-            for reached, went_on in zip(self._reached.tolist(), self._went_on.tolist(), strict=True):
+            known = slice(self._deepest + 1)
+            for reached, went_on in zip(
+                self._reached[known].tolist(), self._went_on[known].tolist(), strict=True
+            ):
                 chance = (went_on + LEAN * chance) / (reached + LEAN)
                 chances.append(chance)
-            self._by_depth = np.array(chances)
+            self._by_depth = np.array(chances + [chance] * (DEPTHS - self._deepest))
         return self._by_depth
 
     @property
@@ -107,12 +114,13 @@ class Chances:
         """[depths, ranks] log of accepted / claimed."""
         if self._corrections is None:
             factors = [[1.0] * RANKS]  # in lists: few numbers, one after the other
+            known = slice(1, self._deepest + 1)
             for claimed, accepted in zip(
-                self._claimed[1:].tolist(), self._accepted[1:].tolist(), strict=True
+                self._claimed[known].tolist(), self._accepted[known].tolist(), strict=True
             ):  # each depth leans on the one before
                 cells = zip(accepted, factors[-1], claimed, strict=True)
                 factors.append([(a + LEAN * before) / (c + LEAN) for a, before, c in cells])
-            self._corrections = np.log(factors)
+            self._corrections = np.log(factors + factors[-1:] * (DEPTHS - self._deepest))
         return self._corrections
 
     def after(self, depths: IntArray) -> FloatArray:
@@ -180,16 +188,18 @@ class Yield:
         """What is accepted, of what was expected."""
         return (self._accepted + KEPT_LEAN) / (self._expected + KEPT_LEAN)
 
-    def expect(self, by_depth: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Tokens, bonus token included, and nodes [len(STEPS)]; `by_depth` as `Chances` has it."""
+    def expect(self, by_depth: FloatArray, most: int = DEPTHS) -> tuple[FloatArray, FloatArray]:
+        """Tokens, bonus token included, and nodes [len(STEPS)]; `by_depth` as `Chances` has it. most: steps
+        that are asked about; more are said to give no more tokens."""
         total, gains = 0.0, [0.0]
         chance = 1.0  # that the path gets to this depth
-        columns = self._tokens[1:].tolist(), self._trees[1:].tolist(), by_depth[1:].tolist()
+        asked = slice(1, min(most, DEPTHS) + 1)
+        columns = self._tokens[asked].tolist(), self._trees[asked].tolist(), by_depth[asked].tolist()
         for came, trees_there, believed in zip(*columns, strict=True):
             chance = (came + LEAN * chance * believed) / (trees_there + LEAN)
             total += chance
             gains.append(total)
-        gained = np.array(gains)
+        gained = np.array(gains + [total] * (DEPTHS + 1 - len(gains)))
         gained[0] = (self._tokens[0] + LEAN * by_depth[1]) / (self._trees[0] + LEAN)
         level = (self._nodes + 2 * LEAN) / (self._trees + LEAN)
         size = np.append(1 + level[0], 1 + np.cumsum(level[1:]))

@@ -26,7 +26,9 @@ from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
 
 ROOT = np.ones(1)  # a tree's gains without drafts
+DOUBTED = 4.0  # times less likely than pays, what a model says may still be worth a look
 VAIN = 8  # looks in vain, beyond which pauses get no longer by them
+LONGER = 4  # doublings of a refusal that follows others: 64 weigh drafts for half a pass of 15 ms together
 
 
 class Partner(Adaptive):
@@ -65,7 +67,8 @@ class Partner(Adaptive):
         self._place = self._best(limit, passes, affordable) if passes.stop > 1 else 0
         kept = self.beliefs.gives.kept * self.shares.kept
         if self._place:
-            return replace(limit, passes=int(STEPS[self._place]), price=float(self.shares.pace / kept))
+            steps, least = int(STEPS[self._place]), self.shares.least / (kept * DOUBTED)
+            return replace(limit, passes=steps, price=float(self.shares.pace / kept), least=least)
         if passes.start or not affordable[0]:
             return None
         worth = float(self.shares.price[0]) / kept
@@ -73,8 +76,9 @@ class Partner(Adaptive):
 
     def _best(self, limit: TreeBudget, passes: range, affordable: NDArray[np.bool_]) -> int:
         """The place in STEPS of the most useful number of passes of a model; 0 = of none, and why."""
-        tokens, _ = self.beliefs.gives.expect(self.beliefs.chances.by_depth)
-        sensible = (max(passes.start, 1) <= STEPS) & (self._most(limit, passes) >= STEPS) & affordable
+        most = self._most(limit, passes)
+        tokens, _ = self.beliefs.gives.expect(self.beliefs.chances.by_depth, int(most))
+        sensible = (max(passes.start, 1) <= STEPS) & (most >= STEPS) & affordable
         price = self.shares.price
         gains = np.where(sensible, tokens - 1 - price, -np.inf)
         best = int(np.argmax(gains))
@@ -110,7 +114,13 @@ class Partner(Adaptive):
 
     @property
     def rests(self) -> bool:
-        return self._pause > 1 and not self._looks
+        """A refusal is likely to be followed by another; behind other rests there may be a draft."""
+        return self._pause > (self.refusal is None) and not self._looks
+
+    @property
+    def _longest(self) -> int:
+        """Passes of many take less time for each of them than cycles of one by itself do."""
+        return REST << min(self._refusals, LONGER)
 
     def overlapped(
         self, limit: TreeBudget, passes: range, prepared: TokenTree, width: int

@@ -11,8 +11,9 @@ any more (`control.partner`).
 Trying may cost, and is paid from a *credit*, as of `control.controller`, but one for all: what pays is judged
 by all tokens of a pass, in passes without drafts over the same conversations. So what drafts lose against
 plain decoding has the same bound for any number of them; what is owed is time, however long passes take by
-then. And as what was never tried may be dearer than expected, rows, and those who draft, become more by and
-by. No clock and no chance here. Needs no torch.
+then. Each time that the credit is spent half as much comes in, down to an eighth, until drafts gain again, or
+half or twice as many converse: all of them learn by one's trial. And as what was never tried may be dearer
+than expected, rows, and those who draft, become more by and by. No clock and no chance here. Needs no torch.
 
 To look whether there is anything to draft takes time, too, and so conversations pause between looks.
 """
@@ -43,9 +44,11 @@ from edgespec.core.sampling import FloatArray, IntArray
 from edgespec.core.schedule import Offer
 
 LOOKING = 0.005  # of the time may be spent on looks in vain
-LONGEST = 16  # cycles of a pause between them
+LONGEST = 32  # cycles of a pause between them
 APART = 0.5  # of the trees: so many rows more tell what a row costs
 FEW = 4  # nodes that a trial begins with
+HALVINGS = 3  # of what comes in
+LEARNING = 0.0025  # of plain decoding's time may be spent on learning from it
 
 
 class Shares:
@@ -54,7 +57,9 @@ class Shares:
     def __init__(self, costs: Costs) -> None:
         self.begin(costs)
         self.credit = GRACE  # passes without drafts that drafting may still lose,
-        self._unit = 0.0  # seconds of each, where that is a debt
+        self._unit = 0.0  # seconds of each, where that is a debt,
+        self._spent = 0  # times that it was spent, since drafts have gained,
+        self._spenders = 1  # by so many trees
         self.trees = 1  # in the latest pass
         self.took = self.speedup = (
             1.0  # the latest pass, and what was expected of it, as of one without drafts
@@ -137,13 +142,13 @@ class Shares:
         if self._passes_by(offers, seconds):
             self.took = 1.0
             allowed = seconds / self._unit if self.credit < 0 else 1.0
-            self.credit = min(self.credit + ALLOWANCE * allowed, SAVED)
+            self.credit = min(self.credit + self._allowance * allowed, SAVED)
             return
         usual = float(self._passes(rows))
         self._foreseen, self._came = QUICK * self._foreseen + usual, QUICK * self._came + seconds
         sure = self.costs.sure(rows, None, False)
         if not prompts:  # whose rows cost otherwise than trees'
-            self.costs.add_pass(rows, seconds)
+            self.costs.add_pass(rows, seconds, plain=self.trees)
         if prompts or sure:  # then one timing alone tells of the machine, not of drafts
             seconds = float(self._passes(rows))
         asked = [offer for offer in offers if offer.passes is not None]
@@ -164,8 +169,13 @@ class Shares:
         if self.credit < 0:  # time was lost, whatever passes take by now
             self.credit *= self._unit / plain
         self.took = (seconds + spent) / plain
-        self.credit += ALLOWANCE * self.took
+        owed = self.credit < 0
+        self.credit += self._allowance * self.took
         self.credit += tokens / self.trees - self.took if drafted else -spent / plain
+        if self.credit < 0 and not owed:
+            self._spent, self._spenders = min(self._spent + 1, HALVINGS), self.trees
+        elif self.credit > GRACE:
+            self._spent = 0
         self.credit, self._unit = min(self.credit, SAVED), plain
         if in_vain:
             together = self.trees * median(in_vain)
@@ -175,14 +185,20 @@ class Shares:
             self._expected = QUICK * self._expected + self._hoped
 
     def _passes_by(self, offers: Sequence[Offer], seconds: float) -> bool:
-        """It is so short that learning from each would take a share of their time, as `WEIGHED`: without
-        drafts fewer tell enough."""
+        """It is so short that learning from each would take a share of their time (`WEIGHING` behind a pass,
+        which leaves nothing of this in the caches): without drafts fewer tell enough."""
         self._unheard += 1
-        short = self._unheard * WEIGHED * seconds < WEIGHING and self._unheard < REST << LONGER
+        short = self._unheard * LEARNING * seconds < WEIGHING and self._unheard < REST << LONGER
         if short and all(offer.passes is None for offer in offers) and not self.stale:
             return True
         self._unheard = 0
         return False
+
+    @property
+    def _allowance(self) -> float:
+        """Share of the time that comes in."""
+        alike = self._spenders / 2 < self.trees < 2 * self._spenders
+        return ALLOWANCE / 2**self._spent if alike else ALLOWANCE
 
     @property
     def kept(self) -> float:
@@ -258,7 +274,7 @@ class Shares:
         alone, longer = self._trial()
         lacking = longer / alone - 1 - self.credit
         known = self.costs.verify.weight(self.trees) >= REST  # else passes may soon turn out to be longer
-        return max(1, min(int(lacking / ALLOWANCE), REST << LONGER if known else REST))
+        return max(1, min(int(lacking / self._allowance), REST << LONGER if known else REST))
 
     def _trial(self) -> tuple[float, float]:
         """Seconds of a pass without drafts, and of one with a few nodes of them."""

@@ -123,7 +123,8 @@ class Controller(Protocol):
 
     @property
     def rests(self) -> bool:
-        """The next budget will be None, too: asked between a budget and what became of its cycle."""
+        """The next budget will be None, too, or is likely to be, and a model that has missed this pass may
+        hear one more first: asked between a budget and what became of its cycle."""
 
     def alone(self, nodes: int) -> float | None:
         """Seconds of a pass over so many nodes in whose waits nothing is done; None when nobody measures."""

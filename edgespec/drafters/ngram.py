@@ -3,12 +3,14 @@
 The index is LZ77's: for every n-gram of a few lengths, the place where it last ended, and for every place
 the one before. Adding a token is O(1), so is taking it back, and memory is `POSITION_BYTES` a token. The
 likelihood of a copied token depends on how long a suffix matches, and is *measured*: before each committed
-token is added, the index says what it would have predicted. That is done when it is next asked to draft, so
-that nothing is spent where drafts do not pay. Needs no torch.
+token is added, the index says what it would have predicted. That is done when it is next asked for a draft
+that may pay, which a search through the bare text shows: so next to nothing is spent where drafts do not pay.
+Needs no torch.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
@@ -26,6 +28,7 @@ BRANCHES = 24  # occurrences copied from, the longest matches first
 LONGEST = 24  # a match is not measured beyond this length
 FAINT = 0.003  # paths less likely than this are not followed
 POSITION_BYTES = 400  # that a token takes in the index, about
+SHORT = 64  # tokens of a prompt that are put into the index, at some 4 us each, when a draft may pay
 PRIOR = 4.0  # strength, in observations, of what is believed before measuring
 
 
@@ -46,23 +49,32 @@ class NGram:
         # By order: hash of an n-gram -> place of its last token; place -> the n-gram's place before, or -1.
         self._last: list[dict[int, int]] = [{} for _ in ORDERS]
         self._before: list[list[int]] = [[] for _ in ORDERS]
-        self._late: list[int] = []  # committed since, and in no index yet
+        self._late: list[int] = []  # committed since, and in no index yet,
+        self._asked = 0  # the first of them as a prompt, which teaches nothing
+        self._bytes = bytearray()  # of the first of all these tokens, 4 each: what `_may_pay` looks through
         self._whole = True  # no update of the index was interrupted
 
     def prefill(self, context: Context) -> None:
         self._silent = context.drawn  # copies were not drawn from any distribution
         if not self._whole:
             self._clear()
-        self.catch_up()
+        there = len(self.tokens) + len(self._late)
         shared = shared_prefix(self.tokens, context.tokens)
-        if shared < len(self.tokens) - shared:  # so much is quicker made anew
+        if shared == len(self.tokens):
+            shared += shared_prefix(self._late, context.tokens[shared:])
+        if shared < there - shared:  # so much is quicker made anew
             self._clear()
             shared = 0
+        self.catch_up()
         self._whole = False
         while len(self.tokens) > shared:
             self._pop()
-        for token in context.tokens[shared:]:
-            self._push(int(token))
+        fresh = [int(token) for token in context.tokens[shared:]]
+        if len(fresh) <= SHORT:
+            self._late, self._asked = fresh, len(fresh)
+        else:
+            for token in fresh:
+                self._push(token)
         self._whole = True
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> NGramDrafting:
@@ -75,8 +87,10 @@ class NGram:
         """Learn from what was committed since the last draft."""
         self._whole = False
         late, self._late = self._late, []
-        for token in late:
-            self._observe(token)
+        asked, self._asked = self._asked, 0
+        for place, token in enumerate(late):
+            if place >= asked:
+                self._observe(token)
             self._push(token)
         self._whole = True
 
@@ -89,10 +103,12 @@ class NGram:
     def draft(self, path: Sequence[int], budget: TreeBudget) -> TokenTree:
         """The tree behind the committed tokens and `path`, whose last token is the root. To find that it
         would not pay takes a tenth of making it."""
+        depth = 0 if self._silent else min(budget.depth, budget.nodes - 1)
+        if depth <= 0 or not self._may_pay(path, depth, budget):
+            return TokenTree.root(path[-1])
         self.catch_up()
         text = self.tokens + list(path)
-        depth = 0 if self._silent else min(budget.depth, budget.nodes - 1)
-        longest = self._longest(text) if depth > 0 else None
+        longest = self._longest(text)
         if longest is None or not self._pays(longest[1], depth, budget):
             return TokenTree.root(path[-1])
         matches = self._matches(text)[:BRANCHES]
@@ -131,6 +147,21 @@ class NGram:
             parents.append(parent)
             chances.append(chance)
         return tokens, parents, chances
+
+    def _may_pay(self, path: Sequence[int], depth: int, budget: TreeBudget) -> bool:
+        """By how long a match can be at most, as the text without an index shows: its last n-gram of an order
+        is there once more, or a match is shorter. Two or three searches of 1 us, where the index takes some 6
+        us for each token that was committed since it was last asked."""
+        known, indexed = len(self._bytes) // 4, len(self.tokens)
+        fresh = self.tokens[known:] + self._late[max(known - indexed, 0) :]
+        self._bytes += array("i", fresh).tobytes()
+        text = bytes(self._bytes) + array("i", path).tobytes()
+        longest = LONGEST
+        for order in ORDERS:
+            if _occurs(text, order):
+                break
+            longest = order - 1
+        return longest == LONGEST or any(self._pays(n, depth, budget) for n in range(1, longest + 1))
 
     def _pays(self, length: int, depth: int, budget: TreeBudget) -> bool:
         """Copies of up to `depth` tokens behind a match of `length` may give what the budget asks for."""
@@ -194,6 +225,7 @@ class NGram:
             else:
                 last[gram] = earlier
         self.tokens.pop()
+        del self._bytes[4 * len(self.tokens) :]
 
 
 class NGramDrafting:
@@ -225,3 +257,11 @@ def _match_length(text: list[int], place: int) -> int:
     while length < LONGEST and place >= length and text[place - length] == text[end - length]:
         length += 1
     return length
+
+
+def _occurs(text: bytes, order: int) -> bool:
+    """The last `order` tokens of a text, of 4 bytes each, are there before, too."""
+    wanted, end = text[-4 * order :], len(text) - 4
+    while (place := text.rfind(wanted, 0, end)) % 4 and place > 0:  # between two tokens
+        end = place + len(wanted) - 1
+    return place >= 0

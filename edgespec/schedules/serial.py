@@ -81,8 +81,13 @@ class Serial:
         self.damaged = False
         self.overlap: Overlap | None = None
         self._given_back: str | None = None
-        self._deaf = False  # in this pass
+        self._deaf = False  # in this pass,
+        self._missed = False  # and in the one before: the drafter has not seen the last position
         self._idle = False  # the controller pauses in this cycle
+        # Of idle cycles that follow others: roots and outcomes, for the drafter when it is asked again.
+        # Behind a pass whatever is touched comes from memory, and the drafters of sixty-four are much.
+        self._untold: list[tuple[int, Outcome]] = []
+        self._silent = False  # it need not be told of this cycle
 
     @property
     def drafter(self) -> Drafter:
@@ -93,6 +98,7 @@ class Serial:
         self._drafter = drafter
         # Asked once: of a protocol it takes 20 us, and would be asked in each cycle and layer.
         self._watcher = drafter if isinstance(drafter, Watching) else None
+        self._forgoes = self._watcher is not None and self._watcher.forgoes
         self._elsewhere = drafter if isinstance(drafter, Elsewhere) else None
 
     @property
@@ -111,6 +117,8 @@ class Serial:
 
     def begin(self, context: Context, limit: int) -> None:
         self.left = limit - 1  # the first token comes from the prompt's own pass
+        self._missed = False  # which was heard
+        self._tell()
         try:
             self.drafter.prefill(context)
         except ModelError:
@@ -119,23 +127,35 @@ class Serial:
         self._leave_lost()
 
     def next_tree(self, root: int) -> TokenTree:
-        began = self.clock()
-        self.root, self.tree, self.passes = root, TokenTree.root(root), None
-        self._idle = self.controller.pauses
+        self.root, self.tree, self.passes, self.draft_seconds = root, TokenTree.root(root), None, 0.0
+        goes_on, self._idle = self._idle, self.controller.pauses
+        self._silent = goes_on and self._idle and self._elsewhere is None
         if not self._idle:
+            began = self.clock()
+            self._tell()
             # Every outcome has a bonus token, so the deepest useful node is the last token but one.
             limit = TreeBudget(self.nodes, self.left - 1, passes=0)
-            budget = self.controller.budget(limit, self.drafter.passes)
+            budget = self._able(self.controller.budget(limit, self.drafter.passes))
             if budget is not None and self.drafter.passes:
                 self.passes = budget.passes
                 self.tree = self.controller.prune(self._draft(root, budget))
+            self.draft_seconds = self.clock() - began
         self._rest()
-        self.draft_seconds = self.clock() - began
         return self.tree
+
+    def _able(self, budget: TreeBudget | None) -> TreeBudget | None:
+        """A model that has not heard the latest pass hears the next one first. So none is heard before a
+        refusal that is followed by another."""
+        return None if budget is not None and budget.passes and self._missed else budget
 
     def _rest(self) -> None:
         """Nobody asks for drafts behind this tree: what the drafter can do without costs the pass nothing."""
-        self._deaf = self.controller.rests and self._watcher is not None and self._watcher.forgoes
+        self._deaf = self._forgoes and self.controller.rests
+
+    def _tell(self) -> None:
+        untold, self._untold = self._untold, []
+        for root, outcome in untold:
+            self.drafter.commit(root, outcome)
 
     def _draft(self, root: int, budget: TreeBudget, goes_on: bool = False) -> TokenTree:
         """`goes_on`: another round will go on with this one."""
@@ -157,17 +177,20 @@ class Serial:
     def settle(self, outcome: Outcome) -> Cycle:
         told = self.passes, self.tree, outcome, self.draft_seconds, outcome.seconds
         predicted = self.controller.speedup
+        self._untold.append((self.root, outcome))
         if self._idle:
             self.controller.rested()
         else:
             self.controller.record(Cycle(*told, overlap=self.overlap, predicted=predicted))
-        self.drafter.commit(self.root, outcome)
-        self._deaf = False
-        self._leave_lost()
+        if not self._silent or not (self._watcher is None or self._deaf):
+            self._tell()
+            self._leave_lost()
+        self._missed, self._deaf = self._deaf, False
         self.left -= len(outcome.tokens)
         return Cycle(*told, self.controller.took, self.overlap, predicted)
 
     def end(self) -> None:
+        self._tell()
         self._deaf = False
         if self._elsewhere is not None:
             self._elsewhere.rest()

@@ -82,6 +82,7 @@ class Ssd(Serial):
         prepared = self._draft(root, limit, goes_on=True) if ready else self.tree
         width = self.drafter.width if isinstance(self.drafter, Foreseeing) else 1
         budget, kept = self.controller.overlapped(limit, self.drafter.passes, prepared, width)
+        budget = self._able(budget)
         if budget is None and self._drawn and len(prepared) > 1:
             budget = replace(limit, found=len(prepared) - 1)
         if budget is not None and self.drafter.passes:

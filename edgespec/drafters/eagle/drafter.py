@@ -23,7 +23,7 @@ from edgespec.runtimes.target import Layers
 if TYPE_CHECKING:
     from torch import Tensor
 
-LONG_TAIL = 16  # accepted tokens that are run beside the next root; more are followed before
+LONG_TAIL = 16  # tokens that are run beside the next root; where there are more, they are followed before
 
 
 class EagleDrafter:
@@ -65,7 +65,7 @@ class EagleDrafter:
             self.next = self.round = self.asked = None
             self.forest.forget()
             self.runtime.forget(len(self.tokens))
-            self.runtime.follow()
+            self.runtime.settle()
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
         with self.runtime.batch.lock:
@@ -73,13 +73,20 @@ class EagleDrafter:
             self.asked, self.round, self.next = budget, None, None
             goes_on = self.forest.kept or self.forest.keeps
             if goes_on or len(roots) != 1 or len(roots[0].path) != 1:
-                self.forest.renew()
+                self._renew()
                 return grow(self, roots, able)
             what = Wanted.of(roots[0].token, able)
             if made is not None and made.what == what:
                 return made
-            self.forest.renew()
+            self._renew()
             return self.rounds.begin(self, what)
+
+    def _renew(self) -> None:
+        """A round begins; what was seen while nobody drafted, a prompt perhaps, is caught up with before."""
+        goes_on = self.forest.kept or self.forest.keeps
+        self.forest.renew()
+        if len(self.runtime.seen) > LONG_TAIL and not goes_on:
+            self.runtime.follow()
 
     def take(self, made: SharedRound) -> None:
         """See `eagle.rounds.Companion`."""
@@ -90,7 +97,7 @@ class EagleDrafter:
         if self.next is None or self.asked is None or self.round is not None or self.forest.kept:
             return None
         what, self.asked = Wanted.of(self.next, self._able(self.asked)), None
-        self.forest.renew()
+        self._renew()
         return what
 
     def prepared(self) -> bool:
@@ -123,8 +130,6 @@ class EagleDrafter:
             self.watch.commit(outcome.path)
             self.forest.commit(path, outcome.tokens[-1])
             self.tokens += fresh
-            if len(self.runtime.seen) > LONG_TAIL and not self.forest.kept:
-                self.runtime.follow()
 
     @property
     def position(self) -> int:

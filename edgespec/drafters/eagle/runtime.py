@@ -29,7 +29,7 @@ from edgespec.drafters.eagle.batch import EagleBatch, EagleHead
 from edgespec.drafters.watch import Runs
 from edgespec.errors import ModelError
 from edgespec.kernels.threads import use_threads
-from edgespec.runtimes.base import IntArray
+from edgespec.runtimes.base import TREE_ROWS, IntArray
 from edgespec.runtimes.rows import Rows, slot_depths
 
 
@@ -76,7 +76,7 @@ class EagleRuntime:
             self.seen = self.seen[:0]
         embedded, hidden = states.unbind(1)
         self.seen = torch.cat([self.seen, torch.stack([embedded, self.module.feature(hidden)], 1)])
-        if prompt:  # nothing is drafted behind it
+        if len(self.seen) > TREE_ROWS:
             self.follow()
 
     def follow(self) -> None:

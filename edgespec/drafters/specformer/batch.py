@@ -28,6 +28,8 @@ from edgespec.runtimes.torch.specformer import SpecFormer
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 
+PATH = 9  # positions that wait and are entered with others'; where there are more the last one is
+
 
 class SpecFormerBatch:
     """An open module, and the contexts of all conversations that it drafts for. Their drafts are the latest
@@ -75,6 +77,9 @@ class SpecFormerBatch:
         """The states of their last positions [n, d], with all that waits entered."""
         entering = [context for context in contexts if context.state is None]
         if entering:
+            for context in entering:
+                if len(context.waiting) > PATH:
+                    context.catch_up()
             rows = [Rows.append(c.cache, np.arange(-1, len(c.waiting) - 1)) for c in entering]
             fused = self.module.fuse(torch.cat([c.waiting for c in entering]), exact=True)
             entered = self.module.run(fused, Rows.concat(rows))

@@ -79,7 +79,7 @@ class SpecFormerDrafting:
         self.depth = min(budget.depth, drafter.seen.module.shape.length, budget.nodes - 1)
         if not budget.passes or drafter.seen.end != drafter.length:  # it has not seen the last position
             self.depth = 0
-        self.nodes = budget.nodes
+        self.nodes, self.least = budget.nodes, budget.least
         self._said = list[tuple[IntArray, FloatArray]]()  # of each position: what may stand there
         self._tokens, self._drawn = [root], list[Distribution]()
         self._work = self._grow()
@@ -90,7 +90,7 @@ class SpecFormerDrafting:
 
     def tree(self, root: int = 0) -> TokenTree:
         if not self.drafter.context.drawn:
-            return likeliest_paths(self.root, self._said, self.nodes)
+            return likeliest_paths(self.root, self._said, self.nodes, self.least)
         drawn = [float(np.log(q.of(t))) for q, t in zip(self._drawn, self._tokens[1:], strict=True)]
         return TokenTree.chain(self._tokens, [0.0, *drawn], self._drawn)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import log
 
 import numpy as np
 
@@ -21,20 +22,23 @@ from edgespec.core.tree import TokenTree
 IMPOSSIBLE = float("-inf")
 
 
-def likeliest_paths(root: int, said: Sequence[tuple[IntArray, FloatArray]], nodes: int) -> TokenTree:
-    """The best tree of at most `nodes`, its root among them. said: for each position the tokens [k] that may
-    stand there and their log-probabilities, likeliest first. Equal paths: the earlier taken goes on first."""
+def likeliest_paths(
+    root: int, said: Sequence[tuple[IntArray, FloatArray]], nodes: int, least: float = 0.0
+) -> TokenTree:
+    """The best tree of at most `nodes`, its root among them, of paths whose chance is above `least`. said:
+    for each position the tokens [k] that may stand there and their log-probabilities, likeliest first. Equal
+    paths: the earlier taken goes on first."""
     positions = [(tokens.tolist(), np.minimum(logprobs, 0.0).tolist()) for tokens, logprobs in said]
     tokens, parents, logprobs = [root], [-1], [0.0]
     open_paths: list[tuple[float, int, int, int, int, float]] = []
-    looked = 0
+    looked, floor = 0, log(least) if least > 0 else IMPOSSIBLE
 
     def look(parent: int, depth: int, rank: int, before: float) -> None:
         """At the path that goes on from `parent`, of log-probability `before`."""
         nonlocal looked
         if depth < len(positions) and rank < len(positions[depth][0]):
             score = before + positions[depth][1][rank]
-            if score > IMPOSSIBLE:
+            if score > floor:
                 looked += 1
                 heappush(open_paths, (-score, looked, parent, depth, rank, before))
 
