@@ -273,8 +273,9 @@ def cut(path: Path, nbytes: int) -> None:
     path.write_bytes(path.read_bytes()[:-nbytes])
 
 
+AGAIN = f"reads format {FORMAT}; export the model again"
 HOSTILE: list[tuple[Callable[[Path], object], type[EdgeSpecError], str]] = [
-    (lambda d: edited(d, format=FORMAT + 1), UnsupportedModelError, f"reads format {FORMAT}; export the model again"),
+    (lambda d: edited(d, format=FORMAT + 1), UnsupportedModelError, AGAIN),
     (lambda d: edited(d, opset=9), UnsupportedModelError, "exported with opset 9, this EdgeSpec runs 17"),
     (lambda d: edited(d, engine="coreml"), CorruptFileError, "sound manifest"),
     (lambda d: edited(d, precision="int3"), CorruptFileError, "sound manifest"),
