@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from edgespec.control.controller import ALLOWANCE, DOUBT, GRACE, LONGER, REST, SAVED, TOLD, Adaptive
-from edgespec.control.costs import FORETOLD, Curve, rising
+from edgespec.control.costs import FORETOLD
+from edgespec.control.curve import Curve, rising
 from edgespec.control.estimates import STEPS, Chances, Yield, ranks
 from edgespec.control.fixed import Fixed
 from edgespec.control.handover import PATIENCE, HandOver

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgespec.control.costs import PAUSE
+from edgespec.control.curve import PAUSE
 from edgespec.control.estimates import MEMORY
 
 SURE = 4.0  # timings, beyond which one that takes `PAUSE` times as long is a pause of the machine

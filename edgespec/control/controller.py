@@ -35,7 +35,8 @@ from dataclasses import replace
 import numpy as np
 
 from edgespec.control.beliefs import Beliefs
-from edgespec.control.costs import PAUSE, Costs
+from edgespec.control.costs import Costs
+from edgespec.control.curve import PAUSE
 from edgespec.control.early_exit import Asking
 from edgespec.control.estimates import STEPS
 from edgespec.control.hits import Hits

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import log
 
-from edgespec.control.costs import rising
+from edgespec.control.curve import rising
 from edgespec.control.estimates import HOPE, LEAN, MEMORY
 from edgespec.errors import OptionError
 from edgespec.values import did_you_mean
