@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ from edgespec.runtimes.formats import whole
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.onnx import graph, providers, sessions
 from edgespec.runtimes.onnx.directory import FORMAT, open_exported
-from edgespec.runtimes.onnx.layout import ZERO, Stored, quantise
+from edgespec.runtimes.onnx.layout import WIDEST, ZERO, Stored, quantise, stored_tensors
 from edgespec.runtimes.onnx.model import STEP_ROWS, OnnxModel, model_bytes
 from edgespec.runtimes.torch.draft import TorchDraft, open_draft
 from tests.models import make_tokenizer, write_gguf
@@ -111,7 +112,7 @@ def test_it_says_what_torch_says(kind: str, how: dict[str, Any], tmp_path: Path)
     path = tiny_model(tmp_path / "m", kind)
     export_model(str(path), tmp_path / "x", **how)
     model = open_draft(describe_model(path), 90)
-    bound = {"fp32": 1e-4, "fp16": 0.1, "int8": 1.0}[how.get("precision", "fp32")]
+    bound = {"fp32": 1e-4, "fp16": 0.1, "int8": 0.4}[how.get("precision", "fp32")]
     twins = Twins(TorchDraft.alone(model, 300), exported_draft(tmp_path / "x"), bound)
     try:
         twins.begin(150, nodes=70)  # more than one call's
@@ -263,6 +264,18 @@ def test_an_int8_product_is_the_rows_own(tmp_path: Path, name: str, digits: int)
     assert (found[3] == 0).all()
 
 
+def test_which_inputs_have_two_bytes() -> None:
+    config = describe_model(DEMO).config
+    stored = {name: Stored(*about) for name, about in stored_tensors(config, "int8", streams=2).items()}
+    two = dict[str, bool]()
+    for name in (n.removesuffix(".weight") for n in stored if f"{n}_scale" in stored):
+        build = graph.GraphBuilder("int8", "w", stored)
+        build.linear("x", name)
+        two[name.split(".")[-1]] = any(b"Split" in node for node in build.nodes)
+    assert {name for name, has in two.items() if not has} == {"gate_proj", "up_proj", "lm_head"}
+    assert two.keys() >= {"q_proj", "k_proj", "v_proj", "o_proj", "down_proj", "stream_proj"}
+
+
 def edited(directory: Path, **changes: Any) -> None:
     """Another manifest."""
     path = directory / "exported.json"
@@ -368,6 +381,29 @@ def test_weights_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="not finite numbers"):
         list(draft.prefill([5, 6]))
     assert draft.length == 0
+
+
+@pytest.mark.parametrize("name", ["self_attn.v_proj.weight_scale", "input_layernorm.weight"])
+def test_what_bytes_would_hide_is_found_out_before(tmp_path: Path, name: str) -> None:
+    """A number that is none, not in the first column, where ONNX Runtime's maximum of a row shows it."""
+    export_model(str(tiny_model(tmp_path / "m")), tmp_path / "x", precision="int8")
+    raw = bytearray((tmp_path / "x" / "weights.safetensors").read_bytes())
+    place = open_exported(tmp_path / "x").weights[f"model.layers.1.{name}"].offset + 4 * 3
+    raw[place : place + 4] = np.float32("nan").tobytes()
+    (tmp_path / "x" / "weights.safetensors").write_bytes(raw)
+    edited(tmp_path / "x", digest=None)
+    with pytest.raises(ModelError, match=rf"{re.escape(name)} has a number that is not finite"):
+        exported_draft(tmp_path / "x")
+
+
+def test_sums_of_bytes_have_room() -> None:
+    """As many products of extremes as a row may have are an int32; one more is refused."""
+    assert WIDEST * 127**2 < 2**31 <= (WIDEST + 1) * 127**2
+    config = describe_model(DEMO).config
+    stored_tensors(replace(config, intermediate_size=WIDEST), "int8")
+    stored_tensors(replace(config, intermediate_size=WIDEST + 1), "fp16")
+    with pytest.raises(UnsupportedModelError, match=r"down_proj.weight has 133145 numbers a row.* fp16"):
+        stored_tensors(replace(config, intermediate_size=WIDEST + 1), "int8")
 
 
 def test_a_damaged_head_is_found_out(tmp_path: Path) -> None:

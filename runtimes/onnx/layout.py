@@ -17,6 +17,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import UnsupportedModelError
 from edgespec.offload.chunks import SCALE
 from edgespec.offload.safetensors_header import DTYPE_BYTES
 from edgespec.runtimes.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig
@@ -24,6 +25,7 @@ from edgespec.runtimes.config import EMBEDDING, FINAL_NORM, HEAD, ModelConfig
 ROPE = "rope"
 STREAM_PROJ, STREAM_BIAS = "stream_proj.weight", "stream_bias"
 ZERO = 128  # the byte that means 0
+WIDEST = 2**31 // 127**2  # numbers of a row of int8 matrices: sums of their products are int32
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Stored:
 def stored_tensors(
     config: ModelConfig, precision: str, streams: int = 0
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Encoding and shape of every tensor, by name, in the file's order; with so many lookahead streams."""
+    """Encoding and shape of every tensor, by name, in the file's order; with so many lookahead streams.
+    Raises UnsupportedModelError for matrices too wide for int8."""
     plain = "F16" if precision == "fp16" else "F32"
     tied = config.tied_head and precision != "int8"
     found: dict[str, tuple[str, tuple[int, ...]]] = {ROPE: ("F32", (config.head_dim // 2,))}
@@ -65,6 +68,11 @@ def _matrix(
 ) -> dict[str, tuple[str, tuple[int, ...]]]:
     if precision != "int8":
         return {name: (plain, shape)}
+    if shape[1] > WIDEST:
+        raise UnsupportedModelError(
+            f"{name} has {shape[1]} numbers a row, of which int8 adds up {WIDEST} at most; export at fp16 or "
+            "fp32"
+        )
     return {name: ("U8", shape[::-1]), name + SCALE: ("F32", shape[:1])}
 
 

@@ -31,8 +31,8 @@ class OnnxModel:
     """The open graphs of a model, and what the host does for them: embedding, angles, masks."""
 
     def __init__(self, exported: Exported, provider: str = "cpu", threads: int = 1) -> None:
-        """Raises CorruptFileError for weights that are damaged and graphs that are not ours, and as
-        `sessions.OpenGraph`."""
+        """Raises CorruptFileError for weights that are damaged and graphs that are not ours, ModelError for
+        scales that are not finite, and as `sessions.OpenGraph`."""
         self.path, self.config = exported.path, exported.config
         self.positions = exported.manifest.positions  # of a cache; 0 = any
         self.dtype = _DTYPES["F16" if exported.manifest.precision == "fp16" else "F32"]  # of states
@@ -40,6 +40,8 @@ class OnnxModel:
         # By part: for passes of so many rows, None = of any number.
         self._graphs: dict[Part, list[tuple[int | None, OpenGraph]]] = {}
         exported.check_weights()
+        if exported.manifest.precision == "int8":
+            self._check_vectors(exported)
         for part in exported.design.parts:
             graphs = self._graphs[part] = []
             for rows in exported.design.buckets(part):
@@ -53,6 +55,21 @@ class OnnxModel:
         """A tensor of the weights' file, of which only what is used is read."""
         stored, path = exported.weights[name], self.path / WEIGHTS
         return np.memmap(path, _DTYPES[stored.encoding], "r", stored.offset, stored.shape)
+
+    def _check_vectors(self, exported: Exported) -> None:
+        """Scales, norms and biases are finite: their outputs become bytes, which hide that they are not.
+
+        Raises ModelError.
+        """
+        for name, stored in exported.weights.items():
+            if (
+                stored.encoding != "U8"
+                and name != EMBEDDING
+                and not np.isfinite(self._mapped(exported, name)).all()
+            ):
+                raise ModelError(
+                    f"{self.path}: {name} has a number that is not finite; export the model again"
+                )
 
     @property
     def most_rows(self) -> int:
