@@ -200,11 +200,12 @@ class Chat:
     ) -> Generator[Response, None, None]:
         context = self.session.context
         reserve = options.max_tokens or context // 4  # for the reply, whose length nobody knows
-        self.forgot = asked.forget(context - reserve, (context - reserve) * 2 // 3) if self.forgets else 0
+        forgot = asked.forget(context - reserve, (context - reserve) * 2 // 3) if self.forgets else 0
         prompt = asked.prompt()
         safe = {"safe": asked.safe(prompt)} if asked.private else {}
         replies = self.session.generate(prompt, asked.options(options), progress, **safe)
         self.last = reply = Response("", stats=Stats(prompt_tokens=len(prompt)))
+        self.forgot = forgot
         followed = self._follow(asked, prompt, reply, replies, whole_only)
         self._latest = weakref.ref(followed)  # who leaves its loop lets go of it, and that ends it
         return followed

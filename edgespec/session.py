@@ -96,10 +96,12 @@ class Session:
                 self._free()
 
     def _free(self) -> None:
-        if (schedule := self.__dict__.pop("schedule", None)) is not None:
-            schedule.end()  # in the midst of a reply, perhaps
-        self.__dict__.pop("cache", None)
-        self._release()
+        try:
+            if (schedule := self.__dict__.pop("schedule", None)) is not None:
+                schedule.end()  # in the midst of a reply, perhaps
+        finally:
+            self.__dict__.pop("cache", None)
+            self._release()
 
     def __enter__(self) -> Session:
         return self

@@ -24,7 +24,7 @@ class Rotation:
         self._places = {chunk.index: place for place, chunk in enumerate(self.chunks)}
         if len(self._places) != len(self.chunks):
             raise ValueError("a chunk index appears twice in one stream")
-        self._runs = [run_of(self.chunks, place, most) for place in range(len(self.chunks))]
+        self._runs = dict[int, int]()  # by place, as far as they were asked for
         self._alone = set[int]()  # indices of chunks that are read one by one
         self._next = 0  # place
 
@@ -43,7 +43,11 @@ class Rotation:
         """Chunks that the next read brings; 1 where there are none."""
         if not self.chunks:
             return 1
-        return 1 if self.next.index in self._alone else self._runs[self._next]
+        if self.next.index in self._alone:
+            return 1
+        if self._next not in self._runs:
+            self._runs[self._next] = run_of(self.chunks, self._next, self._most)
+        return self._runs[self._next]
 
     def some(self, count: int) -> tuple[Chunk, ...]:
         """So many, at most a run, from the next on."""

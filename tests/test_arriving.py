@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,11 @@ from torch import Tensor
 from edgespec.errors import Cancelled
 from edgespec.kernels import compiled
 from edgespec.kernels.layer import LayerPass, WholeLayer, run_layers
-from edgespec.offload.chunks import Chunk
+from edgespec.kernels.matmul import Block
+from edgespec.offload.chunks import Chunk, Piece
 from edgespec.runtimes.torch import target as target_module
+from edgespec.runtimes.torch.arriving import Arriving
+from edgespec.runtimes.torch.whole_layer import PRODUCTS
 from tests.test_exactness import KINDS, random_tree
 from tests.tiny import fill, open_tiny, run_tree, write_checkpoint
 
@@ -120,3 +124,17 @@ def test_a_pass_ends_before_any_chunk_of_a_layer(tmp_path: Path, error: type[Bas
         assert streamed.weights.streamer is not None
         assert not streamed.weights.streamer._held
     assert all(torch.equal(a, b) for a, b in zip(logits(streamed, 2), logits(resident, 2), strict=True))
+
+
+@pytest.mark.parametrize("first", ["F16", "F32"])
+def test_a_layer_is_one_call_only_if_what_stays_of_it_can_be(first: str) -> None:
+    """F32 has no compiled kernel: such a layer is multiplied one by one, whichever matrix that is."""
+    names = [f"model.layers.0.{matrix}.weight" for product in PRODUCTS for matrix in product]
+    sizes = [32 * 32 * (4 if first == "F32" and not i else 2) for i in range(len(names))]
+    pieces = [Piece(n, "F16" if i else first, (32, 32), 0, 0, sizes[i]) for i, n in enumerate(names)]
+    chunks = [Chunk(i, 0, Path("x"), i * 4096, sizes[i], (piece,)) for i, piece in enumerate(pieces)]
+    blocks: Any = {n: [(c, p, None)] for n, c, p in zip(names, chunks, pieces, strict=True)}
+    resident = {(names[0], 0): Block(first, torch.zeros(32, 32), None, 32, 32)}
+    table: Any = SimpleNamespace(chunks=chunks, layers=1)
+    streamed = range(1, len(chunks))
+    assert bool(Arriving(table, blocks, resident, streamed, 2**20).chunks) == (first == "F16")

@@ -48,6 +48,25 @@ def test_the_oldest_turns_are_left_out_until_the_goal() -> None:
     assert found.forget(5, 3) == 0, "what is asked now is never left out"
 
 
+def test_nothing_is_safe_behind_a_private_message_that_is_forgotten() -> None:
+    """What followed from it is still there."""
+    found = talk(100, 100, 100)
+    found.messages[2] = Message("user", "1 it is a secret", private=True)
+    prompt = found.prompt()
+    said = FakeTokenizer().decode(prompt[: found.safe(prompt)])
+    assert "<user>0" in said
+    assert "secret" not in said
+    assert found.forget(len(prompt) - 1, len(prompt) - 1) == 1
+    prompt = found.prompt()
+    assert "<user>1" in FakeTokenizer().decode(prompt)
+    assert "secret" not in FakeTokenizer().decode(prompt[: found.safe(prompt)])
+    assert found.forget(len(prompt) - 1, len(prompt) - 1) == 1
+    prompt = found.prompt()
+    assert told(found) == ["2", "last"]
+    assert found.private
+    assert found.safe(prompt) == 0
+
+
 def test_the_system_prompt_stays() -> None:
     found = talk(100, 100, system="be brief" * 20)
     assert found.forget(400, 120) == 1, "the goal cannot be reached: as few as will do"

@@ -150,17 +150,18 @@ class NGram:
 
     def _may_pay(self, path: Sequence[int], depth: int, budget: TreeBudget) -> bool:
         """By how long a match can be at most, as the text without an index shows: its last n-gram of an order
-        is there once more, or a match is shorter. Two or three searches of 1 us, where the index takes some 6
-        us for each token that was committed since it was last asked."""
+        is there once more, or a match is shorter. Two or three searches of 1 us in short texts, where the
+        index takes some 6 us for each token that was committed since it was last asked."""
         known, indexed = len(self._bytes) // 4, len(self.tokens)
         fresh = self.tokens[known:] + self._late[max(known - indexed, 0) :]
         self._bytes += array("i", fresh).tobytes()
-        text = bytes(self._bytes) + array("i", path).tobytes()
-        longest = LONGEST
+        longest, end = LONGEST, len(self._bytes)
+        self._bytes += array("i", path).tobytes()
         for order in ORDERS:
-            if _occurs(text, order):
+            if _occurs(self._bytes, order):
                 break
             longest = order - 1
+        del self._bytes[end:]
         return longest == LONGEST or any(self._pays(n, depth, budget) for n in range(1, longest + 1))
 
     def _pays(self, length: int, depth: int, budget: TreeBudget) -> bool:
@@ -259,7 +260,7 @@ def _match_length(text: list[int], place: int) -> int:
     return length
 
 
-def _occurs(text: bytes, order: int) -> bool:
+def _occurs(text: bytearray, order: int) -> bool:
     """The last `order` tokens of a text, of 4 bytes each, are there before, too."""
     wanted, end = text[-4 * order :], len(text) - 4
     while (place := text.rfind(wanted, 0, end)) % 4 and place > 0:  # between two tokens

@@ -151,6 +151,8 @@ class Serial:
     def _rest(self) -> None:
         """Nobody asks for drafts behind this tree: what the drafter can do without costs the pass nothing."""
         self._deaf = self._forgoes and self.controller.rests
+        if self._watcher is not None and not self._deaf:
+            self._tell()  # of passes that were not heard, before one that is
 
     def _tell(self) -> None:
         untold, self._untold = self._untold, []

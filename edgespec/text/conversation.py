@@ -82,7 +82,11 @@ class Conversation:
 
     def safe(self, prompt: Sequence[int]) -> int:
         """How many of the first tokens of this `prompt` depend on nothing that is private: those that it
-        would have with any other private messages, too."""
+        would have with any other private messages, too. None where one of these is forgotten: what was
+        said after it may follow from it."""
+        first = self.system is not None
+        if any(m.private for m in self.messages[first : first + self.forgotten]):
+            return 0
         safe = len(prompt)
         for other in ("a", "b"):
             there = self.copy()

@@ -43,10 +43,11 @@ class Arriving:
         for name, found in blocks.items():
             self._blocks.setdefault(found[0][0].layer, {})[name] = found
         for layer, chunks in [*self.chunks.items()]:
-            able = sum(len(found) for found in self._blocks[layer].values()) <= compiled.MOST_BLOCKS and all(
-                compiled.available(piece.encoding) for chunk in chunks for piece, _ in chunk.matrices()
-            )
-            if not able or not fits_at_once(chunks, ring_bytes):
+            pieces = [
+                piece for found in self._blocks[layer].values() for _, piece, _ in found
+            ]  # that stay, too
+            able = all(compiled.available(piece.encoding) for piece in pieces)
+            if not able or len(pieces) > compiled.MOST_BLOCKS or not fits_at_once(chunks, ring_bytes):
                 del self.chunks[layer]
 
     def together(self, layer: int, held: Sequence[Tensor]) -> Together:
