@@ -313,7 +313,7 @@ def test_the_text_goes_on_by_it_alone_and_is_made_again(
         wires = Wires(running.host)
         options = EngineOptions(drafter="moa", adapters=str(model.parent / "client"))
         far = RemoteEngine(wires, "the server", ConnectOptions(wait=60, alone=6), options)
-        with far, far.new_session(CONTEXT) as session:
+        with far, far.new_session(CONTEXT, Fixed(BUDGET)) as session:
             steps, unverified = [], 0
             for step in session.generate(PROMPT, REPLY):
                 steps.append(step)

@@ -30,6 +30,7 @@ from edgespec.errors import (
 )
 from edgespec.models.exporting import export_model
 from edgespec.response import Response, whole
+from edgespec.runtimes.onnx.directory import FORMAT
 from edgespec.runtimes.onnx.model import OnnxModel
 from edgespec.split.client import RemoteEngine
 from edgespec.split.options import ConnectOptions
@@ -268,7 +269,7 @@ def test_what_was_not_exported_is_refused(wires: Wires, models: Path, tmp_path: 
         assert error.hint.arguments == {"model": name, "out": "DIR"}
     refused(wires, ModelError, "check the spelling", Path(tmp_path / "nowhere"))
     refused(wires, ModelError, "cannot be looked up", tmp_path / ("x" * 300))
-    (tmp_path / "exported.json").write_text('{"format": 3, "engine": "onnx"}')
+    (tmp_path / "exported.json").write_text(f'{{"format": {FORMAT}, "engine": "onnx"}}')
     refused(wires, CorruptFileError, "not a sound manifest", tmp_path)
     (tmp_path / "exported.json").write_text('{"format": 1, "engine": "coreml"}')
     refused(wires, OptionError, "was exported for coreml, and a client drafts with onnx", tmp_path)

@@ -240,6 +240,7 @@ def test_it_goes_while_it_drafts(
     """Killed in the middle of a reply, which goes on with layers pinned in its place; or its engine is
     closed, which ends both."""
     monkeypatch.setattr(pinning, "RING_CHUNKS", pinning.MIN_RING_CHUNKS)
+    monkeypatch.setattr(pinning, "READS", 0)  # no ring that holds all of so small a model
     seen: list[Progress] = []
     options = with_options(model)
     bare = plan(model, replace(options, resident_layers=0), 1)

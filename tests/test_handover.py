@@ -51,6 +51,7 @@ def expected(packed: Path) -> list[int]:
 def engine(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """Under a dial with room for the low-bit copy and some layers, and sure to gain from the others."""
     monkeypatch.setattr(pinning, "RING_CHUNKS", pinning.MIN_RING_CHUNKS)
+    monkeypatch.setattr(pinning, "READS", 0)  # no ring that holds all of so small a model
     options: dict[str, Any] = {"context": 512, "drafter": "auto"}
     with edgespec.load(packed, memory="2GB", resident_layers=0, **options) as bare:
         owners, weights = bare.plan.owners, bare.plan.table.nbytes

@@ -32,7 +32,7 @@ FLAGS = (
     "2GB",
     "--resident-layers",
     "1",
-)  # where drafts pay
+)  # where a streaming drafter's drafts pay; an export's, of as many layers, may not: passes take 5 ms
 ASKED = (
     "What does /clear do?",
     "Tell me a story.",
@@ -98,7 +98,7 @@ def test_every_client_gets_what_single_decoding_says(
 
         with ThreadPoolExecutor(6) as pool:
             replies = [*pool.map(ask, range(12))]
-        assert sum(drafted for _, drafted in replies) > 0
+        assert sum(drafted for _, drafted in replies) > 0 or drafter in (exported, exported_streaming)
         workers = psutil.Process(server.process.pid).children()
         assert len(workers) == (drafter is not streaming)
         with ThreadPoolExecutor(6) as pool:
