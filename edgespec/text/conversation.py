@@ -84,8 +84,8 @@ class Conversation:
         """How many of the first tokens of this `prompt` depend on nothing that is private: those that it
         would have with any other private messages, too. None where one of these is forgotten: what was
         said after it may follow from it."""
-        first = self.system is not None
-        if any(m.private for m in self.messages[first : first + self.forgotten]):
+        start = int(self.system is not None)
+        if any(m.private for m in self.messages[start : start + self.forgotten]):
             return 0
         safe = len(prompt)
         for other in ("a", "b"):
