@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from edgespec.kernels import compiled
+from edgespec.kernels.low_bit import stored_row_bytes
 
 NATIVE = Path(compiled.__file__).resolve().parent / "native"
 INNER = 1024
@@ -66,7 +67,7 @@ def executed(program: Path, *numbers: int) -> int:
 def instructions(program: Path, level: int, encoding: str, n: int) -> float:
     """Of what 32 more rows of weights take, for each of them and 256 columns."""
     x_type = compiled.SOURCES[torch.float16 if encoding == "F16" else torch.bfloat16]
-    what = (level, compiled.FORMATS[encoding], compiled.stored_bytes(encoding, INNER), x_type)
+    what = (level, compiled.FORMATS[encoding], stored_row_bytes(encoding, INNER), x_type)
     few, many = (executed(program, *what, rows, n) for rows in (32, 64))
     return (many - few) / (32 * INNER / 256)
 

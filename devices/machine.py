@@ -57,7 +57,7 @@ class Machine:
         (`devices.own_rate`). Measure when libraries and kernels are loaded, because whatever comes later is
         not in the baseline.
         """
-        disk = own_rate(weights) or read_rate(weights)  # their buffers are freed before memory is counted
+        disk = _disk(weights)  # whose buffers are freed before memory is counted
         speed = memory_rate()
         return Machine(
             total=memory_total(),
@@ -81,10 +81,14 @@ class Machine:
             baseline=baseline,
             cores=cpu_count(),
             memory_gbps=memory_rate(),
-            disk=own_rate(weights) or read_rate(weights),
+            disk=_disk(weights),
             matmuls=recall_matmuls(),
             arithmetic=arithmetic,
         )
+
+
+def _disk(weights: Path) -> ReadRate | None:
+    return own_rate(weights) or read_rate(weights)
 
 
 _PROCESS = "process"

@@ -37,8 +37,7 @@ from edgespec.kernels.choice import (
     Choice,
 )
 from edgespec.kernels.cpu import matmul_dtype
-from edgespec.kernels.gguf_blocks import row_bytes
-from edgespec.kernels.low_bit import int4_row_bytes, padded_columns
+from edgespec.kernels.low_bit import padded_columns, stored_row_bytes
 from edgespec.kernels.scratch import at_hand, scratch
 
 VERSION = 29  # of native.c's functions
@@ -174,12 +173,6 @@ def choose(encoding: str, choice: Choice) -> Choice:
     return choice
 
 
-def stored_bytes(encoding: str, columns: int) -> int:
-    """Of a row of weights so stored."""
-    own = {"I8": columns, "U8": int4_row_bytes(columns), "F16": 2 * columns, "BF16": 2 * columns}
-    return own.get(encoding) or row_bytes(encoding, columns)
-
-
 def unpacks(encoding: str, dtype: torch.dtype) -> bool:
     """Whether `dense` makes numbers of `dtype` of weights so stored."""
     return encoding not in ("F16", "BF16") and dtype != torch.float16 and available(encoding)
@@ -298,7 +291,7 @@ def quantize(w: Tensor, encoding: str) -> tuple[Tensor, Tensor] | None:
     assert library is not None, why
     n, k = w.shape
     w = w.contiguous()
-    row_bytes = k if encoding == "I8" else int4_row_bytes(k)
+    row_bytes = stored_row_bytes(encoding, k)
     data = torch.empty((n, row_bytes), dtype=torch.int8 if encoding == "I8" else torch.uint8)
     scale = torch.empty(n)
     status = library.es_quantise_weights(

@@ -31,6 +31,7 @@ from edgespec.kernels.choice import (
     way_words,
 )
 from edgespec.kernels.cpu import matmul_dtype, multiply
+from edgespec.kernels.low_bit import stored_row_bytes
 from edgespec.kernels.matmul import PROMPT_TILE_BYTES, Block
 from edgespec.kernels.threads import alone
 
@@ -149,7 +150,7 @@ def _orders(encoding: str) -> list[int]:
 
 def _block(encoding: str) -> Block:
     scale = torch.full((OUT,), 1e-3) if encoding in ("I8", "U8") else None
-    data = torch.full((OUT, compiled.stored_bytes(encoding, INNER)), FILLED, dtype=torch.uint8)
+    data = torch.full((OUT, stored_row_bytes(encoding, INNER)), FILLED, dtype=torch.uint8)
     return Block.of_bytes(encoding, data, OUT, INNER, scale)
 
 

@@ -14,8 +14,7 @@ from functools import cached_property
 from math import prod
 from pathlib import Path
 
-from edgespec.kernels.gguf_blocks import BLOCKS, row_bytes
-from edgespec.kernels.low_bit import int4_row_bytes
+from edgespec.kernels.low_bit import stored_row_bytes
 
 CHUNK_BYTES = 32 * 2**20  # upper bound of a chunk; 16 ms at 2 GB/s
 PAGE = 4096  # O_DIRECT: offsets, lengths and addresses are multiples of this
@@ -141,6 +140,13 @@ def aligned_span(offset: int, nbytes: int) -> tuple[int, int]:
     return start, stop - start
 
 
+def by_layer(chunks: Iterable[Chunk]) -> dict[int, list[Chunk]]:
+    found = dict[int, list[Chunk]]()
+    for chunk in chunks:
+        found.setdefault(chunk.layer, []).append(chunk)
+    return found
+
+
 def by_encoding(chunks: Iterable[Chunk]) -> dict[str, int]:
     """Bytes of chunks by encoding; scales are left out."""
     found = dict[str, int]()
@@ -222,14 +228,7 @@ class ChunkTable:
 
 def stored_bytes(encoding: str, shape: Sequence[int]) -> int:
     """Bytes of a tensor of this logical shape. Raises ValueError for an unknown encoding or broken blocks."""
-    columns = prod(shape[1:])
-    if encoding == "I8":
-        return shape[0] * columns
-    if encoding == "U8":
-        return shape[0] * int4_row_bytes(columns)
-    if encoding not in BLOCKS:
-        raise ValueError(f"encoding {encoding!r} is unknown")
-    return shape[0] * row_bytes(encoding, columns)
+    return shape[0] * stored_row_bytes(encoding, prod(shape[1:]))
 
 
 def rows_per_chunk(rows: int, row_bytes: int, limit: int = CHUNK_BYTES) -> int:

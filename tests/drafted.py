@@ -31,6 +31,15 @@ ONE_TYPE = pytest.mark.parametrize("model", ["bfloat16"], indirect=True)
 """For what does not depend on the numbers' type."""
 
 
+class Never(Fixed):
+    """Drafts nothing, and hears everything, until it is told."""
+
+    drafts = False
+
+    def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
+        return super().budget(limit, passes) if self.drafts else None
+
+
 def load_with(model: Path, drafter: str, adapters: Path | None, **options: Any) -> Engine:
     """A model of which three layers stream. No adapters where nothing, or others, draft."""
     settings: dict[str, Any] = {"memory": "2GB", "context": 400, "resident_layers": 2, "drafter": drafter}

@@ -16,6 +16,7 @@ from edgespec.devices.arithmetic import Arithmetic
 from edgespec.kernels import compiled, matmul, scratch
 from edgespec.kernels.choice import AMX, ARM, AVX2, AVX512_BF16, FEWS
 from edgespec.kernels.gguf_blocks import row_bytes
+from edgespec.kernels.low_bit import stored_row_bytes
 from edgespec.kernels.matmul import Block, linear
 from edgespec.models.packing import pack_model
 from edgespec.offload.chunks import Cut
@@ -99,7 +100,7 @@ def asked_by(cut: Cut, n: int, dtype: torch.dtype, prompt: bool, way: int) -> in
 
 
 def cut_of(encoding: str, rows: int, inner: int) -> Cut:
-    nbytes = compiled.stored_bytes(encoding, inner)
+    nbytes = stored_row_bytes(encoding, inner)
     return Cut("down_proj", encoding, inner, nbytes, (rows,), rows)
 
 

@@ -35,6 +35,7 @@ from tests.drafted import (
     ONE_TYPE,
     REPLY,
     SAMPLED,
+    Never,
     Resting,
     deaf_positions,
     interrupt_anywhere,
@@ -231,15 +232,6 @@ def test_while_a_refusal_stands_no_layer_is_heard(model: Path, plain: dict[float
         assert runtime.end == len(before)
         runtime.follow()
         assert runtime.exact == len(before) - 2, "but of 0, and 45, whose feature was dropped, it has all"
-
-
-class Never(Fixed):
-    """Drafts nothing, and hears everything, until it is told."""
-
-    drafts = False
-
-    def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
-        return super().budget(limit, passes) if self.drafts else None
 
 
 def test_a_prompt_waits_until_a_draft_is_asked_for(

@@ -45,6 +45,7 @@ from tests.drafted import (
     ONE_TYPE,
     REPLY,
     SAMPLED,
+    Never,
     Resting,
     deaf_positions,
     draft_always,
@@ -350,13 +351,6 @@ def test_positions_that_it_missed_are_left_out(model: Path, plain: dict[float, l
         check_draft(engine, session, prompt, missed=range(seen))
         assert say(session, prompt, REPLY)[0] == plain[0][MOST:]
         assert second == plain[0][MOST : MOST + 1]
-
-
-class Never(Fixed):
-    """Drafts nothing, and hears everything."""
-
-    def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
-        return None
 
 
 def test_a_prompt_waits_until_a_draft_is_asked_for(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from edgespec.devices.disk import ReadSettings
 from edgespec.offload.chunks import Chunk, ChunkTable
 from edgespec.offload.plan.needs import MustPin
+from edgespec.offload.ring import PARTS
 
 RING_CHUNKS = 8  # of the largest size: the reader works ahead while a pass computes
 MIN_RING_CHUNKS = 3  # one in use, two being read
 # Bytes of reads that reach a disk's rate (`devices.disk.ReadSettings`), which some small chunks are together
-# (`offload.rotation`), and how many of them a ring needs. Cold data, laid out as a layer of 1.1 MB is: 27 ms
+# (`offload.rotation`), and how many of them are a ring. Cold data, laid out as a layer of 1.1 MB is: 27 ms
 # for five in reads of a chunk each, 10 in reads of a layer, 6 in reads of three.
-READ, READS = 4 * 2**20, 4
+READ, READS = ReadSettings().request_bytes, PARTS
 
 
 def pages(chunks: Iterable[Chunk]) -> int:

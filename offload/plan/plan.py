@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from edgespec.offload.chunks import Chunk, ChunkTable
+from edgespec.offload.chunks import Chunk, ChunkTable, by_layer
 from edgespec.offload.plan.costs import (
     ARRIVING_SECONDS,
     LAYER_SECONDS,
@@ -79,12 +79,9 @@ class Plan:
 
     def _apart(self) -> float:
         """Seconds more of layers that stream."""
-        layers = dict[int, list[Chunk]]()
-        for chunk in self.streamed:
-            layers.setdefault(chunk.layer, []).append(chunk)
         arriving = [
             layer < self.table.layers and fits_at_once(some, self.ring_bytes)
-            for layer, some in layers.items()
+            for layer, some in by_layer(self.streamed).items()
         ]
         return sum(ARRIVING_SECONDS if small else STREAMED_SECONDS for small in arriving)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edgespec.kernels import compiled
 from edgespec.kernels.matmul import Block, Together, typed
-from edgespec.offload.chunks import Blocks, Chunk, ChunkTable, Piece
+from edgespec.offload.chunks import Blocks, ChunkTable, Piece, by_layer
 from edgespec.offload.ring import fits_at_once
 
 KEPT = 256  # layers at places of the ring: it comes round to the same ones
@@ -33,19 +33,15 @@ class Arriving:
         ring_bytes: int,
     ) -> None:
         """resident: blocks that stay. streamed: indices of chunks that do not."""
-        self.chunks = dict[int, list[Chunk]]()
         self._resident = resident
         self._blocks = dict[int, Blocks]()
         self._made = dict[tuple[int, ...], Together]()
-        for chunk in table.chunks:
-            if chunk.index in streamed and chunk.layer < table.layers:
-                self.chunks.setdefault(chunk.layer, []).append(chunk)
+        self.chunks = by_layer(c for c in table.chunks if c.index in streamed and c.layer < table.layers)
         for name, found in blocks.items():
             self._blocks.setdefault(found[0][0].layer, {})[name] = found
         for layer, chunks in [*self.chunks.items()]:
-            pieces = [
-                piece for found in self._blocks[layer].values() for _, piece, _ in found
-            ]  # that stay, too
+            # Those that stay, too.
+            pieces = [piece for found in self._blocks[layer].values() for _, piece, _ in found]
             able = all(compiled.available(piece.encoding) for piece in pieces)
             if not able or len(pieces) > compiled.MOST_BLOCKS or not fits_at_once(chunks, ring_bytes):
                 del self.chunks[layer]
