@@ -16,6 +16,7 @@ from edgespec.devices.arithmetic import Arithmetic
 from edgespec.kernels import compiled, matmul, scratch
 from edgespec.kernels.choice import AMX, ARM, AVX2, AVX512_BF16, FEWS
 from edgespec.kernels.gguf_blocks import row_bytes
+from edgespec.kernels.layer import LayerPass, WholeLayer, run_layers
 from edgespec.kernels.low_bit import stored_row_bytes
 from edgespec.kernels.matmul import Block, linear
 from edgespec.models.packing import pack_model
@@ -27,9 +28,11 @@ from edgespec.runtimes.formats.needs import context_bytes, pool_positions
 from edgespec.runtimes.formats.passes import UNPACKED_TILE, packed_bytes, pass_bytes, room_bytes
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch import rope
+from edgespec.runtimes.torch import target as target_module
 from edgespec.runtimes.torch.choices import settle
 from edgespec.runtimes.torch.draft import open_draft
 from edgespec.runtimes.torch.machine import arithmetic
+from edgespec.runtimes.torch.target import TorchTarget
 from tests.allocated import Allocated
 from tests.models import make_checkpoint, write_gguf
 
@@ -75,6 +78,37 @@ def test_the_plan_counts_what_passes_hold(files: ModelFiles, monkeypatch: pytest
             cache.truncate(cache.length)
     planned = pass_bytes(files, arithmetic(), context)
     assert 0.9 * planned < taken.peak <= planned
+
+
+@built
+def test_layers_in_one_call_have_room_for_the_trees_of_many(
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not all(cut.encoding in passes.NATIVE for cut in files.table.cuts):
+        pytest.skip("torch multiplies fp32")
+    monkeypatch.setattr(scratch, "_BUFFERS", scratch._Buffers())
+    settle(files.table)
+    judged, called = 5 * TREE_ROWS, list[int]()
+
+    def counted(layers: list[WholeLayer], first: int, hidden: Tensor, shared: LayerPass) -> Tensor:
+        called.append(len(hidden))
+        return run_layers(layers, first, hidden, shared)
+
+    monkeypatch.setattr(target_module, "run_layers", counted)
+    draft = open_draft(files, TREE_ROWS)
+    target = TorchTarget(files.config, draft.weights, judged, PREFILL_ROWS + judged, judged)
+    for many in (target, draft):
+        cache = target.new_cache(200, judged)
+        tokens = np.arange(judged) % 200
+        rows = Rows.append(cache, np.full(judged, -1))
+        if many is draft:  # has more slots than memory is planned for
+            many.judged_rows = many.pass_rows = judged
+        many.logits(many.run(many.embed(tokens), rows, range(files.config.layers)))
+        assert set(called) == ({judged} if many is target else set())
+        called.clear()
+        taken, how = len(scratch._BUFFERS.by_use["matmul"]), arithmetic()
+        few = passes._room(files, how, TREE_ROWS)  # those of a prompt that are multiplied as a tree's
+        assert taken <= passes._room(files, how, judged) <= max(1.05 * taken, few)
 
 
 def test_what_is_known_of_kernels_is_theirs() -> None:

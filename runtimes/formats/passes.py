@@ -67,7 +67,7 @@ def pass_bytes(
         largest = max(max(moments) + prompt_mask, small + tree_masks + outputs)
     else:
         largest = max(moments) + prompt_mask + tree_masks + outputs
-    return largest + scratch_bytes(files, how) + _angles(config, positions)
+    return largest + scratch_bytes(files, how, judged) + _angles(config, positions)
 
 
 def _angles(config: ModelConfig, positions: int) -> int:
@@ -102,9 +102,10 @@ def tile_rows(row_bytes: int) -> int:
     return max(16, UNPACKED_TILE // row_bytes // 16 * 16)
 
 
-def scratch_bytes(files: ModelFiles, how: Arithmetic) -> int:
-    """What stays with the thread that computes: torch's tile, unpacked, and the compiled kernels' room."""
-    return _tile(files, how) + _room(files, how)
+def scratch_bytes(files: ModelFiles, how: Arithmetic, judged: int = TREE_ROWS) -> int:
+    """What stays with the thread that computes passes of so many rows of trees: torch's tile, unpacked, and
+    the compiled kernels' room."""
+    return _tile(files, how) + _room(files, how, judged)
 
 
 def _tile(files: ModelFiles, how: Arithmetic) -> int:
@@ -122,9 +123,9 @@ def _tile(files: ModelFiles, how: Arithmetic) -> int:
     )
 
 
-def _room(files: ModelFiles, how: Arithmetic) -> int:
-    """The most that the compiled kernels ask for: for a tree's rows, those of a prompt that are multiplied as
-    these, a prompt's block, or a layer in one call, which has the numbers of a tree's rows there, too."""
+def _room(files: ModelFiles, how: Arithmetic, judged: int) -> int:
+    """The most that the compiled kernels ask for: for trees' rows, those of a prompt that are multiplied as
+    these, a prompt's block, or a layer in one call, which has the numbers of trees' rows there, too."""
     if not how.compiled:
         return 0
     config, e = files.config, files.element
@@ -134,11 +135,11 @@ def _room(files: ModelFiles, how: Arithmetic) -> int:
         if cut.encoding not in NATIVE:
             continue
         own = cut.encoding in how.prompts
-        tree.append(room_bytes(cut, how, TREE_ROWS, e))
+        tree.append(room_bytes(cut, how, judged, e))
         if cut.part != "lm_head":
             parts = not own or _in_parts(cut, how)
             few.append(room_bytes(cut, how, FEW, e) if parts else packed_bytes(cut, how, e))
-    layer = TREE_ROWS * (config.hidden_size + 2 * (q + kv + config.intermediate_size)) * e
+    layer = judged * (config.hidden_size + 2 * (q + kv + config.intermediate_size)) * e
     return max(*few, max(tree) + layer)
 
 

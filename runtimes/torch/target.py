@@ -17,7 +17,7 @@ from edgespec.kernels.dispatch import add, add_norm, rms_norm, rotate, swiglu
 from edgespec.kernels.layer import LayerPass, run_layers
 from edgespec.kernels.matmul import Block, Together
 from edgespec.kernels.threads import use_threads
-from edgespec.runtimes.base import PREFILL_ROWS, IntArray
+from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS, IntArray
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.target import NO_LAYER, PassObserver
@@ -101,6 +101,8 @@ class TorchTarget(Generic[W]):
         self.slots = slots
         self.pass_rows = pass_rows
         self.judged_rows = slots if judged_rows is None else judged_rows
+        # Of a pass whose layers are one call. A draft model's further slots are not planned for.
+        self.whole_rows = judged_rows or TREE_ROWS
         self.dtype = weights.dtype
         self.device = weights.device
         self.grows = self.device.type == "cpu"
@@ -148,7 +150,8 @@ class TorchTarget(Generic[W]):
         cos, sin = self.rope(rows.positions)
         angles = cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)
         attention = AttentionPlan(rows, self.device)
-        return Prepared(rows, angles, attention, whole_pass(attention, self.config, *angles))
+        whole = whole_pass(attention, self.config, self.whole_rows, *angles)
+        return Prepared(rows, angles, attention, whole)
 
     @torch.inference_mode()
     def run_layer(self, index: int, hidden: Tensor, shared: Prepared) -> Tensor:

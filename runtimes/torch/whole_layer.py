@@ -8,7 +8,6 @@ from torch import Tensor
 
 from edgespec.kernels.layer import LayerPass, LayerShape, WholeLayer
 from edgespec.kernels.matmul import Together
-from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.torch.attention import AttentionPlan
 
@@ -38,13 +37,15 @@ VECTORS = {  # layer.WholeLayer's names
 }
 
 
-def whole_pass(attention: AttentionPlan, config: ModelConfig, cos: Tensor, sin: Tensor) -> LayerPass | None:
-    """For a pass of trees alone, which the compiled kernel attends for, of as many rows as there is room for
+def whole_pass(
+    attention: AttentionPlan, config: ModelConfig, most: int, cos: Tensor, sin: Tensor
+) -> LayerPass | None:
+    """For a pass of trees alone, which the compiled kernel attends for, of at most as many rows as have room
     (`runtimes.formats.passes.scratch_bytes`)."""
     trees = attention.compiled
     if trees is None or attention.trees < len(attention.parts) or config.heads > trees.most_heads:
         return None
-    if trees.n > TREE_ROWS:
+    if trees.n > most:
         return None
     return LayerPass(trees, cos, sin)
 
