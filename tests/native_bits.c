@@ -111,7 +111,7 @@ int main(void) {
     for (int format = 0; format <= BFLOAT; format++)
       for (int i = 0; i < (int)(sizeof counts / sizeof *counts); i++) {
         const int blocks = !is_plain(format) && LAYOUT[format].columns == 256; /* no row is a part of one */
-        multiply(format, 37, 1280, counts[i], 1, 0, 0, 0, ANY);
+        multiply(format, 19, 768, counts[i], 1, 0, 0, 0, ANY);
         const int64_t cut = format == INT4 ? 576 : format == INT8 || is_plain(format) ? 300 : 288;
         multiply(format, 9, blocks ? 768 : cut, counts[i], 1, 2, 2, 0, ANY);
         multiply(format, 17, blocks ? 512 : 320, counts[i], 1, 1, 1, 0, ANY);

@@ -210,11 +210,12 @@ def check(pair: tuple[str, str], tally: Tally) -> None:
 
 @pytest.mark.parametrize(("number", "pair"), list(enumerate(PAIRS + AUTO)))
 def test_hundreds_of_tokens(families: dict[str, Family], number: int, pair: tuple[str, str]) -> None:
-    """Each pair on each architecture, with every number of waits; all of them in the slow test."""
+    """Each pair on two of the architectures, with every number of waits; all of them in the slow test."""
     long = 48 if pair[0] == "ngram" else 18  # until something is said again
     tally, greedy, sampled = Tally(), replace(GREEDY, max_tokens=long), replace(SAMPLED, max_tokens=18)
     waits = islice(cycle(WAITS), number, None)
-    for place, family in enumerate(families.values()):
+    chosen = [family for place, family in enumerate(families.values()) if place != number % len(families)]
+    for place, family in enumerate(chosen):
         jobs: list[Job] = [
             (sampled, next(waits), 1, Sometimes(BUDGET)),
             (greedy, next(waits), 1, Adaptive() if place == 1 else Sometimes(BUDGET)),
