@@ -34,7 +34,8 @@ def passes(shape: str, positions: int, rows: int) -> Row:
     place = np.tile(np.arange(positions - shared + 1, dtype=np.int32), (rows, 1))
     place[:, -1] = BLOCK + np.arange(rows)  # each row is a leaf of its own
     at = np.full(rows, positions, dtype=np.int64)
-    attend = TreeAttention([Past((prefix[0], prefix[1]), (tail[0], tail[1]), shared, place, at)])
+    past = Past((prefix[0], prefix[1]), (tail[0], tail[1]), range(own), shared, place, at)
+    attend = TreeAttention([past])
     q, k, v = (torch.randn(rows, count, e).bfloat16() for count in (heads, kv_heads, kv_heads))
     seconds = []
     for _ in range(1 + AGAIN):

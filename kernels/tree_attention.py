@@ -9,7 +9,7 @@ conversations, each with a cache of its own, are one call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,31 +43,21 @@ def suits(kv: Tensor) -> bool:
     return kv.is_cpu and kv.dtype in SOURCES and compiled.library() is not None
 
 
-@dataclass(frozen=True, eq=False)
-class Past:
+class Past(NamedTuple):
     """Rows of one cache, and where their keys lie in every layer.
 
     prefix: keys and values [layers, kv_heads, at least `shared`, e], of which all rows see the first `shared`
         positions, a multiple of BLOCK.
-    own: the same [.., places, e] behind them.
-    place: [n, span] which of `own` is a row's position `shared` + i; up to the row's own, `positions` [n].
+    own: the same [.., places, e], of which those `behind` follow the prefix.
+    place: [n, span] which of these is a row's position `shared` + i; up to the row's own, `positions` [n].
     """
 
     prefix: tuple[Tensor, Tensor]
     own: tuple[Tensor, Tensor]
+    behind: range
     shared: int
     place: NDArray[np.int32]
     positions: NDArray[np.int64]
-
-    def __post_init__(self) -> None:
-        assert self.shared % BLOCK == 0
-        assert all(kv.stride()[2:] == (kv.shape[3], 1) for kv in (*self.prefix, *self.own))
-        assert self.prefix[0].stride() == self.prefix[1].stride()
-        assert self.own[0].stride() == self.own[1].stride()
-        assert self.place.flags.c_contiguous
-        assert self.positions.flags.c_contiguous
-        assert int(self.positions.min()) - self.shared >= 0
-        assert int(self.positions.max()) < self.shared + self.place.shape[1]
 
 
 class TreeAttention:
@@ -77,31 +67,48 @@ class TreeAttention:
         self.pasts = list(pasts)  # whose arrays are read
         k = self.pasts[0].prefix[0]
         self.dtype, self.kv_heads, self.e = k.dtype, k.shape[1], k.shape[3]
-        assert all(past.prefix[0].dtype == k.dtype for past in pasts)
-        assert all(past.prefix[0].shape[1::2] == k.shape[1::2] for past in pasts)
         self.most_heads = _GROUP * self.kv_heads
         size = k.element_size()
         self._calls = calls = np.zeros(len(self.pasts), dtype=_ATTENTION)
         calls["type"], calls["kv_heads"], calls["e"] = SOURCES[k.dtype], self.kv_heads, self.e
         calls["scale"] = self.e**-0.5
-        for name, values in (
-            ("n", [len(past.place) for past in self.pasts]),
-            ("head_stride", [past.prefix[0].stride(1) for past in self.pasts]),
-            ("shared", [past.shared for past in self.pasts]),
-            ("own_stride", [past.own[0].stride(1) for past in self.pasts]),
-            ("own", [past.own[0].shape[2] for past in self.pasts]),
-            ("place", [past.place.ctypes.data for past in self.pasts]),
-            ("span", [past.place.shape[1] for past in self.pasts]),
-            ("position", [past.positions.ctypes.data for past in self.pasts]),
-        ):
-            calls[name] = values
-        self._starts = np.array(  # [4, caches] addresses in the first layer,
-            [[kv.data_ptr() for kv in (*past.prefix, *past.own)] for past in self.pasts], dtype=np.int64
-        ).T
-        strides = [[kv.stride(0) * size for kv in (*past.prefix, *past.own)] for past in self.pasts]
-        self._steps = np.array(strides, dtype=np.int64).T  # and bytes from layer to layer
-        self._before = np.cumsum(calls["n"]) - calls["n"]  # rows of the caches before each
+        calls["n"], calls["span"] = np.array([past.place.shape for past in self.pasts]).T
+        calls["place"] = [past.place.ctypes.data for past in self.pasts]
+        calls["position"] = [past.positions.ctypes.data for past in self.pasts]
+        calls["shared"] = [past.shared for past in self.pasts]
+        calls["own"] = [len(past.behind) for past in self.pasts]
         self.n = int(calls["n"].sum())
+        self._before = np.cumsum(calls["n"]) - calls["n"]  # rows of the caches before each
+        self._check_positions()
+        lie = []
+        for past in self.pasts:
+            own = self._where(past.own)
+            lie.append((own if past.prefix[0] is past.own[0] else self._where(past.prefix), own))
+        prefix, own = np.array(lie, dtype=np.int64).transpose(1, 2, 0)  # [4, caches] each
+        calls["head_stride"], calls["own_stride"] = prefix[3], own[3]
+        own[:2] += np.array([past.behind.start * self.e * size for past in self.pasts])
+        self._starts = np.concatenate([prefix[:2], own[:2]])  # [4, caches] addresses in the first layer,
+        self._steps = np.stack([prefix[2], prefix[2], own[2], own[2]]) * size  # and bytes from layer to layer
+
+    def _check_positions(self) -> None:
+        """Each row's own is among those that it has places for."""
+        calls, positions = self._calls, np.concatenate([past.positions for past in self.pasts])
+        assert len(positions) == self.n
+        assert all(past.place.flags.c_contiguous for past in self.pasts)
+        assert not np.any(calls["shared"] % BLOCK)
+        behind = positions - np.repeat(calls["shared"], calls["n"])
+        assert behind.min() >= 0
+        assert np.all(behind < np.repeat(calls["span"], calls["n"]))
+
+    def _where(self, kv: tuple[Tensor, Tensor]) -> tuple[int, int, int, int]:
+        """Addresses of keys and values, and numbers from layer to layer and from head to head."""
+        k, v = kv
+        layer, head, *rest = strides = k.stride()
+        assert v.stride() == strides
+        assert rest == [self.e, 1]
+        assert k.dtype == v.dtype == self.dtype
+        assert k.shape[1::2] == (self.kv_heads, self.e)
+        return k.data_ptr(), v.data_ptr(), layer, head
 
     def tables(self) -> tuple[NDArray[np.void], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """For `layer.LayerPass`: the calls, [caches] rows before each, and [4, caches] addresses of keys and

@@ -108,20 +108,20 @@ class Rows:
 
 def slot_depths(parents: IntArray) -> IntArray:
     """[slots] depth of each slot: 0 for children of the committed prefix. Parents precede children."""
-    depths = np.zeros(len(parents), dtype=np.int64)
-    for slot, parent in enumerate(parents):
-        if parent >= 0:
-            depths[slot] = depths[parent] + 1
-    return depths
+    depths = list[int]()
+    for parent in parents.tolist():
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return np.array(depths, dtype=np.int64)
 
 
 def with_slots(parents: IntArray, added: Sequence[int] | IntArray) -> IntArray:
     """[slots + new] parents of slots, and of new ones behind them. Raises ValueError where one's parent is
     not before it."""
-    fresh = np.asarray(added, dtype=np.int64)
-    if np.any(fresh >= np.arange(len(parents), len(parents) + len(fresh))) or np.any(fresh < -1):
-        raise ValueError("a slot's parent must be an earlier slot or -1")
-    return np.concatenate([parents, fresh])
+    fresh = np.array(added, dtype=np.int64)
+    for slot, parent in enumerate(fresh.tolist(), len(parents)):
+        if not -1 <= parent < slot:
+            raise ValueError("a slot's parent must be an earlier slot or -1")
+    return np.concatenate([parents, fresh]) if len(parents) else fresh
 
 
 def kept_parents(

@@ -215,15 +215,19 @@ def test_scores_of_any_size(dtype: torch.dtype) -> None:
 @needs_library
 def test_what_does_not_fit_is_refused() -> None:
     kv = torch.zeros(1, 2, 3 * BLOCK, 16)
-    place, last = np.zeros((1, BLOCK), dtype=np.int32), np.array([2 * BLOCK])
-    with pytest.raises(AssertionError):
-        Past((kv, kv), (kv, kv), BLOCK, place, last)  # its place is behind the row's last
-    with pytest.raises(AssertionError):
-        Past((kv, kv), (kv, kv), BLOCK - 1, place, last)
-    short = np.array([BLOCK])
-    of = [Past((x, x), (x, x), BLOCK, place, short) for x in (kv, kv.double().to(torch.bfloat16))]
-    with pytest.raises(AssertionError):
-        TreeAttention(of)  # keys of two types
+    place, behind = np.zeros((1, BLOCK), dtype=np.int32), range(BLOCK, 2 * BLOCK)
+
+    def attention(shared: int, position: int, *kvs: torch.Tensor) -> TreeAttention:
+        positions = np.array([position])
+        return TreeAttention([Past((x, x), (x, x), behind, shared, place, positions) for x in kvs])
+
+    attention(BLOCK, 2 * BLOCK - 1, kv, kv)
+    for shared, position in ((BLOCK, 2 * BLOCK), (BLOCK, BLOCK - 1), (BLOCK - 1, BLOCK)):
+        with pytest.raises(AssertionError):  # what it attends to has no place; the prefix is no whole block
+            attention(shared, position, kv)
+    for other in (kv.double().to(torch.bfloat16), kv[:, :1], kv[..., :8], kv.transpose(2, 3)):
+        with pytest.raises(AssertionError):  # of two types, or shapes
+            attention(BLOCK, BLOCK, kv, other)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -30,6 +30,7 @@ GATHER_ROWS = 16  # rows whose own blocks are gathered at a time: bounds the cop
 # Numbers of rows and keys of a prompt's attention are multiples of this and of BLOCK: in bf16 torch keeps
 # compiled code, some 20 KB, for each pair of remainders that it meets, in each thread and for ever.
 PREFILL_MULTIPLE = 32
+_PLACES = np.arange(BLOCK, dtype=np.int32)
 
 
 class AttentionPlan:
@@ -118,26 +119,32 @@ class _Tree:
         self.cache, self.device = cache, device
         self.n = len(slots)
         self.shared = cache.length // BLOCK * BLOCK  # positions [0, shared) are whole committed blocks
-        self.end = -(-(int(positions.max()) + 1) // BLOCK) * BLOCK  # [shared, end): the rows' own blocks
-        self.first = int(positions.min())
         self.positions = positions  # [n]
-        paths = ancestor_paths(cache.parents, slots)
-        # On a chain (plain decoding is the shortest) every place is its position: nothing is gathered.
-        self.chain = not isinstance(cache, Overlay) and all(path[-1] == len(path) - 1 for path in paths)
-        place = np.full((self.n, self.end - self.shared), -1, dtype=np.int64)  # -1 = not on the path
-        start = cache.length - self.shared
-        place[:, :start] = np.arange(self.shared, cache.length)
-        for row, path in enumerate(paths):
-            place[row, start : start + len(path)] = path
-        place[:, start:][place[:, start:] >= 0] += cache.length
-        self.place = place  # [n, end - shared]
+        rest = cache.length - self.shared
+        self.paths = ancestor_paths(cache.parents, slots)
+        ends = [rest + len(path) for path in self.paths]
+        self.end = round_up(self.shared + max(ends))  # [shared, end): the rows' own blocks
+        self.first = self.shared + min(ends) - 1
+        # [n, end - shared] which place behind `shared` each of these positions has on a row's path; -1: none.
+        self.place = place = np.full((self.n, self.end - self.shared), -1 - rest, dtype=np.int32)
+        for row, path in enumerate(self.paths):
+            place[row, rest : ends[row]] = path
+        place += np.int32(rest)
+        place[:, :rest] = _PLACES[:rest]
+        self.used = rest + int(slots[-1]) + 1  # places behind `shared`: a slot lies behind its ancestors
         self.masks: dict[tuple[int, int, int | None], Mask] = {}
         self.prefixes: dict[tuple[int, int], list[KV]] = {}  # by positions, and then by layer
 
     @cached_property
+    def chain(self) -> bool:
+        """Every place is its position (plain decoding is the shortest): nothing is gathered."""
+        return not isinstance(self.cache, Overlay) and all(path[-1] == len(path) - 1 for path in self.paths)
+
+    @cached_property
     def places(self) -> Tensor:
         """[n, end - shared] in the cache's memory, for `_apart` alone; any where nothing is on the path."""
-        return torch.from_numpy(np.maximum(self.place - self.cache.origin, 0)).to(self.device)
+        places = self.place.astype(np.int64) + (self.shared - self.cache.origin)
+        return torch.from_numpy(np.maximum(places, 0)).to(self.device)
 
     def __call__(self, layer: int, q: Tensor, window: int | None) -> Tensor:
         """q [n, heads, e] -> [n, heads * e]."""
@@ -160,11 +167,9 @@ class _Tree:
     @property
     def past(self) -> Past:
         """For the compiled kernel."""
-        cache = self.cache
-        behind = slice(self.shared - cache.origin, int(self.place.max()) + 1 - cache.origin)
-        own = cache.k[:, :, behind], cache.v[:, :, behind]
-        place = (self.place - self.shared).astype(np.int32)
-        return Past(cache.prefix, own, self.shared, place, np.ascontiguousarray(self.positions))
+        cache, start = self.cache, self.shared - self.cache.origin
+        behind = range(start, start + self.used)
+        return Past(cache.prefix, (cache.k, cache.v), behind, self.shared, self.place, self.positions)
 
     def _together(
         self, layer: int, q: Tensor, start: int, end: int, window: int | None

@@ -8,7 +8,7 @@ uninitialised.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -97,24 +97,31 @@ class SequenceAttention(Multiplying):
     ) -> Tensor:
         """Sequences from position 0 on, or at `positions` [t], [b, t, d] -> [b, t, d]; each sees all others,
         or itself and those before it (`causal`), or what `mask` [t, t] has. Differentiable."""
-        b, t, _ = hidden.shape
-        c, dtype = self.config, hidden.dtype
+        dtype = hidden.dtype
+        x = rms_norm(hidden, self.input_norm.to(dtype), self.config.norm_eps)
+        qkv = [F.linear(x, matrix.to(dtype)) for matrix in (self.q_proj, self.k_proj, self.v_proj)]
+        attended = self.mixed(qkv, positions, mask, causal and mask is None)
+        return hidden + F.linear(attended, self.o_proj.to(dtype))
+
+    def mixed(
+        self, qkv: Sequence[Tensor], positions: IntArray | None, mask: Tensor | None, causal: bool
+    ) -> Tensor:
+        """q, k, v of sequences, [b, t, their heads * head_dim] -> [b, t, heads * head_dim]; what is seen as
+        `attend` has it."""
+        c, t = self.config, qkv[0].shape[1]
         cos, sin = self.rope(np.arange(t) if positions is None else positions)
-        angles = cos[:, None].to(dtype), sin[:, None].to(dtype)  # [t, 1, head_dim / 2]
-        x = rms_norm(hidden, self.input_norm.to(dtype), c.norm_eps)
-        q = F.linear(x, self.q_proj.to(dtype)).view(b, t, c.heads, c.head_dim)
-        k = F.linear(x, self.k_proj.to(dtype)).view(b, t, c.kv_heads, c.head_dim)
-        v = F.linear(x, self.v_proj.to(dtype)).view(b, t, c.kv_heads, c.head_dim)
+        angles = cos[:, None].to(qkv[0].dtype), sin[:, None].to(qkv[0].dtype)  # [t, 1, head_dim / 2]
+        q, k, v = (part.unflatten(2, (-1, c.head_dim)) for part in qkv)
         q, k = rotate(q, *angles, c.rope.interleaved), rotate(k, *angles, c.rope.interleaved)
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
             v.transpose(1, 2),
             attn_mask=mask,
-            is_causal=causal and mask is None,
+            is_causal=causal,
             enable_gqa=c.heads > c.kv_heads,
         )  # [b, heads, t, head_dim]
-        return hidden + F.linear(out.transpose(1, 2).flatten(2), self.o_proj.to(dtype))
+        return out.transpose(1, 2).flatten(2)
 
 
 class CausalAttention(SequenceAttention):

@@ -82,6 +82,15 @@ class DraftAttention(SequenceAttention):
         """[n, l_d, d] -> [n, l_d, d], of any n: chunk by chunk. Differentiable."""
         return torch.cat([self.attend(chunk, self.causal) for chunk in torch.split(drafts, CHUNK)])
 
+    @torch.inference_mode()
+    def run(self, drafts: Tensor) -> Tensor:
+        """[n, l_d, d] -> [n, l_d, d], of the parameters' type."""
+        x = dispatch.rms_norm(drafts.flatten(0, 1), self.input_norm, self.config.norm_eps)
+        qkv = self.times(x, True, "q_proj", "k_proj", "v_proj")
+        attended = self.mixed([part.view(*drafts.shape[:2], -1) for part in qkv], None, None, self.causal)
+        [out] = self.times(attended.flatten(0, 1), True, "o_proj")
+        return drafts + out.view_as(drafts)
+
 
 class SpecFormer(Multiplying):
     """See the module. `final_norm` [d] is the target's own, no parameter of this one."""
@@ -132,8 +141,9 @@ class SpecFormer(Multiplying):
         else:
             [projected] = self.times(x, True, "position_proj")
             drafts = projected + self.position_bias
-        attended = self._attended(drafts.view(n, self.shape.length, d)).view(-1, d)
-        said = dispatch.rms_norm(self.mlp.run(attended), self.final_norm, self.config.norm_eps)
+        drafts = drafts.view(n, self.shape.length, d)
+        attended = drafts if self.draft is None else self.draft.run(drafts)
+        said = dispatch.rms_norm(self.mlp.run(attended.flatten(0, 1)), self.final_norm, self.config.norm_eps)
         return said.view(n, self.shape.length, d)
 
     def forward(self, states: Tensor, chosen: Tensor) -> Tensor:
@@ -148,12 +158,9 @@ class SpecFormer(Multiplying):
             drafts = x.repeat(1, self.shape.length) + bias
         else:
             drafts = F.linear(x, self.position_proj.to(dtype), bias)
-        said = self.mlp(self._attended(drafts.view(len(x), self.shape.length, -1)))
+        drafts = drafts.view(len(x), self.shape.length, -1)
+        said = self.mlp(drafts if self.draft is None else self.draft(drafts))
         return rms_norm(said, self.final_norm.to(dtype), c.norm_eps)
-
-    def _attended(self, drafts: Tensor) -> Tensor:
-        """[n, l_d, d] -> the same, each draft's positions having seen each other."""
-        return drafts if self.draft is None else self.draft(drafts)
 
 
 def _own_shapes(config: ModelConfig, shape: SpecFormerShape) -> Shapes:
