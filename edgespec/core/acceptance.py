@@ -212,8 +212,8 @@ def _follow(tree: TokenTree, choose: Callable[[int, int], int]) -> Outcome:
 
 
 def _outcome(tree: TokenTree, path: list[int], bonus: int) -> Outcome:
-    nodes = np.array(path, dtype=np.int64)
-    return Outcome(nodes, (*tree.tokens[nodes[1:]].tolist(), bonus), len(tree) - 1)
+    accepted = [int(tree.tokens[node]) for node in path[1:]]
+    return Outcome(np.array(path, dtype=np.int64), (*accepted, bonus), len(tree) - 1)
 
 
 def _residual(p: Distribution, q: Distribution) -> Distribution:

@@ -117,16 +117,9 @@ class TokenTree:
             scores[node] += scores[self.parents[node]]
         return scores
 
-    @cached_property
-    def _children(self) -> tuple[IntArray, IntArray]:
-        order = np.argsort(self.parents, kind="stable")  # the root (-1) first, then siblings in node order
-        return order, np.searchsorted(self.parents[order], np.arange(len(self) + 1))
-
     def children(self, node: int) -> IntArray:
         """Node numbers of the children, ascending."""
-        order, first = self._children
-        found: IntArray = order[first[node] : first[node + 1]]
-        return found
+        return np.flatnonzero(self.parents == node)
 
     def path_to(self, node: int) -> IntArray:
         """Nodes from the root to `node`, both included."""
