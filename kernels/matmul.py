@@ -202,14 +202,21 @@ def ragged(x: Tensor, block: Block, apart: Sequence[range]) -> Tensor:
     """x [n, k] @ block^T -> [n, rows]: the rows before those of `apart`, which are the last ones of x, are
     `exact`; each of these spans has the bits of a call of its own without `exact`.
 
-    Short spans, where their bits do not depend on n either, are multiplied with the rows before them.
+    Short spans, where their bits do not depend on n either, are multiplied with those before them, no more
+    at once than `FEW` or the first rows are: memory is planned for these.
     """
-    together, apart = apart[0].start, list(apart)
+    first, short = apart[0].start, 0
     if x.device.type == "cpu" and one_class(block.encoding, block.inner):
-        while apart and len(apart[0]) <= most_as_exact(block, x):
-            together = apart.pop(0).stop
-    parts = [linear(x[:together], block, exact=True)] if together else []
-    parts += [linear(x[span.start : span.stop], block, exact=False) for span in apart]
+        short = most_as_exact(block, x)
+    calls = [(range(first), True)] if first else []
+    for span in apart:
+        exact = len(span) <= short
+        last, open_ = calls[-1] if calls else (span, False)
+        if exact and open_ and span.stop - last.start <= max(FEW, first):
+            calls[-1] = range(last.start, span.stop), True
+        else:
+            calls.append((span, exact))
+    parts = [linear(x[span.start : span.stop], block, exact) for span, exact in calls]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -11,7 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgespec.core.batch import blocks, run_pass
+from edgespec.core.acceptance import Greedy
+from edgespec.core.batch import PrefillBlock, Verification, blocks, run_pass
+from edgespec.core.sampling import Noise
+from edgespec.core.tree import TokenTree
 from edgespec.devices.arithmetic import Arithmetic
 from edgespec.kernels import compiled, matmul, scratch
 from edgespec.kernels.choice import AMX, ARM, AVX2, AVX512_BF16, FEWS
@@ -78,6 +81,44 @@ def test_the_plan_counts_what_passes_hold(files: ModelFiles, monkeypatch: pytest
             cache.truncate(cache.length)
     planned = pass_bytes(files, arithmetic(), context)
     assert 0.9 * planned < taken.peak <= planned
+
+
+def test_short_prompts_that_share_a_pass_take_no_more_than_is_planned(
+    files: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of as many conversations as a pass is planned for, with their trees and without."""
+    monkeypatch.setattr(scratch, "_BUFFERS", scratch._Buffers())
+    settle(files.table)
+    sequences, weights = 16, open_draft(files, TREE_ROWS).weights
+    rows, judged = passes.pass_rows(sequences, True), passes.judged_rows(sequences, True)
+    target, rng = TorchTarget(files.config, weights, TREE_ROWS, rows, judged), np.random.default_rng(0)
+    known = {block.data.untyped_storage().data_ptr() for block in target.weights.resident.values()}
+    caches = [target.new_cache(1024, TREE_ROWS) for _ in range(5)]
+    known |= {kv.untyped_storage().data_ptr() for cache in caches for kv in (cache.k, cache.v)}
+
+    def counts(tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() not in known
+
+    def prompts(*lengths: int) -> list[PrefillBlock]:
+        return [
+            PrefillBlock(cache, rng.integers(0, 200, n).tolist())
+            for cache, n in zip(caches, lengths, strict=False)
+        ]
+
+    def tree(place: int) -> Verification:
+        nodes = TokenTree.chain(rng.integers(0, 200, 40))
+        return Verification(caches[place], nodes, Greedy(), Noise(0))
+
+    with Allocated(counts) as taken:
+        for parts in (
+            prompts(256, 256), prompts(32, 32, 32, 32), [*prompts(256, 250), tree(3), tree(4)], prompts(512)
+        ):  # fmt: skip
+            run_pass(target, parts)
+            for part in parts:
+                part.raise_error()
+                part.cache.truncate(0)
+    assert taken.peak <= pass_bytes(files, arithmetic(), 1024, sequences, trees=True)
+    assert len(scratch._BUFFERS.by_use.get("matmul", ())) <= passes._room(files, arithmetic(), TREE_ROWS)
 
 
 @built
@@ -150,10 +191,10 @@ def test_the_room_of_the_kernels_is_what_they_ask_for(encoding: str, rows: int, 
         ways[compiled.level()] = Arithmetic(threads=threads)
     if encoding == "F16" and compiled.level() == AMX:
         ways[AMX] = Arithmetic(prompts=frozenset({"F16"}), threads=threads)
-    for n, (way, how) in product((TREE_ROWS, passes.FEW), ways.items()):
+    for n, (way, how) in product((TREE_ROWS, passes.FEW, 576), ways.items()):
         half = encoding == "F16" and way == AMX and n == passes.FEW  # a prompt's rows
         asked = asked_by(cut, n, torch.float16 if half else torch.bfloat16, half, way)
-        assert asked <= room_bytes(cut, how, n, 2) <= 1.02 * asked + 4096
+        assert asked <= room_bytes(cut, how, n, 2, half) <= 1.02 * asked + 4096
 
 
 @built

@@ -124,8 +124,9 @@ def _tile(files: ModelFiles, how: Arithmetic) -> int:
 
 
 def _room(files: ModelFiles, how: Arithmetic, judged: int) -> int:
-    """The most that the compiled kernels ask for: for trees' rows, those of a prompt that are multiplied as
-    these, a prompt's block, or a layer in one call, which has the numbers of trees' rows there, too."""
+    """The most that the compiled kernels ask for: for trees' rows, those of prompts that are multiplied as
+    these (`kernels.matmul.ragged`), a prompt's block, or a layer in one call, which has the numbers of trees'
+    rows there, too."""
     if not how.compiled:
         return 0
     config, e = files.config, files.element
@@ -137,8 +138,9 @@ def _room(files: ModelFiles, how: Arithmetic, judged: int) -> int:
         own = cut.encoding in how.prompts
         tree.append(room_bytes(cut, how, judged, e))
         if cut.part != "lm_head":
-            parts = not own or _in_parts(cut, how)
-            few.append(room_bytes(cut, how, FEW, e) if parts else packed_bytes(cut, how, e))
+            few.append(room_bytes(cut, how, FEW, e, own))
+            if own and not _in_parts(cut, how):
+                few.append(packed_bytes(cut, how, e))
     layer = judged * (config.hidden_size + 2 * (q + kv + config.intermediate_size)) * e
     return max(*few, max(tree) + layer)
 
@@ -149,13 +151,14 @@ def _in_parts(cut: Cut, how: Arithmetic) -> bool:
     return cut.encoding == "F16" or "bfloat16" in how.converts
 
 
-def room_bytes(cut: Cut, how: Arithmetic, n: int, element: int) -> int:
-    """Of n rows by a matrix, as native/native.c's `lay_out` has it: sums of each thread, and x arranged."""
+def room_bytes(cut: Cut, how: Arithmetic, n: int, element: int, prompt: bool = False) -> int:
+    """Of n rows by a matrix, as native/native.c's `lay_out` has it: sums of each thread, and x arranged.
+    `prompt`: of a block that has an order of its own."""
     plain, threads = cut.encoding in PLAIN, how.threads
     terms = 2 if element == 4 and not plain else 1
     task = 2**18 // cut.row_bytes  # TASK_BYTES
     own = 49152  # of a thread: ROOM
-    half = cut.encoding == "F16" and "F16" in how.prompts and n > TREE_ROWS  # a prompt's rows, by AMX
+    half = prompt and cut.encoding == "F16" and "F16" in how.prompts  # by AMX
     if half:
         task = 256  # AMX_HALF_ROWS
     rows = max(16, min(task, cut.together // (4 * threads)) // 16 * 16)
