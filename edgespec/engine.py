@@ -83,8 +83,7 @@ class Engine:
         self._holes = Holes()
         self._sessions = weakref.WeakValueDictionary[int, Session]()  # by number
         self._opened = 0
-        rows = lambda: TREE_ROWS + sum(resident.rows for resident in self.resident)  # noqa: E731
-        self.pool = Pool(plan.context, plan.sequences, rows)
+        self.pool = Pool(plan.context, plan.sequences, self._rows_apart)
         self._finalizer = weakref.finalize(self, target.weights.close)
 
     @property
@@ -167,6 +166,12 @@ class Engine:
             if self.closed:
                 raise ClosedError("the engine was closed; load the model again")
             return self._new_session(context, controller or self.controller.successor(), trace, held)
+
+    def _rows_apart(self) -> int:
+        """Uncommitted rows that a session beyond those planned for needs room for."""
+        if self.plan.sequences > 1 and not self.resident:
+            return 0  # trees lie where the rest of the reply will be
+        return TREE_ROWS + sum(resident.rows for resident in self.resident)
 
     @property
     def may_grow(self) -> bool:

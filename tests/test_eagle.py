@@ -23,7 +23,7 @@ from edgespec.drafters.eagle.files import EAGLE_ROWS, EagleResident
 from edgespec.engine import Engine
 from edgespec.errors import Cancelled, ModelError, OptionError
 from edgespec.models.asked import check_options
-from edgespec.runtimes.base import PREFILL_ROWS
+from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
 from edgespec.runtimes.formats.describe import ModelFiles, describe_model
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.torch.eagle import Eagle, EagleShape, eagle_shapes
@@ -343,6 +343,27 @@ def three(model: Path) -> Iterator[Three]:
         for n, session in zip((20, 33, 7), sessions, strict=True):
             say(session, prompt_of(n, n), GenerationOptions(max_tokens=8, ignore_eos=True))
         yield Three([drafter_of(session) for session in sessions])
+
+
+def test_sessions_beyond_those_planned_have_room_for_what_is_drafted(model: Path) -> None:
+    with load(model, batch=3, context=512) as engine, ExitStack() as stack:
+        rows = TREE_ROWS + engine.resident[0].rows
+        held = list[int]()
+        while engine.pool.of(64) <= engine.pool.free:
+            session = stack.enter_context(engine.new_session(64))
+            held.append(engine.pool.share(session.number))
+        with pytest.raises(edgespec.BudgetError, match=f"and a further one takes {rows} for its trees"):
+            engine.new_session(64)
+        assert held[:3] == [64, 64, 64]
+        assert set(held[3:]) == {64 + rows}
+        sessions = [session for session in engine._open_sessions() if not session.closed]
+        runtimes = [drafter_of(session).runtime for session in sessions]
+        own = sum(runtime.cache.nbytes + runtime.drafted.nbytes for runtime in runtimes)
+        assert len(sessions) > 3
+        own += sum(parameter.nbytes for parameter in runtimes[0].module.parameters())
+        kv = sum(session.cache.nbytes for session in sessions)
+        planned = engine.config.kv_bytes(engine.pool.positions, engine.target.dtype.itemsize)
+        assert own + kv <= planned + engine.plan.owners["drafter"]
 
 
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -16,8 +16,8 @@ class Pool:
     """
 
     def __init__(self, context: int, sequences: int, rows: Callable[[], int]) -> None:
-        """context, sequences: of the plan. rows: uncommitted ones that a session has room for, beside its own
-        positions, now."""
+        """context, sequences: of the plan. rows: uncommitted ones, now, that a session beyond those that are
+        planned for needs room for beside its own positions."""
         self.sequences, self.rows = sequences, rows
         self.positions = pool_positions(context, sequences) if sequences > 1 else context
         self._shares: dict[int, int] = {}
@@ -32,10 +32,9 @@ class Pool:
 
     def of(self, context: int) -> int:
         """Positions that another session of so many takes."""
-        if self.sequences > 1:  # trees lie where the rest of the reply will be
-            return round_up(context)
-        # Every session needs room for a pass's uncommitted rows, and its drafts'; the plan has those of one.
-        return context + (self.rows() if self._shares else 0)
+        if self.sequences > 1:
+            context = round_up(context)
+        return context + (self.rows() if len(self._shares) >= self.sequences else 0)
 
     @property
     def beside(self) -> str:

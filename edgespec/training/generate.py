@@ -25,6 +25,8 @@ from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.formats.needs import cache_bytes
+from edgespec.runtimes.formats.passes import scratch_bytes
+from edgespec.runtimes.torch.machine import arithmetic
 from edgespec.schedules.serial import Plain
 from edgespec.training.corpus import Sample
 from edgespec.training.data import Shards, padded
@@ -110,10 +112,14 @@ def generate_replies(
     def rows(sessions: int) -> int:
         return 2 * PREFILL_ROWS + sessions  # blocks of prompts beside all who go on
 
+    how = arithmetic()
+
     def nbytes(sessions: int) -> int:
         kv = cache_bytes(files.config, length, 1, files.element)
         logits = max(0, sessions - TREE_ROWS) * files.config.vocab_size * (files.element + 4)
-        return sessions * kv + pass_bytes(files, padded(rows(sessions)), 0) + logits + KERNELS_BYTES
+        # Of the kernels' room, which the plan has for one conversation's.
+        more = scratch_bytes(files, how, max(sessions, TREE_ROWS)) - scratch_bytes(files, how)
+        return sessions * kv + pass_bytes(files, padded(rows(sessions)), 0) + logits + more + KERNELS_BYTES
 
     wanted = min(MAX_SESSIONS, len(left))
     target, _, sessions = open_beside(
