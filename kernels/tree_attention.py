@@ -91,14 +91,28 @@ class TreeAttention:
         self._steps = np.stack([prefix[2], prefix[2], own[2], own[2]]) * size  # and bytes from layer to layer
 
     def _check_positions(self) -> None:
-        """Each row's own is among those that it has places for."""
-        calls, positions = self._calls, np.concatenate([past.positions for past in self.pasts])
-        assert len(positions) == self.n
-        assert all(past.place.flags.c_contiguous for past in self.pasts)
-        assert not np.any(calls["shared"] % BLOCK)
-        behind = positions - np.repeat(calls["shared"], calls["n"])
+        """Whatever lies where a row is to look, and to store its own, is its cache's."""
+        calls = self._calls
+        for past in self.pasts:
+            place, positions = past.place, past.positions
+            assert place.dtype == np.int32
+            assert positions.dtype == np.int64
+            assert place.flags.c_contiguous
+            assert positions.flags.c_contiguous
+            assert len(place) == len(positions)
+            assert past.shared % BLOCK == 0
+            assert past.shared <= past.prefix[0].shape[2]
+            assert 0 <= past.behind.start <= past.behind.stop <= past.own[0].shape[2]
+        behind = np.concatenate([past.positions for past in self.pasts]) - np.repeat(
+            calls["shared"], calls["n"]
+        )
         assert behind.min() >= 0
         assert np.all(behind < np.repeat(calls["span"], calls["n"]))
+        ends = np.cumsum([past.place.size for past in self.pasts])
+        places = np.concatenate([past.place.ravel() for past in self.pasts])
+        assert np.all(
+            np.maximum.reduceat(places, ends - [past.place.size for past in self.pasts]) < calls["own"]
+        )
 
     def _where(self, kv: tuple[Tensor, Tensor]) -> tuple[int, int, int, int]:
         """Addresses of keys and values, and numbers from layer to layer and from head to head."""

@@ -217,17 +217,28 @@ def test_what_does_not_fit_is_refused() -> None:
     kv = torch.zeros(1, 2, 3 * BLOCK, 16)
     place, behind = np.zeros((1, BLOCK), dtype=np.int32), range(BLOCK, 2 * BLOCK)
 
-    def attention(shared: int, position: int, *kvs: torch.Tensor) -> TreeAttention:
-        positions = np.array([position])
-        return TreeAttention([Past((x, x), (x, x), behind, shared, place, positions) for x in kvs])
-
-    attention(BLOCK, 2 * BLOCK - 1, kv, kv)
-    for shared, position in ((BLOCK, 2 * BLOCK), (BLOCK, BLOCK - 1), (BLOCK - 1, BLOCK)):
-        with pytest.raises(AssertionError):  # what it attends to has no place; the prefix is no whole block
-            attention(shared, position, kv)
+    usual = Past((kv, kv), (kv, kv), behind, BLOCK, place, np.array([BLOCK]))
+    TreeAttention([usual, usual])
+    rows = np.arange(4 * BLOCK).reshape(2, -1)
+    for change in (
+        {"positions": np.array([2 * BLOCK])},  # has no place
+        {"positions": np.array([BLOCK - 1])},
+        {"positions": np.array([BLOCK, BLOCK])},
+        {"positions": np.array([BLOCK], dtype=np.int32)},
+        {"place": rows[:, ::2].astype(np.int32), "positions": rows[:, 0] % 2 + BLOCK},  # up to 254 of 64
+        {"place": np.zeros((2, 2 * BLOCK), dtype=np.int32)[:, ::2], "positions": np.array([BLOCK, BLOCK])},
+        {"place": place.astype(np.int64)},
+        {"place": place + np.int32(BLOCK)},
+        {"shared": BLOCK - 1},
+        {"shared": 4 * BLOCK, "positions": np.array([4 * BLOCK])},
+        {"behind": range(BLOCK, 4 * BLOCK)},
+        {"behind": range(-1, BLOCK)},
+    ):
+        with pytest.raises(AssertionError):
+            TreeAttention([usual, usual._replace(**change)])
     for other in (kv.double().to(torch.bfloat16), kv[:, :1], kv[..., :8], kv.transpose(2, 3)):
         with pytest.raises(AssertionError):  # of two types, or shapes
-            attention(BLOCK, BLOCK, kv, other)
+            TreeAttention([usual, usual._replace(prefix=(other, other), own=(other, other))])
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -131,7 +131,7 @@ class _Tree:
             place[row, rest : ends[row]] = path
         place += np.int32(rest)
         place[:, :rest] = _PLACES[:rest]
-        self.used = rest + int(slots[-1]) + 1  # places behind `shared`: a slot lies behind its ancestors
+        self.used = rest + int(slots.max()) + 1  # places behind `shared`: a slot lies behind its ancestors
         self.masks: dict[tuple[int, int, int | None], Mask] = {}
         self.prefixes: dict[tuple[int, int], list[KV]] = {}  # by positions, and then by layer
 
