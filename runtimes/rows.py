@@ -54,7 +54,8 @@ class Rows:
 
     @staticmethod
     def of(cache: KVCache, slots: IntArray, prefill: bool = False) -> Rows:
-        """Rows for slots that are open already (a cascade's nodes entering deeper layers)."""
+        """Rows for slots that are open already (a cascade's nodes entering deeper layers), ascending."""
+        assert np.all(slots[1:] > slots[:-1])
         positions = cache.length + slot_depths(cache.parents)[slots]
         return Rows((cache,), (range(len(slots)),), slots, positions, (prefill,))
 

@@ -110,7 +110,7 @@ def test_a_layer_has_the_bits_of_its_functions(encoding: str, dtype: torch.dtype
     layer = WholeLayer(
         products(encoding), vectors, LayerShape(D, HEADS, KV_HEADS, E, F, not bare, window, 1e-5)
     )
-    for lengths in ({1: 3}, {40: 64}, {5: 70, 33: 0, 2: 130}):
+    for lengths in ({1: 3}, {40: 64}, {5: 70, 33: 0, 2: 130}, {64: 70, 37: 0, 1: 100}):
         n = sum(lengths)
         keys, values = torch.randn(2, len(lengths), 3, KV_HEADS, 192, E, generator=generator)
         hidden = torch.randn(n, D, generator=generator).to(dtype)

@@ -53,7 +53,7 @@ class Ticket:
         return self._over
 
     def cancel(self) -> None:
-        """End the reply, within one chunk of weights."""
+        """End the reply: alone, within one chunk of weights; in a shared pass, when it has ended."""
         self.cancelled = True
         self._stop()
 

@@ -45,7 +45,9 @@ from edgespec.runtimes.torch.blocks import (
 KIND = "specformer"
 MOST_HOOKS = 4  # the paper's
 MOST_LENGTH = 16  # positions of a draft
-CHUNK = 3072  # texts' positions whose drafts are attended to at a time, as in the paper: bounds temporaries
+CHUNK = (
+    3072  # positions whose drafts are attended to at a time in training, as in the paper: bounds temporaries
+)
 
 
 class SpecFormerShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
