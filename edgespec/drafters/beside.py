@@ -305,7 +305,7 @@ class _Ahead:
         return None
 
     def rank(self, outcome: Outcome) -> int | None:
-        """Nobody asks: see `drafters.kinds.check_worker`."""
+        """Nobody asks: see `drafters.choice.check_worker`."""
         return None
 
     def step(self) -> bool:
