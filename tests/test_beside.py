@@ -260,6 +260,7 @@ def test_to_ask_what_it_can_does_not_wait_for_it(
     drafter.prefill(Context(PROMPT))
     monkeypatch.setattr(beside, "SILENCE", 0.2)
     monkeypatch.setattr(worker.worker, "tell", lambda message: None)  # it never hears of it
+    drafter.ahead(TokenTree.root(2), BUDGET)
     drafter.commit(2, Outcome(np.array([0]), (3,)))
     asked = drafter if alone else Combined([NGram(), drafter])
     assert isinstance(asked, Foreseeing)
@@ -267,6 +268,28 @@ def test_to_ask_what_it_can_does_not_wait_for_it(
     assert not waited
     assert not asked.prepared()
     assert waited
+
+
+def test_what_has_no_pass_is_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited: list[float]
+) -> None:
+    """Nobody waits for it either, nor for what was prepared, where nothing was drafted: the worker is still
+    reading the prompt. Then it drafts as any other."""
+    monkeypatch.setenv("TEST_GO", str(tmp_path / "go"))
+    opened = start("slow_prompt")
+    told, tell = list[Sent](), opened.worker.tell
+    monkeypatch.setattr(opened.worker, "tell", lambda message: (told.append(message), tell(message)))
+    drafter = drafter_of(opened)
+    schedule = Serial(Combined([NGram(), drafter]), Fixed(TreeBudget(12, 4, 0)), 64)
+    said, cycles = reply(schedule)
+    assert said == plain()
+    assert sum(cycle.outcome.drafted for cycle in cycles) > 5
+    assert not drafter.prepared()
+    assert not waited
+    assert not any(isinstance(message, Draft) for message in told)
+    (tmp_path / "go").touch()
+    assert sum(c.outcome.accepted for c in reply(Serial(drafter, Fixed(BUDGET), 64))[1]) > 15
+    opened.close()
 
 
 def test_a_sign_of_life_says_what_was_drafted_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,8 @@ class BesideDrafter:
         """Begin a conversation with this worker."""
         self.worker, self.seat = worker, worker.new_seat()
         self._question: Question | None = None  # the latest
-        self._lookup: Question | None = None  # what was prepared for the latest commit of this reply
+        self._lookup: Question | None = None  # what was prepared for the latest commit of this reply,
+        self._drafted = False  # and whether it was asked for drafts since, or told to go ahead
         self._owed: tuple[int, list[int]] | None = None  # a root, and what was committed behind it since
         self._refused = 0  # rounds, since it has answered
         worker.tell(Open(self.seat, self.capacity, self.vocabulary))
@@ -137,7 +138,7 @@ class BesideDrafter:
         return range(1, MAX_PASSES + 1) if self.worker.lost is None else range(0)
 
     def prefill(self, context: Context) -> None:
-        self.context, self._owed, self._lookup = context, None, None
+        self.context, self._owed, self._lookup, self._drafted = context, None, None, False
         options = context.sampler.options
         tokens = [int(token) for token in context.tokens]
         chance = options.temperature, options.top_p, options.top_k, options.min_p
@@ -154,11 +155,13 @@ class BesideDrafter:
             self.pay()
 
     def pay(self) -> None:
-        """Tell what was committed and is not told yet, and ask whether something was prepared for it."""
+        """Tell what was committed and is not told yet, and ask whether something was prepared for it, where
+        something may have been: nobody waits for an answer that is known."""
         if self._owed is not None:
-            root, tokens = self._owed
-            self._owed = None
-            self._lookup = self.ask(Committed, lambda number: Commit(self.seat, number, int(root), tokens))
+            (root, tokens), some = self._owed, self._drafted or self.holds
+            self._owed, self._drafted = None, False
+            question = self.ask(Committed, lambda number: Commit(self.seat, number, int(root), tokens))
+            self._lookup = question if some else None
 
     def ask(self, kind: type[Trees] | type[Committed], message: Callable[[int], Sent]) -> Question:
         self._question = self.worker.ask(kind, message)
@@ -170,8 +173,13 @@ class BesideDrafter:
             return False
         while self.waits():
             self.context.check()
-        answer = self._lookup.answer
-        return isinstance(answer, Committed) and answer.prepared and self._owed is None
+        return self.holds and self._owed is None
+
+    @property
+    def holds(self) -> bool:
+        """It has said that something was prepared for the latest commit that it was told of."""
+        answer = None if self._lookup is None else self._lookup.answer
+        return isinstance(answer, Committed) and answer.prepared
 
     def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
         """See `drafters.base.Foreseeing`; always best first."""
@@ -222,6 +230,8 @@ class _Round:
         drafter, budget = self.drafter, self.budget
         nodes, depth = min(budget.nodes, TREE_ROWS), max(budget.depth, 0)
         roots = [RootPath([int(token) for token in root.path], root.logprob) for root in self.roots]
+        if nodes < 2 or not depth or not (budget.passes or drafter.holds):
+            return  # it has no more than the roots to answer with
         while drafter.waits():
             yield
         if drafter.caught_up:
@@ -233,7 +243,7 @@ class _Round:
             drafter.missed()
         if not drafter.caught_up or drafter.context.drawn:
             return
-        self._asked = True
+        self._asked = drafter._drafted = True
         question = drafter.ask(
             Trees,
             lambda number: Draft(drafter.seat, number, roots, nodes, depth, budget.passes, budget.price),
@@ -278,6 +288,7 @@ class _Ahead:
         self.drafter = drafter
         self._told = drafter.caught_up
         if self._told:
+            drafter._drafted = True
             drafter.worker.nodes[drafter.seat] = 0
             drafter.worker.seconds[drafter.seat] = 0.0
             nodes, depth = min(budget.nodes, TREE_ROWS), max(budget.depth, 0)
