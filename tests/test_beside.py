@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import os
 import re
 import signal
@@ -29,7 +30,7 @@ from edgespec.core.sampling import Noise, Sampler
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
-from edgespec.drafters import beside, colleague, process
+from edgespec.drafters import beside, colleague, patience, process
 from edgespec.drafters import desk as desk_module
 from edgespec.drafters.base import Drafter, Elsewhere, Foreseeing, Root
 from edgespec.drafters.beside import Beside, BesideDrafter
@@ -38,6 +39,7 @@ from edgespec.drafters.channel import (
     Cancel,
     Close,
     Commit,
+    Committed,
     Draft,
     GoAhead,
     Load,
@@ -50,7 +52,7 @@ from edgespec.drafters.channel import (
     Trees,
     frame,
 )
-from edgespec.drafters.colleague import Question
+from edgespec.drafters.colleague import Colleague, Question
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.desk import Desk
 from edgespec.drafters.inbox import Inbox
@@ -63,6 +65,7 @@ from edgespec.errors import Cancelled, CorruptFileError, DeviceError
 from edgespec.schedules.serial import Serial
 from edgespec.schedules.ssd import Ssd
 from tests import table_runtime, worker_programs
+from tests.drafted import Never
 from tests.sessions import WAIT, in_threads, wait_for
 from tests.table_runtime import GREEDY, HOT, PROMPT, TABLE, VOCABULARY, TableRuntime
 
@@ -76,9 +79,10 @@ def start(program: str = "table", **options: Any) -> Beside:
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine may be busy; those tests that are about waiting in vain say how long."""
     monkeypatch.setattr(beside, "SILENCE", WAIT)
+    monkeypatch.setattr(patience, "UNTIMED", 0.0)
 
 
 @pytest.fixture
@@ -260,6 +264,7 @@ def test_to_ask_what_it_can_does_not_wait_for_it(
     drafter.prefill(Context(PROMPT))
     monkeypatch.setattr(beside, "SILENCE", 0.2)
     monkeypatch.setattr(worker.worker, "tell", lambda message: None)  # it never hears of it
+    drafter.ahead(TokenTree.root(2), BUDGET)
     drafter.commit(2, Outcome(np.array([0]), (3,)))
     asked = drafter if alone else Combined([NGram(), drafter])
     assert isinstance(asked, Foreseeing)
@@ -267,6 +272,33 @@ def test_to_ask_what_it_can_does_not_wait_for_it(
     assert not waited
     assert not asked.prepared()
     assert waited
+
+
+def test_what_has_no_pass_is_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited: list[float]
+) -> None:
+    """Nobody waits for it either, nor for what was prepared, where nothing was drafted: the worker is still
+    reading the prompt. Then it drafts as any other."""
+    monkeypatch.setenv("TEST_GO", str(tmp_path / "go"))
+    opened = start("slow_prompt")
+    told, tell = list[Sent](), opened.worker.tell
+
+    def listening(message: Sent) -> None:
+        told.append(message)
+        tell(message)
+
+    monkeypatch.setattr(opened.worker, "tell", listening)
+    drafter = drafter_of(opened)
+    schedule = Serial(Combined([NGram(), drafter]), Fixed(TreeBudget(12, 4, 0)), 64)
+    said, cycles = reply(schedule)
+    assert said == plain()
+    assert sum(cycle.outcome.drafted for cycle in cycles) > 5
+    assert not drafter.prepared()
+    assert not waited
+    assert not any(isinstance(message, Draft) for message in told)
+    (tmp_path / "go").touch()
+    assert sum(c.outcome.accepted for c in reply(Serial(drafter, Fixed(BUDGET), 64))[1]) > 15
+    opened.close()
 
 
 def test_a_sign_of_life_says_what_was_drafted_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +435,7 @@ def test_a_stalled_worker_is_waited_for_once_and_caught_up_with(
 def test_a_worker_that_stays_silent_is_given_up(
     worker: Beside, kind: type[Serial], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beside, "LOST", 0.4)
+    monkeypatch.setattr(patience, "LOST", 0.4)
     monkeypatch.setattr(beside, "SILENCE", 0.2)
     schedule = kind(drafter_of(worker), Fixed(BUDGET), 64)
     said, _ = reply(schedule)
@@ -416,6 +448,83 @@ def test_a_worker_that_stays_silent_is_given_up(
     assert re.search(r"it has said nothing for \d+ s$", schedule.undrafted)
     wait_for(lambda: worker.worker._process.poll() is not None)
     assert not cycles[-1].outcome.drafted
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
+def test_a_silent_worker_is_given_up_though_nobody_asks_it(
+    monkeypatch: pytest.MonkeyPatch, waited: list[float]
+) -> None:
+    """The controller has refused: what the worker holds is of use elsewhere."""
+    monkeypatch.setattr(patience, "LOST", 0.2)
+    opened = start()
+    schedule = Serial(drafter_of(opened), Never(BUDGET), 64)
+    assert reply(schedule, verify=lambda cycle: time.sleep(0.01))[0] == plain()
+    assert schedule.undrafted is None
+    os.kill(opened.worker._process.pid, signal.SIGSTOP)
+    assert reply(schedule, verify=lambda cycle: time.sleep(0.01))[0] == plain()
+    assert re.search(r"it has said nothing for \d+ s$", schedule.undrafted or "")
+    assert not waited
+    opened.close()
+
+
+class Slow(Colleague):
+    """It answers, or says that it is at work, after so many seconds of `clock`; or never."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: float = math.inf, beats: float = math.inf):
+        super().__init__()
+        self.clock, self.answers, self.beats = 100.0, answers, beats
+        for module in (patience, colleague):
+            monkeypatch.setattr(module, "monotonic", lambda: self.clock)
+        monkeypatch.setattr(Question, "wait", lambda question, seconds: self.go_on(seconds))
+
+    def go_on(self, seconds: float) -> None:
+        self.clock += min(seconds, 0.001)
+        for number, open_one in list(self._questions.items()):
+            if self.clock - open_one.asked >= self.beats:
+                open_one.beat = self.clock
+            if self.clock - open_one.asked >= self.answers:
+                kind = open_one.kind
+                self._take(Trees(number, [self.tree]) if kind is Trees else Committed(number, True, 0))
+
+    tree = as_sent(TokenTree.root(2))
+
+
+@pytest.mark.parametrize(
+    ("passes", "answers", "beats", "most"),
+    [
+        (0.005, math.inf, math.inf, beside.SILENCE),  # it stalls: that many times a pass of a small model
+        (0.3, math.inf, math.inf, 0.3),  # or one
+        (0.3, math.inf, 0.02, 3 * 0.3),  # it is at work, as it says
+        (0.3, 0.16, math.inf, 0.3),  # each answer is in time, but not all of them
+        (0.3, 0.05, math.inf, 0.1),
+    ],
+)
+def test_a_cycle_waits_as_long_as_a_pass_takes_for_all_that_it_asks(
+    passes: float, answers: float, beats: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # what is waited for in truth, by a clock of our own
+    worker = Slow(monkeypatch, answers, beats)
+    drafter = BesideDrafter(worker, 400, VOCABULARY)
+    drafter.prefill(Context(PROMPT))
+    for cycle in range(4):
+        began = worker.clock
+        if cycle:
+            drafter.prepared()
+        drafting = drafter.start([Root((2,))], BUDGET)
+        while drafting.step():
+            pass
+        waited = worker.clock - began
+        if cycle:
+            allowed = most if cycle == 1 or answers < math.inf else 0.0
+            assert waited <= allowed + 0.002, "of a question that came too late nothing more"
+        if cycle == 1:
+            assert waited >= most - 0.002
+        worker.clock += passes
+        if cycle == 0:
+            for question in list(worker._questions.values()):
+                question.answer = Trees(0, [worker.tree])
+            worker._questions.clear()
+        drafter.commit(2, Outcome(np.array([0]), (2,), seconds=passes))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
@@ -480,7 +589,7 @@ def test_a_long_prompt_is_not_waited_for(
     """The target goes on alone until the worker has read it: it is at work all the time, and says so."""
     monkeypatch.setenv("TEST_GO", str(tmp_path / "go"))
     monkeypatch.setattr(beside, "SILENCE", 0.2)
-    monkeypatch.setattr(beside, "LOST", 0.5)
+    monkeypatch.setattr(patience, "LOST", 0.5)
     opened = start("slow_prompt")
     drafter = drafter_of(opened)
     schedule = Serial(drafter, Fixed(BUDGET), 64)

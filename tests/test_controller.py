@@ -40,6 +40,8 @@ class World:
     share: float = 0.7
     paid: range = range(1, 17)
     free: int = 0  # levels of the tree that cost no step
+    stalls: float = 0.0  # chance that a draft comes to nothing, after
+    stall: float = 0.5  # seconds
 
     def split(self, hit: float) -> np.ndarray:
         """[BRANCH] chances of a node's children."""
@@ -135,6 +137,8 @@ def converse(worlds: list[tuple[int, World]], controller: Adaptive, seed: int = 
             if budget is not None:
                 tree = controller.prune(world.tree(budget.passes))
                 draft_seconds = budget.passes * world.step
+                if world.stalls and rng.random() < world.stalls:
+                    tree, draft_seconds = TokenTree.root(1), draft_seconds + world.stall
             verify_seconds = float(world.verify(np.array([len(tree)]))[0])
             outcome = world.outcome(tree, rng)
             steps = None if budget is None else budget.passes
@@ -259,6 +263,26 @@ def test_a_pause_of_the_machine_does_not_end_drafting() -> None:
     world, prior = REGIMES["a jump behind one row"]
     rates = [simulate([(400, world)], prior, seed, noise=0.1).rate(150) for seed in range(8)]
     assert min(rates) >= 0.87 * world.oracle()[0]
+
+
+@pytest.mark.parametrize("every", [8, 16, 64])
+def test_a_drafter_that_stalls_again_and_again_is_no_pause_of_the_machine(every: int) -> None:
+    """Each time for as long as a hundred passes: one is forgiven, the next one ends drafting for long."""
+    world = replace(quicker(REGIMES["compute-bound"][0], 20), stalls=1 / every)
+    prior = CostModel(0.0, 0.005, 0.001)
+    for seed in range(2):
+        run = simulate([(2500, world)], prior, seed)
+        once = world.stall * world.plain_rate
+        assert run.lost(world) <= 2 * once + SAVED
+        after = np.flatnonzero(run.seconds > world.stall)[1] + 1
+        assert run.rate(after) >= 0.97 * world.plain_rate
+
+
+def test_a_single_stall_of_a_drafter_is_forgiven() -> None:
+    world, prior = quicker(REGIMES["compute-bound"][0], 20), CostModel(0.0, 0.005, 0.001)
+    run = simulate([(60, world), (1, replace(world, stalls=1.0)), (60, world)], prior)
+    assert run.seconds.max() > world.stall
+    assert run.rate(61) >= 0.92 * world.oracle()[0]
 
 
 @pytest.mark.parametrize("name", SUBSTITUTES)

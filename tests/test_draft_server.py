@@ -18,9 +18,9 @@ from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.fixed import Fixed
 from edgespec.core.acceptance import make_acceptance
 from edgespec.core.schedule import TreeBudget
-from edgespec.drafters import beside
 from edgespec.drafters.channel import Cancel, Close, Commit, Draft, Open, Prefill, RootPath, Stop, encoded
 from edgespec.drafters.choice import choose_drafters
+from edgespec.drafters.remote import drafter as remote
 from edgespec.drafters.remote import host as hosts
 from edgespec.drafters.remote import server as servers
 from edgespec.drafters.remote.opening import open_host
@@ -56,7 +56,7 @@ BUDGET = TreeBudget(12, 4, 3)
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "SILENCE", 60.0)  # the machine may be busy
+    monkeypatch.setattr(remote, "FAR", 60.0)  # the machine may be busy
 
 
 class Drafting:
@@ -355,7 +355,7 @@ def test_nonsense_of_a_server_costs_no_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is said after a greeting that is as it should be; or in its place."""
-    monkeypatch.setattr(beside, "SILENCE", 0.05)
+    monkeypatch.setattr(remote, "FAR", 0.05)
     greeting = [encoded(drafting.host.hired)] * 2
 
     def attend(socket: Any) -> None:
@@ -381,7 +381,7 @@ def test_nonsense_of_a_server_costs_no_text(
 def test_a_silent_server_costs_no_text(
     model: Path, drafting: Drafting, expected: dict[float, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(beside, "SILENCE", 0.05)
+    monkeypatch.setattr(remote, "FAR", 0.05)
     with load(model, drafting.url, drafter="remote") as engine:
         monkeypatch.setattr(hosts.DraftLine, "hear", lambda self, frame: time.sleep(0))
         assert edgespec.generate(engine, PROMPT, GREEDY).tokens == expected[0.0]

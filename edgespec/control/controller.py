@@ -41,6 +41,7 @@ from edgespec.control.early_exit import Asking
 from edgespec.control.estimates import STEPS
 from edgespec.control.hits import Hits
 from edgespec.control.notes import Notes
+from edgespec.control.stalls import Stalls
 from edgespec.core.sampling import FloatArray
 from edgespec.core.schedule import Allotter, TreeBudget
 from edgespec.core.trace import Cycle, Overlap
@@ -69,7 +70,7 @@ class Adaptive:
     def __init__(self, prior: CostModel | None = None) -> None:
         self.costs = Costs(prior)
         self.beliefs = Beliefs()
-        self.hits, self.asking = Hits(), Asking()
+        self.hits, self.asking, self.stalls = Hits(), Asking(), Stalls()
         self.credit = GRACE  # plain cycles that drafting may still lose
         self._rate = 0.0  # the highest expected tokens per second, as of the last budget
         self._overlaps = False  # the drafter is to go on in the next pass, likewise
@@ -103,7 +104,7 @@ class Adaptive:
         """For the next conversation of the engine. Costs are learned by all of them together; how well drafts
         do may be another matter there, so it counts as if it had been a while ago."""
         successor = self._another()
-        successor.costs = self.costs
+        successor.costs, successor.stalls = self.costs, self.stalls
         successor.beliefs = deepcopy(self.beliefs)
         successor.beliefs.fade(APART)
         successor.beliefs.begin_anew()
@@ -293,13 +294,12 @@ class Adaptive:
         overlap = cycle.overlap or Overlap()
         for fading in (self.beliefs, self.hits, self.asking):
             fading.fade(self._rested)
+        self.stalls.pass_by(self._rested / self.plain_rate)
         self._rested = 0
-        # A pause of the machine is nobody's fault.
         ahead, alone = overlap.ahead, float(self.costs.verify.at(nodes))
-        usual = float(self.costs.passes(nodes, ahead) + self.costs.draft.at(cycle.passes or 0))
-        seconds = cycle.draft_seconds + cycle.verify_seconds
-        if seconds > PAUSE * usual > 0:
-            seconds = usual if self.costs.sure(nodes, cycle.passes, ahead) else PAUSE * usual
+        drafts = float(self.costs.draft.at(cycle.passes or 0))
+        usual, sure = float(self.costs.passes(nodes, ahead)), self.costs.sure(nodes, cycle.passes, ahead)
+        seconds = self.stalls.counts(cycle, drafts, drafts + usual, sure)
         if not cycle.outcome.prompts:  # whose rows cost otherwise than trees'
             self.costs.add(nodes, cycle.verify_seconds, cycle.passes, cycle.draft_seconds, ahead)
         self.costs.tried(overlap.passes)

@@ -3,10 +3,9 @@
     target   ─ verify ────────────────── │ look up │ verify ─────────────────── │ look up │ ...
     worker     prepare, prepare, prepare ─ commit ─  prepare, prepare, prepare ── commit ──  ...
 
-See `worker`. Here is what stands in its place: a drafter that passes everything on. Nobody waits long: the
-target goes on alone, with a tree of its root, when the worker says nothing for `SILENCE` or as long as a pass
-of the target takes (`AT_WORK` times that, if it says that it is at work); what it has missed by then it is
-told when it has caught up. When it is dead, silent for `LOST`, or says what it may not say, it drafts no
+See `worker`. Here is what stands in its place: a drafter that passes everything on. Nobody waits long (see
+`patience`): the target goes on alone, with a tree of its root, and what the worker has missed by then it is
+told when it has caught up. When it is dead, silent for too long, or says what it may not say, it drafts no
 more. Whatever comes is only what the target verifies.
 """
 
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
-from time import monotonic
 
 from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
@@ -39,18 +37,18 @@ from edgespec.drafters.channel import (
     Stop,
     Trees,
 )
-from edgespec.drafters.colleague import TICK, Colleague, Question
+from edgespec.drafters.colleague import Colleague, Question
 from edgespec.drafters.growth import MAX_PASSES
 from edgespec.drafters.model import ModelDrafter
+from edgespec.drafters.patience import Patience
 from edgespec.drafters.process import Program, Worker, command
 from edgespec.drafters.sent_trees import as_named, as_sent, trees_for
 from edgespec.progress import LoadCallback
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 
-SILENCE = 0.5  # seconds; the machine may be busy
-AT_WORK = 3  # times as long as for one that says nothing, one that says it is at work is waited for
-LOST = 20.0  # seconds, and
-LOST_ROUNDS = 8  # rounds without a word, beyond which it never comes (both may have slept between two)
+# Seconds. A process that may run is rarely put off for longer, even where others want its cores; if it is,
+# that costs a draft. One that stalls costs ten passes of a small model.
+SILENCE = 0.05
 
 
 class Beside:
@@ -109,16 +107,16 @@ class BesideDrafter:
     def __init__(self, worker: Colleague, capacity: int, vocabulary: int) -> None:
         self.capacity, self.vocabulary = capacity, vocabulary
         self.context = Context([])
-        self._pass = 0.0  # seconds that the target's latest took
         self._sit(worker)
 
     def _sit(self, worker: Colleague) -> None:
         """Begin a conversation with this worker."""
         self.worker, self.seat = worker, worker.new_seat()
         self._question: Question | None = None  # the latest
-        self._lookup: Question | None = None  # what was prepared for the latest commit of this reply
+        self._lookup: Question | None = None  # what was prepared for the latest commit of this reply,
+        self._drafted = False  # and whether it was asked for drafts since, or told to go ahead
         self._owed: tuple[int, list[int]] | None = None  # a root, and what was committed behind it since
-        self._refused = 0  # rounds, since it has answered
+        self._patience = Patience(worker)
         worker.tell(Open(self.seat, self.capacity, self.vocabulary))
         self._leave = weakref.finalize(self, worker.leave, self.seat, Close(self.seat))
 
@@ -137,7 +135,9 @@ class BesideDrafter:
         return range(1, MAX_PASSES + 1) if self.worker.lost is None else range(0)
 
     def prefill(self, context: Context) -> None:
-        self.context, self._owed, self._lookup = context, None, None
+        self.context, self._owed, self._lookup, self._drafted = context, None, None, False
+        if self.caught_up:
+            self._patience.begin()
         options = context.sampler.options
         tokens = [int(token) for token in context.tokens]
         chance = options.temperature, options.top_p, options.top_k, options.min_p
@@ -147,18 +147,23 @@ class BesideDrafter:
         return _Round(self, roots, budget)
 
     def commit(self, root: int, outcome: Outcome) -> None:
-        self._pass = outcome.seconds
+        self.worker.pass_seconds = outcome.seconds
         self._owed = self._owed or (root, [])
         self._owed[1].extend(int(token) for token in outcome.tokens)
         if self.caught_up:
+            self._patience.begin()
             self.pay()
+        elif self._question is not None:
+            self._patience.missed(self._question)
 
     def pay(self) -> None:
-        """Tell what was committed and is not told yet, and ask whether something was prepared for it."""
+        """Tell what was committed and is not told yet, and ask whether something was prepared for it, where
+        something may have been: nobody waits for an answer that is known."""
         if self._owed is not None:
-            root, tokens = self._owed
-            self._owed = None
-            self._lookup = self.ask(Committed, lambda number: Commit(self.seat, number, int(root), tokens))
+            (root, tokens), some = self._owed, self._drafted or self.holds
+            self._owed, self._drafted = None, False
+            question = self.ask(Committed, lambda number: Commit(self.seat, number, int(root), tokens))
+            self._lookup = question if some else None
 
     def ask(self, kind: type[Trees] | type[Committed], message: Callable[[int], Sent]) -> Question:
         self._question = self.worker.ask(kind, message)
@@ -170,8 +175,13 @@ class BesideDrafter:
             return False
         while self.waits():
             self.context.check()
-        answer = self._lookup.answer
-        return isinstance(answer, Committed) and answer.prepared and self._owed is None
+        return self.holds and self._owed is None
+
+    @property
+    def holds(self) -> bool:
+        """It has said that something was prepared for the latest commit that it was told of."""
+        answer = None if self._lookup is None else self._lookup.answer
+        return isinstance(answer, Committed) and answer.prepared
 
     def ahead(self, tree: TokenTree, budget: TreeBudget, fan_out: Sequence[int] = ()) -> DraftingAhead:
         """See `drafters.base.Foreseeing`; always best first."""
@@ -188,25 +198,13 @@ class BesideDrafter:
         return answered and self.worker.lost is None
 
     def waits(self) -> bool:
-        """Wait a tick for the latest answer; False = it is there, or comes too late for this round."""
-        question, now = self._question, monotonic()
-        if question is None or question.answer is not None:
-            self._refused = 0
-            return False
-        patient = max(SILENCE, self._pass)
-        until = max(question.asked + patient, question.beat + SILENCE)
-        patience = min(until, question.asked + AT_WORK * patient) - now
-        if self.worker.lost is None and patience > 0:
-            question.wait(min(TICK, patience))
-            return True
-        return False
+        """Wait a tick for the latest answer; False = it is there, or comes too late for this cycle."""
+        return self._question is not None and self._patience.waits(self._question, self._least)
 
-    def missed(self) -> None:
-        """A round has had no answer."""
-        self._refused += 1
-        silent = monotonic() - max(self._question.asked if self._question else 0.0, self.worker.heard)
-        if self._refused > LOST_ROUNDS and silent > LOST:
-            self.worker.lose(f"it has said nothing for {silent:.0f} s")
+    @property
+    def _least(self) -> float:
+        """Seconds that are waited at least, however short a pass is."""
+        return SILENCE
 
 
 class _Round:
@@ -222,6 +220,8 @@ class _Round:
         drafter, budget = self.drafter, self.budget
         nodes, depth = min(budget.nodes, TREE_ROWS), max(budget.depth, 0)
         roots = [RootPath([int(token) for token in root.path], root.logprob) for root in self.roots]
+        if nodes < 2 or not depth or not (budget.passes or drafter.holds):
+            return  # it has no more than the roots to answer with
         while drafter.waits():
             yield
         if drafter.caught_up:
@@ -229,11 +229,9 @@ class _Round:
         while drafter.waits():
             yield
         # What is drawn for `ratio` needs whole distributions, which are not sent.
-        if not drafter.caught_up:
-            drafter.missed()
         if not drafter.caught_up or drafter.context.drawn:
             return
-        self._asked = True
+        self._asked = drafter._drafted = True
         question = drafter.ask(
             Trees,
             lambda number: Draft(drafter.seat, number, roots, nodes, depth, budget.passes, budget.price),
@@ -246,8 +244,6 @@ class _Round:
                 self.trees = trees_for(tokens, question.answer.trees, nodes, depth, drafter.vocabulary)
             except Nonsense as error:
                 drafter.worker.lose(f"it answered nonsense ({error})")
-        elif question.answer is None:
-            drafter.missed()
 
     def step(self) -> bool:
         self.drafter.context.check()
@@ -278,6 +274,7 @@ class _Ahead:
         self.drafter = drafter
         self._told = drafter.caught_up
         if self._told:
+            drafter._drafted = True
             drafter.worker.nodes[drafter.seat] = 0
             drafter.worker.seconds[drafter.seat] = 0.0
             nodes, depth = min(budget.nodes, TREE_ROWS), max(budget.depth, 0)
@@ -305,7 +302,7 @@ class _Ahead:
         return None
 
     def rank(self, outcome: Outcome) -> int | None:
-        """Nobody asks: see `drafters.kinds.check_worker`."""
+        """Nobody asks: see `drafters.choice.check_worker`."""
         return None
 
     def step(self) -> bool:

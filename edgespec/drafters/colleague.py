@@ -51,6 +51,7 @@ class Colleague:
         self.nodes: dict[int, int] = {}  # by conversation: drafted ahead for the tree under way
         self.seconds: dict[int, float] = {}  # likewise: as of `channel.Beat`
         self.heard = monotonic()  # when it last said something
+        self.pass_seconds: float | None = None  # that the target's latest pass took
         self.listener: Callable[[Round], None] | None = None  # in the thread that hears; raises nothing
         self._round_ended = perf_counter()
         self._failed: Failed | None = None

@@ -47,7 +47,7 @@ from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.sent_trees import as_heard, as_received, as_sent
 from edgespec.errors import Cancelled
 
-BEAT = 0.05  # seconds of work, after which it says that it is at work
+BEAT = 0.02  # seconds of work, after which it says that it is at work: well within `beside.SILENCE`
 
 
 @dataclass

@@ -12,6 +12,8 @@ from edgespec.drafters.beside import BesideDrafter
 from edgespec.drafters.colleague import Colleague
 from edgespec.drafters.remote.connection import DraftConnection
 
+FAR = 0.5  # seconds that an answer is waited for at least: it crosses a net
+
 
 class DraftSource(Protocol):
     """Where it drafts: `remote.server.DraftServer`."""
@@ -55,6 +57,11 @@ class RemoteDrafter(BesideDrafter):
     def waits(self) -> bool:
         return self._drafts and super().waits()
 
+    @property
+    def _least(self) -> float:
+        """See `BesideDrafter`."""
+        return FAR
+
     def prefill(self, context: Context) -> None:
         self.tokens = [int(token) for token in context.tokens]
         self.context = context
@@ -70,7 +77,6 @@ class RemoteDrafter(BesideDrafter):
         if self.context.private:
             return
         if self.worker.lost is not None:
-            self._pass = outcome.seconds
             self._move()
         elif self._drafts:
             super().commit(root, outcome)
