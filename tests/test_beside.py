@@ -63,6 +63,7 @@ from edgespec.errors import Cancelled, CorruptFileError, DeviceError
 from edgespec.schedules.serial import Serial
 from edgespec.schedules.ssd import Ssd
 from tests import table_runtime, worker_programs
+from tests.drafted import Never
 from tests.sessions import WAIT, in_threads, wait_for
 from tests.table_runtime import GREEDY, HOT, PROMPT, TABLE, VOCABULARY, TableRuntime
 
@@ -267,6 +268,26 @@ def test_to_ask_what_it_can_does_not_wait_for_it(
     assert not waited
     assert not asked.prepared()
     assert waited
+
+
+@pytest.mark.parametrize("kind", [Serial, Ssd])
+def test_while_nothing_is_drafted_nobody_waits_for_it(
+    worker: Beside, kind: type[Serial], monkeypatch: pytest.MonkeyPatch, waited: list[float]
+) -> None:
+    """Though it hears of what was committed, and takes its time."""
+    tell, told = worker.worker.tell, list[Sent]()
+
+    def late(message: Sent) -> None:
+        told.append(message)
+        if not isinstance(message, Commit):
+            tell(message)
+
+    monkeypatch.setattr(worker.worker, "tell", late)
+    monkeypatch.setattr(beside, "SILENCE", 0.05)
+    schedule = kind(drafter_of(worker), Never(BUDGET), 64)
+    assert reply(schedule)[0] == plain()
+    assert any(isinstance(message, Commit) for message in told)
+    assert not waited
 
 
 def test_a_sign_of_life_says_what_was_drafted_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,17 +65,19 @@ class Ssd(Serial):
         super().__init__(drafter, controller, nodes, clock)
         self.fallback, self.shape, self.outcomes = fallback, shape, outcomes
         self._ahead: DraftingAhead | None = None
+        self._begun = False  # a round, for the latest tree: what it left may lie below the outcome
 
     def begin(self, context: Context, limit: int) -> None:
-        self._ahead, self._drawn = None, context.drawn
+        self._ahead, self._begun, self._drawn = None, False, context.drawn
         self.overlap: Overlap = Overlap()
         super().begin(context, limit)
 
     def next_tree(self, root: int) -> TokenTree:
         began = self.clock()
         self.root, self.tree, self.passes = root, TokenTree.root(root), None
-        # On the way here the drafter has committed the outcome: the lookup.
-        ready = isinstance(self.drafter, Foreseeing) and self.drafter.prepared()
+        # On the way here the drafter has committed the outcome: the lookup. A worker is waited for with it,
+        # so nobody asks where nothing can be: in one plain cycle after the other.
+        ready = self._begun and isinstance(self.drafter, Foreseeing) and self.drafter.prepared()
         self.overlap = Overlap(None if self._ahead is None else ready)
         self._ahead = None
         limit = TreeBudget(self.nodes, self.left - 1, passes=0)
@@ -96,6 +98,7 @@ class Ssd(Serial):
                 self._ahead = self.drafter.ahead(
                     self.tree, replace(limit, nodes=budget.nodes), self._fan_out(ready)
                 )
+        self._begun = ready or self.passes is not None
         self._rest()
         self.draft_seconds = self.clock() - began
         return self.tree
