@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from edgespec.apps.stats import stats_object
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.fixed import Fixed
 from edgespec.control.overlap import overlap_mass
+from edgespec.core.batch import Part
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Trace
 from edgespec.engine import Engine
@@ -159,6 +161,32 @@ def test_a_head_that_streams_says_nothing(packed: Path, monkeypatch: pytest.Monk
         assert stats.early_exit.overlap_mass is None
         assert "the LM head is read from flash" in str(stats.undrafted)
         assert stats.drafted_while_verifying > 0
+
+
+def test_a_lower_dial_between_a_tree_and_its_pass(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the head away that the exit was to be multiplied by: it says no more, and drafts go on."""
+    with (
+        load(packed, "model") as engine,
+        waiting(monkeypatch, lambda: 8),
+        engine.new_session(200, Fixed(BUDGET)) as session,
+    ):
+        compute, passes = engine.verifier.compute, 0
+
+        def lowered(parts: Sequence[Part]) -> Sequence[Part]:
+            nonlocal passes
+            passes += 1
+            if passes == 5:
+                assert isinstance(session.schedule, Mirror)
+                assert session.schedule.exit.able
+                engine.set_memory("3GB")
+                assert not session.schedule.exit.able
+            return compute(parts)
+
+        monkeypatch.setattr(engine.verifier, "compute", lowered)
+        stats = list(session.generate(prompt_of(70), GREEDY))[-1].stats
+        assert session.schedule.drafter.resident  # type: ignore[attr-defined]
+    assert 0 < stats.early_exit.cycles < 5
+    assert "the LM head is read from flash" in str(stats.undrafted)
 
 
 def test_a_cancelled_reply_does_not_cancel_the_next(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
