@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,10 @@ from edgespec.errors import EdgeSpecError, OptionError
 from edgespec.models.asked import check_options
 from edgespec.models.packing import pack_model
 from edgespec.runtimes.base import EXIT_ROWS
+from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.target import EVERY_LAYER, Layers
-from edgespec.schedules.kinds import choose_schedule
+from edgespec.schedules.kinds import check_model, choose_schedule
 from edgespec.schedules.mirror import Mirror
 from tests.sessions import tokens_of
 from tests.test_mirror import Known
@@ -216,11 +218,15 @@ def test_options_that_this_model_cannot_have_are_refused_before_it_is_loaded(
         ({"exit_layer": 99}, r"exit_layer is 99, and the model has 4 layers"),
         ({"kappa": 161}, r"kappa is 161, and the model's vocabulary has 160 tokens"),
     ):
-        with pytest.raises(OptionError, match=words):
-            edgespec.load(packed, **load_it, **options)  # type: ignore[arg-type]
+        for schedule in ("mirror", "auto"):
+            with pytest.raises(OptionError, match=words):
+                edgespec.load(packed, **load_it | {"schedule": schedule} | options)  # type: ignore[arg-type]
     write_model(tmp_path / "flat", num_hidden_layers=1)
     with pytest.raises(OptionError, match="the model has 1 layer, and an early exit lies between two"):
         edgespec.load(tmp_path / "flat", **load_it)  # type: ignore[arg-type]
+    flat = describe_model(tmp_path / "flat").config
+    check_model(EngineOptions(fallback="none"), flat)  # not mirror's alone
+    check_model(EngineOptions(), replace(flat, vocab_size=4))
     with pytest.raises(OptionError, match="schedule mirror drafts behind several roots at once"):
         check_options(EngineOptions(schedule="mirror", drafter="cascade", adapters="a"))
 
