@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
@@ -28,7 +29,6 @@ from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, DraftingAhead, Foreseeing
 from edgespec.drafters.growth import KNOWN
-from edgespec.errors import Cancelled, ModelError
 from edgespec.schedules.fan_out import CacheShape
 from edgespec.schedules.serial import Serial
 
@@ -133,19 +133,12 @@ class Ssd(Serial):
         self.overlap = replace(self.overlap, steps=self.overlap.steps + worked)
         return worked
 
-    def _safely(self, work: Callable[[], bool]) -> bool:
-        """Do it while the target verifies. Whatever goes wrong ends the drafting, and not the pass: but for
-        Cancelled."""
-        try:
-            return work()
-        except Cancelled:
-            raise
-        except ModelError:
-            self._drop_models()
-        except Exception as error:
-            self.give_back(f"it failed while the target verified ({type(error).__name__}: {error})")
-        if self._ahead is not None:
-            with suppress(Exception):  # it is given up, and whatever failed may fail again
-                self._ahead.cancel()
-        self._ahead = None
-        return False
+    def _safely(self, work: Callable[..., bool | None], *arguments: Any) -> bool:
+        """And nothing more is prepared by who has failed."""
+        drafter, worked = self.drafter, super()._safely(work, *arguments)
+        if self.drafter is not drafter:
+            if self._ahead is not None:
+                with suppress(Exception):  # it is given up, and whatever failed may fail again
+                    self._ahead.cancel()
+            self._ahead = None
+        return worked
