@@ -7,8 +7,9 @@
 While flash is the bottleneck, the thread that computes waits for chunk after chunk. Each wait is a step of
 drafting (a layer of the draft model), below all outcomes the tree may have, likeliest first
 (`drafters.ahead`). When the outcome is known, what hangs below it is the next tree; a miss is drafted for as
-the fallback says. On a target that never waits nothing is prepared, and this is the serial schedule. What is
-prepared cannot change what the target says.
+the fallback says. On a target that never waits a drafter in this process prepares nothing, and this is the
+serial schedule; a draft worker (`drafters.beside`) needs no waits, and prepares until its outcome comes. What
+is prepared cannot change what the target says.
 
 Under `ratio` acceptance chains are drawn below the outcomes (`drafters.drawn_ahead`). What was drawn for the
 one that came is verified, whatever the controller thinks of its tokens: leaving it out by these would bias.
