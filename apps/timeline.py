@@ -166,12 +166,14 @@ class Timeline:
 
     def cycle(self, event: Cycle) -> None:
         outcome, now = event.outcome, perf_counter()
-        shown = {
+        shown: dict[str, Any] = {
             "tokens": len(outcome.tokens),
             "accepted": outcome.accepted,
             "verified": len(event.tree),
             "draft passes": event.passes,
         }
+        if (overlap := event.overlap) is not None:
+            shown |= {"hit": overlap.hit, "found": overlap.found, "asked": overlap.asked}
         began = now if self._cycle_began is None else self._cycle_began
         self._span(CYCLES, f"cycle +{len(outcome.tokens)}", began, now, shown)
         self._cycle_began = None

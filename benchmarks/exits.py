@@ -3,13 +3,13 @@
     python -m benchmarks.exits --small edgespec/demo_model --drafts models/demo-draft-run/model \\
         --adapters edgespec/demo_model/cascade
 
-Mirror-SD's Proposition 2 bounds the fallbacks (the outcome was not prepared for) by what the exit does not
-name (1 - Omega, Equation 9): fewer for more names, and for a later exit; but a later exit leaves less of the
-pass to draft in. A pass's waits are a number of nodes here (`waiting.py`), of which those of the layers
-before the exit are drafted without it; what the exit takes is free. Greedy. `speed` is in tokens a target's
-pass, where a pass of drafting that had to be waited for takes --price of one. 95 % intervals are by the
-choice of prompts, and paired beside others: hits beside the same draft's under ssd, speed beside the first
-draft's under serial.
+By what the exit does not name (1 - Omega, Equation 9) Mirror-SD has fewer fallbacks (the outcome was not
+prepared for) for more names, its Proposition 1, and for a later exit, Proposition 2; but a later exit leaves
+less of the pass to draft in. A pass's waits are a number of nodes here (`waiting.py`), of which those of the
+layers before the exit are drafted without it; what the exit takes is free. Greedy. `speed` is in tokens a
+target's pass, where a pass of drafting that had to be waited for takes --price of one. 95 % intervals are by
+the choice of prompts, and paired beside others: hits beside the same draft's under ssd, speed beside the
+first draft's under serial.
 """
 
 from __future__ import annotations

@@ -100,6 +100,8 @@ class Session:
             if (schedule := self.__dict__.pop("schedule", None)) is not None:
                 schedule.end()  # in the midst of a reply, perhaps
         finally:
+            if self._replying is not None:  # somebody may hold its iterator
+                self._replying.leave()
             self.__dict__.pop("cache", None)
             self._release()
 
@@ -236,6 +238,8 @@ class Session:
         return reply.ask()
 
     def _answer(self, reply: Reply, part: Part) -> Iterator[Response]:
+        if self.closed:  # while somebody else computed the part
+            raise Cancelled("the session was closed")
         root = reply.root
         try:
             responses = reply.answer(part)

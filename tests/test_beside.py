@@ -301,6 +301,26 @@ def test_what_has_no_pass_is_not_asked_for(
     opened.close()
 
 
+@pytest.mark.parametrize("kind", [Serial, Ssd])
+def test_while_nothing_is_drafted_nobody_waits_for_it(
+    worker: Beside, kind: type[Serial], monkeypatch: pytest.MonkeyPatch, waited: list[float]
+) -> None:
+    """Though it hears of what was committed, and takes its time."""
+    tell, told = worker.worker.tell, list[Sent]()
+
+    def late(message: Sent) -> None:
+        told.append(message)
+        if not isinstance(message, Commit):
+            tell(message)
+
+    monkeypatch.setattr(worker.worker, "tell", late)
+    monkeypatch.setattr(beside, "SILENCE", 0.05)
+    schedule = kind(drafter_of(worker), Never(BUDGET), 64)
+    assert reply(schedule)[0] == plain()
+    assert any(isinstance(message, Commit) for message in told)
+    assert not waited
+
+
 def test_a_sign_of_life_says_what_was_drafted_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(desk_module, "BEAT", -1.0)  # one with each step
     said = list[Sent]()

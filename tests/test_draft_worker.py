@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ from edgespec.devices import probe
 from edgespec.drafters import beside
 from edgespec.drafters.base import Drafter, Root
 from edgespec.drafters.beside import Beside
-from edgespec.drafters.channel import Cancel, Commit, Draft, GoAhead, Sent, Stop
+from edgespec.drafters.channel import Cancel, Close, Commit, Draft, GoAhead, Sent, Stop
 from edgespec.drafters.choice import choose_drafters
 from edgespec.drafters.kinds import find_drafters
 from edgespec.drafters.resident import Search
@@ -198,6 +199,9 @@ def test_a_reply_that_is_over_leaves_nothing_under_way(
         for _ in range(COUNT // 2):
             next(replying)
         session.close()  # while somebody holds the iterator
+        gc.collect()
+        (seat,) = {message.seat for message in told if isinstance(message, GoAhead)}
+        assert Close(seat) in told
     elif how == "interrupted":
         with pytest.raises(KeyboardInterrupt):
             list(replying)

@@ -254,6 +254,27 @@ def test_a_head_that_streams_leaves_the_drafter_alone_and_says_so() -> None:
     assert mirror(drafter_of("ngram"), exit).undrafted is None, "it makes no difference"
 
 
+def test_a_head_that_has_left_by_the_pass_is_not_asked() -> None:
+    """Since the exit was to speak: and no worse comes of it. When it is there again, it speaks again."""
+    exit, layers = TableExit(), 0
+    schedule = mirror(model_of()[0], exit)
+
+    def waits() -> int:
+        nonlocal layers
+        cycle, layer = divmod(layers, LAYERS)
+        layers += 1
+        exit.able = cycle != 4 or layer == LAYERS - 1
+        exit.fails = None if exit.able else ("begin", AssertionError())
+        return 5
+
+    said, cycles = reply(schedule, waits)
+    assert said == plain(GREEDY, COUNT)
+    spoke = [cycle.overlap is not None and cycle.overlap.exited is not None for cycle in cycles]
+    assert [at for at, spoken in enumerate(spoke) if not spoken] == [4]
+    assert schedule.undrafted is None
+    assert schedule.drafter.resident
+
+
 def test_room_is_left_for_what_the_exit_will_say() -> None:
     """Half of it, however much time there is before: and all of it afterwards."""
     drafter, runtime = model_of(noise=0.5)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from edgespec.apps.stats import stats_object
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.fixed import Fixed
 from edgespec.control.overlap import overlap_mass
+from edgespec.core.batch import Part
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Trace
 from edgespec.engine import Engine
@@ -23,9 +26,10 @@ from edgespec.errors import EdgeSpecError, OptionError
 from edgespec.models.asked import check_options
 from edgespec.models.packing import pack_model
 from edgespec.runtimes.base import EXIT_ROWS
+from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.target import EVERY_LAYER, Layers
-from edgespec.schedules.kinds import choose_schedule
+from edgespec.schedules.kinds import check_model, choose_schedule
 from edgespec.schedules.mirror import Mirror
 from tests.sessions import tokens_of
 from tests.test_mirror import Known
@@ -161,6 +165,32 @@ def test_a_head_that_streams_says_nothing(packed: Path, monkeypatch: pytest.Monk
         assert stats.drafted_while_verifying > 0
 
 
+def test_a_lower_dial_between_a_tree_and_its_pass(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes the head away that the exit was to be multiplied by: it says no more, and drafts go on."""
+    with (
+        load(packed, "model") as engine,
+        waiting(monkeypatch, lambda: 8),
+        engine.new_session(200, Fixed(BUDGET)) as session,
+    ):
+        compute, passes = engine.verifier.compute, 0
+
+        def lowered(parts: Sequence[Part]) -> Sequence[Part]:
+            nonlocal passes
+            passes += 1
+            if passes == 5:
+                assert isinstance(session.schedule, Mirror)
+                assert session.schedule.exit.able
+                engine.set_memory("3GB")
+                assert not session.schedule.exit.able
+            return compute(parts)
+
+        monkeypatch.setattr(engine.verifier, "compute", lowered)
+        stats = list(session.generate(prompt_of(70), GREEDY))[-1].stats
+        assert session.schedule.drafter.resident  # type: ignore[attr-defined]
+    assert 0 < stats.early_exit.cycles < 5
+    assert "the LM head is read from flash" in str(stats.undrafted)
+
+
 def test_a_cancelled_reply_does_not_cancel_the_next(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it was drafting while the target verified does not go on in the waits of the next one's prompt."""
     for schedule in ("ssd", "mirror"):
@@ -188,11 +218,15 @@ def test_options_that_this_model_cannot_have_are_refused_before_it_is_loaded(
         ({"exit_layer": 99}, r"exit_layer is 99, and the model has 4 layers"),
         ({"kappa": 161}, r"kappa is 161, and the model's vocabulary has 160 tokens"),
     ):
-        with pytest.raises(OptionError, match=words):
-            edgespec.load(packed, **load_it, **options)  # type: ignore[arg-type]
+        for schedule in ("mirror", "auto"):
+            with pytest.raises(OptionError, match=words):
+                edgespec.load(packed, **load_it | {"schedule": schedule} | options)  # type: ignore[arg-type]
     write_model(tmp_path / "flat", num_hidden_layers=1)
     with pytest.raises(OptionError, match="the model has 1 layer, and an early exit lies between two"):
         edgespec.load(tmp_path / "flat", **load_it)  # type: ignore[arg-type]
+    flat = describe_model(tmp_path / "flat").config
+    check_model(EngineOptions(fallback="none"), flat)  # not mirror's alone
+    check_model(EngineOptions(), replace(flat, vocab_size=4))
     with pytest.raises(OptionError, match="schedule mirror drafts behind several roots at once"):
         check_options(EngineOptions(schedule="mirror", drafter="cascade", adapters="a"))
 

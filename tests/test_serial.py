@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from edgespec.drafters.choice import check_acceptance, choose_drafters
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.model import ModelDrafter
 from edgespec.drafters.ngram import NGram
-from edgespec.errors import BudgetError, ModelError, OptionError, TokenizerError
+from edgespec.errors import BudgetError, Cancelled, ModelError, OptionError, TokenizerError
 from edgespec.offload.plan.costs import CostModel
 from edgespec.schedules.kinds import check_schedule
 from edgespec.schedules.serial import Plain, Serial
@@ -199,6 +200,28 @@ def test_a_model_that_missed_the_latest_pass_hears_one_before_it_drafts() -> Non
     schedule.settle(Outcome(np.array([0]), (4,)))
     schedule.begin(Context([1]), 50)
     assert len(schedule.next_tree(5)) == 4, "nor of the next prompt"
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), ModelError("NaN"), MemoryError(), Cancelled("stop")])
+def test_an_error_in_what_it_hears_ends_the_drafting_and_not_the_pass(error: Exception) -> None:
+    class Failing(Listener):
+        def on_layer(self, index: int, hidden: object, rows: object) -> None:
+            raise error
+
+    schedule, nothing = Serial(Failing(), Notes(TreeBudget(6, 9, 3)), 64), cast(Any, None)
+    schedule.begin(Context([1]), 50)
+    assert len(schedule.next_tree(1)) == 4
+    if isinstance(error, Cancelled):
+        with pytest.raises(Cancelled):
+            schedule.on_layer(1, nothing, nothing)
+        assert schedule.drafter.resident
+        return
+    schedule.on_layer(1, nothing, nothing)
+    schedule.settle(Outcome(np.array([0]), (2,)))
+    assert len(schedule.next_tree(2)) == 1
+    assert not schedule.hears
+    assert schedule.damaged == isinstance(error, ModelError)
+    assert schedule.damaged or type(error).__name__ in str(schedule.undrafted)
 
 
 def test_without_a_pass_what_was_missed_is_no_matter() -> None:

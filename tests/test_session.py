@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +23,15 @@ from edgespec.core.batch import Verification
 from edgespec.core.sampling import Noise
 from edgespec.core.tree import TokenTree
 from edgespec.engine import Engine
-from edgespec.errors import BudgetError, Cancelled, ContextError, DeviceError, ModelError, OptionError
+from edgespec.errors import (
+    BudgetError,
+    Cancelled,
+    ClosedError,
+    ContextError,
+    DeviceError,
+    ModelError,
+    OptionError,
+)
 from edgespec.kernels.matmul import Block, linear
 from edgespec.models.packing import pack_model
 from edgespec.progress import Progress
@@ -107,6 +117,38 @@ def test_long_prompts_are_prefilled_in_blocks(engine: Engine, monkeypatch: pytes
     assert [p.done for p in seen if p.stage == "prefill"] == [100, 200, 240]
     assert [p.done for p in seen if p.stage == "layers"][:3] == [1, 2, 3]
     session.close()
+
+
+@pytest.mark.parametrize("drafter", ["none", "ngram", "model"])
+def test_a_closed_sessions_memory_is_free_though_somebody_holds_its_reply(model: Path, drafter: str) -> None:
+    draft = {"draft_model": model} if drafter == "model" else {}
+    with edgespec.load(model, memory="2GB", context=400, drafter=drafter, **draft) as engine:
+        session = engine.new_session(200)
+        running = session.generate(prompt_of(25), GREEDY)
+        for _ in range(5):
+            next(running)
+        held = [weakref.ref(session.cache), weakref.ref(session.schedule)]
+        session.close()
+        gc.collect()
+        assert [one() for one in held] == [None, None]
+        assert [response.finish_reason for response in running][-1] == "cancelled"
+        with pytest.raises(ClosedError):
+            session.generate(prompt_of(25), GREEDY)
+
+
+def test_a_session_closed_while_others_compute_its_part_answers_no_more(engine: Engine) -> None:
+    session = engine.new_session(200)
+    reply = session.new_reply(prompt_of(25), GREEDY)
+    for _ in range(3):
+        part = session.ask(reply)
+        engine.verifier.compute([part])
+        list(session.answer(reply, part))
+    part = session.ask(reply)
+    engine.verifier.compute([part])
+    session.close()
+    with pytest.raises(Cancelled):
+        session.answer(reply, part)
+    session.end(reply)
 
 
 def test_next_turn_reuses_what_it_shares(engine: Engine) -> None:

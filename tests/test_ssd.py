@@ -208,6 +208,40 @@ def test_a_hit_goes_on_where_the_waits_ended() -> None:
     assert np.exp(following.scores).sum() >= 0.999 * np.exp(expected.scores).sum()
 
 
+def test_what_was_prepared_is_asked_for_where_something_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in a plain cycle that follows another: and no hit is lost by that."""
+    drafter, _ = model_of()
+    asked = found = spared = 0
+
+    class Some(Fixed):
+        cycle = 0
+
+        def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
+            self.cycle += 1
+            return super().budget(limit, passes) if self.cycle % 8 in (0, 1) else None
+
+    def prepared() -> bool:
+        nonlocal asked, found
+        asked, found = asked + 1, found + drafter.forest.kept
+        return drafter.forest.kept
+
+    class Looked(Ssd):
+        def next_tree(self, root: int) -> TokenTree:
+            nonlocal spared
+            before, kept = asked, drafter.forest.kept
+            tree = super().next_tree(root)
+            assert asked > before or not kept
+            spared += asked == before
+            return tree
+
+    monkeypatch.setattr(drafter, "prepared", prepared)
+    said, cycles = reply(Looked(drafter, Some(BUDGET), 64), lambda: 30, count=200)
+    assert said == plain(GREEDY, 200)
+    hits = sum(cycle.overlap.hit is True for cycle in cycles if cycle.overlap)
+    assert found > hits > 5, "some of them two cycles later"
+    assert spared > len(cycles) // 3
+
+
 def test_of_a_prepared_tree_is_verified_what_the_controller_has_left_of_it() -> None:
     """Weighing it leaves out what does not pay: that is not done again."""
     pruned = list[int]()

@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from edgespec.apps.timeline import CYCLES, DRAFTING, FLASH, TARGET, WAITS, WORKER, timeline
 from edgespec.config import GenerationOptions
+from edgespec.core.acceptance import Outcome
 from edgespec.core.reply import _Observer
-from edgespec.core.trace import Layer, Phase, Trace
+from edgespec.core.trace import Cycle, Layer, Overlap, Phase, Trace
+from edgespec.core.tree import TokenTree
 from edgespec.core.verify import Cancellation
 from edgespec.drafters import beside
 from edgespec.errors import OptionError, StorageError
@@ -98,6 +101,7 @@ def test_a_streamed_reply(run: Run, model: Path, tmp_path: Path) -> None:
     assert len(cycles) == said["stats"]["cycles"] - 1  # the first token is the prompt's
     assert sum(c["args"]["tokens"] for c in cycles) + 1 >= len(said["tokens"])
     assert sum(c["args"]["accepted"] for c in cycles) == said["stats"]["accepted"]
+    assert not any("hit" in c["args"] for c in cycles), "nothing is prepared"
     for before, after in pairwise(cycles):
         assert end(before) <= after["ts"]
 
@@ -137,8 +141,14 @@ def test_a_draft_workers_rounds(
     long_passes(monkeypatch)  # and passes short
     flags = ["generate", model, "-p", "Once upon", "--max-tokens", "40", "--json", "--resident-layers", "0"]
     flags += ["--drafter", "model", "--draft-model", model, "--draft-worker", "1", "--schedule", "ssd"]
-    assert run(*flags, "--trace", "trace.json")[0] == 0
-    tracks = events_of(tmp_path / "trace.json")
+    code, out, _ = run(*flags, "--trace", "trace.json")
+    assert code == 0
+    stats, tracks = json.loads(out)["stats"], events_of(tmp_path / "trace.json")
+    cycles = [cycle["args"] for cycle in tracks[CYCLES]]
+    hits = [cycle["hit"] for cycle in cycles]
+    assert (hits.count(True), hits.count(False)) == (stats["cache_hits"], stats["cache_misses"])
+    assert hits[0] is None, "nothing had been drafted ahead of it"
+    assert not any(cycle["asked"] for cycle in cycles), "there is no early exit"
     rounds, verified = tracks[WORKER], named(tracks[TARGET], "verify")
     asked = [one for one in rounds if one["name"] == "draft"]
     ahead = [one for one in rounds if one["name"] == "draft ahead"]
@@ -242,6 +252,20 @@ def test_a_pass_that_was_broken_off_has_no_head(tmp_path: Path) -> None:
     tracks = events_of(tmp_path / "trace.json")
     expected = ["verify", "layer 0", "verify", "layer 0", "layer 1", "head", "verify"]
     assert [event["name"] for event in tracks[TARGET]] == expected
+
+
+def test_a_cycle_says_what_had_been_prepared_for_it(tmp_path: Path) -> None:
+    tree, outcome = TokenTree.root(1), Outcome(np.array([0]), (2,))
+    overlaps = [None, Overlap(), Overlap(hit=False), Overlap(hit=True, found=3, asked=True)]
+    with timeline(tmp_path / "trace.json") as traced:
+        assert traced is not None
+        for overlap in overlaps:
+            traced.cycle(Cycle(None, tree, outcome, 0.0, 0.0, overlap=overlap))
+    told = [cycle["args"] for cycle in events_of(tmp_path / "trace.json")[CYCLES]]
+    for args, overlap in zip(told, overlaps, strict=True):
+        for name in ("hit", "found", "asked"):
+            assert (name in args) == (overlap is not None)
+            assert overlap is None or args[name] == getattr(overlap, name)
 
 
 def test_cycles_are_drawn(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ over plain decoding unless it says otherwise. Times of Mirror-SD are in any one 
 
 The tuner predicts by Theorem 7 and Equation 10, `schedules.mirror` reports the latter, and the benchmark of
 schedules puts all of SSD's beside what it measures. Nothing here decides in a session: the controller weighs
-a late draft against none by what it has measured itself (Theorem 17 for one conversation), and no batch waits
-for one miss, as conversations that share passes draft one after the other.
+a late draft against none by what it has measured itself (Theorem 17 for one conversation), and for several in
+a pass nobody does: a batch has the serial schedule, and who shares passes otherwise weighs his own misses.
 """
 
 from __future__ import annotations

@@ -114,6 +114,12 @@ class Reply:
         how = self.chooser, schedule, self.limit, self.observer, self.trace, check, private
         self.decoding = Decoding(self.host.verifier, seat, self.prompt, *how)
 
+    def leave(self) -> None:
+        """Its conversation is closed: let go of what holds memory of that, whoever holds the reply."""
+        for name in ("schedule", "observer", "decoding"):
+            self.__dict__.pop(name, None)
+        self.cycle = None
+
     @property
     def root(self) -> int:
         """The token said last; -1 = none yet."""

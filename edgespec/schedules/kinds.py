@@ -160,10 +160,21 @@ def check_idle(options: EngineOptions) -> None:
 
 
 def check_model(options: EngineOptions, config: ModelConfig) -> None:
-    """Raises OptionError for options of the schedule's own that do not go with this model."""
-    if options.schedule != "auto" and (name := schedule_kind(options.schedule).check) is not None:
-        check: Check = resolve_name(name)
-        check(options, config)
+    """Raises OptionError for options of the schedule's own that do not go with this model. Under `auto`,
+    which does without a schedule that the model cannot have, for those that were set for one."""
+    for row in SCHEDULES:
+        asked = options.schedule == row.name or (options.schedule == "auto" and _set_for(row, options))
+        if asked and row.check is not None:
+            check: Check = resolve_name(row.check)
+            check(options, config)
+
+
+def _set_for(schedule: ScheduleKind, options: EngineOptions) -> bool:
+    """An option that no other schedule has is not its default."""
+    others = {name for row in SCHEDULES if row is not schedule for name in row.options}
+    known = options_of(EngineOptions)
+    own = (name for name in schedule.options if name not in others)
+    return any(getattr(options, name) != known[name].default for name in own)
 
 
 def choose_schedule(name: str, members: Sequence[str], free: bool) -> str:

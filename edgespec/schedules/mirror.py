@@ -165,8 +165,9 @@ class Mirror(Ssd):
         now.early += self.clock() - began
 
     def _observe(self, hidden: Tensor, rows: Rows) -> bool:
+        # Memory changes hands between two passes: the head may have left since the exit was to speak.
+        self._passing.observed = self._passing.asks and not rows.prefill and self.exit.able
         self.exit.observe(hidden, rows)
-        self._passing.observed = self._passing.asks and not rows.prefill
         return True
 
     def _commit(self, path: Sequence[int]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
@@ -13,7 +13,7 @@ from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, Elsewhere, Root, Watching
 from edgespec.drafters.combined import without_models
-from edgespec.errors import ModelError
+from edgespec.errors import Cancelled, ModelError
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.target import NO_LAYER, Layers
 
@@ -211,6 +211,19 @@ class Serial:
         else:
             self.give_back(why)
 
+    def _safely(self, work: Callable[..., bool | None], *arguments: Any) -> bool:
+        """Do it while the target verifies. Whatever goes wrong ends the drafting, and not the pass: but for
+        Cancelled."""
+        try:
+            return bool(work(*arguments))
+        except Cancelled:
+            raise
+        except ModelError:
+            self._drop_models()
+        except Exception as error:
+            self.give_back(f"it failed while the target verified ({type(error).__name__}: {error})")
+        return False
+
     def _drop_models(self) -> None:
         self.damaged, self.drafter = True, without_models(self.drafter)
 
@@ -219,7 +232,7 @@ class Serial:
 
     def on_layer(self, index: int, hidden: Tensor, rows: Rows) -> None:
         if self._watcher is not None and not self._deaf:
-            self._watcher.on_layer(index, hidden, rows)
+            self._safely(self._watcher.on_layer, index, hidden, rows)
 
     def on_wait(self) -> bool:
         return False

@@ -7,8 +7,9 @@
 While flash is the bottleneck, the thread that computes waits for chunk after chunk. Each wait is a step of
 drafting (a layer of the draft model), below all outcomes the tree may have, likeliest first
 (`drafters.ahead`). When the outcome is known, what hangs below it is the next tree; a miss is drafted for as
-the fallback says. On a target that never waits nothing is prepared, and this is the serial schedule. What is
-prepared cannot change what the target says.
+the fallback says. On a target that never waits a drafter in this process prepares nothing, and this is the
+serial schedule; a draft worker (`drafters.beside`) needs no waits, and prepares until its outcome comes. What
+is prepared cannot change what the target says.
 
 Under `ratio` acceptance chains are drawn below the outcomes (`drafters.drawn_ahead`). What was drawn for the
 one that came is verified, whatever the controller thinks of its tokens: leaving it out by these would bias.
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 from edgespec.config import EngineOptions
 from edgespec.core.acceptance import Outcome
@@ -28,7 +30,6 @@ from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafter, DraftingAhead, Foreseeing
 from edgespec.drafters.growth import KNOWN
-from edgespec.errors import Cancelled, ModelError
 from edgespec.schedules.fan_out import CacheShape
 from edgespec.schedules.serial import Serial
 
@@ -65,17 +66,19 @@ class Ssd(Serial):
         super().__init__(drafter, controller, nodes, clock)
         self.fallback, self.shape, self.outcomes = fallback, shape, outcomes
         self._ahead: DraftingAhead | None = None
+        self._begun = False  # a round, for the latest tree: what it left may lie below the outcome
 
     def begin(self, context: Context, limit: int) -> None:
-        self._ahead, self._drawn = None, context.drawn
+        self._ahead, self._begun, self._drawn = None, False, context.drawn
         self.overlap: Overlap = Overlap()
         super().begin(context, limit)
 
     def next_tree(self, root: int) -> TokenTree:
         began = self.clock()
         self.root, self.tree, self.passes = root, TokenTree.root(root), None
-        # On the way here the drafter has committed the outcome: the lookup.
-        ready = isinstance(self.drafter, Foreseeing) and self.drafter.prepared()
+        # On the way here the drafter has committed the outcome: the lookup. A worker is waited for with it,
+        # so nobody asks where nothing can be: in one plain cycle after the other.
+        ready = self._begun and isinstance(self.drafter, Foreseeing) and self.drafter.prepared()
         self.overlap = Overlap(None if self._ahead is None else ready)
         self._ahead = None
         limit = TreeBudget(self.nodes, self.left - 1, passes=0)
@@ -96,6 +99,7 @@ class Ssd(Serial):
                 self._ahead = self.drafter.ahead(
                     self.tree, replace(limit, nodes=budget.nodes), self._fan_out(ready)
                 )
+        self._begun = ready or self.passes is not None
         self._rest()
         self.draft_seconds = self.clock() - began
         return self.tree
@@ -130,19 +134,12 @@ class Ssd(Serial):
         self.overlap = replace(self.overlap, steps=self.overlap.steps + worked)
         return worked
 
-    def _safely(self, work: Callable[[], bool]) -> bool:
-        """Do it while the target verifies. Whatever goes wrong ends the drafting, and not the pass: but for
-        Cancelled."""
-        try:
-            return work()
-        except Cancelled:
-            raise
-        except ModelError:
-            self._drop_models()
-        except Exception as error:
-            self.give_back(f"it failed while the target verified ({type(error).__name__}: {error})")
-        if self._ahead is not None:
-            with suppress(Exception):  # it is given up, and whatever failed may fail again
-                self._ahead.cancel()
-        self._ahead = None
-        return False
+    def _safely(self, work: Callable[..., bool | None], *arguments: Any) -> bool:
+        """And nothing more is prepared by who has failed."""
+        drafter, worked = self.drafter, super()._safely(work, *arguments)
+        if self.drafter is not drafter:
+            if self._ahead is not None:
+                with suppress(Exception):  # it is given up, and whatever failed may fail again
+                    self._ahead.cancel()
+            self._ahead = None
+        return worked
