@@ -111,7 +111,7 @@ class SequenceAttention(Multiplying):
         c, t = self.config, qkv[0].shape[1]
         cos, sin = self.rope(np.arange(t) if positions is None else positions)
         angles = cos[:, None].to(qkv[0].dtype), sin[:, None].to(qkv[0].dtype)  # [t, 1, head_dim / 2]
-        q, k, v = (part.unflatten(2, (-1, c.head_dim)) for part in qkv)
+        q, k, v = (part.view(*part.shape[:2], -1, c.head_dim) for part in qkv)
         q, k = rotate(q, *angles, c.rope.interleaved), rotate(k, *angles, c.rope.interleaved)
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2),
