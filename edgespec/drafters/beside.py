@@ -40,7 +40,7 @@ from edgespec.drafters.channel import (
 from edgespec.drafters.colleague import Colleague, Question
 from edgespec.drafters.growth import MAX_PASSES
 from edgespec.drafters.model import ModelDrafter
-from edgespec.drafters.patience import Patience
+from edgespec.drafters.patience import WorkerPatience
 from edgespec.drafters.process import Program, Worker, command
 from edgespec.drafters.sent_trees import as_named, as_sent, trees_for
 from edgespec.progress import LoadCallback
@@ -116,7 +116,7 @@ class BesideDrafter:
         self._lookup: Question | None = None  # what was prepared for the latest commit of this reply,
         self._drafted = False  # and whether it was asked for drafts since, or told to go ahead
         self._owed: tuple[int, list[int]] | None = None  # a root, and what was committed behind it since
-        self._patience = Patience(worker)
+        self._patience = WorkerPatience(worker)
         worker.tell(Open(self.seat, self.capacity, self.vocabulary))
         self._leave = weakref.finalize(self, worker.leave, self.seat, Close(self.seat))
 

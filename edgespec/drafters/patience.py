@@ -19,7 +19,7 @@ LOST = 20.0  # seconds, and
 LOST_CYCLES = 8  # cycles without a word, beyond which it never comes (both may have slept between two)
 
 
-class Patience:
+class WorkerPatience:
     """Of one conversation, with one worker."""
 
     def __init__(self, worker: Colleague) -> None:
