@@ -29,11 +29,19 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 from time import perf_counter
-from typing import Any
 
 import edgespec
 from benchmarks.cgroup import require_throttle, throttled
-from benchmarks.common import Row, arguments, compile_checkout, interleave, names, numbers
+from benchmarks.common import (
+    Row,
+    add_placement,
+    arguments,
+    compile_checkout,
+    interleave,
+    names,
+    numbers,
+    placement,
+)
 from benchmarks.held_out import prompts, stories, text_prompts
 from benchmarks.tables import Report, ratio
 from edgespec.apps.bench_drafts import Drafts
@@ -43,11 +51,10 @@ from edgespec.apps.terminal import Terminal
 from edgespec.core.batcher import Batcher
 from edgespec.core.trace import Cycle
 from edgespec.errors import OptionError
-from edgespec.runtimes.formats.needs import context_of
 from edgespec.runtimes.formats.trained import trained_kind
 from edgespec.runtimes.torch.matmuls import matmuls
 from edgespec.session import Session
-from edgespec.values import format_bytes, parse_bytes
+from edgespec.values import format_bytes
 
 DEPTH = 5  # of trees of a fixed size, at most
 PLAIN = "none"
@@ -60,10 +67,7 @@ class Arm:
     def __init__(
         self, args: argparse.Namespace, terminal: Terminal, batch: int, drafter: str, nodes: int | None
     ) -> None:
-        context = context_of(batch, args.positions)
-        options: dict[str, Any] = {"memory": args.memory, "context": context, "batch": batch}
-        if args.resident_layers is not None:
-            options["resident_layers"] = args.resident_layers
+        options = placement(args, batch)
         if (directory := Path(drafter)).is_dir():
             kind = trained_kind(directory)
             options |= {"adapters": directory} if kind else {"draft_model": directory}
@@ -168,10 +172,7 @@ def main() -> None:
     parser.add_argument("--stories", action="store_true", help="requests for stories")
     parser.add_argument("--text", type=Path, help="replies that go on with passages of a file, instead")
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--memory", default="2GB")
-    parser.add_argument("--positions", type=int, default=256, help="of a conversation")
-    parser.add_argument("--resident-layers", type=int, help="stream all but so many; default: by the plan")
-    parser.add_argument("--throttle", type=parse_bytes, help="read rate of an emulated slower disk; root")
+    add_placement(parser, positions=256)
     args = parser.parse_args()
     compile_checkout()
     if args.throttle:

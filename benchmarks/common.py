@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from edgespec.runtimes.formats.needs import context_of
 from edgespec.values import parse_bytes
 
 REPO = Path(__file__).resolve().parents[1]
@@ -119,3 +120,17 @@ def arguments(doc: str | None, rounds: int) -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=rounds, help=f"interleaved rounds (default {rounds})")
     parser.add_argument("--json", type=Path, help="results file (default benchmarks/results/<script>.json)")
     return parser
+
+
+def add_placement(parser: argparse.ArgumentParser, positions: int) -> None:
+    """What `placement` goes by, and --throttle."""
+    parser.add_argument("--memory", default="2GB")
+    parser.add_argument("--positions", type=int, default=positions, help="of a conversation")
+    parser.add_argument("--resident-layers", type=int, help="stream all but so many; default: by the plan")
+    parser.add_argument("--throttle", type=parse_bytes, help="read rate of an emulated slower disk; root")
+
+
+def placement(args: argparse.Namespace, batch: int) -> dict[str, Any]:
+    """An engine's options, for so many conversations at once."""
+    found = {"memory": args.memory, "context": context_of(batch, args.positions), "batch": batch}
+    return found if args.resident_layers is None else found | {"resident_layers": args.resident_layers}

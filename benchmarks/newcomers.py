@@ -19,23 +19,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 import edgespec
 from benchmarks.cgroup import require_throttle, throttled
-from benchmarks.common import arguments, compile_checkout, numbers
+from benchmarks.common import add_placement, arguments, compile_checkout, numbers, placement
 from benchmarks.tables import Report
 from edgespec.apps.bench_replies import Counted, fixed_length
 from edgespec.apps.common import demo_model
 from edgespec.apps.terminal import Terminal
 from edgespec.core.batcher import Batcher
 from edgespec.runtimes.base import PREFILL_ROWS
-from edgespec.runtimes.formats.needs import context_of
 from edgespec.runtimes.torch.matmuls import matmuls
 from edgespec.session import Session
-from edgespec.values import parse_bytes
 
 BETWEEN = 12  # passes without a prompt before each newcomer
 PROMPT = 16  # tokens, of the others
@@ -55,16 +52,7 @@ class Room:
     """Replies that go on, and a place that is free."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        context = context_of(args.batch, args.positions)
-        options: dict[str, Any] = {
-            "memory": args.memory,
-            "context": context,
-            "batch": args.batch,
-            "drafter": "none",
-        }
-        if args.resident_layers is not None:
-            options["resident_layers"] = args.resident_layers
-        self.engine = edgespec.load(args.model, **options)
+        self.engine = edgespec.load(args.model, drafter="none", **placement(args, args.batch))
         self.rng, self.positions = np.random.default_rng(0), args.positions
         self.free, *self.others = [self.engine.new_session(args.positions) for _ in range(args.batch)]
         self.replies = list[Counted]()
@@ -110,12 +98,9 @@ class Room:
 def main() -> None:
     parser = arguments(__doc__, rounds=5)
     parser.add_argument("--model", type=Path, default=demo_model())
-    parser.add_argument("--memory", default="2GB")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--lengths", type=numbers, default=[16, 64, 256, 500], help="of prompts")
-    parser.add_argument("--positions", type=int, default=512, help="of a conversation")
-    parser.add_argument("--resident-layers", type=int, help="stream all but so many; default: by the plan")
-    parser.add_argument("--throttle", type=parse_bytes, help="read rate of an emulated slower disk; root")
+    add_placement(parser, positions=512)
     args = parser.parse_args()
     compile_checkout()
     if args.throttle:
