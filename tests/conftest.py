@@ -47,6 +47,12 @@ def passes_of_drafting_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.drafters.forest.perf_counter", float)
 
 
+@pytest.fixture(autouse=True)
+def workers_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several processes of tests share the cores: a draft worker is put off for longer than it would be."""
+    monkeypatch.setattr("edgespec.drafters.beside.SILENCE", 0.5)
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """One more than processors (`-n auto`): servers, workers and timeouts are often waited for."""
     from edgespec.devices.probe import cpu_count
