@@ -13,11 +13,11 @@ import pytest
 from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.fixed import Fixed
 from edgespec.core.acceptance import Outcome
-from edgespec.core.sampling import Noise, Sampler, saguaro
+from edgespec.core.sampling import Distribution, Noise, Sampler, saguaro
 from edgespec.core.schedule import Context, Controller, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
-from edgespec.drafters import drawn, drawn_ahead
+from edgespec.drafters import drawn, drawn_ahead, forest
 from edgespec.drafters.base import Root
 from edgespec.drafters.combined import Combined
 from edgespec.drafters.drawn_ahead import DrawnAhead
@@ -103,7 +103,8 @@ def test_hits_and_misses_have_the_targets_distribution(
 def test_so_it_is_with_a_shortened_distribution_and_much_of_saguaros(
     quick: Callable[[], ModelDrafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawn, "KEPT", 4)
+    for module in (drawn, forest):
+        monkeypatch.setattr(module, "KEPT", 4)
     monkeypatch.setattr(drawn, "WEIGHT", 0.3)
     monkeypatch.setattr(drawn, "FAN_OUT", 2)
     text, cycles = reply(Ssd(quick(), Fixed(BUDGET), 64), random_waits(), HOT, "ratio", count=LONG)
@@ -233,7 +234,8 @@ def test_a_token_is_drawn_from_saguaros_distribution_where_outcomes_are_prepared
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And from the model's own where none are: acceptance is not given away for nothing."""
-    monkeypatch.setattr(drawn, "KEPT", 7)
+    for module in (drawn, forest):
+        monkeypatch.setattr(module, "KEPT", 7)
     for kind in (Serial, Ssd):
         drafter, runtime = model_of()
         schedule = kind(drafter, Fixed(BUDGET), 64)
@@ -257,7 +259,8 @@ def test_a_token_is_drawn_from_saguaros_distribution_where_outcomes_are_prepared
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """By rows of the draft model and `KEPT`, at any moment; and it ends where the rows do."""
-    monkeypatch.setattr(drawn, "KEPT", 5)
+    for module in (drawn, forest):
+        monkeypatch.setattr(module, "KEPT", 5)
     drafter, runtime = model_of(rows=24)
     most = 0
 
@@ -267,12 +270,23 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             worked = super().on_wait()
             own = [q for q, _ in drafter.forest.drawn.values()]
             most = max(most, sum(q.ids.nbytes + q.probs.nbytes for q in own))
-            assert most <= drawn.kept_bytes(runtime.rows, VOCABULARY) == 24 * 5 * 16
+            assert most <= forest.kept_bytes(runtime.rows, VOCABULARY) == 24 * 5 * 16
             return worked
 
     text, _ = reply(Counting(drafter, Fixed(BUDGET), 64), lambda: 1000, HOT, "ratio")
     assert len(text) == 50
-    assert most > drawn.kept_bytes(18, VOCABULARY)
+    assert most > forest.kept_bytes(18, VOCABULARY)
+
+
+def test_room_is_left_by_how_many_are_drawn_whatever_they_are_drawn_from() -> None:
+    """Behind some tokens few others may stand: what other chains drew must not decide what is drawn."""
+    room = Room(forest.kept_bytes(3, 2000))
+    drafter = ModelDrafter(TableRuntime(96), 2000, room)
+    for count in (1, 7, forest.KEPT):
+        drafter.forest.drawn[0] = Distribution(np.arange(count), np.full(count, 1 / count)), 0
+        assert room.left == forest.kept_bytes(2, 2000)
+    drafter.forest.drawn[1] = Distribution(np.arange(2000), np.full(2000, 1 / 2000)), 0
+    assert room.left == forest.kept_bytes(2, 2000) - 2000 * 16
 
 
 @pytest.mark.parametrize("kind", [Serial, Ssd])
@@ -280,8 +294,9 @@ def test_all_conversations_together_keep_no_more_than_one_may(
     monkeypatch: pytest.MonkeyPatch, kind: type[Serial]
 ) -> None:
     """Chains are drawn ahead as far as there is room; and drawn from fewer tokens where all find none."""
-    monkeypatch.setattr(drawn, "KEPT", 5)
-    room = Room(drawn.kept_bytes(20, VOCABULARY))
+    for module in (drawn, forest):
+        monkeypatch.setattr(module, "KEPT", 5)
+    room = Room(forest.kept_bytes(20, VOCABULARY))
     drafters = [ModelDrafter(TableRuntime(96, noise=0.5), VOCABULARY, room) for _ in range(3)]
     schedules = [kind(drafter, Fixed(TreeBudget(64, 12, 12)), 64) for drafter in drafters]
     most, whole = 0, 0
@@ -299,7 +314,7 @@ def test_all_conversations_together_keep_no_more_than_one_may(
                 schedule.on_wait()
             kept = sum(q.ids.nbytes + q.probs.nbytes for d in drafters for q, _ in d.forest.drawn.values())
             verified += len(tree) - 1
-            assert kept <= room.nbytes + drawn.kept_bytes(verified, VOCABULARY)
+            assert kept <= room.nbytes + forest.kept_bytes(verified, VOCABULARY)
             most = max(most, kept)
         for schedule in schedules:
             schedule.settle(Outcome(np.array([0]), (3 + cycle,), seconds=1.0))

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.channel import Load
-from edgespec.drafters.drawn import kept_bytes
-from edgespec.drafters.forest import Room
+from edgespec.drafters.forest import Room, kept_bytes
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter, further_rows
 from edgespec.drafters.model_memory import model_extras
 from edgespec.drafters.resident import Found, Resident, Search

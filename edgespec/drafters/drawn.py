@@ -21,21 +21,15 @@ from edgespec.core.sampling import DRAFT_DRAW, Distribution, largest, saguaro
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Root
-from edgespec.drafters.forest import Forest, Node
+from edgespec.drafters.forest import KEPT, Forest, Node
 from edgespec.drafters.growth import KNOWN, Grower, Growing
 
-KEPT = 1024  # tokens; of a vocabulary of 1536, at temperature 1, 512 have all but 0.0002 of the probability
 FAN_OUT = 4  # bonus tokens that are prepared for behind a place of a chain, about
 # C of Definition 14. For the demo model and its 0.5b draft (temperature 1, 480 tokens, F = 4) and C = 1, 0.9,
 # 0.6 and 0.2, a drafted token is accepted in 0.874, 0.874, 0.871 and 0.849 of cases, and foreseen is 0.545,
 # 0.551, 0.574 and 0.652 of what follows a refused one. By Theorem 7, with chains of 6 that take 0.15 to 0.8
 # passes to draft, 0.9 is within 0.1 % of the best, and 0.2 loses 5 to 6 %.
 WEIGHT = 0.9
-
-
-def kept_bytes(rows: int, vocabulary: int) -> int:
-    """Of the distributions kept for so many nodes, at most: the room of all conversations together."""
-    return rows * min(KEPT, vocabulary) * 16
 
 
 def draw(

@@ -30,8 +30,8 @@ from edgespec.core.tree import TokenTree
 from edgespec.drafters.ahead import LEAST
 from edgespec.drafters.base import Root
 from edgespec.drafters.continuations import possible
-from edgespec.drafters.drawn import draw, kept_bytes, say
-from edgespec.drafters.forest import Node, Read
+from edgespec.drafters.drawn import draw, say
+from edgespec.drafters.forest import Node, Read, kept_bytes
 from edgespec.drafters.growth import MAX_PASSES, Growing, Preparer
 
 ACCEPTED = 0.8  # the chance of a drawn token, as this order takes it: the demo model's drafts have 0.87

@@ -44,6 +44,16 @@ class SlotRuntime(Protocol):
     def truncate(self, length: int) -> None: ...
 
 
+# Tokens of a distribution that is kept; of a vocabulary of 1536, at temperature 1, 512 have all but 0.0002 of
+# the probability.
+KEPT = 1024
+
+
+def kept_bytes(rows: int, vocabulary: int) -> int:
+    """Of the distributions kept for so many nodes, at most: the room of all conversations together."""
+    return rows * min(KEPT, vocabulary) * 16
+
+
 class Room:
     """The memory that all conversations with one open drafter have together for what their chains are drawn
     from."""
@@ -57,9 +67,13 @@ class Room:
 
     @property
     def left(self) -> float:
-        """Bytes."""
-        held = (q for forest in self._forests for q, _ in forest.drawn.values())
-        return self.nbytes - sum(q.nbytes for q in held)
+        """Bytes. A distribution of few tokens counts as one of `KEPT`: how many have any chance depends on
+        those before, and whether a token is drawn must not depend on other chains' (`drawn.draw`)."""
+        return self.nbytes - sum(
+            max(q.nbytes, kept_bytes(1, forest.vocabulary))
+            for forest in self._forests
+            for q, _ in forest.drawn.values()
+        )
 
 
 class Forest:

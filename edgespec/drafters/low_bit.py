@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from edgespec.drafters.drawn import kept_bytes
+from edgespec.drafters.forest import kept_bytes
 from edgespec.offload.chunks import Chunk
 from edgespec.offload.plan.needs import Extras, StandIn
 from edgespec.runtimes.base import TREE_ROWS

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from edgespec.drafters.drawn import kept_bytes
-from edgespec.drafters.forest import Room
+from edgespec.drafters.forest import Room, kept_bytes
 from edgespec.drafters.moa_draft import MoaDrafter
 from edgespec.drafters.model import DRAFT_ROWS, ModelDrafter
 from edgespec.drafters.resident import Found, Search

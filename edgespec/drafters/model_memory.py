@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgespec.devices.arithmetic import Arithmetic
-from edgespec.drafters.drawn import kept_bytes
+from edgespec.drafters.forest import kept_bytes
 from edgespec.drafters.model import DRAFT_ROWS
 from edgespec.offload.plan.needs import Extras
 from edgespec.runtimes.formats.describe import ModelFiles

@@ -16,8 +16,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import Context, TreeBudget
 from edgespec.core.tree import TokenTree
 from edgespec.drafters.base import Drafting, DraftingAhead, Root, committed
-from edgespec.drafters.drawn import kept_bytes
-from edgespec.drafters.forest import Forest, Room
+from edgespec.drafters.forest import Forest, Room, kept_bytes
 from edgespec.drafters.growth import MAX_PASSES
 from edgespec.drafters.low_bit import AHEAD_ROWS, OVERLAY_ROWS, copy_extras, stand_in
 from edgespec.drafters.resident import Found, Search

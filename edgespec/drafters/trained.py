@@ -13,7 +13,7 @@ from typing import ClassVar, Generic, TypeVar
 import msgspec
 from torch import nn
 
-from edgespec.drafters.drawn import kept_bytes
+from edgespec.drafters.forest import kept_bytes
 from edgespec.offload.plan.needs import Extras, MustPin
 from edgespec.offload.plan.plan import Plan
 from edgespec.runtimes.formats.describe import ModelFiles

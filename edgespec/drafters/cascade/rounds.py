@@ -19,8 +19,8 @@ from edgespec.drafters.cascade.exits import Exit
 from edgespec.drafters.cascade.inside import InsideForest
 from edgespec.drafters.cascade.tree import Calibration, RankedTree
 from edgespec.drafters.cascade.variant import Variant
-from edgespec.drafters.drawn import DrawnChain, kept_bytes
-from edgespec.drafters.forest import Forest, Room
+from edgespec.drafters.drawn import DrawnChain
+from edgespec.drafters.forest import Forest, Room, kept_bytes
 from edgespec.errors import ModelError
 from edgespec.runtimes.base import TREE_ROWS, KVCache
 from edgespec.runtimes.target import Target

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
-from edgespec.drafters.drawn import kept_bytes
 from edgespec.drafters.eagle.batch import EagleBatch
 from edgespec.drafters.eagle.drafter import EagleDrafter
 from edgespec.drafters.eagle.rounds import EagleRounds
 from edgespec.drafters.eagle.runtime import EagleRuntime
-from edgespec.drafters.forest import Room
+from edgespec.drafters.forest import Room, kept_bytes
 from edgespec.drafters.resident import Found, Search
 from edgespec.drafters.substitute import torch_target
 from edgespec.drafters.trained import TrainedFiles, TrainedResident

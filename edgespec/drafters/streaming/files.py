@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from edgespec.drafters.beside import Beside
 from edgespec.drafters.channel import Load
-from edgespec.drafters.drawn import kept_bytes
-from edgespec.drafters.forest import Room
+from edgespec.drafters.forest import Room, kept_bytes
 from edgespec.drafters.model import DRAFT_ROWS, PASS_ROWS
 from edgespec.drafters.opened import Opened
 from edgespec.drafters.process import Program, command
