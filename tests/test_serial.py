@@ -468,3 +468,17 @@ def test_a_losing_draft_model_makes_room_for_layers(model: Path) -> None:
         assert isinstance(schedule.drafter, Combined)
         assert [type(m) for m in schedule.drafter.members] == [NGram]
         assert [r.token for r in session.generate(prompt_of(20), options)] == expected
+
+
+def test_the_first_token_is_said_before_drafters_read_the_prompt(model: Path) -> None:
+    engine, drafter = edgespec.load(model, memory="2GB", context=400, drafter="none"), Recorder()
+    session = engine.new_session()
+    session.schedule = Serial(cast(Any, drafter), Fixed(TreeBudget(6, 9, 3)), 8)
+    assert len([*session.generate(prompt_of(9), GenerationOptions(1, ignore_eos=True))]) == 1
+    assert not drafter.calls
+    replying = session.generate(prompt_of(9), GenerationOptions(4, ignore_eos=True))
+    first = next(replying)
+    assert first.token is not None
+    assert not drafter.calls
+    assert len([*replying]) == 3
+    assert drafter.calls[0] == ("prefill", prompt_of(9))

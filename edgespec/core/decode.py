@@ -68,6 +68,7 @@ class Decoding:
         self.trace, self.check, self.private = trace or Trace(), check, private
         self.root = -1
         self._settling = 0.0  # seconds: of learning from the latest draft
+        self._told = True  # the schedule has been, of the prompt
         self._blocks = deque(blocks(seat, prompt[seat.length :], observer, verifier.together))
 
     def ask(self) -> Part:
@@ -77,6 +78,8 @@ class Decoding:
         with self.verifier.turn:
             self.check()  # it may have been cancelled, and its engine closed, meanwhile
             with self.trace.telling("draft"):
+                if not self._told:
+                    self._tell(self.prompt, self.limit)
                 tree = self.schedule.next_tree(self.root)
         chooser, offer = self.chooser, self.schedule.offer
         if offer is not None and offer.passes is not None:
@@ -116,12 +119,12 @@ class Decoding:
         return Cycle(None, part.tree, outcome, 0.0, outcome.seconds)
 
     def _begin(self, last: PrefillBlock) -> None:
-        with self.verifier.turn:  # conversations share a draft model
-            self.check()
-            self._tell(self.prompt, self.limit)
-        self.root = self.chooser.first(last, len(self.prompt))
+        """The first token is said before drafters read the prompt, which of a draft model takes a while."""
+        self.check()
+        self.root, self._told = self.chooser.first(last, len(self.prompt)), False
 
     def _tell(self, text: Sequence[int], limit: int) -> None:
+        self._told = True
         self.schedule.begin(self.chooser.context(text, self.check, self.private), limit)
 
 
