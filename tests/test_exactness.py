@@ -62,6 +62,34 @@ def test_a_tree_node_has_the_bits_of_plain_decoding(
             cache.truncate(length)
 
 
+@pytest.mark.skipif(not compiled.available("BF16"), reason="torch multiplies bf16 here")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_short_prompt_has_the_bits_of_plain_decoding(tmp_path: Path, kind: str, dtype: str) -> None:
+    """However it is cut, and whatever shares its pass."""
+    target = open_tiny(write_checkpoint(tmp_path, torch_dtype=dtype, **KINDS[kind]))
+    rng = np.random.default_rng(1)
+    for length, n in [(0, 1), (0, 32), (40, 9), (63, 32), (64, 2), (127, 31)]:
+        before, tokens = rng.integers(0, 160, length), rng.integers(0, 160, n)
+        other, cache, plain = (target.new_cache(200) for _ in range(3))
+        for each in (cache, plain) if length else ():
+            fill(target, each, before)
+        for token in tokens:
+            said = run_tree(target, plain, [int(token)], [-1])
+            plain.commit([0])
+        chain = np.arange(-1, n - 1)
+        long = Rows.append(other, np.arange(-1, 39), prefill=True)
+        for beside in ([], [long]):  # alone, and before a longer prompt
+            rows = Rows.concat([Rows.append(cache, chain, prefill=True), *beside])
+            ids = np.concatenate([tokens, rng.integers(0, 160, rows.n - n)])
+            hidden = target.run(target.embed(ids), rows, range(3))
+            assert torch.equal(target.logits(hidden[n - 1 : n]), said)
+            cache.commit(np.arange(n))
+            for layer in range(3):
+                assert all(map(torch.equal, cache.view(layer), plain.view(layer)))
+            cache.truncate(length)
+
+
 def test_a_torch_that_does_not_know_the_processor_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cpu, "get_capabilities")
     with pytest.warns(RuntimeWarning, match=r"multiplied in float32.*torch 2\.11 or later"):
@@ -74,13 +102,11 @@ def test_a_wrong_block_order_would_be_seen(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     cache = target.new_cache(300)
     fill(target, cache, rng.integers(0, 160, 70))
-    parents, tokens = random_tree(rng, 40), rng.integers(0, 160, 40)
-    in_tree = run_tree(target, cache, tokens, parents)
+    chain, tokens = np.arange(-1, 39), rng.integers(0, 160, 40)
+    in_tree = run_tree(target, cache, tokens, chain)
     cache.truncate(70)
-    path = path_to(parents, 39)
-    chain = [int(tokens[node]) for node in path]
-    rows = Rows.append(cache, np.arange(-1, len(path) - 1), prefill=True)  # as torch likes: not exact
-    loose = target.logits(target.run(target.embed(chain), rows, range(target.config.layers)))
+    rows = Rows.append(cache, chain, prefill=True)  # as torch likes: not exact
+    loose = target.logits(target.run(target.embed(tokens), rows, range(target.config.layers)))
     assert torch.allclose(loose[-1], in_tree[39], atol=1e-3)
     assert not torch.equal(loose[-1], in_tree[39])
 

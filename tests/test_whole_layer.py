@@ -154,6 +154,10 @@ def test_layers_in_memory_are_one_call(
     expected = logits(resident)
     assert calls == [[0, 1, 2]]
     calls.clear()
+    for rows in (1, 32, 33):  # of a prompt, of which a few are a chain
+        fill(resident, resident.new_cache(200), prompt[:rows])
+    assert calls == [[0, 1, 2], [0, 1, 2]]
+    calls.clear()
     assert torch.equal(logits(streamed), expected)
     assert calls == [[1]]
     own = resident.weights

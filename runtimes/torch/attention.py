@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from edgespec.kernels.choice import FEWS
 from edgespec.kernels.dispatch import attend
 from edgespec.kernels.reference import Mask
 from edgespec.kernels.threads import alone
@@ -43,11 +44,13 @@ class AttentionPlan:
             assert isinstance(cache, TorchKVCache)
             span = slice(segment.start, segment.stop)
             slots, positions = rows.slots[span], rows.positions[span]
-            # Short blocks, too: the rest of a prompt of which a part is kept was of a longer one before.
-            kind = _Prefill if prompt else _Tree
+            # A few of a prompt's rows are multiplied as a tree's on every machine, and are one: a chain.
+            chain = rows.apart and len(segment) <= FEWS[0]
+            kind = _Prefill if prompt and not chain else _Tree
             part = kind(cache, slots, positions, device)
             self.parts.append((cache, span, slots, part))
             if isinstance(part, _Tree):
+                assert len(trees) == len(self.parts) - 1, "long blocks of prompts come last"
                 trees.append(part)
         self.trees = len(trees)  # the first parts, in one call
         self.guarded = [tree.cache for tree in trees if isinstance(tree.cache, Inside)]
