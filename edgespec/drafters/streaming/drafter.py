@@ -45,9 +45,9 @@ class StreamingDrafter(ModelDrafter):
         super().__init__(runtime, vocabulary, room)
         self.streaming = runtime
 
-    def prefill(self, context: Context) -> None:
+    def note(self, context: Context) -> None:
         self.streaming.streams = 0 if context.drawn else self.streaming.most_streams
-        super().prefill(context)
+        super().note(context)
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
         if self.context.drawn:
