@@ -354,11 +354,11 @@ def test_groups_that_take_turns_all_draft(sizes: tuple[int, int]) -> None:
     rng, shares = np.random.default_rng(0), Shares(Costs(CostModel()))
     groups = [[Partner(shares) for _ in range(size)] for size in sizes]
     drafted = [0, 0]
-    for turn in range(400):
+    for turn in range(300):
         for which, members in enumerate(groups):
             row = run_pass(shares, members, [world] * len(members), rng, first=0.005)
-            drafted[which] += turn >= 200 and row[3] > len(members)
-    assert min(drafted) >= 0.8 * 200
+            drafted[which] += turn >= 150 and row[3] > len(members)
+    assert min(drafted) >= 0.8 * 150
 
 
 def test_beside_prompts_nobody_waits_for_a_pass_that_tells_something() -> None:
