@@ -222,13 +222,20 @@ SUBSTITUTES = {  # a low-bit copy of the target: nearly always right, dear steps
 }
 
 
-@pytest.mark.parametrize("name", [*REGIMES, *SUBSTITUTES])
-def test_it_finds_the_best_fixed_choice(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "seeds"),
+    [
+        *((name, [number % 2]) for number, name in enumerate(REGIMES | SUBSTITUTES)),
+        *(pytest.param(name, [0, 1], marks=pytest.mark.slow) for name in REGIMES | SUBSTITUTES),
+    ],
+)
+def test_it_finds_the_best_fixed_choice(name: str, seeds: list[int]) -> None:
+    """By times that are exact, or noisy; with both, closer on average."""
     world, prior = (REGIMES | SUBSTITUTES)[name]
-    runs = [simulate([(260, world)], prior, seed, noise) for seed, noise in [(0, 0.0), (1, 0.1)]]
+    runs = [simulate([(400, world)], prior, seed, noise=0.1 * seed) for seed in seeds]
     rates = [run.rate(150) / world.oracle()[0] for run in runs]
     assert min(rates) >= 0.93
-    assert np.mean(rates) >= 0.96
+    assert len(seeds) == 1 or np.mean(rates) >= 0.96
     for run in runs:
         assert run.rate() >= 0.95 * world.plain_rate
         assert run.rate(100) >= 0.96 * world.plain_rate
@@ -264,7 +271,7 @@ def test_a_slow_spell_of_the_machine_is_forgotten(spell: tuple[float, int], name
 def test_a_pause_of_the_machine_does_not_end_drafting() -> None:
     """One cycle in a hundred takes ten times as long; short drafts do not pay here, and long ones do."""
     world, prior = REGIMES["a jump behind one row"]
-    rates = [simulate([(300, world)], prior, seed, noise=0.1).rate(150) for seed in range(4)]
+    rates = [simulate([(400, world)], prior, seed, noise=0.1).rate(150) for seed in range(4)]
     assert min(rates) >= 0.87 * world.oracle()[0]
 
 
