@@ -22,13 +22,23 @@ from edgespec.response import Stats
 from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.target import PassObserver
 from edgespec.session import Session
+from tests.covering import covering
 from tests.test_session import prompt_of
 
 MOST = 16
 REPLY = GenerationOptions(max_tokens=MOST, ignore_eos=True)
 SAMPLED = GenerationOptions(max_tokens=MOST, temperature=0.9, top_p=0.95, seed=3, ignore_eos=True)
+TYPES = [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"]
+"""Of a module's models, for what hardly depends on the numbers' type."""
 ONE_TYPE = pytest.mark.parametrize("model", ["bfloat16"], indirect=True)
-"""For what does not depend on the numbers' type."""
+"""For what does not."""
+VARIED = pytest.mark.parametrize(
+    ("model", "kind", "options"),
+    covering(("float32", "bfloat16"), ("random", "exits"), {"sampled": SAMPLED, "greedy": REPLY}),
+    indirect=["model"],
+    scope="module",
+)
+"""For what may depend on the type, on what was trained, and on how tokens are chosen."""
 
 
 class Never(Fixed):

@@ -12,6 +12,7 @@ from edgespec.core.acceptance import ACCEPTANCES, Ratio, Sampling, Typical, make
 from edgespec.core.sampling import DRAFT_DRAW, Distribution, Noise, Sampler
 from edgespec.core.tree import TokenTree
 from edgespec.errors import OptionError
+from tests.covering import covering
 
 VOCABULARY = 7
 
@@ -158,8 +159,7 @@ def exact_pairs(toy: Toy, sampler: Sampler, start: tuple[int, int]) -> np.ndarra
     return joint
 
 
-@pytest.mark.parametrize("options", SAMPLED, ids=str)
-@pytest.mark.parametrize("kind", ["ratio chain", "ratio tree", "sample"])
+@pytest.mark.parametrize(("kind", "options"), covering(("ratio chain", "ratio tree", "sample"), SAMPLED))
 def test_text_has_the_target_distribution(kind, options):
     options = GenerationOptions(**options)
     target, drafter, sampler = Toy(2, 5), Toy(3, 5), Sampler(options)

@@ -8,21 +8,26 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from edgespec.kernels import compiled
+from tests.test_clang import CLANGS
+
 NATIVE = Path(__file__).parent.parent / "kernels" / "native"
-SOURCES = [*sorted(NATIVE.glob("*.c")), Path(__file__).with_name("native_bits.c")]
+BITS = Path(__file__).with_name("native_bits.c")
+SOURCES = [*sorted(NATIVE.glob("*.c")), BITS]
 CC, CROSS, EMULATOR = shutil.which("cc"), shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
 CLANG, HEADERS = shutil.which("clang"), Path("/usr/aarch64-linux-gnu/include")
 FLAGS = ["-Wall", "-Werror", "-Wno-psabi", "-Wno-unknown-pragmas", "-ffp-contract=off"]
 
 
-def built(compiler: str, folder: Path, *flags: str) -> Path:
-    """tests/native_bits.c."""
+def built(compiler: str, folder: Path, sources: Sequence[str | Path], *flags: str) -> Path:
+    """tests/native_bits.c, with kernels."""
     program = folder / Path(compiler).name
-    command = [compiler, *FLAGS, "-I", NATIVE, "-o", program, *SOURCES, "-lm", "-lpthread", *flags]
+    command = [compiler, *FLAGS, "-I", NATIVE, "-o", program, *sources, "-lm", "-lpthread", *flags]
     subprocess.run(command, check=True, timeout=600)
     return program
 
@@ -42,12 +47,16 @@ def printed(*command: str | Path) -> dict[str, list[str]]:
 @pytest.mark.skipif(CC is None, reason="there is no C compiler here")
 @pytest.mark.skipif(CROSS is None or EMULATOR is None, reason="no compiler for ARM, or no emulator, is here")
 @pytest.mark.skipif(platform.machine() == "aarch64", reason="this is an ARM, which test_compiled.py tests")
-def test_an_arm_gives_this_machines_bits(tmp_path: Path) -> None:
+@pytest.mark.skipif(compiled.library() is None, reason="there are no compiled kernels here")
+@pytest.mark.parametrize("optimised", ["-O1", pytest.param("-O3", marks=pytest.mark.slow)])  # 3: as shipped
+def test_an_arm_gives_this_machines_bits(optimised: str, tmp_path: Path) -> None:
+    library = compiled.library()
+    assert library is not None
     assert CC is not None
     assert CROSS is not None
     assert EMULATOR is not None
-    here = printed(built(CC, tmp_path, "-O1"))
-    program = built(CROSS, tmp_path, "-O3", "-static")  # as it is shipped
+    here = printed(built(CC, tmp_path, [BITS, library._name], f"-Wl,-rpath,{NATIVE.parent}"))
+    program = built(CROSS, tmp_path, SOURCES, optimised, "-static")
     arm = printed(EMULATOR, "-cpu", "cortex-a76", program)
     assert list(arm) == ["level 0", "level 1"]
     assert len(here["level 0"]) > 300
@@ -61,8 +70,9 @@ def test_an_arm_gives_this_machines_bits(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(CLANG is None or not HEADERS.is_dir(), reason="clang, or ARM's headers, are not here")
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_clang_compiles_it_for_apple_silicon(source: Path, tmp_path: Path) -> None:
+@CLANGS
+def test_clang_compiles_it_for_apple_silicon(how: str, source: Path, tmp_path: Path) -> None:
     """As far as Linux's headers stand for macOS's."""
     assert CLANG is not None
-    target = ["--target=aarch64-linux-gnu", "-mcpu=apple-m1", "-isystem", HEADERS, "-I", NATIVE, "-O1"]
+    target = ["--target=aarch64-linux-gnu", "-mcpu=apple-m1", "-isystem", HEADERS, "-I", NATIVE, *how.split()]
     subprocess.run([CLANG, *FLAGS, *target, "-c", source, "-o", tmp_path / "out.o"], check=True, timeout=120)

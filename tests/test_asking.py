@@ -28,6 +28,7 @@ from edgespec.schedules.exits import find_exit
 from edgespec.schedules.mirror import Mirror
 from edgespec.schedules.ssd import Ssd
 from edgespec.text.tokenizer import load_tokenizer
+from tests.covering import covering
 from tests.machine import GIVEN
 from tests.sessions import tokens_of
 from tests.test_overlapped import WORLDS, Exit, overlapped
@@ -52,8 +53,7 @@ def without(hits: float, prepared: int, noise: float) -> float:
     return float(np.mean([run.rate(100) for run in runs]))
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize(("case", "noise"), covering(list(CASES), (0.0, 0.1)))
 def test_it_is_asked_where_that_pays(case: str, noise: float) -> None:
     world, prior = WORLDS["right 0.9"]
     hits, prepared, told = CASES[case]

@@ -31,6 +31,7 @@ from edgespec.runtimes.rows import Rows
 from edgespec.runtimes.target import EVERY_LAYER, PassObserver
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.schedules.serial import Plain, Serial
+from tests.covering import covering
 from tests.table_runtime import TableSeat, TableVerifier
 from tests.tiny import open_tiny, write_checkpoint
 
@@ -38,11 +39,14 @@ CONTEXT = 200
 BLOCK = 40  # rows of a prompt a pass: several blocks without long prompts
 
 
-@pytest.fixture(
-    scope="module",
-    params=[(dtype, layers) for dtype in ("float32", "bfloat16") for layers in (9, 1)],
-    ids=lambda how: f"{how[0]}-{'streamed' if how[1] == 1 else 'resident'}",
-)
+TARGETS = {
+    f"{dtype}-{'streamed' if layers == 1 else 'resident'}": (dtype, layers)
+    for dtype in ("float32", "bfloat16")
+    for layers in (9, 1)
+}
+
+
+@pytest.fixture(scope="module", params=TARGETS.values(), ids=TARGETS)
 def target(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TorchTarget[Any]]:
@@ -125,13 +129,19 @@ def alone(verifier: Any, seed: int) -> list[int]:
     return member.said[: member.count]
 
 
-@pytest.mark.parametrize(("shared", "patient"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("target", "how"),
+    covering(TARGETS, {"whole": (False, False), "shared": (True, False), "patient": (True, True)}),
+    indirect=["target"],
+    scope="module",
+)
 def test_whoever_joins_and_leaves_each_says_what_it_says_alone(
-    target: TorchTarget[Any], shared: bool, patient: bool
+    target: TorchTarget[Any], how: tuple[bool, bool]
 ) -> None:
     """Prompts of one to three blocks among trees of others; some wait for room, which 90 rows a pass are not
     always. Trees are verified whole, or the best nodes of all. Prompts may go through their layers in several
     passes."""
+    shared, patient = how
     target.pass_rows = 90
     sharing = Counting(Costs()) if shared else None
     verifier, rng = LocalVerifier(target, sharing), np.random.default_rng(7)
@@ -268,7 +278,12 @@ class Fails:
         return False
 
 
-@pytest.mark.parametrize("how", ["cancelled", "observer", "ask", "answer", "NaN"])
+@pytest.mark.parametrize(
+    ("target", "how"),
+    covering(TARGETS, ("cancelled", "observer", "ask", "answer", "NaN")),
+    indirect=["target"],
+    scope="module",
+)
 def test_one_that_ends_harms_no_other(target: TorchTarget[Any], how: str) -> None:
     verifier = LocalVerifier(target, Counting(Costs()))
     seeds, batcher = range(100, 105), Batcher[Talk](verifier)

@@ -92,8 +92,8 @@ def test_a_setting_with_a_batch(model: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Its rows say how many; auto takes as many as have room; prompts differ, and fit."""
     monkeypatch.setattr(bench_runs, "_measure_matmuls", lambda terminal: None)
     found = []
-    for batch, context in ((1, 30), (3, 30), (0, 64)):
-        wanted = EngineOptions(batch=batch, context=context, memory=10**9, drafter="none")
+    for batch, context, memory in ((1, 30, 10**9), (3, 30, 10**9), (0, 64, 5 * 10**8)):
+        wanted = EngineOptions(batch=batch, context=context, memory=memory, drafter="none")
         tests = [bench_runs.Test("pp", 8), bench_runs.Test("tg", 6), bench_runs.Test("tg", 6, depth=4)]
         found.append(Arm(wanted, tests=tests))
         bench_runs.measure(str(model), found[-1], 2, False, None, Terminal())

@@ -65,6 +65,7 @@ from edgespec.errors import Cancelled, CorruptFileError, DeviceError
 from edgespec.schedules.serial import Serial
 from edgespec.schedules.ssd import Ssd
 from tests import table_runtime, worker_programs
+from tests.covering import covering
 from tests.drafted import Never
 from tests.sessions import WAIT, in_threads, wait_for
 from tests.table_runtime import GREEDY, HOT, PROMPT, TABLE, VOCABULARY, TableRuntime
@@ -149,9 +150,10 @@ def same(a: TokenTree, b: TokenTree) -> bool:
     return all(np.array_equal(one, other) for one, other in columns)
 
 
-@pytest.mark.parametrize("kind", [Serial, Ssd])
-@pytest.mark.parametrize("options", [GREEDY, HOT], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("names", ["model", "ngram+model"])
+@pytest.mark.parametrize(
+    ("kind", "options", "names"),
+    covering({"serial": Serial, "ssd": Ssd}, {"greedy": GREEDY, "sampled": HOT}, ("model", "ngram+model")),
+)
 def test_the_text_is_plain_decodings(
     worker: Beside, kind: type[Serial], options: GenerationOptions, names: str
 ) -> None:

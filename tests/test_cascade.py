@@ -34,12 +34,13 @@ from edgespec.runtimes.torch.whole_layer import whole_layers
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
 from tests import drafted
-from tests.drafted import Resting, deaf_positions
+from tests.covering import covering
+from tests.drafted import TYPES, Resting, deaf_positions
 from tests.test_session import prompt_of, write_model
 
 LAYERS, DRAFT, VERIFY = 5, 1, 3
-REPLY = GenerationOptions(max_tokens=24)
-SAMPLED = GenerationOptions(max_tokens=24, temperature=0.9, top_p=0.95, seed=3)
+REPLY = GenerationOptions(max_tokens=20)
+SAMPLED = GenerationOptions(max_tokens=20, temperature=0.9, top_p=0.95, seed=3)
 ALWAYS = {name: replace(v, stop=0.0) for name, v in VARIANTS.items()}  # never give up early
 
 
@@ -77,7 +78,7 @@ def train(path: Path, kind: str, depths: tuple[int, ...] = (DRAFT, 2, VERIFY)) -
     return path / kind
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=TYPES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = quiet_model(tmp_path_factory.mktemp("model") / "m", torch_dtype=request.param)
     train(path, "random")
@@ -160,8 +161,16 @@ def test_it_also_hears_passes_behind_which_nothing_is_drafted(engines: dict[str,
 BUDGETS = {"chain": TreeBudget(12, 5, 5), "tree": TreeBudget(32, 8, 8)}
 
 
-@pytest.mark.parametrize("options", [REPLY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("kind", ["random", "exits", "substitute"])
+@pytest.mark.parametrize(
+    ("model", "kind", "options"),
+    covering(
+        ("float32", "bfloat16"),
+        ("random", "exits", "substitute"),
+        {"sampled": SAMPLED, "greedy": REPLY},
+    ),
+    indirect=["model"],
+    scope="module",
+)
 def test_no_variant_changes_the_text(
     engines: dict[str, Engine],
     plain: dict[GenerationOptions, list[int]],
@@ -281,7 +290,7 @@ def test_interrupted_anywhere_it_goes_on_as_plain_decoding_would(
     linear, seen = weights.linear, set()
     session, drafter = conversation(engine, ALWAYS["tree"], TreeBudget(24, 6, 6))
     say(session, prompt_of(50), GenerationOptions(max_tokens=1))
-    for moment in range(1, 80, 2):
+    for moment in range(1, 80, 7):
         count = 0
 
         def count_on(name: str) -> None:
@@ -363,7 +372,7 @@ def test_a_verifier_that_knows_no_better_is_not_asked(model: Path, tmp_path: Pat
             (cascade,) = engine.resident
             assert isinstance(cascade, Cascade)
             assert cascade.variant is VARIANTS[variant]
-            assert len(list(engine.new_session().generate(prompt_of(20), REPLY))) > 20
+            assert len(list(engine.new_session().generate(prompt_of(20), REPLY))) >= 20
 
 
 @pytest.mark.parametrize("acceptance", ["ratio", "typical"])

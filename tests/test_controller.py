@@ -20,6 +20,7 @@ from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree, TreeBuilder
 from edgespec.offload.plan.costs import CostModel
+from tests.covering import covering
 
 NODES, BRANCH, WIDTH = 64, 4, 8
 LIMIT = TreeBudget(NODES, 40, 0)
@@ -221,13 +222,20 @@ SUBSTITUTES = {  # a low-bit copy of the target: nearly always right, dear steps
 }
 
 
-@pytest.mark.parametrize("name", [*REGIMES, *SUBSTITUTES])
-def test_it_finds_the_best_fixed_choice(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "seeds"),
+    [
+        *((name, [number % 2]) for number, name in enumerate(REGIMES | SUBSTITUTES)),
+        *(pytest.param(name, [0, 1], marks=pytest.mark.slow) for name in REGIMES | SUBSTITUTES),
+    ],
+)
+def test_it_finds_the_best_fixed_choice(name: str, seeds: list[int]) -> None:
+    """By times that are exact, or noisy; with both, closer on average."""
     world, prior = (REGIMES | SUBSTITUTES)[name]
-    runs = [simulate([(400, world)], prior, seed, noise) for seed, noise in [(0, 0.0), (1, 0.1)]]
+    runs = [simulate([(400, world)], prior, seed, noise=0.1 * seed) for seed in seeds]
     rates = [run.rate(150) / world.oracle()[0] for run in runs]
     assert min(rates) >= 0.93
-    assert np.mean(rates) >= 0.96
+    assert len(seeds) == 1 or np.mean(rates) >= 0.96
     for run in runs:
         assert run.rate() >= 0.95 * world.plain_rate
         assert run.rate(100) >= 0.96 * world.plain_rate
@@ -239,19 +247,21 @@ def settled_rate(name: str) -> float:
     return simulate([(200, world)], prior).rate(80)
 
 
-@pytest.mark.parametrize(("times", "cycles"), [(2, 5), (5, 5), (3, 20)])
-@pytest.mark.parametrize("name", ["right 0.9", "right 0.8", "flash-bound", "compute-bound"])
-def test_a_slow_spell_of_the_machine_is_forgotten(name: str, times: float, cycles: int) -> None:
+@pytest.mark.parametrize(
+    ("spell", "name"),
+    covering([(2, 5), (5, 5), (3, 20)], ("right 0.9", "right 0.8", "flash-bound", "compute-bound")),
+)
+def test_a_slow_spell_of_the_machine_is_forgotten(spell: tuple[float, int], name: str) -> None:
     """Everything takes so many times as long for some cycles, and is as it was."""
-    world, prior = (REGIMES | SUBSTITUTES)[name]
+    (world, prior), (times, cycles) = (REGIMES | SUBSTITUTES)[name], spell
 
     def slow(nodes: np.ndarray) -> np.ndarray:
         return times * world.verify(nodes)
 
-    spell = replace(world, verify=slow, step=world.step * times)
+    slower = replace(world, verify=slow, step=world.step * times)
     usual = settled_rate(name)
     rates = [
-        simulate([(60, world), (cycles, spell), (100, world)], prior, seed, noise).rate(60 + cycles)
+        simulate([(60, world), (cycles, slower), (100, world)], prior, seed, noise).rate(60 + cycles)
         for seed, noise in [(0, 0.0), (1, 0.0), (0, 0.1), (1, 0.1)]
     ]
     assert np.mean(rates) >= 0.93 * usual
@@ -261,21 +271,20 @@ def test_a_slow_spell_of_the_machine_is_forgotten(name: str, times: float, cycle
 def test_a_pause_of_the_machine_does_not_end_drafting() -> None:
     """One cycle in a hundred takes ten times as long; short drafts do not pay here, and long ones do."""
     world, prior = REGIMES["a jump behind one row"]
-    rates = [simulate([(400, world)], prior, seed, noise=0.1).rate(150) for seed in range(8)]
+    rates = [simulate([(400, world)], prior, seed, noise=0.1).rate(150) for seed in range(4)]
     assert min(rates) >= 0.87 * world.oracle()[0]
 
 
-@pytest.mark.parametrize("every", [8, 16, 64])
-def test_a_drafter_that_stalls_again_and_again_is_no_pause_of_the_machine(every: int) -> None:
+@pytest.mark.parametrize(("every", "seed"), covering((8, 16, 64), (0, 1)))
+def test_a_drafter_that_stalls_again_and_again_is_no_pause_of_the_machine(every: int, seed: int) -> None:
     """Each time for as long as a hundred passes: one is forgiven, the next one ends drafting for long."""
     world = replace(quicker(REGIMES["compute-bound"][0], 20), stalls=1 / every)
     prior = CostModel(0.0, 0.005, 0.001)
-    for seed in range(2):
-        run = simulate([(2500, world)], prior, seed)
-        once = world.stall * world.plain_rate
-        assert run.lost(world) <= 2 * once + SAVED
-        after = np.flatnonzero(run.seconds > world.stall)[1] + 1
-        assert run.rate(after) >= 0.97 * world.plain_rate
+    run = simulate([(2500, world)], prior, seed)
+    once = world.stall * world.plain_rate
+    assert run.lost(world) <= 2 * once + SAVED
+    after = np.flatnonzero(run.seconds > world.stall)[1] + 1
+    assert run.rate(after) >= 0.97 * world.plain_rate
 
 
 def test_a_single_stall_of_a_drafter_is_forgiven() -> None:
@@ -455,19 +464,21 @@ def test_another_text_is_noticed_within_a_few_cycles(name: str, most: float) -> 
     assert np.mean([run.rate(60) for run in runs]) >= 0.87 * half.oracle()[0]
 
 
-@pytest.mark.parametrize("name", ["right 0.9", "right 0.8", "wide trees", "flash-bound", "compute-bound"])
-def test_false_hope_has_a_bound(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    covering(("right 0.9", "right 0.8", "wide trees", "flash-bound", "compute-bound"), range(3)),
+)
+def test_false_hope_has_a_bound(name: str, seed: int) -> None:
     """Costs are what was learned, and the drafter is never right any more, or hardly ever: in the next
     process, and in the middle of a conversation that had saved all that may be saved."""
     world, prior = (REGIMES | SUBSTITUTES)[name]
     converse([(80, world)], taught := Adaptive(prior))
-    for seed in range(3):
-        for hit in (0.0, 0.05, 0.2):
-            other = replace(world, hit=hit)
-            (new := Adaptive(prior)).recall(taught.notes())
-            assert converse([(60, other)], new, seed).lost(other) <= GRACE + 0.1  # costs are nearly known
-            run = simulate([(60, world), (60, other)], prior, seed)
-            assert run.lost(other, 60) <= SAVED + 0.1
+    for hit in (0.0, 0.05, 0.2):
+        other = replace(world, hit=hit)
+        (new := Adaptive(prior)).recall(taught.notes())
+        assert converse([(60, other)], new, seed).lost(other) <= GRACE + 0.1  # costs are nearly known
+        run = simulate([(60, world), (60, other)], prior, seed)
+        assert run.lost(other, 60) <= SAVED + 0.1
 
 
 @pytest.mark.parametrize("name", ["compute-bound", "right 0.8", "flash-bound, dear drafter"])

@@ -51,6 +51,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "x"
 
 
+@pytest.fixture(scope="module")
+def stateful(exported: Path) -> Path:
+    """The beginning of a conversation is in its states."""
+    out = exported.parent / "stateful"
+    export_model(str(exported.parent / "m"), out, engine="coreml", rows=8, positions=256, stateful=True)
+    return out
+
+
 def test_the_weights_are_counted_once(exported: Path, tmp_path: Path) -> None:
     """All functions of a package have them."""
     shutil.copytree(exported, tmp_path / "x")
@@ -75,13 +83,11 @@ def test_the_package_says_what_torch_says(exported: Path, monkeypatch: pytest.Mo
     assert twins.most > 5, "logits that differ"
 
 
-def test_the_beginning_of_a_conversation_is_in_the_states(exported: Path, tmp_path: Path) -> None:
+def test_the_beginning_of_a_conversation_is_in_the_states(exported: Path, stateful: Path) -> None:
     """Of 256 positions 192 may be: what lies behind them, branches and all, is handed over."""
-    source = exported.parent / "m"
-    export_model(str(source), tmp_path / "x", engine="coreml", rows=8, positions=256, stateful=True)
-    there = open_coreml(tmp_path / "x")
+    there = open_coreml(stateful)
     assert (there.manifest.kept, there.cached) == (192, 256 + 192)
-    model = open_draft(describe_model(source), 64)
+    model = open_draft(describe_model(exported.parent / "m"), 64)
     opened = CoreMLModel(there, interpreter)
     ours = StatefulDraft(opened, 192, 64)
     twins = Twins(TorchDraft.alone(model, 192), ours, 0.1)
@@ -190,11 +196,9 @@ def test_what_is_in_the_package(exported: Path) -> None:
     assert stored < 1.3 * weights, "both numbers of rows share them"
 
 
-def test_what_is_in_the_package_with_states(exported: Path, tmp_path: Path) -> None:
+def test_what_is_in_the_package_with_states(stateful: Path) -> None:
     """Passes read them, and one function writes them; they are of one shape everywhere, and fp16."""
-    source, out = exported.parent / "m", tmp_path / "x"
-    export_model(str(source), out, engine="coreml", rows=8, positions=256, stateful=True)
-    functions = functions_of(out / "model.mlpackage")
+    functions = functions_of(stateful / "model.mlpackage")
     assert set(functions) == {"layers_8", "head_8", "layers_64", "head_64", "keep_64"}
     for name, function in functions.items():
         states = {n: var.sym_type.wrapped_type() for n, var in function.inputs.items() if is_state(var)}
@@ -204,7 +208,7 @@ def test_what_is_in_the_package_with_states(exported: Path, tmp_path: Path) -> N
         assert len(written) == (2 * 2 if name.startswith("keep") else 0)
         handed = {var.shape[-1] for n, var in function.inputs.items() if n.startswith(("keys", "values"))}
         assert handed <= {64}
-    spec = package.runtime().utils.load_spec(str(out / "model.mlpackage"))
+    spec = package.runtime().utils.load_spec(str(stateful / "model.mlpackage"))
     states = {f.name: [s.name for s in f.state] for f in spec.description.functions}
     assert states["layers_8"] == states["keep_64"] == [
         "kept_keys_0", "kept_values_0", "kept_keys_1", "kept_values_1",
@@ -246,19 +250,14 @@ def test_what_cannot_be_written_is_refused(options: dict[str, Any], words: str) 
         export_model("m", "y", **options)
 
 
-def test_where_core_ml_has_no_states(exported: Path, tmp_path: Path) -> None:
-    source = exported.parent / "m"
-    export_model(str(source), tmp_path / "x", engine="coreml", rows=8, positions=128, stateful=True)
-
+def test_where_core_ml_has_no_states(stateful: Path) -> None:
     class Older(Interpreted):
         def make_state(self) -> dict[str, Any]:
             raise Exception("State functionality is only supported on macOS 15+")
 
-    opened = CoreMLModel(
-        open_coreml(tmp_path / "x"), lambda package, name: Older(functions_of(package)[name])
-    )
+    opened = CoreMLModel(open_coreml(stateful), lambda package, name: Older(functions_of(package)[name]))
     with pytest.raises(ModelError, match=r"only supported on macOS 15\+; export the model without stateful="):
-        StatefulDraft(opened, 96, 32)
+        StatefulDraft(opened, 192, 64)
 
 
 class Planned:
@@ -415,9 +414,8 @@ def test_what_the_worker_opens_drafts_and_is_heard_of_meanwhile(
     assert told == [(0, 0), *each, (0, 0)], "the weights, each function before it is compiled, and the end"
 
 
-def test_states_that_leave_no_room_for_drafts(exported: Path, tmp_path: Path) -> None:
-    source = exported.parent / "m"
-    export_model(str(source), tmp_path / "x", engine="coreml", rows=8, positions=256, stateful=True)
+def test_states_that_leave_no_room_for_drafts(stateful: Path, tmp_path: Path) -> None:
+    shutil.copytree(stateful, tmp_path / "x")
     edited(tmp_path / "x", kept=224)
     with pytest.raises(CorruptFileError, match="hands over 32 positions, and drafts take 64"):
         coreml_model(Load(str(tmp_path / "x"), 1), lambda nbytes: None)

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jinja2.sandbox
@@ -306,9 +307,10 @@ def test_orthogonalise_brings_singular_values_near_one() -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
-    monkeypatch.setattr(trainer, "model_config", lambda _: TINY)
+    monkeypatch.setattr(trainer, "train", partial(trainer.train, shape=lambda _: TINY))
     monkeypatch.setattr(trainer.demo_tokenizer, "train", lambda seed: tokenizer)
     monkeypatch.setattr(batches, "TOKENS", 768)
+    monkeypatch.setattr(batches, "MISSES", 4)
 
 
 @pytest.mark.usefixtures("small")

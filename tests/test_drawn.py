@@ -27,6 +27,7 @@ from edgespec.drafters.ngram import NGram
 from edgespec.schedules.fan_out import POLICIES
 from edgespec.schedules.serial import Serial
 from edgespec.schedules.ssd import Ssd, make
+from tests.covering import covering
 from tests.table_runtime import HOT, PROMPT, TABLE, VOCABULARY, TableRuntime
 from tests.test_acceptance import chi_square
 from tests.test_ssd import model_of, reply
@@ -88,8 +89,10 @@ def random_waits(seed: int = 1) -> Callable[[], int]:
     return lambda: int(rng.integers(0, 7))
 
 
-@pytest.mark.parametrize("options", [HOT, FEW], ids=["hot", "few"])
-@pytest.mark.parametrize("controller", [Fixed(BUDGET), Picky(BUDGET)], ids=["fixed", "picky"])
+@pytest.mark.parametrize(
+    ("options", "controller"),
+    covering({"hot": HOT, "few": FEW}, {"fixed": Fixed(BUDGET), "picky": Picky(BUDGET)}),
+)
 def test_hits_and_misses_have_the_targets_distribution(
     quick: Callable[[], ModelDrafter], options: GenerationOptions, controller: Controller
 ) -> None:

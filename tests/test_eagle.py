@@ -30,11 +30,14 @@ from edgespec.runtimes.torch.eagle import Eagle, EagleShape, eagle_shapes
 from edgespec.runtimes.torch.trained_files import parameter_bytes
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
+from tests.covering import covering
 from tests.drafted import (
     MOST,
     ONE_TYPE,
     REPLY,
     SAMPLED,
+    TYPES,
+    VARIED,
     Never,
     Resting,
     deaf_positions,
@@ -92,7 +95,7 @@ def test_training_and_inference_agree(tmp_path: Path, dtype: torch.dtype, tolera
 # --- in use -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=TYPES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = quiet_model(tmp_path_factory.mktemp("model") / "m", torch_dtype=request.param)
     write_eagle(path, "random")
@@ -142,8 +145,7 @@ def check_entries(engine: Engine, session: Session, missed: Collection[int] = ()
         assert torch.allclose(found.float(), wanted.float(), atol=tolerance)
 
 
-@pytest.mark.parametrize("options", [REPLY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("kind", ["random", "exits"])
+@VARIED
 def test_it_changes_the_speed_and_not_the_text(
     model: Path, plain: dict[float, list[int]], kind: str, options: GenerationOptions
 ) -> None:
@@ -158,7 +160,12 @@ def test_it_changes_the_speed_and_not_the_text(
                 check_entries(engine, session)
 
 
-@pytest.mark.parametrize("options", [REPLY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("model", "options"),
+    covering(("float32", "bfloat16"), {"greedy": REPLY, "sampled": SAMPLED}),
+    indirect=["model"],
+    scope="module",
+)
 def test_waits_are_drafted_in(
     model: Path, plain: dict[float, list[int]], monkeypatch: pytest.MonkeyPatch, options: GenerationOptions
 ) -> None:

@@ -14,6 +14,7 @@ from edgespec.kernels.cpu import is_native, multiply
 from edgespec.kernels.matmul import Block, linear
 from edgespec.kernels.row_class import _Results, row_class
 from edgespec.runtimes.rows import Rows
+from tests.covering import covering
 from tests.tiny import fill, open_tiny, run_tree, write_checkpoint
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -37,8 +38,10 @@ def path_to(parents: list[int], node: int) -> list[int]:
     return path[::-1]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "bfloat16 by torch"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    covering(list(KINDS), ("float32", "bfloat16", "float16", "bfloat16 by torch")),
+)
 def test_a_tree_node_has_the_bits_of_plain_decoding(
     tmp_path: Path, kind: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -138,9 +139,18 @@ def sources() -> list[Path]:
     return sorted(path for folder in ORDER for path in (ROOT / folder).rglob("*.py"))
 
 
-def imported_modules(path: Path) -> Iterator[str]:
+def imported_modules(path: Path) -> list[str]:
     """Every edgespec module a file may import, wherever in the file; "module:name" is one in a row."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    return _imported(path, path.read_text(encoding="utf-8"))
+
+
+@cache
+def _imported(path: Path, text: str) -> list[str]:
+    return list(_imports(path, text))
+
+
+def _imports(path: Path, text: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

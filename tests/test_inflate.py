@@ -87,9 +87,9 @@ def test_function_is_preserved(shape: Shape, dtype: str, tied: bool, tmp_path: P
     # Added tokens: not merely unlikely; their probability is 0.
     assert found[:, 160:].max() < -10_000
     assert torch.softmax(found.float(), 1)[:, 160:].max() == 0
-    said = greedy(ours, 150)
-    assert len(set(said)) > 20  # not a loop
-    assert greedy(theirs, 150) == said
+    said = greedy(ours, 60)
+    assert len(set(said)) > 15  # not a loop
+    assert greedy(theirs, 60) == said
 
 
 def test_filler_has_no_say(tmp_path: Path) -> None:

@@ -50,8 +50,9 @@ def kept() -> Path:
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_first_reply_of_the_next_process_is_as_quick_as_later_ones(name: str) -> None:
     world, prior = WORLDS[name]
+    taught = learned(name)
     later = [converse([(REPLY, world)], learned(name).successor(), seed).rate() for seed in range(4)]
-    first = [converse([(REPLY, world)], passed_on(learned(name), prior), seed).rate() for seed in range(4)]
+    first = [converse([(REPLY, world)], passed_on(taught, prior), seed).rate() for seed in range(4)]
     assert np.mean(first) >= 0.97 * np.mean(later)
 
 
@@ -68,8 +69,9 @@ def test_careful_cycles_are_spared() -> None:
 def test_another_machine_or_text_is_found_out(change: dict[str, float]) -> None:
     world, prior = WORLDS["right 0.9"]
     other: World = replace(world, **change)
+    taught = learned("right 0.9")
     for seed in range(4):
-        run = converse([(60, other)], passed_on(learned("right 0.9"), prior), seed)
+        run = converse([(60, other)], passed_on(taught, prior), seed)
         lost = run.seconds.sum() * other.plain_rate - run.tokens.sum()  # plain cycles
         assert lost <= 18.0  # dear cycles until it is noticed; with all it had believed it was 28
         assert run.rate(30) >= 0.93 * other.plain_rate

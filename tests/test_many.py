@@ -29,6 +29,7 @@ from edgespec.progress import Progress
 from edgespec.response import Response
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.formats.needs import pool_positions
+from tests.covering import covering
 from tests.machine import DISK, GIVEN
 from tests.sessions import wait_for
 from tests.test_session import prompt_of, write_model
@@ -36,6 +37,7 @@ from tests.test_session import prompt_of, write_model
 ROOT = Path(__file__).resolve().parent.parent
 COLD = GenerationOptions(max_tokens=24, ignore_eos=True)
 HOT = GenerationOptions(max_tokens=24, ignore_eos=True, temperature=0.9, seed=3)
+OPTIONS = {"cold": COLD, "hot": HOT}
 LENGTHS = (20, 33, 7, 150, 1, 64, 90)
 MB = 10**6
 
@@ -51,7 +53,7 @@ def expected(model: Path) -> dict[str, list[list[int]]]:
     with edgespec.load(model, memory="4GB", context=300, drafter="none") as engine:
         return {
             name: [edgespec.generate(engine, prompt, options).tokens for prompt in prompts]
-            for name, options in (("cold", COLD), ("hot", HOT))
+            for name, options in OPTIONS.items()
         }
 
 
@@ -70,16 +72,17 @@ def tokens_of(found: dict[int, Response | EdgeSpecError]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("batch", "layers"), [(1, 1), (3, 1), (16, 1), (3, 3)]
+    ("sizes", "name"),
+    covering([(1, 1), (3, 1), (16, 1), (3, 3)], ("cold", "hot")),
 )  # of 3 layers: the rest streams
 def test_a_batch_says_what_each_says_alone(
-    model: Path, expected: dict[str, list[list[int]]], batch: int, layers: int
+    model: Path, expected: dict[str, list[list[int]]], sizes: tuple[int, int], name: str
 ) -> None:
+    batch, layers = sizes
     prompts = [prompt_of(n, seed=n) for n in LENGTHS]
     with edgespec.load(model, memory="4GB", context=300, batch=batch, resident_layers=layers) as engine:
         assert engine.drafters == ("ngram",)
-        for name, options in (("cold", COLD), ("hot", HOT)):
-            assert tokens_of(replies(engine, prompts, options)) == expected[name]
+        assert tokens_of(replies(engine, prompts, OPTIONS[name])) == expected[name]
         assert engine.pool.held == 0
 
 
@@ -120,9 +123,9 @@ def test_sessions_draft_in_shared_passes_where_there_is_room(
         assert tokens_of(replies(engine, prompts, COLD)) == expected["cold"]
 
 
-@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize(("layers", "name"), covering((1, 3), ("cold", "hot")))
 def test_a_draft_model_drafts_for_all_of_a_batch(
-    model: Path, expected: dict[str, list[list[int]]], layers: int
+    model: Path, expected: dict[str, list[list[int]]], layers: int, name: str
 ) -> None:
     """One copy of it, with keys and values for each; here it is the target itself: trees are right."""
     prompts, drafted = [prompt_of(n, seed=n) for n in LENGTHS], list[int]()
@@ -130,10 +133,9 @@ def test_a_draft_model_drafts_for_all_of_a_batch(
     with edgespec.load(model, memory="4GB", context=300, resident_layers=layers, **options) as engine:
         assert engine.drafters == ("ngram", "model")
         assert engine.schedule == "serial"
-        for name, asked in (("cold", COLD), ("hot", HOT)):
-            found = replies(engine, prompts, asked)
-            assert tokens_of(found) == expected[name]
-            drafted += [reply.stats.drafted for reply in found.values() if isinstance(reply, Response)]
+        found = replies(engine, prompts, OPTIONS[name])
+        assert tokens_of(found) == expected[name]
+        drafted += [reply.stats.drafted for reply in found.values() if isinstance(reply, Response)]
         assert sum(drafted) > 0
         sessions = [engine.new_session(n) for n in (300, 300, 200, 64)]
         caches = [session.schedule.drafter.members[1].runtime.cache for session in sessions]  # type: ignore[attr-defined]

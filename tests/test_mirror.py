@@ -25,6 +25,7 @@ from edgespec.errors import Cancelled, ModelError, OptionError
 from edgespec.runtimes.base import EXIT_ROWS
 from edgespec.schedules.mirror import Mirror, Passing
 from tests import table_runtime
+from tests.covering import covering
 from tests.table_runtime import GREEDY, HOT, PROMPT, TABLE, VOCABULARY, plain
 from tests.test_ssd import BUDGET, drafter_of, model_of
 
@@ -111,9 +112,10 @@ def misses(cycles: Sequence[Cycle]) -> int:
     return sum(cycle.overlap.hit is False for cycle in cycles if cycle.overlap)
 
 
-@pytest.mark.parametrize("options", [GREEDY, HOT])
-@pytest.mark.parametrize("name", ["ngram", "model", "ngram+model"])
-@pytest.mark.parametrize("noise", [0.0, 5.0])
+@pytest.mark.parametrize(
+    ("options", "name", "noise"),
+    covering({"greedy": GREEDY, "hot": HOT}, ("ngram", "model", "ngram+model"), (0.0, 5.0)),
+)
 def test_the_text_is_the_targets_own_whatever_the_exit_says(
     options: GenerationOptions, name: str, noise: float
 ) -> None:

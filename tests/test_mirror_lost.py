@@ -17,6 +17,7 @@ from edgespec.drafters import beside
 from edgespec.drafters.beside import Beside
 from edgespec.schedules.mirror import Mirror
 from tests import test_mirror
+from tests.covering import covering
 from tests.sessions import WAIT, wait_for
 from tests.table_runtime import GREEDY, HOT, plain
 from tests.test_beside import LIES, drafter_of, start
@@ -45,8 +46,7 @@ def reply(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such signals")
-@pytest.mark.parametrize("options", [GREEDY, HOT], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("layer", [0, 2, 3, 5])
+@pytest.mark.parametrize(("options", "layer"), covering({"greedy": GREEDY, "sampled": HOT}, (0, 2, 3, 5)))
 def test_a_worker_killed_in_any_part_of_a_pass_costs_no_token(options: GenerationOptions, layer: int) -> None:
     """Before the exit speaks, while it does, and after it."""
     opened = start()

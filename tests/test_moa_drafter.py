@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from edgespec.response import Response, Stats
 from edgespec.runtimes.formats.trained import trained_kind
 from edgespec.runtimes.torch.moa_draft import MoaDraft, MoaPass, pass_bytes
 from edgespec.session import Session
+from tests.covering import covering
 from tests.moa import write_moa
 from tests.sessions import in_threads, tokens_of
 from tests.test_cascade import quiet_model
@@ -32,8 +34,8 @@ from tests.test_session import prompt_of
 from tests.test_ssd_engine import waiting
 
 LAYERS = 5
-REPLY = GenerationOptions(max_tokens=16, ignore_eos=True)
-SAMPLED = GenerationOptions(max_tokens=16, ignore_eos=True, temperature=0.9, top_p=0.95, seed=7)
+REPLY = GenerationOptions(max_tokens=12, ignore_eos=True)
+SAMPLED = GenerationOptions(max_tokens=12, ignore_eos=True, temperature=0.9, top_p=0.95, seed=7)
 BUDGET = TreeBudget(16, 5, 5)
 PLACES: dict[str, dict[str, Any]] = {
     "resident": {"schedule": "serial"},
@@ -71,7 +73,7 @@ def three_turns(session: Session, options: GenerationOptions) -> tuple[list[int]
     """The second prompt goes on from the first reply, the third from the middle of it."""
     first, one = say(session, prompt_of(50), options)
     second, two = say(session, [*prompt_of(50), *first, *prompt_of(9, 1)], options)
-    third, three = say(session, [*prompt_of(50), *first[:10], *prompt_of(4, 2)], options)
+    third, three = say(session, [*prompt_of(50), *first[:7], *prompt_of(4, 2)], options)
     return first + second + third, [one, two, three]
 
 
@@ -99,7 +101,7 @@ def test_drafts_go_through_the_targets_last_layers(
             with engine.new_session(controller=Fixed(BUDGET)) as session:
                 tokens, stats = three_turns(session, options)
                 assert tokens == plain[options]
-                assert sum(s.accepted for s in stats) > 4
+                assert sum(s.accepted for s in stats) > 2
         draft = resident.drafter(engine.target.new_cache(300), 160).runtime
         there = (
             sum(p.nbytes for p in resident.module.parameters()) + draft.tokens.nbytes + draft.memory.nbytes
@@ -136,21 +138,24 @@ def test_the_last_layers_stay_when_the_dial_does_not(model: Path, monkeypatch: p
         assert after == before
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("options", "place"), covering({"sampled": SAMPLED, "greedy": REPLY}, list(PLACES)))
 def test_the_text_is_the_targets_own(
-    model: Path, plain: dict[GenerationOptions, list[int]], place: str, monkeypatch: pytest.MonkeyPatch
+    model: Path,
+    plain: dict[GenerationOptions, list[int]],
+    options: GenerationOptions,
+    place: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hides = place in ("streamed, ssd", "streamed, mirror")
     with load(model, **PLACES[place]) as engine, waiting(monkeypatch, lambda: 2):
         assert (engine.plan.bytes_per_pass > 0) == (place != "resident")
-        for options in (REPLY, SAMPLED):
-            with engine.new_session(controller=Fixed(BUDGET)) as session:
-                tokens, stats = three_turns(session, options)
-                assert tokens == plain[options]
-            assert sum(s.drafted for s in stats) > len(tokens)
-            assert sum(s.accepted for s in stats) > 4
-            assert (sum(s.drafted_while_verifying for s in stats) > 20) == hides
-            assert (sum(s.cache_hits for s in stats) > 0) == hides
+        with engine.new_session(controller=Fixed(BUDGET)) as session:
+            tokens, stats = three_turns(session, options)
+            assert tokens == plain[options]
+        assert sum(s.drafted for s in stats) > len(tokens)
+        assert sum(s.accepted for s in stats) > 3
+        assert (sum(s.drafted_while_verifying for s in stats) > 20) == hides
+        assert (sum(s.cache_hits for s in stats) > 0) == hides
 
 
 @pytest.mark.parametrize("drafter", ["auto", "moa", "ngram+moa"])
@@ -227,9 +232,9 @@ def test_interrupted_anywhere_it_goes_on(
 
 
 def test_sessions_each_have_their_own_memory(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = [prompt_of(n, seed=n) for n in (20, 33, 7)]
+    prompts, longer = [prompt_of(n, seed=n) for n in (20, 33, 7)], replace(REPLY, max_tokens=16)
     with load(model, "none") as engine:
-        plain = [edgespec.generate(engine, prompt, REPLY).tokens for prompt in prompts]
+        plain = [edgespec.generate(engine, prompt, longer).tokens for prompt in prompts]
     with (
         load(model, **PLACES["streamed, ssd"] | {"context": 1400}) as engine,
         waiting(monkeypatch, lambda: 8),
@@ -237,7 +242,7 @@ def test_sessions_each_have_their_own_memory(model: Path, monkeypatch: pytest.Mo
         opened = [engine.new_session(100, Fixed(BUDGET)) for _ in prompts]
         found: list[list[Response]] = in_threads(
             [
-                partial(lambda s, p: list(s.generate(p, REPLY)), *job)
+                partial(lambda s, p: list(s.generate(p, longer)), *job)
                 for job in zip(opened, prompts, strict=True)
             ]
         )

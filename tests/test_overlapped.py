@@ -18,6 +18,7 @@ from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
 from edgespec.offload.plan.costs import CostModel
+from tests.covering import covering
 from tests.test_controller import LIMIT, NODES, REGIMES, SUBSTITUTES, WIDTH, Run, World, converse, simulate
 
 WORLDS = REGIMES | SUBSTITUTES
@@ -112,10 +113,12 @@ def attainable(world: World, hits: float, prepared: int) -> float:
     return best
 
 
-@pytest.mark.parametrize("name", [name for name in WORLDS if WORLDS[name][0].paid.start])
-@pytest.mark.parametrize(("hits", "prepared"), [(0.8, 6), (0.5, 2), (0.0, 0)])
-def test_it_finds_what_can_be_had(name: str, hits: float, prepared: int) -> None:
-    world, prior = WORLDS[name]
+@pytest.mark.parametrize(
+    ("name", "known"),
+    covering([name for name in WORLDS if WORLDS[name][0].paid.start], [(0.8, 6), (0.5, 2), (0.0, 0)]),
+)
+def test_it_finds_what_can_be_had(name: str, known: tuple[float, int]) -> None:
+    (world, prior), (hits, prepared) = WORLDS[name], known
     run = overlapped(world, prior, hits, prepared)
     assert run.rate() >= 0.94 * world.plain_rate
     assert run.rate(100) >= 0.95 * world.plain_rate
@@ -123,9 +126,10 @@ def test_it_finds_what_can_be_had(name: str, hits: float, prepared: int) -> None
     assert run.rate(120) >= 0.9 * attainable(world, hits, prepared)
 
 
-@pytest.mark.parametrize("drag", [0.3, 5.0])
-@pytest.mark.parametrize("name", ["flash-bound", "right 0.9", "compute-bound", "hopeless"])
-@pytest.mark.parametrize("hits", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("drag", "name", "hits"),
+    covering((0.3, 5.0), ("flash-bound", "right 0.9", "compute-bound", "hopeless"), (0.0, 0.3)),
+)
 def test_where_drafting_slows_the_pass_down_it_is_left(name: str, drag: float, hits: float) -> None:
     """Then it is serial drafting, or plain decoding."""
     world, prior = WORLDS[name]
@@ -333,8 +337,9 @@ def test_one_slow_pass_does_not_end_drafting_ahead() -> None:
     assert run.rate(200) >= 0.97 * overlapped(world, prior, 0.8, 6, cycles=500).rate(200)
 
 
-@pytest.mark.parametrize("drag", [0.0, 0.3, 5.0])
-@pytest.mark.parametrize("name", ["right 0.9", "flash-bound", "compute-bound", "hopeless"])
+@pytest.mark.parametrize(
+    ("drag", "name"), covering((0.0, 0.3, 5.0), ("right 0.9", "flash-bound", "compute-bound", "hopeless"))
+)
 def test_what_is_lost_has_a_bound_here_too(name: str, drag: float) -> None:
     """Passes that drafting in their waits makes slow are paid for like drafts that give nothing; what nobody
     knew of a cycle, its own time bounds."""

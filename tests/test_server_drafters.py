@@ -40,6 +40,7 @@ ASKED = (
     "Who are you?",
     "How do I save a chat?",
 )
+CLIENTS = 7  # at once: more than there are sessions, or places to ask from
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +50,18 @@ def alone() -> Iterator[Engine]:
 
 
 def options_of(number: int) -> dict[str, Any]:
-    return {"max_tokens": 30 + number, "temperature": 0.7 * (number % 2), "seed": number}
+    return {"max_tokens": 20 + number, "temperature": 0.7 * (number % 2), "seed": number}
 
 
-def said_alone(engine: Engine, text: str, **options: Any) -> str:
-    conversation = Conversation(engine.tokenizer)
-    conversation.ask(text)
-    return edgespec.generate(engine, conversation.prompt(), **options).text
+@pytest.fixture(scope="module")
+def said(alone: Engine) -> list[str]:
+    """What each is told."""
+    replies = []
+    for number in range(2 * CLIENTS):
+        conversation = Conversation(alone.tokenizer)
+        conversation.ask(ASKED[number % len(ASKED)])
+        replies.append(edgespec.generate(alone, conversation.prompt(), **options_of(number)).text)
+    return replies
 
 
 def streaming(folder: Path) -> list[str]:
@@ -82,7 +88,7 @@ def exported(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("drafter", [streaming, beside, exported_streaming, exported])
 def test_every_client_gets_what_single_decoding_says(
-    drafter: Callable[[Path], list[str]], alone: Engine, tmp_path: Path
+    drafter: Callable[[Path], list[str]], said: list[str], tmp_path: Path
 ) -> None:
     """All at once, and behind one another; and when the process that drafts is killed under the replies."""
     server = ServerProcess(*FLAGS, *drafter(tmp_path), cache=tmp_path)
@@ -90,19 +96,19 @@ def test_every_client_gets_what_single_decoding_says(
         server.loaded()
 
         def ask(number: int) -> tuple[str, int]:
-            messages = [{"role": "user", "content": ASKED[number % 5]}]
+            messages = [{"role": "user", "content": ASKED[number % len(ASKED)]}]
             body = {"messages": messages, **options_of(number)}
             status, reply, _ = server.get("/v1/chat/completions", body)
             assert status == 200, reply
             return reply["choices"][0]["message"]["content"], reply["timings"]["draft_n"]
 
         with ThreadPoolExecutor(6) as pool:
-            replies = [*pool.map(ask, range(12))]
+            replies = [*pool.map(ask, range(CLIENTS))]
         assert sum(drafted for _, drafted in replies) > 0 or drafter in (exported, exported_streaming)
         workers = psutil.Process(server.process.pid).children()
         assert len(workers) == (drafter is not streaming)
         with ThreadPoolExecutor(6) as pool:
-            later = [pool.submit(ask, number) for number in range(12, 24)]
+            later = [pool.submit(ask, number) for number in range(CLIENTS, 2 * CLIENTS)]
             for worker in workers:
                 wait_for(lambda: server.metric("replying") > 0)
                 worker.kill()
@@ -110,5 +116,4 @@ def test_every_client_gets_what_single_decoding_says(
     finally:
         assert server.end(signal.SIGINT) == 130, server.said
     assert not [line for line in server.said if "Traceback" in line], server.said
-    for number, (found, _) in enumerate(replies):
-        assert found == said_alone(alone, ASKED[number % 5], **options_of(number))
+    assert [found for found, _ in replies] == said

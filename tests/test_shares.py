@@ -18,6 +18,7 @@ from edgespec.core.schedule import UNDRAFTED, Offer, TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree
 from edgespec.offload.plan.costs import CostModel
+from tests.covering import covering
 from tests.test_controller import World
 
 LIMIT = TreeBudget(64, 40, 0)
@@ -353,11 +354,11 @@ def test_groups_that_take_turns_all_draft(sizes: tuple[int, int]) -> None:
     rng, shares = np.random.default_rng(0), Shares(Costs(CostModel()))
     groups = [[Partner(shares) for _ in range(size)] for size in sizes]
     drafted = [0, 0]
-    for turn in range(600):
+    for turn in range(300):
         for which, members in enumerate(groups):
             row = run_pass(shares, members, [world] * len(members), rng, first=0.005)
-            drafted[which] += turn >= 300 and row[3] > len(members)
-    assert min(drafted) >= 0.8 * 300
+            drafted[which] += turn >= 150 and row[3] > len(members)
+    assert min(drafted) >= 0.8 * 150
 
 
 def test_beside_prompts_nobody_waits_for_a_pass_that_tells_something() -> None:
@@ -416,7 +417,7 @@ def each_dear(rows: np.ndarray) -> np.ndarray:
     return 0.003 + 0.0003 * rows
 
 
-@pytest.mark.parametrize("hit", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("hit", [0.3, pytest.param(0.6, marks=pytest.mark.slow), 0.9])
 def test_sixty_four_lose_nothing_where_each_row_is_dear(hit: float) -> None:
     """Whatever their drafts are worth: no row pays that is accepted with less than 0.86, and looks for drafts
     take time, too. By the second half of the replies hardly a row is spent on others."""
@@ -446,7 +447,7 @@ def test_a_row_with_which_another_block_begins_is_as_dear_as_it_is() -> None:
     assert (np.diff(shares._passes(np.arange(40, 130))) >= 0).all()
 
 
-@pytest.mark.parametrize("hit", [0.6, 0.9])
+@pytest.mark.parametrize("hit", [0.6, pytest.param(0.9, marks=pytest.mark.slow)])
 def test_sixty_four_lose_nothing_where_the_next_row_begins_another_block(hit: float) -> None:
     stepped = lambda rows: 0.01 + 0.0003 * rows + 0.0035 * (rows > 64)  # noqa: E731
     worlds = [World(hit, 0.95, stepped, 0.0, paid=range(1), free=3, share=0.99)] * 64
@@ -464,8 +465,7 @@ def test_what_a_row_costs_is_not_hidden_by_counts_that_are_timed_together() -> N
     assert shares.least == pytest.approx(row, rel=0.2)
 
 
-@pytest.mark.parametrize("count", [1, 16])
-@pytest.mark.parametrize("step", [0.0, 0.02, 0.3])
+@pytest.mark.parametrize(("step", "count"), covering((0.0, 0.02, 0.3), (16, 1)))
 def test_drafts_that_never_come_true_lose_no_more_than_the_credit(count: int, step: float) -> None:
     """For any number of conversations the same few passes, and a share of the time."""
     paid = range(1, 17) if step else range(1)

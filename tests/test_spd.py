@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks.spd import PAPER, Link, ours
 from benchmarks.spd import main as print_latency
-from edgespec.config import EngineOptions
+from edgespec.config import EngineOptions, GenerationOptions
 from edgespec.control.fixed import Fixed
 from edgespec.core.schedule import TreeBudget
 from edgespec.drafters.beside import Beside
@@ -34,6 +34,7 @@ from edgespec.runtimes.torch.spd import AllHere, Spd, SpdShape
 from edgespec.runtimes.torch.streaming_draft import StreamingDraft, conversation_bytes
 from edgespec.runtimes.torch.track_group import TrackGroup
 from edgespec.runtimes.torch.trained_files import parameter_bytes, save_module
+from tests.covering import covering
 from tests.drafted import REPLY, SAMPLED, load_with, two_turns, undrafted
 from tests.machine import worker_bytes
 from tests.streamings import drafted_logits, drafted_tree, random_streaming, run, write_spd
@@ -214,17 +215,20 @@ def test_so_many_workers_cannot_share_the_tracks(model: Path) -> None:
         load_with(model, "spd", model / "spd-exits", draft_worker=3)
 
 
-@pytest.mark.parametrize("schedule", ["serial", "ssd", "mirror"])
-def test_the_text_is_the_targets(model: Path, plain: dict[float, list[int]], schedule: str) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "options"), covering(("serial", "ssd", "mirror"), {"sampled": SAMPLED, "greedy": REPLY})
+)
+def test_the_text_is_the_targets(
+    model: Path, plain: dict[float, list[int]], schedule: str, options: GenerationOptions
+) -> None:
     with load_with(model, "spd", model / "spd-exits", schedule=schedule) as engine:
         assert engine.drafters == ("spd",)
         assert engine.schedule == schedule
-        for options in (REPLY, SAMPLED):
-            with engine.new_session(300, Fixed(TreeBudget(16, 6, 2))) as session:
-                said, stats = two_turns(session, options)
-            assert said == plain[options.temperature]
-            assert sum(s.drafted for s in stats) > len(said)
-            assert sum(s.accepted for s in stats) > 0
+        with engine.new_session(300, Fixed(TreeBudget(16, 6, 2))) as session:
+            said, stats = two_turns(session, options)
+        assert said == plain[options.temperature]
+        assert sum(s.drafted for s in stats) > len(said)
+        assert sum(s.accepted for s in stats) > 0
 
 
 def test_what_cannot_be_is_refused(model: Path, tmp_path: Path) -> None:

@@ -40,11 +40,13 @@ from edgespec.runtimes.torch.specformer import SpecFormer, SpecFormerShape, spec
 from edgespec.runtimes.torch.trained_files import parameter_bytes
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
+from tests.covering import covering
 from tests.drafted import (
     MOST,
     ONE_TYPE,
     REPLY,
     SAMPLED,
+    TYPES,
     Never,
     Resting,
     deaf_positions,
@@ -131,7 +133,7 @@ def test_its_attention_looks_both_ways_or_back(tmp_path: Path, monkeypatch: pyte
 # --- in use -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=TYPES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = quiet_model(tmp_path_factory.mktemp("model") / "m", torch_dtype=request.param)
     write_specformer(path, LENGTH)
@@ -193,7 +195,12 @@ def said_by(batch: SpecFormerBatch, seen: SpecFormerContext) -> np.ndarray:
     return saying.logits
 
 
-@pytest.mark.parametrize("options", [REPLY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("model", "options"),
+    covering(("float32", "bfloat16"), {"greedy": REPLY, "sampled": SAMPLED}),
+    indirect=["model"],
+    scope="module",
+)
 def test_it_changes_the_speed_and_not_the_text(
     model: Path, plain: dict[float, list[int]], options: GenerationOptions
 ) -> None:

@@ -363,7 +363,7 @@ def test_mutated_answers_in_live_sessions_are_errors_or_the_text(
     engine: Engine, model: Path, expected: list[list[int]], hasty: None, drafter: str
 ) -> None:
     with Running(engine) as running:
-        blow(Storm(running, engine, 1), drafting(model, drafter), expected, 40)
+        blow(Storm(running, engine, 1), drafting(model, drafter), expected, 20)
 
 
 def held(running: Running) -> tuple[int, int]:

@@ -27,6 +27,7 @@ from edgespec.errors import Cancelled, ModelError
 from edgespec.schedules.serial import Serial
 from edgespec.schedules.ssd import Ssd
 from tests import table_runtime
+from tests.covering import covering
 from tests.table_runtime import GREEDY, HOT, PROMPT, TABLE, VOCABULARY, TablePass, TableRuntime, plain
 
 BUDGET = TreeBudget(12, 4, 4)
@@ -91,9 +92,10 @@ def drafter_of(name: str, noise: float = 0.5) -> Drafter:
     return members[0] if len(members) == 1 else Combined(members)
 
 
-@pytest.mark.parametrize("options", [GREEDY, HOT])
-@pytest.mark.parametrize("name", ["ngram", "model", "ngram+model"])
-@pytest.mark.parametrize("fallback", ["jit", "ngram", "none"])
+@pytest.mark.parametrize(
+    ("options", "name", "fallback"),
+    covering({"greedy": GREEDY, "hot": HOT}, ("ngram", "model", "ngram+model"), ("jit", "ngram", "none")),
+)
 def test_the_text_is_the_targets_own_whenever_drafting_happens(
     options: GenerationOptions, name: str, fallback: str
 ) -> None:

@@ -29,6 +29,7 @@ from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.torch.exit import HeadPass
 from edgespec.schedules.kinds import choose_schedule
 from edgespec.schedules.ssd import Ssd
+from tests.covering import covering
 from tests.eagles import write_eagle
 from tests.moa import write_moa
 from tests.sessions import in_threads, tokens_of
@@ -36,7 +37,7 @@ from tests.streamings import write_spd, write_streaming
 from tests.test_session import packed_with_copy, prompt_of
 
 PROMPT = prompt_of(70)  # the first slots share a block of keys with the prefix
-COUNT = 26
+COUNT = 20
 GREEDY = GenerationOptions(max_tokens=COUNT, ignore_eos=True)
 SAMPLED = GenerationOptions(max_tokens=COUNT, ignore_eos=True, temperature=0.9, top_p=0.95, seed=7)
 BUDGET = TreeBudget(12, 4, 3)
@@ -89,28 +90,31 @@ def expected(packed: Path) -> dict[float, list[int]]:
         return {o.temperature: edgespec.generate(engine, PROMPT, o).tokens for o in (GREEDY, SAMPLED)}
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("drafter", "options"), covering(DRAFTERS, {"greedy": GREEDY, "sampled": SAMPLED}))
 def test_waits_are_drafted_in(
-    packed: Path, expected: dict[float, list[int]], monkeypatch: pytest.MonkeyPatch, drafter: str
+    packed: Path,
+    expected: dict[float, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: str,
+    options: GenerationOptions,
 ) -> None:
     """By what holds memory. (Texts under all waits: `test_schedule_identity`.)"""
     with (
         load(packed, drafter) as engine,
         waiting(monkeypatch, lambda: 6),
+        engine.new_session(200, Fixed(BUDGET)) as session,
     ):
-        for options in (GREEDY, SAMPLED):
-            with engine.new_session(200, Fixed(BUDGET)) as session:
-                assert isinstance(session.schedule, Ssd)
-                last = list(session.generate(PROMPT, options))
-                assert tokens_of(last) == expected[options.temperature]
-            stats = last[-1].stats
-            if drafter == "ngram":
-                assert stats.cache_hits == stats.cache_misses == 0
-            else:
-                assert stats.drafted_while_verifying > 20
-                # int4 makes others of random weights, and what was never trained knows little of them
-                knows = not ({"substitute"} | TRAINED) & {*drafter.split("+")}
-                assert stats.cache_hits > 0 or not knows
+        assert isinstance(session.schedule, Ssd)
+        last = list(session.generate(PROMPT, options))
+        assert tokens_of(last) == expected[options.temperature]
+        stats = last[-1].stats
+        if drafter == "ngram":
+            assert stats.cache_hits == stats.cache_misses == 0
+        else:
+            assert stats.drafted_while_verifying > 20
+            # int4 makes others of random weights, and what was never trained knows little of them
+            knows = not ({"substitute"} | TRAINED) & {*drafter.split("+")}
+            assert stats.cache_hits > 0 or not knows
 
 
 def test_sessions_in_one_pass_each_prepare_for_themselves(

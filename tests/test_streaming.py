@@ -34,11 +34,14 @@ from edgespec.runtimes.torch.streaming_draft import StreamingDraft
 from edgespec.runtimes.torch.trained_files import parameter_bytes
 from edgespec.schedules.serial import Serial
 from edgespec.session import Session
+from tests.covering import covering
 from tests.drafted import (
     MOST,
     ONE_TYPE,
     REPLY,
     SAMPLED,
+    TYPES,
+    VARIED,
     draft_always,
     interrupt_anywhere,
     load_with,
@@ -283,7 +286,7 @@ def test_rows_that_an_early_exit_may_want_stay_free() -> None:
 # --- in use -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=TYPES)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = quiet_model(tmp_path_factory.mktemp("model") / "m", torch_dtype=request.param)
     write_streaming(path, "random")
@@ -307,8 +310,7 @@ def drafter_of(session: Session) -> StreamingDrafter:
     return drafter
 
 
-@pytest.mark.parametrize("options", [REPLY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("kind", ["random", "exits"])
+@VARIED
 def test_it_changes_the_speed_and_not_the_text(
     model: Path, plain: dict[float, list[int]], kind: str, options: GenerationOptions
 ) -> None:
@@ -320,8 +322,9 @@ def test_it_changes_the_speed_and_not_the_text(
             assert sum(s.accepted for s in stats) > 5
 
 
-@pytest.mark.parametrize("options", [REPLY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("drafter", ["streaming", "spd"])
+@pytest.mark.parametrize(
+    ("options", "drafter"), covering({"greedy": REPLY, "sampled": SAMPLED}, ("streaming", "spd"))
+)
 @ONE_TYPE
 def test_in_a_batch_each_drafts_by_itself(
     model: Path, monkeypatch: pytest.MonkeyPatch, drafter: str, options: GenerationOptions

@@ -23,6 +23,7 @@ from edgespec.models.packing import pack_model, verify_store
 from edgespec.offload.chunk_store import open_store
 from edgespec.response import Stats
 from edgespec.schedules.serial import Serial
+from tests.covering import covering
 from tests.machine import DISK, given
 from tests.test_session import prompt_of, write_model
 
@@ -64,8 +65,13 @@ def plain(path: Path, options: GenerationOptions) -> list[int]:
         return [t for t in (*first, *last) if t is not None]
 
 
-@pytest.mark.parametrize("options", [REPLY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("budget", [TreeBudget(6, 5, 5), TreeBudget(64, 12, 12)], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    ("options", "budget"),
+    covering(
+        {"greedy": REPLY, "sampled": SAMPLED},
+        {"tree": TreeBudget(64, 12, 12), "chain": TreeBudget(6, 5, 5)},
+    ),
+)
 def test_it_changes_the_speed_and_not_the_text(
     packed: Path, options: GenerationOptions, budget: TreeBudget
 ) -> None:

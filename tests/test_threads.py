@@ -102,7 +102,11 @@ def test_a_client_multiplies_in_one_thread(entry: str, settings: dict[str, str],
 @pytest.mark.skipif(sys.platform != "linux", reason="another OpenMP says it in other words")
 @pytest.mark.parametrize(
     ("settings", "spins"),
-    [({}, "30000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "30000000000")],
+    [
+        ({}, "30000"),
+        ({"GOMP_SPINCOUNT": "77"}, "77"),
+        pytest.param({"OMP_WAIT_POLICY": "ACTIVE"}, "30000000000", marks=pytest.mark.slow),
+    ],
 )
 def test_openmp_hears_of_it_unless_the_user_says_something_else(settings: Any, spins: str) -> None:
     run = subprocess.run(

@@ -223,7 +223,7 @@ def test_interrupted_replies_are_kept_and_not_made_again(model: Path, text: Path
 @pytest.mark.parametrize("loss", ["reduced", "full"])
 def test_loss_falls_and_held_out_agreement_rises(model: Path, text: Path, tmp_path: Path, loss: str) -> None:
     options = CascadeOptions(
-        steps=40, length=64, batch_tokens=256, rate=3e-3, loss=loss, verify_layers=(2, 3)
+        steps=24, length=64, batch_tokens=256, rate=3e-3, loss=loss, verify_layers=(2, 3)
     )
     reports = train(model, text, tmp_path, options)
     steps = [r for r in reports if r.held_out is None]

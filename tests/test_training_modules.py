@@ -75,7 +75,7 @@ def train(kind: str, model: Path, text: Path, out: Path, **changes: Any) -> list
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_falls_and_what_was_saved_drafts(kind: str, model: Path, text: Path, tmp_path: Path) -> None:
-    reports = train(kind, model, text, tmp_path, steps=40)
+    reports = train(kind, model, text, tmp_path, steps=24)
     steps = [r for r in reports if r.held_out is None]
     tests = [r.held_out for r in reports if r.held_out is not None]
     assert sum(steps[-1].losses.values()) < sum(steps[0].losses.values())

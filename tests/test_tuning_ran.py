@@ -23,6 +23,7 @@ from edgespec.tuning.runs import Trial, keep_run
 from edgespec.tuning.search import fastest_of
 from edgespec.tuning.subject import open_subject
 from edgespec.tuning.tune import tune_model
+from tests.covering import covering
 from tests.machine import GB
 from tests.models import make_checkpoint
 from tests.test_tuning_runs import of_drafter, pair, trial, watch_of
@@ -130,9 +131,9 @@ def test_one_run_moves_its_seconds_by_nothing_but_the_interval(pair: Pair) -> No
     assert slow.speed.low < usual.speed.low / 2
 
 
-@pytest.mark.parametrize("replies", [1, 2])
-@pytest.mark.parametrize("times", [0.3, 0.9, 1.0, 1.1, 3.0])
-@pytest.mark.parametrize("flash", [2.5, 0.01])  # plain decoding's cycle bounds the first from below
+@pytest.mark.parametrize(
+    ("replies", "times", "flash"), covering((1, 2), (0.3, 0.9, 1.0, 1.1, 3.0), (2.5, 0.01))
+)  # plain decoding's cycle bounds the first from below
 def test_few_replies_leave_a_setting_between_the_fit_and_what_they_measured(
     pair: Pair, flash: float, times: float, replies: int
 ) -> None:
@@ -153,9 +154,9 @@ def test_few_replies_leave_a_setting_between_the_fit_and_what_they_measured(
         assert ends[0] * 0.999 <= after <= ends[1] * 1.001
 
 
-@pytest.mark.parametrize("replies", [1, 2, 4])
-@pytest.mark.parametrize("plain_pace", [None, 0.6, 2.5])
-@pytest.mark.parametrize("pace", [0.3, 1.0, 3.0])
+@pytest.mark.parametrize(
+    ("replies", "plain_pace", "pace"), covering((1, 2, 4), (0.6, None, 2.5), (0.3, 1.0, 3.0))
+)
 def test_one_token_a_cycle_is_never_faster_than_plain_decoding(
     pair: Pair, pace: float, plain_pace: float | None, replies: int
 ) -> None:

@@ -12,6 +12,7 @@ from benchmarks.held_out import stories
 from benchmarks.waiting import Exiting
 from edgespec.core.acceptance import Outcome
 from edgespec.core.trace import Cycle
+from tests.covering import covering
 
 DEMO = Path(__file__).parent.parent / "edgespec" / "demo_model"
 ADAPTERS = DEMO / "cascade"
@@ -19,8 +20,7 @@ WAITS = 100
 WIDEST = 32  # nodes of a pass, by which it may be more
 
 
-@pytest.mark.parametrize("adapters", [None, ADAPTERS])
-@pytest.mark.parametrize("depth", [3, 7])
+@pytest.mark.parametrize(("adapters", "depth"), covering({"bare": None, "adapter": ADAPTERS}, (3, 7)))
 def test_the_exit_speaks_behind_its_layer(
     depth: int, adapters: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
