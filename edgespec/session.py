@@ -173,7 +173,7 @@ class Session:
 
     def answer(self, reply: Reply, part: Part) -> Iterator[Response]:
         """What the part has given. Raises its error."""
-        return self._in_step(self._answer, reply, part)
+        return self._in_step(self._answer_among, reply, part)
 
     def end(self, reply: Reply) -> None:
         """The reply is over, at its end or before. What it said stays in the session."""
@@ -248,6 +248,11 @@ class Session:
                 self.tokens = reply.prompt[: self.cache.length]
         if reply.cycle is not None:
             self.tokens += committed(root, reply.cycle.outcome)
+        return responses
+
+    def _answer_among(self, reply: Reply, part: Part) -> Iterator[Response]:
+        responses = self._answer(reply, part)
+        reply.tell()
         return responses
 
     def _after_cycle(self, reply: Reply, cycle: Cycle) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -44,6 +44,7 @@ VERSION = 29  # of native.c's functions
 FORMATS = {encoding: number for number, encoding in enumerate((*LOW_BIT, "F16", "BF16"))}
 SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # native/floats.h's
 MOST_BLOCKS = 16  # of a call: native.c's MOST_PARTS
+ALL = 2**20  # rows, and more than a prompt's block has
 _SUPER = 256  # columns decoded together
 
 _P, _N, _I = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
@@ -119,6 +120,21 @@ def few(encoding: str, dtype: torch.dtype) -> int:
         return FEWS[1]
     chosen = _chosen(encoding)
     return usual_few(encoding) if chosen is None else chosen.few
+
+
+def chains(encodings: Iterable[str], dtype: torch.dtype) -> int:
+    """So many rows of a prompt, of `dtype`, have a tree's bits where weights of these encodings multiply
+    them, so that they may attend as a tree's, too. By AMX torch attends to many rows more quickly."""
+    most = min((_in_tree_order(encoding, dtype) for encoding in encodings), default=0)
+    return 0 if most > FEWS[0] and level() == AMX else most
+
+
+def _in_tree_order(encoding: str, dtype: torch.dtype) -> int:
+    if not available(encoding):
+        return 0
+    if own_prompt(encoding, dtype) and as_trees(order(encoding)):
+        return ALL
+    return few(encoding, dtype)
 
 
 def order(encoding: str) -> int:

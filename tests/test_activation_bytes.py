@@ -118,7 +118,7 @@ def test_short_prompts_that_share_a_pass_take_no_more_than_is_planned(
                 part.raise_error()
                 part.cache.truncate(0)
     assert taken.peak <= pass_bytes(files, arithmetic(), 1024, sequences, trees=True)
-    assert len(scratch._BUFFERS.by_use.get("matmul", ())) <= passes._room(files, arithmetic(), TREE_ROWS)
+    assert len(scratch._BUFFERS.by_use.get("matmul", ())) <= passes._room(files, arithmetic(), judged)
 
 
 @built

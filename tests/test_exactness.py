@@ -71,17 +71,19 @@ def test_a_tree_node_has_the_bits_of_plain_decoding(
 def test_a_short_prompt_has_the_bits_of_plain_decoding(tmp_path: Path, kind: str, dtype: str) -> None:
     """However it is cut, and whatever shares its pass."""
     target = open_tiny(write_checkpoint(tmp_path, torch_dtype=dtype, **KINDS[kind]))
-    rng = np.random.default_rng(1)
-    for length, n in [(0, 1), (0, 32), (40, 9), (63, 32), (64, 2), (127, 31)]:
+    rng, chains = np.random.default_rng(1), target.weights.chains
+    if not chains:
+        pytest.skip("torch attends to prompts here")
+    for length, n in [(0, 1), (0, 32), (40, 9), (63, 32), (64, 2), (127, min(70, chains))]:
         before, tokens = rng.integers(0, 160, length), rng.integers(0, 160, n)
-        other, cache, plain = (target.new_cache(200) for _ in range(3))
+        other, cache, plain = (target.new_cache(200, 200) for _ in range(3))
         for each in (cache, plain) if length else ():
             fill(target, each, before)
         for token in tokens:
             said = run_tree(target, plain, [int(token)], [-1])
             plain.commit([0])
         chain = np.arange(-1, n - 1)
-        long = Rows.append(other, np.arange(-1, 39), prefill=True)
+        long = Rows.append(other, np.arange(-1, 79), prefill=True)
         for beside in ([], [long]):  # alone, and before a longer prompt
             rows = Rows.concat([Rows.append(cache, chain, prefill=True), *beside])
             ids = np.concatenate([tokens, rng.integers(0, 160, rows.n - n)])

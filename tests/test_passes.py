@@ -437,7 +437,9 @@ class Interrupt:
         self.left = nth
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
-        if event in ("call", "return", "c_return") and frame.f_code.co_filename in WHERE:
+        # What is raised where a generator is let go is lost, whoever raises it.
+        let_go = frame.f_code.co_name == "<genexpr>"
+        if event in ("call", "return", "c_return") and frame.f_code.co_filename in WHERE and not let_go:
             self.left -= 1
             if self.left < 0:
                 sys.setprofile(None)

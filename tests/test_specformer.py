@@ -219,7 +219,7 @@ def test_it_changes_the_speed_and_not_the_text(
 
 def test_a_tree_is_the_likeliest_paths_through_all_positions(model: Path) -> None:
     with load(model) as engine, engine.new_session(300, Fixed(BUDGET)) as session:
-        say(session, prompt_of(50), GenerationOptions(max_tokens=1, ignore_eos=True))
+        hear(engine, session, prompt_of(50))
         drafter = drafter_of(session)
         logits = afresh(engine, drafter.seen.module, prompt_of(50)).astype(np.float64)
         said = logits - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
@@ -421,12 +421,20 @@ class Four:
         return 1e-5 if self.engine.target.dtype == torch.float32 else 0.05
 
 
+def hear(engine: Engine, session: Session, prompt: list[int]) -> None:
+    """The drafter does; one token is said."""
+    reply = session.new_reply(prompt, GenerationOptions(max_tokens=1, ignore_eos=True))
+    engine.verifier.compute([part := session.ask(reply)])
+    assert len([*session.answer(reply, part)]) == 1
+    session.end(reply)
+
+
 @pytest.fixture
 def four(model: Path) -> Iterator[Four]:
     with load(model, batch=4, context=200) as engine, ExitStack() as stack:
         sessions = [stack.enter_context(engine.new_session(200, Fixed(BUDGET))) for _ in range(4)]
         for n, session in zip((20, 33, 7, 50), sessions, strict=True):
-            say(session, prompt_of(n, n), GenerationOptions(max_tokens=1, ignore_eos=True))
+            hear(engine, session, prompt_of(n, n))
         drafters = [drafter_of(session) for session in sessions]
         yield Four(engine, drafters[0].batch, [drafter.seen for drafter in drafters])
 

@@ -75,11 +75,10 @@ class Decoding:
         """Its part of the next pass: a block of the prompt, or a tree."""
         if self._blocks:
             return self._blocks[0]
+        self.tell()
         with self.verifier.turn:
             self.check()  # it may have been cancelled, and its engine closed, meanwhile
             with self.trace.telling("draft"):
-                if not self._told:
-                    self._tell(self.prompt, self.limit)
                 tree = self.schedule.next_tree(self.root)
         chooser, offer = self.chooser, self.schedule.offer
         if offer is not None and offer.passes is not None:
@@ -118,8 +117,15 @@ class Decoding:
         self.go_on([*said, *outcome.tokens])
         return Cycle(None, part.tree, outcome, 0.0, outcome.seconds)
 
+    def tell(self) -> None:
+        """The schedule hears of a prompt that is all committed, if it has not. That can wait until the first
+        token is said; but who drafts with others hears before any of them drafts."""
+        if not self._told:
+            with self.verifier.turn:  # conversations share a draft model
+                self.check()
+                self._tell(self.prompt, self.limit)
+
     def _begin(self, last: PrefillBlock) -> None:
-        """The first token is said before drafters read the prompt, which of a draft model takes a while."""
         self.check()
         self.root, self._told = self.chooser.first(last, len(self.prompt)), False
 

@@ -146,6 +146,10 @@ class Reply:
         self.clock.first_token()
         return self.writer.write([self.root], drafted=0)
 
+    def tell(self) -> None:
+        """See `core.decode.Decoding`."""
+        self.decoding.tell()
+
     def answer_late(self, part: Verification) -> Iterator[Response]:
         """As `answer`, of a tree that somebody has spoken behind meanwhile; what was said stays verified."""
         self.cycle = self.decoding.answer_late(part, self.writer.tokens)

@@ -104,8 +104,17 @@ def tile_rows(row_bytes: int) -> int:
 
 def scratch_bytes(files: ModelFiles, how: Arithmetic, judged: int = TREE_ROWS) -> int:
     """What stays with the thread that computes passes of so many rows of trees: torch's tile, unpacked, and
-    the compiled kernels' room."""
-    return _tile(files, how) + _room(files, how, judged)
+    the compiled kernels' room, attention's apart."""
+    return _tile(files, how) + _room(files, how, judged) + _attention_room(files.config, how)
+
+
+def _attention_room(config: ModelConfig, how: Arithmetic) -> int:
+    """Of each thread, for rows that have a prompt's block of keys of their own: native/attention.c's."""
+    if not how.compiled:
+        return 0
+    keys, queries, own, width = BLOCK, 32, PREFILL_ROWS + BLOCK, -(-config.head_dim // 16) * 16
+    numbers = 2 * (keys + queries + own) * width
+    return how.threads * (4 * keys * queries + 64 * queries + 4 * numbers + 4096)
 
 
 def _tile(files: ModelFiles, how: Arithmetic) -> int:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgespec.kernels.choice import FEWS
 from edgespec.kernels.dispatch import attend
 from edgespec.kernels.reference import Mask
 from edgespec.kernels.threads import alone
@@ -37,17 +36,21 @@ _PLACES = np.arange(BLOCK, dtype=np.int32)
 class AttentionPlan:
     """Everything about a pass's attention that is the same in every layer, per cache."""
 
-    def __init__(self, rows: Rows, device: torch.device) -> None:
+    def __init__(self, rows: Rows, device: torch.device, chains: int = 0) -> None:
+        """chains: of a prompt's rows so many are multiplied as a tree's, and then attend as one, too: their
+        bits depend on positions alone, however the prompt is cut."""
         self.parts = []
         trees: list[_Tree] = []
         for cache, segment, prompt in zip(rows.caches, rows.segments, rows.prompts, strict=True):
             assert isinstance(cache, TorchKVCache)
             span = slice(segment.start, segment.stop)
             slots, positions = rows.slots[span], rows.positions[span]
-            # A few of a prompt's rows are multiplied as a tree's on every machine, and are one: a chain.
-            chain = rows.apart and len(segment) <= FEWS[0]
-            kind = _Prefill if prompt and not chain else _Tree
-            part = kind(cache, slots, positions, device)
+            chain = rows.apart and len(segment) <= chains
+            part: _Prefill | _Tree
+            if prompt and not chain:
+                part = _Prefill(cache, slots, positions, device)
+            else:
+                part = _Tree(cache, slots, positions, device, prompt)
             self.parts.append((cache, span, slots, part))
             if isinstance(part, _Tree):
                 assert len(trees) == len(self.parts) - 1, "long blocks of prompts come last"
@@ -114,26 +117,30 @@ class _Prefill:
 
 
 class _Tree:
-    """Rows with ancestors among the cache's slots."""
+    """Rows with ancestors among the cache's slots; or all its slots, one behind the other (`chain`)."""
 
     def __init__(
-        self, cache: TorchKVCache, slots: IntArray, positions: IntArray, device: torch.device
+        self, cache: TorchKVCache, slots: IntArray, positions: IntArray, device: torch.device, chain: bool
     ) -> None:
         self.cache, self.device = cache, device
         self.n = len(slots)
         self.shared = cache.length // BLOCK * BLOCK  # positions [0, shared) are whole committed blocks
         self.positions = positions  # [n]
         rest = cache.length - self.shared
-        self.paths = ancestor_paths(cache.parents, slots)
-        ends = [rest + len(path) for path in self.paths]
-        self.end = round_up(self.shared + max(ends))  # [shared, end): the rows' own blocks
-        self.first = self.shared + min(ends) - 1
+        self.end = round_up(int(positions.max()) + 1)  # [shared, end): the rows' own blocks
+        self.first = int(positions.min())
         # [n, end - shared] which place behind `shared` each of these positions has on a row's path; -1: none.
-        self.place = place = np.full((self.n, self.end - self.shared), -1 - rest, dtype=np.int32)
-        for row, path in enumerate(self.paths):
-            place[row, rest : ends[row]] = path
-        place += np.int32(rest)
-        place[:, :rest] = _PLACES[:rest]
+        if chain:
+            assert not isinstance(cache, Overlay), "prompts are not followed in an overlay"
+            behind = np.arange(self.end - self.shared, dtype=np.int32)
+            place = np.where(behind <= positions[:, None] - self.shared, behind, np.int32(-1))
+        else:
+            place = np.full((self.n, self.end - self.shared), -1 - rest, dtype=np.int32)
+            for row, path in enumerate(ancestor_paths(cache.parents, slots)):
+                place[row, rest : rest + len(path)] = path
+            place += np.int32(rest)
+            place[:, :rest] = _PLACES[:rest]
+        self.place = place
         self.used = rest + int(slots.max()) + 1  # places behind `shared`: a slot lies behind its ancestors
         self.masks: dict[tuple[int, int, int | None], Mask] = {}
         self.prefixes: dict[tuple[int, int], list[KV]] = {}  # by positions, and then by layer
@@ -141,7 +148,9 @@ class _Tree:
     @cached_property
     def chain(self) -> bool:
         """Every place is its position (plain decoding is the shortest): nothing is gathered."""
-        return not isinstance(self.cache, Overlay) and all(path[-1] == len(path) - 1 for path in self.paths)
+        behind = self.positions - self.shared
+        own = self.place[np.arange(self.n), behind]
+        return not isinstance(self.cache, Overlay) and bool((own == behind).all())
 
     @cached_property
     def places(self) -> Tensor:

@@ -98,6 +98,8 @@ class LowBitCopy:
 class SubstituteWeights:
     """The target's weights for drafting; see `torch.target.ModelWeights`. Nothing is ever streamed."""
 
+    chains = 0  # it reads no prompt
+
     def __init__(
         self,
         target: Weights,

@@ -35,6 +35,7 @@ class ModelWeights(Protocol):
     device: torch.device  # where matmuls run
     small: dict[str, Tensor]  # norms and biases
     together: Together  # of the matrices that are in memory
+    chains: int  # rows of a prompt that have a tree's bits when they are multiplied
 
     def linear(
         self,
@@ -149,7 +150,7 @@ class TorchTarget(Generic[W]):
                 )
         cos, sin = self.rope(rows.positions)
         angles = cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)
-        attention = AttentionPlan(rows, self.device)
+        attention = AttentionPlan(rows, self.device, self.weights.chains)
         whole = whole_pass(attention, self.config, self.whole_rows, *angles)
         return Prepared(rows, angles, attention, whole)
 

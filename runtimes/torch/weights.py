@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from edgespec.devices.disk import ReadSettings
+from edgespec.kernels import compiled
 from edgespec.kernels.choice import FEWS
 from edgespec.kernels.dispatch import add
 from edgespec.kernels.matmul import Block, Together, linear, ragged, typed
@@ -42,6 +43,11 @@ class Weights(StoredChunks):
         except BaseException:
             self._close_files()
             raise
+
+    @property
+    def chains(self) -> int:
+        """See `runtimes.torch.target.ModelWeights`."""
+        return compiled.chains(self.table.stored, self.dtype) if self.device.type == "cpu" else 0
 
     def linear(
         self,
