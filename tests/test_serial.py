@@ -32,7 +32,6 @@ from edgespec.errors import BudgetError, Cancelled, ModelError, OptionError, Tok
 from edgespec.offload.plan.costs import CostModel
 from edgespec.schedules.kinds import check_schedule
 from edgespec.schedules.serial import Plain, Serial
-from tests.table_runtime import VOCABULARY, TableRuntime
 from tests.test_session import prompt_of, write_model
 
 
@@ -483,54 +482,3 @@ def test_the_first_token_is_said_before_drafters_read_the_prompt(model: Path) ->
     assert not drafter.calls
     assert len([*replying]) == 3
     assert drafter.calls[0] == ("prefill", prompt_of(9))
-
-
-@pytest.mark.parametrize("beside", [[], [NGram()]], ids=["model", "ngram+model"])
-def test_a_model_reads_the_prompt_when_drafts_are_wanted(beside: list[NGram]) -> None:
-    """What is never drafted for is not read, and reading is no draft's time."""
-
-    class Asked(Notes):
-        now: TreeBudget | None = None
-
-        def budget(self, limit: TreeBudget, passes: range) -> TreeBudget | None:
-            return self.now
-
-    runtime, controller, seconds = TableRuntime(), Asked(TreeBudget(1, 0, 0)), [0.0]
-
-    class Late(ModelDrafter):
-        def read(self) -> None:
-            seconds[0] += 100
-            super().read()
-
-    drafter = Combined([*beside, Late(runtime, VOCABULARY)])
-    schedule = Serial(drafter, controller, 64, clock=lambda: seconds[0])
-    prompt = [1, 2, 3, 4, 5, 6]
-    schedule.begin(Context(prompt), 100)
-    for budget in (None, TreeBudget(6, 3, 0)):  # n-grams need no pass
-        controller.now = budget
-        schedule.next_tree(7)
-        schedule.settle(Outcome(np.array([0]), (7,), 0, seconds=1.0))
-    assert not runtime.text
-    controller.now = TreeBudget(6, 3, 2)
-    assert len(schedule.next_tree(8)) > 1
-    assert runtime.text == [*prompt, 7, 7]
-    assert schedule.draft_seconds == 0.0
-    schedule.settle(Outcome(np.array([0]), (9,), 0, seconds=1.0))
-    schedule.begin(Context([*prompt, 7, 7, 8, 9, 10]), 100)  # the next turn
-    assert len(runtime.text) <= 9
-    schedule.next_tree(11)
-    assert runtime.text == [*prompt, 7, 7, 8, 9, 10]
-    assert schedule.draft_seconds == 0.0
-
-
-def test_a_damaged_model_that_reads_late_drafts_no_more() -> None:
-    class Damaged(ModelDrafter):
-        def read(self) -> None:
-            raise ModelError("NaN")
-
-    schedule = Serial(Damaged(TableRuntime(), VOCABULARY), Notes(TreeBudget(6, 3, 2)), 64)
-    schedule.begin(Context([1, 2, 3]), 100)
-    assert len(schedule.next_tree(7)) == 1
-    assert schedule.damaged
-    schedule.settle(Outcome(np.array([0]), (8,), 0, seconds=1.0))
-    assert len(schedule.next_tree(8)) == 1

@@ -147,18 +147,6 @@ class Foreseeing(Protocol):
 
 
 @runtime_checkable
-class LateReading(Protocol):
-    """A drafter whose own model has to read a text before it drafts behind it, and can put that off: a reply
-    of which nothing is drafted need not be read."""
-
-    def note(self, context: Context) -> None:
-        """In place of `prefill`: to be read when drafts are wanted."""
-
-    def read(self) -> None:
-        """Before a round with passes, what is still to be read. Raises Cancelled, and ModelError for NaN."""
-
-
-@runtime_checkable
 class Elsewhere(Protocol):
     """A drafter that drafts in another process, which may be lost."""
 

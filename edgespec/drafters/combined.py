@@ -15,7 +15,6 @@ from edgespec.drafters.base import (
     Elsewhere,
     Foreseeing,
     Hearing,
-    LateReading,
     Root,
     Watching,
 )
@@ -41,7 +40,6 @@ class Combined:
         self._watching = [member for member in self.members if isinstance(member, Watching)]
         self._elsewhere = [member for member in self.members if isinstance(member, Elsewhere)]
         self._foreseeing = [member for member in self.members if isinstance(member, Foreseeing)]
-        self._reading = [member for member in self.members if isinstance(member, LateReading)]
 
     @property
     def resident(self) -> bool:
@@ -55,17 +53,6 @@ class Combined:
     def prefill(self, context: Context) -> None:
         for member in self.members:
             member.prefill(context)
-
-    def note(self, context: Context) -> None:
-        for member in self.members:
-            if isinstance(member, LateReading):
-                member.note(context)
-            else:
-                member.prefill(context)
-
-    def read(self) -> None:
-        for member in self._reading:
-            member.read()
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> CombinedDrafting:
         started = [member.start(roots, budget) for member in self.members]

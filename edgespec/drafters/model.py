@@ -56,27 +56,17 @@ class ModelDrafter:
         self.tokens: list[int] = []  # committed here
         self.tail: list[int] = []  # committed by the target, but not here yet
         self.context = Context([])
-        self._unread = False  # the tail begins with a prompt
 
     def prefill(self, context: Context) -> None:
-        self.note(context)
-        self.read()
-
-    def note(self, context: Context) -> None:
-        """See `drafters.base.LateReading`."""
         self.context = context
         shared = min(shared_prefix(self.tokens, context.tokens), self.runtime.length)
         self.forest.drop(shared)
         del self.tokens[shared:]
-        self.tail, self._unread = [int(t) for t in context.tokens[shared:]], True
-
-    def read(self) -> None:
-        """See `drafters.base.LateReading`."""
-        unread, self._unread = self._unread or len(self.tail) > LONG_TAIL, False
-        if unread and self.position < self.runtime.capacity:  # else it will never draft here
+        self.tail = [int(t) for t in context.tokens[shared:]]
+        if self.position < self.runtime.capacity:  # else it will never draft here
             with closing(self._follow()) as parts:
                 for _ in parts:
-                    self.context.check()
+                    context.check()
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
         self.forest.renew()

@@ -11,7 +11,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import UNDRAFTED, Context, Controller, Offer, Place, TreeBudget
 from edgespec.core.trace import Cycle, Overlap
 from edgespec.core.tree import TokenTree
-from edgespec.drafters.base import Drafter, Elsewhere, LateReading, Root, Watching
+from edgespec.drafters.base import Drafter, Elsewhere, Root, Watching
 from edgespec.drafters.combined import without_models
 from edgespec.errors import Cancelled, ModelError
 from edgespec.runtimes.rows import Rows
@@ -100,7 +100,6 @@ class Serial:
         self._watcher = drafter if isinstance(drafter, Watching) else None
         self._forgoes = self._watcher is not None and self._watcher.forgoes
         self._elsewhere = drafter if isinstance(drafter, Elsewhere) else None
-        self._reader = drafter if isinstance(drafter, LateReading) else None
 
     @property
     def hears(self) -> Layers:
@@ -120,18 +119,12 @@ class Serial:
         self.left = limit - 1  # the first token comes from the prompt's own pass
         self._missed = False  # which was heard
         self._tell()
-        if self._reader is not None:
-            self._reader.note(context)
-        else:
-            self._prefill(context)
-        self._leave_lost()
-
-    def _prefill(self, context: Context) -> None:
         try:
             self.drafter.prefill(context)
         except ModelError:
             self._drop_models()
             self.drafter.prefill(context)
+        self._leave_lost()
 
     def next_tree(self, root: int) -> TokenTree:
         self.root, self.tree, self.passes, self.draft_seconds = root, TokenTree.root(root), None, 0.0
@@ -143,7 +136,6 @@ class Serial:
             # Every outcome has a bonus token, so the deepest useful node is the last token but one.
             limit = TreeBudget(self.nodes, self.left - 1, passes=0)
             budget = self._able(self.controller.budget(limit, self.drafter.passes))
-            began += self._read(budget)
             if budget is not None and self.drafter.passes:
                 self.passes = budget.passes
                 self.tree = self.controller.prune(self._draft(root, budget))
@@ -155,17 +147,6 @@ class Serial:
         """A model that has not heard the latest pass hears the next one first. So none is heard before a
         refusal that is followed by another."""
         return None if budget is not None and budget.passes and self._missed else budget
-
-    def _read(self, budget: TreeBudget | None) -> float:
-        """Before passes of drafting; the seconds that it took, as no draft takes them again."""
-        if self._reader is None or budget is None or not (budget.passes or budget.ahead):
-            return 0.0
-        began = self.clock()
-        try:
-            self._reader.read()
-        except ModelError:
-            self._drop_models()
-        return self.clock() - began
 
     def _rest(self) -> None:
         """Nobody asks for drafts behind this tree: what the drafter can do without costs the pass nothing."""

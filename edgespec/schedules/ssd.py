@@ -88,7 +88,6 @@ class Ssd(Serial):
         budget = self._able(budget)
         if budget is None and self._drawn and len(prepared) > 1:
             budget = replace(limit, found=len(prepared) - 1)
-        began += self._read(budget)
         if budget is not None and self.drafter.passes:
             self.tree, self.passes, late = kept, budget.passes, False
             if not ready or budget.passes or (budget.nodes, budget.depth) != (limit.nodes, limit.depth):

@@ -45,9 +45,9 @@ class StreamingDrafter(ModelDrafter):
         super().__init__(runtime, vocabulary, room)
         self.streaming = runtime
 
-    def note(self, context: Context) -> None:
+    def prefill(self, context: Context) -> None:
         self.streaming.streams = 0 if context.drawn else self.streaming.most_streams
-        super().note(context)
+        super().prefill(context)
 
     def start(self, roots: Sequence[Root], budget: TreeBudget) -> Drafting:
         if self.context.drawn:
