@@ -21,7 +21,7 @@ from edgespec.kernels.compiled import SOURCES
 from edgespec.kernels.scratch import at_hand, scratch
 
 BLOCK = 64  # positions that are met at a time: native.h's KEYS
-_GROUP = 32  # query heads that one head of keys may have: native.h's QUERIES
+GROUP = 32  # query heads that one head of keys may have: native.h's QUERIES
 
 # native.h's Attention; addresses as numbers, so that a column of them is moved from layer to layer at once.
 _ATTENTION = np.dtype(
@@ -67,7 +67,7 @@ class TreeAttention:
         self.pasts = list(pasts)  # whose arrays are read
         k = self.pasts[0].prefix[0]
         self.dtype, self.kv_heads, self.e = k.dtype, k.shape[1], k.shape[3]
-        self.most_heads = _GROUP * self.kv_heads
+        self.most_heads = GROUP * self.kv_heads
         size = k.element_size()
         self._calls = calls = np.zeros(len(self.pasts), dtype=_ATTENTION)
         calls["type"], calls["kv_heads"], calls["e"] = SOURCES[k.dtype], self.kv_heads, self.e

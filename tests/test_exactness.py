@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,14 @@ from edgespec.kernels import compiled, matmul
 from edgespec.kernels.cpu import is_native, multiply
 from edgespec.kernels.matmul import Block, linear
 from edgespec.kernels.row_class import _Results, row_class
+from edgespec.models.packing import pack_model
+from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
+from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.rows import Rows
+from edgespec.runtimes.torch.draft import open_draft
+from edgespec.runtimes.torch.kv_cache import TorchKVCache
 from tests.covering import covering
+from tests.test_session import write_model
 from tests.tiny import fill, open_tiny, run_tree, write_checkpoint
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -93,6 +100,23 @@ def test_a_short_prompt_has_the_bits_of_plain_decoding(tmp_path: Path, kind: str
             for layer in range(3):
                 assert all(map(torch.equal, cache.view(layer), plain.view(layer)))
             cache.truncate(length)
+
+
+@pytest.mark.parametrize("precision", ["int4", "int8"])
+def test_a_low_bit_prompt_has_the_same_bits_however_it_is_cut(tmp_path: Path, precision: str) -> None:
+    """Also above 256 rows, which are multiplied in parts."""
+    pack_model(str(write_model(tmp_path / "m")), tmp_path / "packed", precision=precision)
+    target = open_draft(describe_model(tmp_path / "packed"), TREE_ROWS)
+    if target.weights.chains < PREFILL_ROWS:
+        pytest.skip("long prompts have an order of their own here")
+    tokens, caches = np.random.default_rng(2).integers(0, 128, 420), list[TorchKVCache]()
+    for cuts in ([420], [100, 320], [33, 64, 290, 1, 32]):
+        caches.append(cache := target.new_cache(420))
+        for start, stop in pairwise(accumulate(cuts, initial=0)):
+            fill(target, cache, tokens[start:stop])
+    for layer, cache in product(range(target.config.layers), caches[1:]):
+        assert all(map(torch.equal, cache.view(layer), caches[0].view(layer)))
+    target.weights.close()
 
 
 def test_a_torch_that_does_not_know_the_processor_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -480,5 +480,7 @@ def test_the_first_token_is_said_before_drafters_read_the_prompt(model: Path) ->
     first = next(replying)
     assert first.token is not None
     assert not drafter.calls
+    before = first.stats.prefill_seconds
     assert len([*replying]) == 3
     assert drafter.calls[0] == ("prefill", prompt_of(9))
+    assert first.stats.prefill_seconds > before, "their reading is no token's time"

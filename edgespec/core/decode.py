@@ -117,13 +117,15 @@ class Decoding:
         self.go_on([*said, *outcome.tokens])
         return Cycle(None, part.tree, outcome, 0.0, outcome.seconds)
 
-    def tell(self) -> None:
-        """The schedule hears of a prompt that is all committed, if it has not. That can wait until the first
-        token is said; but who drafts with others hears before any of them drafts."""
-        if not self._told:
-            with self.verifier.turn:  # conversations share a draft model
-                self.check()
-                self._tell(self.prompt, self.limit)
+    def tell(self) -> bool:
+        """The schedule hears of a prompt that is all committed; False = it has, before. That can wait until
+        the first token is said; but who drafts with others hears before any of them drafts."""
+        if self._told:
+            return False
+        with self.verifier.turn:  # conversations share a draft model
+            self.check()
+            self._tell(self.prompt, self.limit)
+        return True
 
     def _begin(self, last: PrefillBlock) -> None:
         self.check()

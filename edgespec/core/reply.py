@@ -128,6 +128,7 @@ class Reply:
     def ask(self) -> Part:
         """What it wants of the next pass. Raises Cancelled."""
         self.cancellation.check()
+        self.tell()
         return self.decoding.ask()
 
     def answer(self, part: Part) -> Iterator[Response]:
@@ -147,8 +148,10 @@ class Reply:
         return self.writer.write([self.root], drafted=0)
 
     def tell(self) -> None:
-        """See `core.decode.Decoding`."""
-        self.decoding.tell()
+        """See `core.decode.Decoding`. A draft model that reads the prompt now is the prompt's time."""
+        began = perf_counter()
+        if self.decoding.tell():
+            self.clock.prompt_took(perf_counter() - began)
 
     def answer_late(self, part: Verification) -> Iterator[Response]:
         """As `answer`, of a tree that somebody has spoken behind meanwhile; what was said stays verified."""
@@ -245,6 +248,11 @@ class _Clock:
         self.stats.prefill_seconds = self.decode_began - self.began
         self.stats.cycles = 1
         self.measure()
+
+    def prompt_took(self, seconds: float) -> None:
+        """So much more, behind its token."""
+        self.stats.prefill_seconds += seconds
+        self.decode_began += seconds
 
     def cycle(self, cycle: Cycle) -> None:
         self.stats.cycles += 1

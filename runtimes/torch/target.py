@@ -17,6 +17,7 @@ from edgespec.kernels.dispatch import add, add_norm, rms_norm, rotate, swiglu
 from edgespec.kernels.layer import LayerPass, run_layers
 from edgespec.kernels.matmul import Block, Together
 from edgespec.kernels.threads import use_threads
+from edgespec.kernels.tree_attention import GROUP
 from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS, IntArray
 from edgespec.runtimes.config import ModelConfig
 from edgespec.runtimes.rows import Rows
@@ -35,7 +36,10 @@ class ModelWeights(Protocol):
     device: torch.device  # where matmuls run
     small: dict[str, Tensor]  # norms and biases
     together: Together  # of the matrices that are in memory
-    chains: int  # rows of a prompt that have a tree's bits when they are multiplied
+
+    @property
+    def chains(self) -> int:
+        """So many rows of a prompt have a tree's bits when they are multiplied, and may attend as a tree."""
 
     def linear(
         self,
@@ -150,7 +154,8 @@ class TorchTarget(Generic[W]):
                 )
         cos, sin = self.rope(rows.positions)
         angles = cos[:, None].to(self.dtype), sin[:, None].to(self.dtype)
-        attention = AttentionPlan(rows, self.device, self.weights.chains)
+        chains = self.weights.chains if self.config.heads <= GROUP * self.config.kv_heads else 0
+        attention = AttentionPlan(rows, self.device, chains)
         whole = whole_pass(attention, self.config, self.whole_rows, *angles)
         return Prepared(rows, angles, attention, whole)
 
