@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,24 +25,37 @@ from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
 from edgespec.runtimes.formats.describe import describe_model
 from edgespec.runtimes.torch.choices import settle
 from edgespec.runtimes.torch.draft import open_draft
+from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
+
+
+class ByTorch:
+    """The same weights, whose prompts are not to attend as trees'."""
+
+    chains = 0
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._weights, name)
 
 
 def reader(model: Path, behind: int) -> Callable[[int, bool], Row]:
     """Reads so many rows, as trees' or not."""
     files = describe_model(model)
     settle(files.table)
-    target, usual = open_draft(files, TREE_ROWS), Weights.chains
-    if not usual.__get__(target.weights):
+    target = open_draft(files, TREE_ROWS)
+    if not target.weights.chains:
         raise SystemExit("torch attends to all prompts of this model here; there is nothing to compare")
+    by_torch: TorchTarget[Any] = TorchTarget(files.config, ByTorch(target.weights), TREE_ROWS)
     cache = target.new_cache(behind + PREFILL_ROWS, TREE_ROWS)
     rng, vocabulary = np.random.default_rng(0), files.config.vocab_size
 
     def read(rows: int, as_trees: bool) -> Row:
-        setattr(Weights, "chains", usual if as_trees else 0)  # noqa: B010 - for mypy it is read only
         began = time.perf_counter()
         for block in blocks(cache, rng.integers(0, vocabulary, rows).tolist()):
-            run_pass(target, [block])
+            run_pass(target if as_trees else by_torch, [block])
             block.raise_error()
         took = time.perf_counter() - began
         cache.truncate(behind)
