@@ -110,6 +110,23 @@ def measure(encoding: str, clock: Callable[[Call], float] = seconds) -> Choice:
     return Choice(tuple(ways), order, few, {name: tuple(times) for name, times in tried.items()})
 
 
+def core_seconds(encoding: str, choice: Choice) -> dict[int, float]:
+    """What a core takes to multiply 10^9 bytes of such weights, in its cache and as chosen, by numbers of
+    rows: as far as the race has shown it."""
+    found = dict[int, float]()
+    if encoding == "BF16" and choice.order not in (AVX2, AVX512):
+        times = choice.tried.get(f"all rows: {order_words(choice.order)}", ())
+        found.update(zip(SHARED, times, strict=False))
+    else:
+        for place, (rows, way) in enumerate(zip(ROWS, choice.ways, strict=True)):
+            times = choice.tried.get(way_words(way), ())
+            at = sum(way in _ways(encoding, fewer) for fewer in ROWS[:place])
+            if at < len(times):
+                found[rows] = times[at]
+    gigabytes = OUT * stored_row_bytes(encoding, INNER) / 1e9
+    return {rows: microseconds / 1e6 / gigabytes for rows, microseconds in found.items()}
+
+
 def _winner(took: Mapping[int, float], lead: float) -> int:
     """The fastest; the first, unless it is beaten by `lead`."""
     first = next(iter(took))

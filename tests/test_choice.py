@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +20,7 @@ from edgespec.kernels import compiled, trials
 from edgespec.kernels.choice import (
     AMX,
     AVX2,
+    AVX512,
     AVX512_BF16,
     CHOSEN,
     FEWS,
@@ -29,6 +31,7 @@ from edgespec.kernels.choice import (
     as_json,
     of_json,
 )
+from edgespec.kernels.low_bit import stored_row_bytes
 from edgespec.kernels.matmul import linear, one_class
 from edgespec.kernels.trials import measure  # the real one: tests have it replaced
 from edgespec.runtimes.torch import choices
@@ -311,7 +314,43 @@ def test_a_folder_that_cannot_be_held_is_written_all_the_same(monkeypatch: pytes
     assert recall("one") == 1
 
 
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_what_won_says_how_long_a_core_takes(encoding: str) -> None:
+    """A winner need not have been tried with every number of rows."""
+    gigabytes = trials.OUT * stored_row_bytes(encoding, trials.INNER) / 1e9
+    for level in range(compiled.level() + 1):
+        compiled.level(level)
+        found = measure(encoding, clock(lambda rows, key, order: 1e-6 * (100 * rows + 10 * key)))
+        keys = dict(zip(ROWS, found.ways, strict=True))
+        if encoding == "BF16" and found.order not in (AVX2, AVX512):
+            keys = dict.fromkeys(trials.SHARED, found.order)
+        expected = {rows: 1e-6 * (100 * rows + 10 * key) / gigabytes for rows, key in keys.items()}
+        assert trials.core_seconds(encoding, found) == pytest.approx(expected)
+    assert trials.core_seconds(encoding, trials.by_features(encoding)) == {}, "nothing was tried"
+
+
 # In an engine.
+
+
+def test_a_plan_knows_what_more_rows_took_in_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the controller begins with, by all threads: lines between and beyond what was tried."""
+    import edgespec
+
+    def raced(encoding: str) -> Choice:
+        usual = trials.by_features(encoding)
+        return replace(
+            usual, order=AVX2, ways=(2,) * len(ROWS), tried={"AVX2": (1, 2, 3, 5, 7, 9, 13, 16, 64)}
+        )
+
+    monkeypatch.setattr(trials, "measure", raced)
+    with edgespec.load(DEMO, memory="1GB", drafter="none", device="cpu", threads=2) as engine:
+        found, stored = engine.plan.rates.raced, engine.plan.table.stored
+        assert found is not None
+        gigabytes = trials.OUT * stored_row_bytes("BF16", trials.INNER) / 1e9
+        expected = np.array([1, 2, 5, 9, 32, 64, 512]) * 1e-6 / gigabytes / 2
+        assert {*found.seconds} == {"BF16"}
+        assert found.seconds["BF16"] == pytest.approx(expected)
+        assert engine.plan.costs().by_rows[-1] >= expected[-1] * stored["BF16"] / 1e9
 
 
 def test_an_engine_multiplies_and_says_what_was_chosen(

@@ -19,6 +19,7 @@ from edgespec.core.acceptance import Outcome
 from edgespec.core.schedule import TreeBudget
 from edgespec.core.trace import Cycle
 from edgespec.core.tree import TokenTree, TreeBuilder
+from edgespec.devices.matmuls import ROWS as MATMUL_ROWS
 from edgespec.offload.plan.costs import CostModel
 from tests.covering import covering
 
@@ -553,6 +554,23 @@ def test_pruning_keeps_what_pays_and_stays_connected() -> None:
     kept = controller.prune(whole)
     assert 1 < len(kept) < len(whole)
     assert kept.scores.min() >= np.sort(whole.scores)[-len(kept) - 3]
+
+
+def test_a_tree_is_cut_to_what_credit_bears() -> None:
+    """A drafter that was right in short drafts, and claims to be in a long one."""
+    rows = np.array(MATMUL_ROWS)
+    controller = Adaptive(CostModel(compute=0.1, step=0.01, by_rows=tuple(0.07 + 0.03 * rows)))
+    near, far = (TokenTree.chain(np.arange(n), np.append(0.0, np.full(n - 1, -1e-3))) for n in (2, 50))
+    for _ in range(20):
+        controller.record(Cycle(0, near, Outcome(np.arange(2), (1, 2)), 0.0, 0.13))
+        controller.record(Cycle(None, TokenTree.root(1), Outcome(np.arange(1), (1,)), 0.0, 0.1))
+    assert controller.budget(LIMIT, range(1)) is not None
+    for credit in (10.0, 4.0, 0.0):
+        controller.credit = credit
+        kept = controller.prune(far)
+        lost = float(controller.costs.passes(len(kept), False)) * controller.plain_rate - 1
+        assert 2 <= len(kept) < 50
+        assert credit < lost <= credit + 1
 
 
 def given_up(world: World | None, speedup: float, cycles: int, seed: int = 0) -> int | None:

@@ -40,6 +40,16 @@ def test_weights_are_multiplied_as_measured_by_encoding_and_rows() -> None:
     assert rates.multiply({}) == (0.0,) * len(ROWS)
 
 
+def test_where_nothing_was_measured_more_rows_cost_what_cores_took_in_a_race() -> None:
+    """One row is bound by memory, and so are others until cores take longer."""
+    raced = Matmuls({"U8": (0.05, 0.08, 0.12, 0.3, 1.0, 2.0, 9.0), "F32": (9.0,) * len(ROWS)})
+    rates = Rates(1.0, 10.0, Matmuls({"F32": (0.2,) * len(ROWS)}), raced)
+    assert rates.multiply({"U8": 2 * GB}) == pytest.approx((0.2, 0.2, 0.24, 0.6, 2.0, 4.0, 18.0))
+    assert rates.multiply({"F32": GB}) == pytest.approx((0.2,) * len(ROWS)), "measured from memory"
+    slower = Rates(1.0, 10.0, None, Matmuls({"U8": (0.3, 0.3, 0.3, 0.3, 1.0, 2.0, 9.0)}))
+    assert slower.multiply({"U8": GB})[:2] == pytest.approx((0.1, 0.3)), "the rate of memory is one row's"
+
+
 def test_more_rows_never_cost_less_than_fewer() -> None:
     noisy = Rates(None, 10.0, Matmuls({"BF16": (0.3, 0.1, 0.2, 0.1, 0.2, 0.1, 0.4)}))
     assert noisy.multiply({"BF16": GB}) == pytest.approx((*[0.3] * 6, 0.4))

@@ -74,6 +74,7 @@ class Adaptive:
         self.credit = GRACE  # plain cycles that drafting may still lose
         self._rate = 0.0  # the highest expected tokens per second, as of the last budget
         self._overlaps = False  # the drafter is to go on in the next pass, likewise
+        self._drafting = 0.0  # seconds of drafting before it, likewise
         self.took: float | None = 1.0  # the latest cycle, in plain cycles
         self.speedup: float | None = 1.0
         self.refusal: str | None = None
@@ -155,6 +156,7 @@ class Adaptive:
         self._refuse(float(rates[best]))
         if self.refusal is not None:
             return None
+        self._drafting = float(self.costs.draft.at(STEPS[best]))
         return replace(limit, passes=int(STEPS[best]), price=self._price)
 
     def overlapped(
@@ -174,6 +176,7 @@ class Adaptive:
         self._refuse(best)
         if self.refusal is not None:
             return None, prepared
+        self._drafting = 0.0
         prepared = self.prune(prepared)  # the rest is not verified, so it has no price
         given, found, even = self.beliefs.worth(prepared, tokens, width)
         more = STEPS - STEPS[even]
@@ -186,6 +189,7 @@ class Adaptive:
             return None, prepared
         gains = given + tokens - tokens[even] - self._rate * seconds
         chosen = int(more[np.argmax(np.where(possible, gains, -np.inf))])
+        self._drafting = float(self.costs.draft.at(chosen))
         return replace(limit, passes=chosen, found=found, ahead=self._overlaps, price=self._price), prepared
 
     def _drafts(self) -> tuple[FloatArray, FloatArray]:
@@ -269,13 +273,19 @@ class Adaptive:
         return self.asking.choose()
 
     def prune(self, tree: TokenTree) -> TokenTree:
-        """The nodes that earn their verification at the best rate known; a sampled tree stays whole."""
+        """The nodes that earn their verification at the best rate known, as far as credit bears that; a
+        sampled tree stays whole."""
         if tree.drafts is not None or len(tree) == 1:
             return tree
         scores = self.beliefs.chances.scores(tree)
         likeliest = np.argsort(-scores, kind="stable")
         tokens = np.cumsum(np.exp(scores[likeliest]))
-        worth = tokens - self._rate * self.costs.passes(np.arange(1, len(tree) + 1), self._overlaps)
+        seconds = self.costs.passes(np.arange(1, len(tree) + 1), self._overlaps)
+        lost = (
+            self._drafting + seconds
+        ) * self.plain_rate - 1  # should all of it be wrong; what was expected
+        borne = lost <= self.credit + 1  # may have been some nodes less
+        worth = np.where(borne, tokens, 0.0) - self._rate * seconds
         return tree.select(np.sort(likeliest[: int(np.argmax(worth)) + 1]))
 
     def gains(self, tree: TokenTree) -> FloatArray | None:

@@ -37,6 +37,7 @@ class Rates:
     read: float | None  # direct reads of the weights' disk; None = unknown
     compute: float  # weights multiplied by one row, from memory
     matmuls: Matmuls | None = None  # by encoding and rows, where that was measured
+    raced: Matmuls | None = None  # likewise, of weights in caches, where nothing else was
 
     def flash(self, nbytes: int) -> float:
         """Seconds to read so much from flash; 0 where the rate is unknown."""
@@ -49,10 +50,15 @@ class Rates:
     def multiply(self, stored: Mapping[str, int]) -> tuple[float, ...]:
         """[len(ROWS)] seconds to multiply so many bytes of weights, by encoding, by each number of ROWS."""
         measured = self.matmuls.seconds if self.matmuls else {}
+        raced = self.raced.seconds if self.raced else {}
         seconds = np.zeros(len(ROWS))
         for encoding, nbytes in stored.items():
             if encoding in measured:
                 seconds += np.array(measured[encoding]) * nbytes / 1e9
+            elif encoding in raced:
+                cores = np.array(raced[encoding]) * nbytes / 1e9
+                cores[0] = 0.0  # the rate of memory is that of one row
+                seconds += np.maximum(cores, self.memory(nbytes))
             else:
                 seconds += self.memory(nbytes) * (1 + (np.array(ROWS) - 1) / FREE_ROWS)
         return tuple(np.maximum.accumulate(seconds).tolist())  # never less for more

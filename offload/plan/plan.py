@@ -67,7 +67,7 @@ class Plan:
     def costs(self, step_bytes: int = 0) -> CostModel:
         """What its passes should cost, and steps that read so many bytes of memory."""
         rates, table = self.rates, self.table
-        by_rows = rates.multiply(table.stored) if rates.matmuls is not None else ()
+        by_rows = rates.multiply(table.stored) if rates.matmuls or rates.raced else ()
         return CostModel(
             io=rates.flash(self.bytes_per_pass),
             compute=by_rows[0] if by_rows else rates.memory(table.nbytes),

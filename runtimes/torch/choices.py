@@ -10,8 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
+from edgespec.devices.matmuls import ROWS, Matmuls
 from edgespec.devices.rates import keep_first, recall, remember
 from edgespec.kernels import trials
 from edgespec.kernels.choice import CHOSEN, LEVELS, NAMES, Choice, as_json, of_json
@@ -28,6 +30,20 @@ def settle(table: ChunkTable) -> None:
 def reasons(table: ChunkTable) -> list[str]:
     """What multiplies a model's matrices, in words."""
     return [f"{NAMES.get(e, e)}: {CHOSEN[e].describe(e)}" for e in sorted(_encodings(table) & CHOSEN.keys())]
+
+
+def raced(table: ChunkTable) -> Matmuls | None:
+    """What the races have shown of how long a model's matrices take by rows, by all threads, where weights
+    come no later than they are multiplied."""
+    found, threads = {}, torch.get_num_threads()
+    for encoding in _encodings(table) & CHOSEN.keys():
+        took = trials.core_seconds(encoding, CHOSEN[encoding])
+        if len(took) > 1 and 1 in took:
+            rows, seconds = np.array([*took]), np.maximum.accumulate([*took.values()]) / threads
+            slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
+            beyond = slope * np.maximum(np.array(ROWS) - rows[-1], 0)
+            found[encoding] = tuple((np.interp(ROWS, rows, seconds) + beyond).tolist())
+    return Matmuls(found) if found else None
 
 
 def _encodings(table: ChunkTable) -> set[str]:
