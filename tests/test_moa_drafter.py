@@ -34,8 +34,8 @@ from tests.test_session import prompt_of
 from tests.test_ssd_engine import waiting
 
 LAYERS = 5
-REPLY = GenerationOptions(max_tokens=12, ignore_eos=True)
-SAMPLED = GenerationOptions(max_tokens=12, ignore_eos=True, temperature=0.9, top_p=0.95, seed=7)
+REPLY = GenerationOptions(max_tokens=16, ignore_eos=True)
+SAMPLED = GenerationOptions(max_tokens=16, ignore_eos=True, temperature=0.9, top_p=0.95, seed=7)
 BUDGET = TreeBudget(16, 5, 5)
 PLACES: dict[str, dict[str, Any]] = {
     "resident": {"schedule": "serial"},
@@ -73,7 +73,7 @@ def three_turns(session: Session, options: GenerationOptions) -> tuple[list[int]
     """The second prompt goes on from the first reply, the third from the middle of it."""
     first, one = say(session, prompt_of(50), options)
     second, two = say(session, [*prompt_of(50), *first, *prompt_of(9, 1)], options)
-    third, three = say(session, [*prompt_of(50), *first[:7], *prompt_of(4, 2)], options)
+    third, three = say(session, [*prompt_of(50), *first[:10], *prompt_of(4, 2)], options)
     return first + second + third, [one, two, three]
 
 
@@ -101,7 +101,7 @@ def test_drafts_go_through_the_targets_last_layers(
             with engine.new_session(controller=Fixed(BUDGET)) as session:
                 tokens, stats = three_turns(session, options)
                 assert tokens == plain[options]
-                assert sum(s.accepted for s in stats) > 2
+                assert sum(s.accepted for s in stats) > 4
         draft = resident.drafter(engine.target.new_cache(300), 160).runtime
         there = (
             sum(p.nbytes for p in resident.module.parameters()) + draft.tokens.nbytes + draft.memory.nbytes
@@ -153,7 +153,7 @@ def test_the_text_is_the_targets_own(
             tokens, stats = three_turns(session, options)
             assert tokens == plain[options]
         assert sum(s.drafted for s in stats) > len(tokens)
-        assert sum(s.accepted for s in stats) > 3
+        assert sum(s.accepted for s in stats) > 4
         assert (sum(s.drafted_while_verifying for s in stats) > 20) == hides
         assert (sum(s.cache_hits for s in stats) > 0) == hides
 
