@@ -112,13 +112,16 @@ if (-not (Test-AtLeast 'torch' 2 6) -and -not (Install-Torch)) {
     Fail "could not install torch (see above). Give pip's arguments yourself in `$env:EDGESPEC_TORCH"
 }
 
+$library = & $python -I -c 'import sysconfig; print(''kernels/_native'' + sysconfig.get_config_var(''EXT_SUFFIX''))'
+Remove-Item -Force -LiteralPath $library -ErrorAction SilentlyContinue  # which may be of other sources
 $project = if ($extras) { ".[$extras]" } else { '.' }
 Say "Installing EdgeSpec$(if ($extras) { " with $extras" })"
 if ((Invoke-Pip @('install', '--no-build-isolation', '--editable', $project)) -ne 0) {
     Fail 'could not install EdgeSpec (see above)'
 }
-if (-not (Get-ChildItem kernels -Filter '_native*')) {
+if (-not (Test-Path -LiteralPath $library)) {
     Say 'No C compiler was found, or it failed: low-bit weights will be multiplied by torch, several times slower'
+    Say "(with the Build Tools for Visual Studio there, remove $stamp and run this again)"
 }
 Get-ChildItem -LiteralPath $venv -Filter '.edgespec-*' -Force |
     Where-Object { $_.Name -notlike ".edgespec-$digest*" } | Remove-Item -Force

@@ -26,8 +26,9 @@ place() {  # of the environment's programs: Windows' have a folder Scripts
 }
 place
 
-# Nothing to do when the same sources asked for the same extras before.
-digest=$(cat pyproject.toml install.sh kernels/native/* <(printf '%s' "$PWD" "${EDGESPEC_TORCH:-}") | cksum | cut -d' ' -f1)
+# Nothing to do when the same sources asked for the same extras before, with the same compiler or none.
+compiler=$(command -v "${CC:-cc}" || true)
+digest=$(cat pyproject.toml install.sh kernels/native/* <(printf '%s' "$PWD" "${EDGESPEC_TORCH:-}" "$compiler") | cksum | cut -d' ' -f1)
 stamp=$venv/.edgespec-$digest${extras:+-$extras}
 if [[ -e $stamp ]] && "$python" -I -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ("torch", "edgespec"))))'
 then
@@ -94,9 +95,11 @@ if ! at_least torch 2 6; then
 fi
 
 say "Installing EdgeSpec${extras:+ with $extras}"
+library=$("$python" -I -c 'import sysconfig; print("kernels/_native" + sysconfig.get_config_var("EXT_SUFFIX"))')
+rm -f "$library"  # which may be of other sources
 pip install --no-build-isolation --editable ".${extras:+[$extras]}" || fail "could not install EdgeSpec (see above)"
-compgen -G "kernels/_native*" >/dev/null ||
+[[ -e $library ]] ||
   say "No C compiler was found, or it failed: low-bit weights will be multiplied by torch, several times slower (Debian, Ubuntu: apt install gcc; then run this again)"
 find "$venv" -maxdepth 1 -name '.edgespec-*' ! -name ".edgespec-$digest*" -delete
-touch "$stamp"
+if [[ -e $library || ! $compiler ]]; then touch "$stamp"; fi  # what failed is tried again
 say "Ready: $programs/edgespec"

@@ -50,10 +50,14 @@ def check_source(model: str | Path) -> None:
 @contextmanager
 def open_engine(model: str | Path, options: EngineOptions, terminal: Terminal) -> Iterator[Engine]:
     """Load `model`, showing progress; it is closed at the end."""
-    from edgespec.drafters.resident import away  # numpy: not for --help
+    from edgespec.drafters.resident import away  # numpy and torch: not for --help
 
     terminal.busy("starting")
     with load_engine(model, options, terminal.progress) as engine:
+        from edgespec.runtimes.torch.choices import slow
+
+        if why := slow(engine.files.table):
+            terminal.note(why)
         if options.drafter != "auto":
             idle = [name for name in options.drafter.split("+") if name not in ("none", *engine.drafters)]
             if idle:

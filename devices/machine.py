@@ -37,6 +37,7 @@ class Machine:
     disk: ReadRate | None = None  # direct reads where the weights lie; None = unknown
     accelerator: Accelerator | None = None  # None also where it shares the processor's memory
     matmuls: Matmuls | None = None  # None = not measured
+    raced: Matmuls | None = None  # of a model's encodings, with weights in a cache
     arithmetic: Arithmetic = USUAL
 
     @property

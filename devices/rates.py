@@ -293,9 +293,12 @@ def _store(key: str, figures: Any, unless: Callable[[Any], bool] = lambda kept: 
         rates = _load()
         if unless(kept := rates.get(key)):
             return kept
+        rates.pop(key, None)
+        rates[key] = figures  # the latest is the last
+        while len(text := json.dumps({"version": VERSION, "rates": rates}, indent=1)) > CACHE_LIMIT:
+            del rates[next(iter(rates))]  # of a machine, it may be, that nobody has seen for years
         with replacing(path, private=True, shared=True) as temporary:
-            table = {"version": VERSION, "rates": rates | {key: figures}}
-            temporary.write_text(json.dumps(table, indent=1), encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8")
         return figures
     return None
 

@@ -32,7 +32,7 @@ from edgespec.kernels.choice import (
 )
 from edgespec.kernels.cpu import matmul_dtype, multiply
 from edgespec.kernels.low_bit import stored_row_bytes
-from edgespec.kernels.matmul import PROMPT_TILE_BYTES, Block
+from edgespec.kernels.matmul import PROMPT_TILE_BYTES, Block, linear
 from edgespec.kernels.threads import alone
 
 # With fewer rows of weights what is done once for x counts too much: of 256 eight rows of x were multiplied
@@ -125,6 +125,20 @@ def core_seconds(encoding: str, choice: Choice) -> dict[int, float]:
                 found[rows] = times[at]
     gigabytes = OUT * stored_row_bytes(encoding, INNER) / 1e9
     return {rows: microseconds / 1e6 / gigabytes for rows, microseconds in found.items()}
+
+
+@torch.inference_mode()
+def by_torch(encoding: str) -> dict[int, float]:
+    """The same by torch and all threads, where no kernels of ours are there: some 50 ms."""
+    block = _block(encoding)
+    calls = {rows: partial(linear, _inputs(rows, torch.bfloat16), block, exact=True) for rows in SHARED}
+    took = dict.fromkeys(calls, math.inf)
+    for _ in range(TRIES):
+        for rows, call in calls.items():
+            began = perf_counter()
+            call()
+            took[rows] = min(took[rows], perf_counter() - began)
+    return {rows: best / block.data.nbytes * 1e9 for rows, best in took.items()}
 
 
 def _winner(took: Mapping[int, float], lead: float) -> int:

@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from edgespec.devices.probe import cpu_count
 from edgespec.devices.rates import cache_folder, keep_first, recall, remember
 from edgespec.kernels import compiled, trials
 from edgespec.kernels.choice import (
@@ -305,6 +307,20 @@ def test_processes_at_once_keep_one_value_and_lose_none() -> None:
     assert {path.name for path in cache_folder().iterdir()} == {"rates.json"}
 
 
+def test_what_was_remembered_first_goes_when_the_file_is_full() -> None:
+    words = "x" * 300_000
+    for name in ("a", "b", "c"):
+        remember(name, words)
+    remember("a", "y" + words)
+    remember("d", words)
+    assert recall("b") is None, "the others are newer"
+    assert [str(recall(name))[0] for name in "cad"] == ["x", "y", "x"]
+    remember("all of it", "z" * 2**21)
+    assert recall("d") is None
+    remember("e", 1)
+    assert recall("e") == 1
+
+
 def test_a_folder_that_cannot_be_held_is_written_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> None:
         raise OSError(errno.ENOLCK, "no locks")
@@ -329,6 +345,54 @@ def test_what_won_says_how_long_a_core_takes(encoding: str) -> None:
     assert trials.core_seconds(encoding, trials.by_features(encoding)) == {}, "nothing was tried"
 
 
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ((2, 4, 6, 8, 12, 16, 24, 32, 128), (2, 4, 8, 16, 64, 128, 1024)),
+        ((2, 1, 3, 1, 1, 4, 4, 4, 4), (2, 2, 3, 4, 4, 4, 4)),  # never less for more rows
+        ((2, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9), (2, 4, 8, 16, 64, 128, 1024)),  # one by one
+        ((1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9, 1e9), None),  # of no processor
+        ((2,), None),
+        ((), None),
+    ],
+)
+def test_what_a_race_or_a_file_says_of_rows_is_bounded(
+    times: tuple[float, ...], expected: tuple[float, ...] | None
+) -> None:
+    compiled.level(AVX2)
+    usual = trials.by_features("U8")
+    CHOSEN["U8"] = replace(usual, ways=(2,) * len(ROWS), tried={"AVX2": times} if times else {})
+    found = choices.raced(stored_as("U8"))
+    assert (found is None) == (expected is None)
+    if found is not None and expected is not None:
+        gigabytes = trials.OUT * stored_row_bytes("U8", trials.INNER) / 1e9
+        threads = min(torch.get_num_threads(), cpu_count())
+        assert found.seconds["U8"] == pytest.approx(np.array(expected) * 1e-6 / gigabytes / threads)
+
+
+def stored_as(encoding: str) -> Any:
+    """A table whose only matrix is."""
+    piece = SimpleNamespace(encoding=encoding)
+    return SimpleNamespace(chunks=[SimpleNamespace(matrices=lambda: [(piece, None)])])
+
+
+def test_who_has_no_kernels_hears_why_and_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choices.slow(stored_as("Q4_K")) == ""
+    monkeypatch.setattr(choices, "unavailable", lambda: "they were not built")
+    assert choices.slow(stored_as("BF16")) == ""
+    for encoding, name in (("Q4_K", "Q4_K"), ("U8", "int4")):
+        said = choices.slow(stored_as(encoding))
+        assert said.startswith(f"{name}: ")
+        assert "they were not built" in said
+        assert "edgespec pack" in said
+        assert choices.reasons(stored_as(encoding)) == [said]
+        found = choices.raced(stored_as(encoding))
+        assert found is not None
+        one, *_, many = found.seconds[encoding]
+        assert 1e-3 < one <= many, "10^9 bytes take longer than that"
+    assert choices.raced(stored_as("BF16")) is None
+
+
 # In an engine.
 
 
@@ -339,7 +403,7 @@ def test_a_plan_knows_what_more_rows_took_in_the_race(monkeypatch: pytest.Monkey
     def raced(encoding: str) -> Choice:
         usual = trials.by_features(encoding)
         return replace(
-            usual, order=AVX2, ways=(2,) * len(ROWS), tried={"AVX2": (1, 2, 3, 5, 7, 9, 13, 16, 64)}
+            usual, order=AVX2, ways=(2,) * len(ROWS), tried={"AVX2": (1, 2, 3, 3, 5, 7, 9, 13, 61)}
         )
 
     monkeypatch.setattr(trials, "measure", raced)
@@ -347,7 +411,7 @@ def test_a_plan_knows_what_more_rows_took_in_the_race(monkeypatch: pytest.Monkey
         found, stored = engine.plan.rates.raced, engine.plan.table.stored
         assert found is not None
         gigabytes = trials.OUT * stored_row_bytes("BF16", trials.INNER) / 1e9
-        expected = np.array([1, 2, 5, 9, 32, 64, 512]) * 1e-6 / gigabytes / 2
+        expected = np.array([1, 2, 3, 7, 29, 61, 509]) * 1e-6 / gigabytes / 2
         assert {*found.seconds} == {"BF16"}
         assert found.seconds["BF16"] == pytest.approx(expected)
         assert engine.plan.costs().by_rows[-1] >= expected[-1] * stored["BF16"] / 1e9

@@ -26,13 +26,18 @@ case "$*" in
     done;;
   *importlib.metadata*torch*) [ -e "$NOTES.torch" ];;
   *"install torch"*) touch "$NOTES.torch";;
+  *EXT_SUFFIX*) echo kernels/_native.so;;
+  *--editable*) [ ! -e "$NOTES.compiles" ] || touch kernels/_native.so;;
   *--version*) echo "Python 3.12.0";;
 esac
 """
 
 
-def set_up(tmp_path: Path, folder: str, *extras: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Runs install.sh in a copy of the project, with a Python whose environments have `folder`."""
+def set_up(
+    tmp_path: Path, folder: str, *extras: str, compiler: bool = True, compiles: bool = True
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Runs install.sh in a copy of the project, with a Python whose environments have `folder`, and with or
+    without a compiler, which works or not."""
     project, notes = tmp_path / "project", tmp_path / "notes"
     project.mkdir(exist_ok=True)
     for name in ("install.sh", "pyproject.toml"):
@@ -41,6 +46,10 @@ def set_up(tmp_path: Path, folder: str, *extras: str) -> tuple[subprocess.Comple
     (project / "kernels" / "native" / "native.c").touch()
     python = tmp_path / "tools" / "python3"
     python.parent.mkdir(exist_ok=True)
+    if compiler:
+        (tmp_path / "tools" / "ours").touch(0o755)
+    mark = Path(f"{notes}.compiles")
+    mark.touch() if compiles else mark.unlink(missing_ok=True)
     name = "python" if folder == "bin" else "python.exe"
     python.write_text(PYTHON.replace("FOLDER", folder).replace("NAME", name))
     python.chmod(0o755)
@@ -49,7 +58,7 @@ def set_up(tmp_path: Path, folder: str, *extras: str) -> tuple[subprocess.Comple
     path = f"{python.parent}{os.pathsep}/usr/bin{os.pathsep}/bin"
     ended = subprocess.run(
         [BASH, str(project / "install.sh"), *extras],
-        env={"PATH": path, "NOTES": str(notes), "HOME": str(tmp_path)},
+        env={"PATH": path, "NOTES": str(notes), "HOME": str(tmp_path), "CC": "ours"},
         capture_output=True,
         text=True,
         timeout=60,
@@ -74,6 +83,27 @@ def test_an_environment_is_made_and_then_known(tmp_path: Path, folder: str) -> N
     other, asked = set_up(tmp_path, folder)
     assert "Ready" in other.stderr
     assert not any("-m venv" in line for line in asked)
+
+
+@needs_bash
+def test_kernels_that_were_not_built_are_built_once_a_compiler_works(tmp_path: Path) -> None:
+    none, _ = set_up(tmp_path, "bin", compiler=False, compiles=False)
+    assert none.returncode == 0
+    assert "apt install gcc; then run this again" in none.stderr
+    assert "Ready" in none.stderr
+    again, _ = set_up(tmp_path, "bin", compiler=False, compiles=False)
+    assert "is set up" in again.stderr, "nothing has changed"
+    for _ in range(2):
+        fails, asked = set_up(tmp_path, "bin", compiles=False)
+        assert "apt install gcc" in fails.stderr
+        assert any("--editable" in line for line in asked), "it is tried again"
+    stale = tmp_path / "project" / "kernels" / "_native.other.so"
+    stale.touch()  # of another Python
+    assert "apt install gcc" in set_up(tmp_path, "bin", compiles=False)[0].stderr
+    works, _ = set_up(tmp_path, "bin")
+    assert "apt install gcc" not in works.stderr
+    assert "is set up" in set_up(tmp_path, "bin")[0].stderr
+    assert stale.exists()
 
 
 @needs_bash

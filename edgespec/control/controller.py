@@ -15,11 +15,11 @@ with some trust in what the one before had found.
 
 All this fades, so what was given up is tried again some day. Trying may cost, and is paid from a *credit*: a
 share of the time and what drafting gained go in, what it lost against plain decoding comes out. Whatever is
-hoped for, a cycle that would overdraw the credit by giving a single token is not made. So drafts that cost
-what is believed lose no more than `GRACE` plain cycles in a first conversation, and `SAVED` where they had
-paid, beside that share. And drafts get longer by and by, so that a drafter much dearer than expected is found
-out by one pass: the first is so long that the credit bears two if a pass takes `DOUBT` times what the plan
-says.
+hoped for, a cycle that would overdraw the credit by giving a single token is not begun, and a tree of more
+nodes than were expected is cut to what a plain cycle more would bear. So drafts that cost what is believed
+lose no more than `GRACE` plain cycles in a first conversation, and `SAVED` where they had paid, beside that
+share. And drafts get longer by and by, so that a drafter much dearer than expected is found out by one pass:
+the first is so long that the credit bears two if a pass takes `DOUBT` times what the plan says.
 
 To weigh all this takes time, too, so where a cycle is short a refusal stands for some (`REST`; behind others,
 more), which are taken to be as plain ones were: nothing is learned from them.
@@ -176,8 +176,7 @@ class Adaptive:
         self._refuse(best)
         if self.refusal is not None:
             return None, prepared
-        self._drafting = 0.0
-        prepared = self.prune(prepared)  # the rest is not verified, so it has no price
+        prepared = self._cut(prepared, 0.0, self.credit)  # the rest is not verified, so it has no price
         given, found, even = self.beliefs.worth(prepared, tokens, width)
         more = STEPS - STEPS[even]
         seconds = self.costs.passes(np.maximum(nodes, len(prepared)), self._overlaps)
@@ -273,18 +272,19 @@ class Adaptive:
         return self.asking.choose()
 
     def prune(self, tree: TokenTree) -> TokenTree:
-        """The nodes that earn their verification at the best rate known, as far as credit bears that; a
-        sampled tree stays whole."""
+        """The nodes that earn their verification at the best rate known, as far as credit bears that, and a
+        plain cycle more; a sampled tree stays whole."""
+        return self._cut(tree, self._drafting, self.credit + 1)
+
+    def _cut(self, tree: TokenTree, drafting: float, credit: float) -> TokenTree:
+        """`drafting`: seconds that the tree has taken."""
         if tree.drafts is not None or len(tree) == 1:
             return tree
         scores = self.beliefs.chances.scores(tree)
         likeliest = np.argsort(-scores, kind="stable")
         tokens = np.cumsum(np.exp(scores[likeliest]))
         seconds = self.costs.passes(np.arange(1, len(tree) + 1), self._overlaps)
-        lost = (
-            self._drafting + seconds
-        ) * self.plain_rate - 1  # should all of it be wrong; what was expected
-        borne = lost <= self.credit + 1  # may have been some nodes less
+        borne = (drafting + seconds) * self.plain_rate - 1 <= credit  # should all of it be wrong
         worth = np.where(borne, tokens, 0.0) - self._rate * seconds
         return tree.select(np.sort(likeliest[: int(np.argmax(worth)) + 1]))
 

@@ -18,7 +18,7 @@ from edgespec.offload.plan.plan import Plan
 from edgespec.progress import Progress, ProgressCallback
 from edgespec.runtimes.formats.passes import judged_rows, pass_rows
 from edgespec.runtimes.target import Target
-from edgespec.runtimes.torch.choices import raced, reasons, settle
+from edgespec.runtimes.torch.choices import reasons, settle
 from edgespec.runtimes.torch.machine import measure_machine
 from edgespec.runtimes.torch.moa_memory import MoaMemoryFiles
 from edgespec.runtimes.torch.open import open_target
@@ -50,8 +50,7 @@ def load_model(
     plan = plan_engine(search.files, options, machine, drafters)
     if device.type == "cpu":
         settle(table)
-        rates = replace(plan.rates, raced=raced(table))
-        plan = replace(plan, rates=rates, reasons=[*plan.reasons[:1], *reasons(table), *plan.reasons[1:]])
+        plan = replace(plan, reasons=[*plan.reasons[:1], *reasons(table), *plan.reasons[1:]])
     total, done = plan.pinned_bytes + drafters.reads(plan), 0
 
     def advance(nbytes: int, compiling: tuple[int, int] | None = None) -> None:

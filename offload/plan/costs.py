@@ -56,9 +56,7 @@ class Rates:
             if encoding in measured:
                 seconds += np.array(measured[encoding]) * nbytes / 1e9
             elif encoding in raced:
-                cores = np.array(raced[encoding]) * nbytes / 1e9
-                cores[0] = 0.0  # the rate of memory is that of one row
-                seconds += np.maximum(cores, self.memory(nbytes))
+                seconds += np.maximum(np.array(raced[encoding]) * nbytes / 1e9, self.memory(nbytes))
             else:
                 seconds += self.memory(nbytes) * (1 + (np.array(ROWS) - 1) / FREE_ROWS)
         return tuple(np.maximum.accumulate(seconds).tolist())  # never less for more

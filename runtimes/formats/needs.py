@@ -52,7 +52,7 @@ def plan_model(files: ModelFiles, machine: Machine, request: Request, extras: Ex
         program_cache=PROGRAM_CACHE,
         drift=DRIFT,
     )
-    rates = Rates(machine.read_gbps, machine.memory_gbps, machine.matmuls)
+    rates = Rates(machine.read_gbps, machine.memory_gbps, machine.matmuls, machine.raced)
     if (device := machine.accelerator) is None:
         return make_plan(files.table, needs, rates, request)
     memory = DeviceMemory(device.total, device.used, DEVICE_SLOTS)

@@ -7,6 +7,7 @@ torch or the kernels change, and where nothing can be kept it goes by the proces
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +15,14 @@ import numpy as np
 import torch
 
 from edgespec.devices.matmuls import ROWS, Matmuls
+from edgespec.devices.probe import cpu_count
 from edgespec.devices.rates import keep_first, recall, remember
 from edgespec.kernels import trials
-from edgespec.kernels.choice import CHOSEN, LEVELS, NAMES, Choice, as_json, of_json
+from edgespec.kernels.choice import CHOSEN, LEVELS, LOW_BIT, NAMES, Choice, as_json, of_json
 from edgespec.kernels.compiled import FORMATS, VERSION, choose, level, unavailable
 from edgespec.offload.chunks import ChunkTable
+
+SLOWEST = 20.0  # seconds for 10^9 bytes by one row: a figure beyond that is no processor's
 
 
 def settle(table: ChunkTable) -> None:
@@ -29,27 +33,56 @@ def settle(table: ChunkTable) -> None:
 
 def reasons(table: ChunkTable) -> list[str]:
     """What multiplies a model's matrices, in words."""
-    return [f"{NAMES.get(e, e)}: {CHOSEN[e].describe(e)}" for e in sorted(_encodings(table) & CHOSEN.keys())]
+    known = [f"{NAMES.get(e, e)}: {CHOSEN[e].describe(e)}" for e in sorted(_encodings(table) & CHOSEN.keys())]
+    return [*filter(None, [slow(table)]), *known]
+
+
+def slow(table: ChunkTable) -> str:
+    """Why a model's low-bit weights are slow here, and what helps; "" where they are not."""
+    encodings = sorted(NAMES.get(e, e) for e in _low_bit(table))
+    if not encodings or not unavailable():
+        return ""
+    return (
+        f"{', '.join(encodings)}: unpacked in each pass and multiplied by torch, several times slower than "
+        f"by compiled kernels ({unavailable()}); without them bf16 is faster where it fits into memory "
+        "('edgespec pack MODEL -o DIR --precision bf16')"
+    )
 
 
 def raced(table: ChunkTable) -> Matmuls | None:
-    """What the races have shown of how long a model's matrices take by rows, by all threads, where weights
-    come no later than they are multiplied."""
-    found, threads = {}, torch.get_num_threads()
+    """How long a model's matrices take by rows, by all threads, while weights come as fast as they are
+    multiplied: as the races have shown it, and where nothing races, torch."""
+    found = {}
+    if unavailable():
+        found = {encoding: _by_rows(trials.by_torch(encoding)) for encoding in _low_bit(table)}
+    threads = min(torch.get_num_threads(), cpu_count())
     for encoding in _encodings(table) & CHOSEN.keys():
         took = trials.core_seconds(encoding, CHOSEN[encoding])
-        if len(took) > 1 and 1 in took:
-            rows, seconds = np.array([*took]), np.maximum.accumulate([*took.values()]) / threads
-            slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
-            beyond = slope * np.maximum(np.array(ROWS) - rows[-1], 0)
-            found[encoding] = tuple((np.interp(ROWS, rows, seconds) + beyond).tolist())
+        if 1 in took and len(took) > 1 and took[1] < SLOWEST:
+            found[encoding] = _by_rows({rows: seconds / threads for rows, seconds in took.items()})
     return Matmuls(found) if found else None
 
 
+def _by_rows(took: Mapping[int, float]) -> tuple[float, ...]:
+    """[len(ROWS)] seconds: lines between and beyond what was tried, never less for more rows, and no more
+    than one by one, whatever a race has met or a file says."""
+    rows = np.array([*took])
+    seconds = np.minimum(np.maximum.accumulate([*took.values()]), rows * took[1])
+    slope = (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2])
+    beyond = slope * np.maximum(np.array(ROWS) - rows[-1], 0)
+    return tuple((np.interp(ROWS, rows, seconds) + beyond).tolist())
+
+
+def _low_bit(table: ChunkTable) -> set[str]:
+    return _stored(table) & set(LOW_BIT)
+
+
 def _encodings(table: ChunkTable) -> set[str]:
-    if unavailable():
-        return set()
-    return {piece.encoding for chunk in table.chunks for piece, _ in chunk.matrices()} & FORMATS.keys()
+    return set() if unavailable() else _stored(table) & FORMATS.keys()
+
+
+def _stored(table: ChunkTable) -> set[str]:
+    return {piece.encoding for chunk in table.chunks for piece, _ in chunk.matrices()}
 
 
 def choices(fresh: bool = False) -> dict[str, Choice]:

@@ -12,6 +12,7 @@ from edgespec.kernels import compiled
 from edgespec.kernels.choice import AMX, ARM, AVX2
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.runtimes.formats.describe import ModelFiles
+from edgespec.runtimes.torch.choices import raced
 from edgespec.runtimes.torch.warm_up import warm_up
 from edgespec.runtimes.torch.weights import CPU
 
@@ -27,8 +28,11 @@ def measure_machine(files: ModelFiles, device: torch.device = CPU) -> Machine:
         torch.zeros(1, device=device)  # the driver's context exists from here on, and counts as used
         free, total = torch.cuda.mem_get_info(device)
         accelerator = Accelerator(total, total - free)
-    how = arithmetic() if device.type == "cpu" else Arithmetic(compiled=False)
-    found = replace(Machine.measure(next(files.table.files()), accelerator), arithmetic=how)
+    found = Machine.measure(next(files.table.files()), accelerator)
+    if device.type == "cpu":
+        found = replace(found, arithmetic=arithmetic(), raced=raced(files.table))
+    else:
+        found = replace(found, arithmetic=Arithmetic(compiled=False))
     remember_process(found)
     return found
 

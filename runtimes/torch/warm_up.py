@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ def warm_up(table: ChunkTable, dtype: torch.dtype) -> None:
     shapes = sorted({s for c in table.chunks for p, _ in c.matrices() for s in _matmuls(p, arithmetic)})
     threads = torch.get_num_threads()
     key = f"row classes {torch.__version__} {threads} {torch.backends.cpu.get_cpu_capability()}"
+    key += os.environ.get("ONEDNN_MAX_CPU_ISA", "")[:32]
     known = recall(key)
     known = dict(known) if isinstance(known, dict) else {}
     fresh = False
