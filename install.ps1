@@ -120,7 +120,7 @@ if ((Invoke-Pip @('install', '--no-build-isolation', '--editable', $project)) -n
     Fail 'could not install EdgeSpec (see above)'
 }
 if (-not (Test-Path -LiteralPath $library)) {
-    Say 'No C compiler was found, or it failed: low-bit weights will be multiplied by torch, several times slower'
+    Say 'No C compiler was found, or it failed: low-bit weights will be multiplied by torch, tens of times slower'
     Say "(with the Build Tools for Visual Studio there, remove $stamp and run this again)"
 }
 Get-ChildItem -LiteralPath $venv -Filter '.edgespec-*' -Force |

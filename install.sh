@@ -99,7 +99,7 @@ library=$("$python" -I -c 'import sysconfig; print("kernels/_native" + sysconfig
 rm -f "$library"  # which may be of other sources
 pip install --no-build-isolation --editable ".${extras:+[$extras]}" || fail "could not install EdgeSpec (see above)"
 [[ -e $library ]] ||
-  say "No C compiler was found, or it failed: low-bit weights will be multiplied by torch, several times slower (Debian, Ubuntu: apt install gcc; then run this again)"
+  say "No C compiler was found, or it failed: low-bit weights will be multiplied by torch, tens of times slower (Debian, Ubuntu: apt install gcc; then run this again)"
 find "$venv" -maxdepth 1 -name '.edgespec-*' ! -name ".edgespec-$digest*" -delete
 if [[ -e $library || ! $compiler ]]; then touch "$stamp"; fi  # what failed is tried again
 say "Ready: $programs/edgespec"

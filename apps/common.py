@@ -57,7 +57,8 @@ def open_engine(model: str | Path, options: EngineOptions, terminal: Terminal) -
         from edgespec.runtimes.torch.choices import slow
 
         if why := slow(engine.files.table):
-            terminal.note(why)
+            speed = engine.plan.predicted_tokens_per_second
+            terminal.note(f"{why}; expect {speed:.2g} tokens/s" if speed else why)
         if options.drafter != "auto":
             idle = [name for name in options.drafter.split("+") if name not in ("none", *engine.drafters)]
             if idle:

@@ -417,6 +417,20 @@ def test_a_plan_knows_what_more_rows_took_in_the_race(monkeypatch: pytest.Monkey
         assert engine.plan.costs().by_rows[-1] >= expected[-1] * stored["BF16"] / 1e9
 
 
+def test_a_command_says_what_is_slow_and_how_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgespec.apps.common import open_engine
+    from edgespec.config import EngineOptions
+
+    notes = list[str]()
+    terminal: Any = SimpleNamespace(busy=lambda text: None, progress=None, note=notes.append)
+    options = EngineOptions(memory=10**9, drafter="none", device="cpu")
+    with open_engine(DEMO, options, terminal):
+        assert notes == []
+    monkeypatch.setattr(choices, "slow", lambda table: "no kernels")
+    with open_engine(DEMO, options, terminal) as engine:
+        assert notes == [f"no kernels; expect {engine.plan.predicted_tokens_per_second:.2g} tokens/s"]
+
+
 def test_an_engine_multiplies_and_says_what_was_chosen(
     measured: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from edgespec.devices import machine as machines
 from edgespec.devices.arithmetic import Arithmetic
 from edgespec.devices.machine import BASELINE, Machine, remember_process
-from edgespec.devices.matmuls import ROWS, Matmuls
+from edgespec.devices.matmuls import ROWS, Matmuls, remember_matmuls
 from edgespec.devices.rates import STALE, cache_folder
 from edgespec.offload.plan.costs import BESIDE_ROWS, FREE_ROWS, CostModel, Rates
 from edgespec.offload.plan.fill import make_plan
@@ -164,11 +165,16 @@ def test_what_cannot_be_is_assumed_instead(weights: Path, damage: dict[str, obje
 
 def test_loading_a_model_remembers_its_process(monkeypatch: pytest.MonkeyPatch, weights: Path) -> None:
     from edgespec.runtimes.torch import machine as measured
+    from edgespec.runtimes.torch.choices import kernels_name
 
     monkeypatch.setattr(measured, "warm_up", lambda table, dtype: None)
     monkeypatch.setattr(measured, "matmul_dtype", lambda dtype: measured.torch.float32)
-    files = SimpleNamespace(table=SimpleNamespace(files=lambda: iter([weights]), chunks=[]), dtype=None)
-    found = measured.measure_machine(files)  # type: ignore[arg-type]
+    files: Any = SimpleNamespace(table=SimpleNamespace(files=lambda: iter([weights]), chunks=[]), dtype=None)
+    found = measured.measure_machine(files)
     assert found.arithmetic.converts == {"bfloat16", "float16"}
     assert Machine.remembered(weights).arithmetic.converts == found.arithmetic.converts
     assert Machine.remembered(weights).baseline == found.baseline == GIVEN.baseline
+    times = Matmuls({"BF16": (0.1,) * len(ROWS)})
+    for kernels, seen in (("others", None), (kernels_name(), times)):
+        remember_matmuls(times, kernels)
+        assert measured.measure_machine(files).matmuls == seen, "what other kernels took is no measure"

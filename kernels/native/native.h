@@ -2,7 +2,7 @@
 
        out[r][w] = sum over groups g of 32 columns of  xs[r][g] * (factor[w][g] * dot - minimum[w][g] * xsum)
 
-   dot: the exact integer sum of weights' numbers and activations' (15 bits and a sign, one step a group); the groups
+   dot: the exact integer sum of weights' numbers and activations' (14 bits and a sign, one step a group); the groups
    are summed in eight places (g mod 8), each in ascending order with fused multiply-adds, and the eight sums as
    ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)). So a row's bits do not depend on how many rows share a call, on the
    instructions used or on the number of threads. */

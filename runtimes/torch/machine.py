@@ -8,11 +8,12 @@ import torch
 
 from edgespec.devices.arithmetic import Arithmetic
 from edgespec.devices.machine import Accelerator, Machine, remember_process
+from edgespec.devices.matmuls import recall_matmuls
 from edgespec.kernels import compiled
 from edgespec.kernels.choice import AMX, ARM, AVX2
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.runtimes.formats.describe import ModelFiles
-from edgespec.runtimes.torch.choices import raced
+from edgespec.runtimes.torch.choices import kernels_name, raced
 from edgespec.runtimes.torch.warm_up import warm_up
 from edgespec.runtimes.torch.weights import CPU
 
@@ -30,7 +31,8 @@ def measure_machine(files: ModelFiles, device: torch.device = CPU) -> Machine:
         accelerator = Accelerator(total, total - free)
     found = Machine.measure(next(files.table.files()), accelerator)
     if device.type == "cpu":
-        found = replace(found, arithmetic=arithmetic(), raced=raced(files.table))
+        by_these = recall_matmuls(kernels_name())
+        found = replace(found, arithmetic=arithmetic(), matmuls=by_these, raced=raced(files.table))
     else:
         found = replace(found, arithmetic=Arithmetic(compiled=False))
     remember_process(found)
