@@ -9,7 +9,7 @@ summed exactly, and groups in a fixed order (native.h says which). A group's lar
 runtimes.
 
 `install.sh` builds the library where it finds a C compiler. Without it torch's operations do the work,
-several times slower (`unavailable()` says why).
+tens of times slower (`unavailable()` says why).
 """
 
 from __future__ import annotations
