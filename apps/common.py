@@ -56,9 +56,10 @@ def open_engine(model: str | Path, options: EngineOptions, terminal: Terminal) -
     with load_engine(model, options, terminal.progress) as engine:
         from edgespec.runtimes.torch.choices import slow
 
-        if reason := slow(engine.files.table):
+        if reason := slow(engine.plan.table):
             speed = engine.plan.predicted_tokens_per_second
-            terminal.note(f"{reason}; expect {speed:.2g} tokens/s" if speed else reason)
+            expected = f"; expect {speed:.2g} tokens/s" if speed else ""
+            terminal.note(f"{reason} (`edgespec pack MODEL -o DIR --precision bf16`){expected}")
         if options.drafter != "auto":
             idle = [name for name in options.drafter.split("+") if name not in ("none", *engine.drafters)]
             if idle:

@@ -55,7 +55,7 @@ class FakePlan:
     costs: Any = CostModel  # a method
     table: Any = field(
         default_factory=lambda: SimpleNamespace(
-            nbytes=13 * 10**9, precision="source", files=lambda: iter([Path(__file__)])
+            nbytes=13 * 10**9, precision="source", files=lambda: iter([Path(__file__)]), chunks=()
         )
     )
 

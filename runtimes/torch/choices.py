@@ -44,8 +44,7 @@ def slow(table: ChunkTable) -> str:
         return ""
     return (
         f"{', '.join(encodings)}: unpacked in each pass and multiplied by torch, tens of times slower than "
-        f"by compiled kernels ({unavailable()}); without them bf16 is faster where it fits into memory "
-        "('edgespec pack MODEL -o DIR --precision bf16')"
+        f"by compiled kernels ({unavailable()}); without them bf16 is faster, where it fits into memory"
     )
 
 
