@@ -50,11 +50,11 @@ def check_source(model: str | Path) -> None:
 @contextmanager
 def open_engine(model: str | Path, options: EngineOptions, terminal: Terminal) -> Iterator[Engine]:
     """Load `model`, showing progress; it is closed at the end."""
-    from edgespec.drafters.resident import away  # numpy and torch: not for --help
+    from edgespec.drafters.resident import away  # numpy: not for --help
 
     terminal.busy("starting")
     with load_engine(model, options, terminal.progress) as engine:
-        from edgespec.runtimes.torch.choices import slow
+        from edgespec.runtimes.torch.choices import slow  # torch, which the engine has loaded
 
         if reason := slow(engine.plan.table):
             speed = engine.plan.predicted_tokens_per_second

@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.tables import Report
 from edgespec.demo_model.recipe.draw import HELD_OUT, Draw
 from edgespec.demo_model.recipe.stories import story
-from edgespec.demo_model.recipe.tokenizer import ASSISTANT_ID, BOS_ID, END_ID, USER_ID
+from edgespec.demo_model.recipe.tokenizer import encode
 from edgespec.kernels.matmul import Together
 from edgespec.runtimes.base import TREE_ROWS
 from edgespec.runtimes.formats.describe import describe_model
@@ -89,14 +89,7 @@ def loss(said: Tensor, text: Sequence[int]) -> Tensor:
 
 def stories(tokenizer: Tokenizer, count: int) -> list[list[int]]:
     """Held-out conversations about stories, as the demo model was trained to read them."""
-    texts = []
-    for i in range(count):
-        text = [BOS_ID]
-        for turn in story(Draw(f"rounding {i}", HELD_OUT)):
-            user, reply = tokenizer.encode_batch([turn.user, turn.reply], add_special_tokens=False)
-            text += [USER_ID, *user.ids, END_ID, ASSISTANT_ID, *reply.ids, END_ID]
-        texts.append(text)
-    return texts
+    return [encode(tokenizer, story(Draw(f"rounding {i}", HELD_OUT)))[0] for i in range(count)]
 
 
 def main() -> None:

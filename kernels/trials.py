@@ -63,6 +63,13 @@ def seconds(call: Call) -> float:
     return _now() - began
 
 
+def elapsed(call: Call) -> float:
+    """Of one call, whoever computes."""
+    began = perf_counter()
+    call()
+    return perf_counter() - began
+
+
 def by_features(encoding: str) -> Choice:
     """What is used where nothing was measured."""
     ways = tuple(_ways(encoding, rows)[0] for rows in ROWS)
@@ -76,9 +83,7 @@ def measure(encoding: str, clock: Callable[[Call], float] = seconds) -> Choice:
     tried: dict[str, list[float]] = {}
 
     def race(calls: Mapping[int, Call], name: Callable[[int], str]) -> dict[int, float]:
-        best = dict.fromkeys(calls, math.inf)
-        for _ in range(TRIES):
-            best = {key: min(best[key], clock(call)) for key, call in calls.items()}
+        best = _best(calls, clock)
         for key, took in best.items():
             tried.setdefault(name(key), []).append(round(took * 1e6, 1))
         return best
@@ -132,13 +137,15 @@ def by_torch(encoding: str) -> dict[int, float]:
     """The same by torch and all threads, where no kernels of ours are there: some 50 ms."""
     block = _block(encoding)
     calls = {rows: partial(linear, _inputs(rows, torch.bfloat16), block, exact=True) for rows in SHARED}
-    took = dict.fromkeys(calls, math.inf)
+    return {rows: took / block.data.nbytes * 1e9 for rows, took in _best(calls, elapsed).items()}
+
+
+def _best(calls: Mapping[int, Call], clock: Callable[[Call], float]) -> dict[int, float]:
+    """Of each, tried in turn."""
+    best = dict.fromkeys(calls, math.inf)
     for _ in range(TRIES):
-        for rows, call in calls.items():
-            began = perf_counter()
-            call()
-            took[rows] = min(took[rows], perf_counter() - began)
-    return {rows: best / block.data.nbytes * 1e9 for rows, best in took.items()}
+        best = {key: min(best[key], clock(call)) for key, call in calls.items()}
+    return best
 
 
 def _winner(took: Mapping[int, float], lead: float) -> int:
