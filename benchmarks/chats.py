@@ -9,6 +9,7 @@ what comes out of it. llama.cpp keeps keys and values, and gets token ids; it ma
 default, repacks the weights in memory. Neighbours are loops of one thread.
 
     tokens/s      of all replies but the last, by all the time behind the first one's first byte
+    first reply   its tokens by the time from its first byte to its end
     first text    from a message to the first byte of its reply, but for the first and the last one; median
     long prompt   tokens of the last message by that time, a second
 """
@@ -108,13 +109,14 @@ def chat(
     if len(turns) < len(messages):
         return row | {"failure": f"ended behind {len(turns)} of {len(messages)} replies"}
     *short, long = turns
-    tokens = sum(count(turn.reply) for turn in short)
+    tokens = [count(turn.reply) for turn in short]
     return row | {
         "replies": [turn.reply.decode() for turn in turns],
-        "tokens": tokens,
+        "tokens": sum(tokens),
         "start": turns[0].wait,
         "first_text": statistics.median(turn.wait for turn in short[1:]),
-        "rate": tokens / (short[-1].ended - short[0].began),
+        "rate": sum(tokens) / (short[-1].ended - short[0].began),
+        "first_reply": tokens[0] / (short[0].ended - short[0].began),
         "prompt_rate": last / long.wait,
     }
 
@@ -191,6 +193,7 @@ def main() -> None:
             those = found.get(other, [])
             fit = those and not failure(those)
             cells[beside_it] = ratio(rates, [row["rate"] for row in those]) if fit else "–"
+        cells["first reply, tokens/s"] = spread([row["first_reply"] for row in rows], 3)
         cells["start, s"] = spread([row["start"] for row in rows], 1)
         cells["first text, s"] = spread(waits)
         cells["long prompt, tokens/s"] = spread([row["prompt_rate"] for row in rows], 1)

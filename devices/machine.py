@@ -56,7 +56,8 @@ class Machine:
 
         Takes seconds at the first start; rates are remembered (`devices.rates`), but for a small file's own
         (`devices.own_rate`). Measure when libraries and kernels are loaded, because whatever comes later is
-        not in the baseline.
+        not in the baseline. How fast matrices are multiplied is asked where the kernels are known
+        (`runtimes.torch.machine`).
         """
         disk = _disk(weights)  # whose buffers are freed before memory is counted
         speed = memory_rate()
@@ -68,7 +69,6 @@ class Machine:
             memory_gbps=speed,
             disk=disk,
             accelerator=accelerator,
-            matmuls=recall_matmuls(),
         )
 
     @staticmethod
