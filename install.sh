@@ -26,11 +26,15 @@ place() {  # of the environment's programs: Windows' have a folder Scripts
 }
 place
 
-# Nothing to do when the same sources asked for the same extras before, with the same compiler or none.
+# Nothing to do when the same sources asked for the same extras before, with the same compiler or none; unless the
+# kernels are gone, or another environment of this checkout has built them since, maybe of other sources.
 compiler=$(command -v "${CC:-cc}" || true)
 digest=$(cat pyproject.toml install.sh kernels/native/* <(printf '%s' "$PWD" "${EDGESPEC_TORCH:-}" "$compiler") | cksum | cut -d' ' -f1)
 stamp=$venv/.edgespec-$digest${extras:+-$extras}
-if [[ -e $stamp ]] && "$python" -I -c 'import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ("torch", "edgespec"))))'
+library_name='import sysconfig; print("kernels/_native" + sysconfig.get_config_var("EXT_SUFFIX"))'
+if [[ -e $stamp ]] &&
+  library=$("$python" -I -c "$library_name; import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ('torch', 'edgespec'))))") &&
+  [[ ! $compiler || ( -e $library && ! $library -nt $stamp ) ]]
 then
   say "EdgeSpec is set up in $venv: $programs/edgespec"
   exit 0
@@ -95,7 +99,7 @@ if ! at_least torch 2 6; then
 fi
 
 say "Installing EdgeSpec${extras:+ with $extras}"
-library=$("$python" -I -c 'import sysconfig; print("kernels/_native" + sysconfig.get_config_var("EXT_SUFFIX"))')
+library=$("$python" -I -c "$library_name")
 rm -f "$library"  # which may be of other sources
 pip install --no-build-isolation --editable ".${extras:+[$extras]}" || fail "could not install EdgeSpec (see above)"
 [[ -e $library ]] ||

@@ -54,12 +54,13 @@ def open_engine(model: str | Path, options: EngineOptions, terminal: Terminal) -
 
     terminal.busy("starting")
     with load_engine(model, options, terminal.progress) as engine:
-        from edgespec.runtimes.torch.choices import slow  # torch, which the engine has loaded
+        from edgespec.kernels.compiled import unavailable  # torch, which the engine has loaded
+        from edgespec.runtimes.torch.choices import slow
 
         if reason := slow(engine.plan.table):
             speed = engine.plan.predicted_tokens_per_second
-            expected = f"; expect {speed:.2g} tokens/s" if speed else ""
-            terminal.note(f"{reason} (`edgespec pack MODEL -o DIR --precision bf16`){expected}")
+            helps = " (`edgespec pack MODEL -o DIR --precision bf16`)" if unavailable() else ""
+            terminal.note(f"{reason}{helps}" + (f"; expect {speed:.2g} tokens/s" if speed else ""))
         if options.drafter != "auto":
             idle = [name for name in options.drafter.split("+") if name not in ("none", *engine.drafters)]
             if idle:

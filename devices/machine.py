@@ -104,7 +104,8 @@ def remember_process(machine: Machine) -> None:
     if known is None or machine.baseline < known[0] or others:
         converts, prompts = sorted(how.converts), sorted(how.prompts)
         remember(_PROCESS, {"baseline": machine.baseline, "converts": converts, "prompts": prompts,
-                            "compiled": how.compiled, "arranged": how.arranged, "when": time()})  # fmt: skip
+                            "compiled": how.compiled, "arranged": how.arranged, "widened": how.widened,
+                            "when": time()})  # fmt: skip
 
 
 def _process() -> tuple[int, Arithmetic]:
@@ -123,16 +124,16 @@ def _process() -> tuple[int, Arithmetic]:
 def _stored_process() -> tuple[int, Arithmetic] | None:
     """What was remembered, if it is sound and fresh."""
     stored = recall(_PROCESS)
-    fields = {"baseline", "converts", "prompts", "compiled", "arranged", "when"}
+    fields = {"baseline", "converts", "prompts", "compiled", "arranged", "widened", "when"}
     if not isinstance(stored, dict) or set(stored) != fields:
         return None
     baseline, converts, prompts, when = (stored[key] for key in ("baseline", "converts", "prompts", "when"))
     sound = type(baseline) is int and 10**7 < baseline < 10**11
-    sound = sound and all(type(stored[flag]) is bool for flag in ("compiled", "arranged"))
-    if not sound or not isinstance(when, (int, float)) or not is_fresh(when):
+    sound = sound and all(type(stored[flag]) is bool for flag in ("compiled", "arranged", "widened"))
+    if not sound or not is_fresh(when):
         return None
     for names, known in ((converts, TYPES), (prompts, (*LOW_BIT, "F16", "BF16"))):
         if not isinstance(names, list) or any(name not in known for name in names):
             return None
-    compiled, arranged = stored["compiled"], stored["arranged"]
-    return baseline, Arithmetic(frozenset(converts), compiled, frozenset(prompts), cpu_count(), arranged)
+    compiled, *packed = (stored[flag] for flag in ("compiled", "arranged", "widened"))
+    return baseline, Arithmetic(frozenset(converts), compiled, frozenset(prompts), cpu_count(), *packed)

@@ -50,6 +50,7 @@ BYTES = 10**9  # of all trials together
 MEMORY = 64 * 2**20
 SMALLEST_FILE = 256 * 2**20  # bytes; less says little about a disk
 STALE = 30 * 86400.0  # seconds, after which a disk is measured again
+LATEST = 1e12  # seconds, in tens of thousands of years: a JSON integer may be too large to subtract
 
 # What a calibration tries: every size with every depth, which is a thread for each request under way.
 DEPTHS = (1, 2, 4, 8)
@@ -112,9 +113,9 @@ def _quickest(path: Path, found: Sequence[ReadRate]) -> ReadRate:
     return _best(again or found)
 
 
-def is_fresh(when: float) -> bool:
-    """Whether what was measured then (seconds, as of time.time) still holds."""
-    return 0 <= time() - when < STALE
+def is_fresh(when: Any) -> bool:
+    """Whether what was measured then (seconds, as of time.time; unchecked) still holds."""
+    return type(when) in (int, float) and 0 <= when < LATEST and 0 <= time() - when < STALE
 
 
 def _disk_key(figure: str, path: Path) -> str:
@@ -326,8 +327,6 @@ def _as_read_rate(value: Any) -> ReadRate | None:
     if not isinstance(value, dict) or set(value) != {"gbps", "threads", "request_bytes", "direct", "when"}:
         return None
     gbps, direct = _as_rate(value["gbps"]), value["direct"]
-    if not isinstance(value["when"], (int, float)):
-        return None
     whole = all(type(value[name]) is int for name in ("threads", "request_bytes"))
     if gbps is None or not whole or not isinstance(direct, bool):
         return None
@@ -339,10 +338,10 @@ def _as_read_rate(value: Any) -> ReadRate | None:
 
 def _as_table(value: Any) -> tuple[ReadRate, ...] | None:
     """A remembered one, if it is sound and fresh."""
-    if not isinstance(value, dict) or not isinstance(value.get("when"), (int, float)):
+    if not isinstance(value, dict):
         return None
     rates = value.get("gbps")
-    if not is_fresh(value["when"]) or not isinstance(rates, list) or len(rates) != len(GRID):
+    if not is_fresh(value.get("when")) or not isinstance(rates, list) or len(rates) != len(GRID):
         return None
     sound = [rate for rate in map(_as_rate, rates) if rate is not None]
     if len(sound) < len(GRID):

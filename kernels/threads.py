@@ -18,6 +18,10 @@ import torch
 # busy program 140, 6 and 120.
 SMALL = 2**20
 
+_set: tuple[int, int] | None = (
+    None  # what torch had before it was told another number here, and the latest such
+)
+
 
 def threads_for(matrix_bytes: float) -> int | None:
     """How many threads matrices of this size are worth, on average; None: all."""
@@ -28,12 +32,16 @@ def use_threads(count: int | None, processors: int | None = None) -> None:
     """Compute with `count` threads in this thread and in those that come.
 
     None: as many as torch has, which goes by cores, but not more than there are `processors` to use: a
-    container that is given the time of two of 64 would mostly wait for its next share.
+    container that is given the time of two of 64 would mostly wait for its next share. What an engine before
+    had computed with is not what torch has.
     """
+    global _set
     now = torch.get_num_threads()
-    wanted = count or min(now, processors or now)
+    given = _set[0] if _set and _set[1] == now else now
+    wanted = count or min(given, processors or given)
     if wanted != now:
         torch.set_num_threads(wanted)
+        _set = given, wanted
 
 
 @contextmanager

@@ -17,11 +17,12 @@ from edgespec.core.sampling import Noise
 from edgespec.core.tree import TokenTree
 from edgespec.devices.arithmetic import Arithmetic
 from edgespec.kernels import compiled, matmul, scratch
-from edgespec.kernels.choice import AMX, ARM, AVX2, AVX512_BF16, FEWS
+from edgespec.kernels.choice import AMX, ARM, AVX2, AVX512, AVX512_BF16, CHOSEN, FEWS
 from edgespec.kernels.gguf_blocks import row_bytes
 from edgespec.kernels.layer import LayerPass, WholeLayer, run_layers
 from edgespec.kernels.low_bit import stored_row_bytes
 from edgespec.kernels.matmul import Block, linear
+from edgespec.kernels.trials import by_features
 from edgespec.models.packing import pack_model
 from edgespec.offload.chunks import Cut
 from edgespec.runtimes.base import PREFILL_ROWS, TREE_ROWS
@@ -195,6 +196,21 @@ def test_the_room_of_the_kernels_is_what_they_ask_for(encoding: str, rows: int, 
         half = encoding == "F16" and way == AMX and n == passes.FEW  # a prompt's rows
         asked = asked_by(cut, n, torch.float16 if half else torch.bfloat16, half, way)
         assert asked <= room_bytes(cut, how, n, 2, half) <= 1.02 * asked + 4096
+
+
+@built
+@pytest.mark.skipif(ARM, reason="NEON packs nothing")
+@pytest.mark.parametrize(("encoding", "chosen"), [("U8", AVX2), ("BF16", AVX512)])
+def test_a_plan_has_room_for_what_was_chosen_against_features(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, chosen: int
+) -> None:
+    """x is packed once more for weights side by side by AVX2, and widened for bf16 in fp16's order."""
+    usual = by_features(encoding)
+    made = replace(usual, ways=(2 * chosen,) * len(usual.ways), order=chosen)
+    monkeypatch.setitem(CHOSEN, encoding, made)
+    monkeypatch.setattr(compiled, "level", lambda *lowered: AVX512_BF16)
+    how, cut = replace(arithmetic(), converts=frozenset()), cut_of(encoding, 320, 512)
+    assert room_bytes(cut, how, 256, 2) > room_bytes(cut, replace(how, arranged=False, widened=False), 256, 2)
 
 
 @built

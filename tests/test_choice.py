@@ -26,6 +26,7 @@ from edgespec.kernels.choice import (
     AVX512_BF16,
     CHOSEN,
     FEWS,
+    LEVELS,
     RARE,
     ROWS,
     TORCH,
@@ -256,14 +257,14 @@ def test_what_was_measured_is_remembered_until_something_changes(
 )
 def test_a_damaged_choice_is_measured_again(measured: list[str], damage: dict[str, Any]) -> None:
     found = choices.choice("U8")
-    value = {"by": choices.kernels_name(), "choice": as_json(found) | damage}
-    remember("kernels U8", value)
+    key = f"kernels U8 by {choices.kernels_name()}"
+    remember(key, as_json(found) | damage)
     assert choices.choice("U8").tried == {"x": (2.0,)}
     assert choices.choice("U8").tried == {"x": (2.0,)}
-    for whole in (None, [], 7, {"by": choices.kernels_name()}, {"choice": as_json(found)}):
-        remember("kernels U8", whole)
+    for whole in (None, [], 7, {}):
+        remember(key, whole)
         choices.choice("U8")
-    assert len(measured) == 2 + 5
+    assert len(measured) == 2 + 4
 
 
 def test_instructions_that_are_not_here_are_not_believed(measured: list[str]) -> None:
@@ -290,7 +291,7 @@ def test_who_measures_second_takes_what_the_first_has_kept(monkeypatch: pytest.M
     other = replace(usual, tried={"x": (1.0,)})
 
     def late(encoding: str) -> Choice:
-        remember("kernels BF16", {"by": choices.kernels_name(), "choice": as_json(other)})
+        remember(f"kernels BF16 by {choices.kernels_name()}", as_json(other))
         return usual
 
     monkeypatch.setattr(trials, "measure", late)
@@ -392,6 +393,25 @@ def test_who_has_no_kernels_hears_why_and_what_helps(monkeypatch: pytest.MonkeyP
     assert choices.raced(stored_as("BF16")) is None
 
 
+def test_who_has_plain_c_alone_hears_it() -> None:
+    compiled.level(0)
+    assert choices.slow(stored_as("BF16")) == ""
+    said = choices.slow(stored_as("Q4_K"))
+    assert said.startswith("Q4_K: multiplied by plain C")
+    assert LEVELS[1] in said
+
+
+def test_installations_that_share_a_folder_keep_their_choices(
+    measured: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = choices.choice("U8")
+    with monkeypatch.context() as patch:
+        patch.setattr(choices, "kernels_name", lambda: "torch of another environment")
+        choices.choice("U8")
+    assert choices.choice("U8") == first
+    assert len(measured) == 2
+
+
 # In an engine.
 
 
@@ -425,10 +445,16 @@ def test_a_command_says_what_is_slow_and_how_slow(monkeypatch: pytest.MonkeyPatc
     options = EngineOptions(memory=10**9, drafter="none", device="cpu")
     with open_engine(DEMO, options, terminal):
         assert notes == []
-    monkeypatch.setattr(choices, "slow", lambda table: "no kernels")
-    with open_engine(DEMO, options, terminal) as engine:
-        speed = f"{engine.plan.predicted_tokens_per_second:.2g} tokens/s"
-    assert notes == [f"no kernels (`edgespec pack MODEL -o DIR --precision bf16`); expect {speed}"]
+    for reason, helps in (
+        ("plain C", ""),
+        ("no kernels", " (`edgespec pack MODEL -o DIR --precision bf16`)"),
+    ):
+        notes.clear()
+        monkeypatch.setattr(choices, "slow", lambda table, reason=reason: reason)
+        monkeypatch.setattr(compiled, "unavailable", lambda helps=helps: helps)
+        with open_engine(DEMO, options, terminal) as engine:
+            speed = f"{engine.plan.predicted_tokens_per_second:.2g} tokens/s"
+        assert notes == [f"{reason}{helps}; expect {speed}"]
 
 
 def test_an_engine_multiplies_and_says_what_was_chosen(

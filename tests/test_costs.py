@@ -150,6 +150,7 @@ def test_what_a_process_has_found_is_remembered(weights: Path, monkeypatch: pyte
         {"compiled": 1},
         {"arranged": None},
         {"when": "now"},
+        {"when": 10**400},
         {"more": 1},
     ],
 )
@@ -165,7 +166,7 @@ def test_what_cannot_be_is_assumed_instead(weights: Path, damage: dict[str, obje
 
 def test_loading_a_model_remembers_its_process(monkeypatch: pytest.MonkeyPatch, weights: Path) -> None:
     from edgespec.runtimes.torch import machine as measured
-    from edgespec.runtimes.torch.choices import kernels_name
+    from edgespec.runtimes.torch.choices import kernels_at_work
 
     monkeypatch.setattr(measured, "warm_up", lambda table, dtype: None)
     monkeypatch.setattr(measured, "matmul_dtype", lambda dtype: measured.torch.float32)
@@ -175,6 +176,6 @@ def test_loading_a_model_remembers_its_process(monkeypatch: pytest.MonkeyPatch, 
     assert Machine.remembered(weights).arithmetic.converts == found.arithmetic.converts
     assert Machine.remembered(weights).baseline == found.baseline == GIVEN.baseline
     times = Matmuls({"BF16": (0.1,) * len(ROWS)})
-    for kernels, seen in (("others", None), (kernels_name(), times)):
+    for kernels, seen in (("others", None), (kernels_at_work(), times)):
         remember_matmuls(times, kernels)
         assert measured.measure_machine(files).matmuls == seen, "what other kernels took is no measure"

@@ -107,6 +107,22 @@ def test_kernels_that_were_not_built_are_built_once_a_compiler_works(tmp_path: P
 
 
 @needs_bash
+@pytest.mark.parametrize("lost", [True, False])
+def test_kernels_that_are_gone_or_of_another_environment_are_built_again(tmp_path: Path, lost: bool) -> None:
+    set_up(tmp_path, "bin")
+    library = tmp_path / "project" / "kernels" / "_native.so"
+    if lost:
+        library.unlink()
+    else:  # a checkout of other sources has been set up in another folder meanwhile
+        later = library.stat().st_mtime + 10
+        os.utime(library, (later, later))
+    again, asked = set_up(tmp_path, "bin")
+    assert "Ready" in again.stderr
+    assert any("--editable" in line for line in asked)
+    assert "is set up" in set_up(tmp_path, "bin")[0].stderr
+
+
+@needs_bash
 def test_what_is_no_extra_is_refused(tmp_path: Path) -> None:
     ended, asked = set_up(tmp_path, "bin", "--help")
     assert ended.returncode == 1

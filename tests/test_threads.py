@@ -216,6 +216,35 @@ def test_unless_asked_for_there_are_not_more_threads_than_processors() -> None:
         assert torch.get_num_threads() == then
 
 
+def test_what_an_engine_computed_with_is_not_what_torch_has() -> None:
+    torch.set_num_threads(3)
+    for count, processors, then in (
+        (1, None, 1),
+        (None, 4, 3),
+        (2, 4, 2),
+        (1, 4, 1),
+        (None, 2, 2),
+        (None, 4, 3),
+    ):
+        use_threads(count, processors)
+        assert torch.get_num_threads() == then
+    use_threads(1)
+    torch.set_num_threads(2)  # somebody else's wish
+    use_threads(None, 4)
+    assert torch.get_num_threads() == 2
+
+
+def test_a_large_model_behind_a_small_one_has_all_threads(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(2)
+    monkeypatch.setattr(loading, "cpu_count", lambda: 2)
+    for small, found in ((2**30, 1), (0, 2)):
+        monkeypatch.setattr("edgespec.kernels.threads.SMALL", small)
+        with edgespec.load(model, memory="2GB", context=200) as engine:
+            assert engine.target.threads == found
+
+
 def test_an_engine_in_a_container_has_as_many_as_its_share(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,6 +188,7 @@ def test_a_calibration_tries_the_grid_once_and_sets_the_disk_s_rate(
         {"when": None},
         {"when": 0},
         {"when": 1e30},
+        {"when": 10**400},
     ],
 )
 def test_a_damaged_calibration_is_done_again(
@@ -225,22 +226,33 @@ def test_matmuls_are_remembered_for_these_kernels_and_processors(monkeypatch: py
     [
         {},
         [],
-        {"BF16": [0.1] * 4},
-        {"BF16": [0.1, 0.1, 0.1, 0.1, -1]},
-        {"BF16": [0.1, 0.1, 0.1, 0.1, math.nan]},
-        {"BF16": [0.1, 0.1, 0.1, 0.1, True]},
-        {"BF16": "12345"},
-        {"NEW": [0.1] * 5},
+        {"BF16": [0.1] * (len(ROWS) - 1)},
+        *({"BF16": [0.1] * (len(ROWS) - 1) + [wrong]} for wrong in (-1, math.nan, True, "1", 10**400)),
+        {"BF16": "1234567"},
+        {"NEW": [0.1] * len(ROWS)},
     ],
+    ids=lambda seconds: f"{seconds!s:.60}",
 )
 def test_absurd_matmuls_are_not_believed(seconds: object) -> None:
     remember_matmuls(some_matmuls(), "k")
     file = rates.cache_folder() / "rates.json"
     stored = json.loads(file.read_text())
     (key,) = stored["rates"]
-    stored["rates"][key]["seconds"] = seconds
-    file.write_text(json.dumps(stored))
-    assert recall_matmuls() is None
+    for value, found in (({"BF16": [0.1] * len(ROWS)}, True), (seconds, False)):
+        stored["rates"][key]["seconds"] = value
+        file.write_text(json.dumps(stored))
+        assert (recall_matmuls() is not None) == found
+
+
+def test_matmuls_of_no_time_are_not_believed() -> None:
+    remember_matmuls(some_matmuls(), "k")
+    file = rates.cache_folder() / "rates.json"
+    stored = json.loads(file.read_text())
+    (key,) = stored["rates"]
+    for when in (10**400, -(10**400), math.nan, True, "now", None):
+        stored["rates"][key]["when"] = when
+        file.write_text(json.dumps(stored))
+        assert recall_matmuls() is None
 
 
 def test_matmuls_of_rates_read_the_weights_and_then_compute() -> None:
@@ -259,7 +271,10 @@ def test_every_encoding_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name, value in (("OUT", 32), ("INNER", 256), ("CYCLED", 2**16), ("TRIES", 1)):
         monkeypatch.setattr(measured, name, value)
+    settled = list[bool]()
+    monkeypatch.setattr(measured, "settle", lambda: settled.append(True))
     found = measured.matmuls()
+    assert settled, "else other kernels are measured than engines have"
     assert set(found.seconds) == set(WEIGHTS_PER_BYTE)
     assert all(len(row) == len(ROWS) and min(row) > 0 for row in found.seconds.values())
 
@@ -269,7 +284,7 @@ def test_every_encoding_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured, "measure", again)
     assert measured.matmuls() == found
     assert measured.matmuls(fresh=True).seconds["F32"] == again("F32")
-    monkeypatch.setattr(measured, "kernels_name", lambda: "others")
+    monkeypatch.setattr(measured, "kernels_at_work", lambda: "others")
     monkeypatch.setattr(measured, "measure", lambda encoding: (2.0,) * len(ROWS))
     assert measured.matmuls().seconds["F32"] == (2.0,) * len(ROWS)
 

@@ -174,7 +174,7 @@ def room_bytes(cut: Cut, how: Arithmetic, n: int, element: int, prompt: bool = F
     if half:  # `amx_half_room`
         own = 65536 + -(-rows // 32) * 2 * -(-min(n, 256) // 16) * 1024
     sums = threads * (own + 4 * cut.inner + 4 * rows * n * terms)
-    if cut.encoding == "BF16" and "bfloat16" not in how.converts:  # x as bf16, in pairs
+    if cut.encoding == "BF16" and "bfloat16" not in how.converts and not how.widened:  # x as bf16, in pairs
         return sums + n * -(-cut.inner // 32) * 32 * 2
     if plain:
         return sums + n * -(-cut.inner // 512) * 512 * 4

@@ -18,15 +18,15 @@ from edgespec.devices.matmuls import ROWS, Matmuls
 from edgespec.devices.probe import cpu_count
 from edgespec.devices.rates import keep_first, recall, remember
 from edgespec.kernels import trials
-from edgespec.kernels.choice import CHOSEN, LEVELS, LOW_BIT, NAMES, Choice, as_json, of_json
+from edgespec.kernels.choice import ARM, AVX2, CHOSEN, LEVELS, LOW_BIT, NAMES, Choice, as_json, of_json
 from edgespec.kernels.compiled import FORMATS, VERSION, choose, level, unavailable
 from edgespec.offload.chunks import ChunkTable
 
 SLOWEST = 20.0  # seconds for 10^9 bytes by one row: a figure beyond that is no processor's
 
 
-def settle(table: ChunkTable) -> None:
-    """Have a model's matrices multiplied by what is fastest here, as long as this process lives."""
+def settle(table: ChunkTable | None = None) -> None:
+    """Have a model's matrices (None: all) multiplied by what is fastest, as long as this process lives."""
     for encoding in _encodings(table) - CHOSEN.keys():
         choose(encoding, choice(encoding))
 
@@ -39,11 +39,15 @@ def reasons(table: ChunkTable) -> list[str]:
 
 def slow(table: ChunkTable) -> str:
     """Why a model's low-bit weights are slow here, and what helps; "" where they are not."""
-    encodings = sorted(NAMES.get(e, e) for e in _low_bit(table))
-    if not encodings or not unavailable():
+    encodings = ", ".join(sorted(NAMES.get(e, e) for e in _low_bit(table)))
+    if not encodings:
         return ""
+    if not unavailable():
+        least = f"{LEVELS[AVX2]} or more" if not ARM else LEVELS[1]
+        plain = f"{encodings}: multiplied by plain C, several times slower than on a processor with {least}"
+        return "" if level() else plain
     return (
-        f"{', '.join(encodings)}: unpacked in each pass and multiplied by torch, tens of times slower than "
+        f"{encodings}: unpacked in each pass and multiplied by torch, tens of times slower than "
         f"by compiled kernels ({unavailable()}); without them bf16 is faster, where it fits into memory"
     )
 
@@ -76,8 +80,9 @@ def _low_bit(table: ChunkTable) -> set[str]:
     return _stored(table) & set(LOW_BIT)
 
 
-def _encodings(table: ChunkTable) -> set[str]:
-    return set() if unavailable() else _stored(table) & FORMATS.keys()
+def _encodings(table: ChunkTable | None) -> set[str]:
+    there = set() if unavailable() else set(FORMATS)
+    return there if table is None else _stored(table) & there
 
 
 def _stored(table: ChunkTable) -> set[str]:
@@ -91,16 +96,15 @@ def choices(fresh: bool = False) -> dict[str, Choice]:
 
 def choice(encoding: str, fresh: bool = False) -> Choice:
     """Remembered, in a millisecond; or (also when `fresh`) measured, in about 20."""
-    key, by = f"kernels {encoding}", kernels_name()
+    key = f"kernels {encoding} by {kernels_name()}"  # installations with others may share the folder
 
     def sound(kept: Any) -> Choice | None:
-        ours = isinstance(kept, dict) and set(kept) == {"by", "choice"} and kept["by"] == by
-        return of_json(kept["choice"], level()) if ours else None
+        return of_json(kept, level())
 
     if not fresh and (known := sound(recall(key))) is not None:
         return known
     found = trials.measure(encoding)
-    value = {"by": by, "choice": as_json(found)}
+    value = as_json(found)
     if fresh:
         remember(key, value)
         return found
@@ -109,6 +113,11 @@ def choice(encoding: str, fresh: bool = False) -> Choice:
         usual = trials.by_features(encoding)
         return replace(found, order=usual.order, few=usual.few)
     return kept
+
+
+def kernels_at_work() -> str:
+    """What multiplies, and in how many threads of this one's: what seconds go by."""
+    return f"{kernels_name()}, {torch.get_num_threads()} threads"
 
 
 def kernels_name() -> str:

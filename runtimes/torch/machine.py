@@ -10,10 +10,10 @@ from edgespec.devices.arithmetic import Arithmetic
 from edgespec.devices.machine import Accelerator, Machine, remember_process
 from edgespec.devices.matmuls import recall_matmuls
 from edgespec.kernels import compiled
-from edgespec.kernels.choice import AMX, ARM, AVX2
+from edgespec.kernels.choice import AMX, ARM, AVX2, CHOSEN, LOW_BIT
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.runtimes.formats.describe import ModelFiles
-from edgespec.runtimes.torch.choices import kernels_name, raced
+from edgespec.runtimes.torch.choices import kernels_at_work, raced
 from edgespec.runtimes.torch.warm_up import warm_up
 from edgespec.runtimes.torch.weights import CPU
 
@@ -31,7 +31,7 @@ def measure_machine(files: ModelFiles, device: torch.device = CPU) -> Machine:
         accelerator = Accelerator(total, total - free)
     found = Machine.measure(next(files.table.files()), accelerator)
     if device.type == "cpu":
-        by_these = recall_matmuls(kernels_name())
+        by_these = recall_matmuls(kernels_at_work())
         found = replace(found, arithmetic=arithmetic(), matmuls=by_these, raced=raced(files.table))
     else:
         found = replace(found, arithmetic=Arithmetic(compiled=False))
@@ -48,5 +48,8 @@ def arithmetic() -> Arithmetic:
         if compiled.own_prompt(encoding, torch.float16 if encoding == "F16" else torch.bfloat16)
     )
     there = not compiled.unavailable()
-    arranged = there and not ARM and compiled.level() in (AVX2, AMX)
-    return Arithmetic(converts, there, prompts, torch.get_num_threads(), arranged)
+    ways = {way for encoding in LOW_BIT if encoding in CHOSEN for way in CHOSEN[encoding].ways}
+    beside = compiled.level() in (AVX2, AMX) or not ways.isdisjoint((2 * AVX2, 2 * AMX))
+    widened = there and compiled.as_trees(compiled.order("BF16"))
+    threads = torch.get_num_threads()
+    return Arithmetic(converts, there, prompts, threads, there and not ARM and beside, widened)

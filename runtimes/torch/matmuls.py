@@ -11,10 +11,11 @@ import torch
 
 from edgespec.devices.disk import aligned_buffer
 from edgespec.devices.matmuls import ROWS, WEIGHTS_PER_BYTE, Matmuls, recall_matmuls, remember_matmuls
-from edgespec.devices.probe import memory_available
+from edgespec.devices.probe import cpu_count, memory_available
 from edgespec.kernels.matmul import FEW, Block, linear
+from edgespec.kernels.threads import use_threads
 from edgespec.offload.chunks import stored_bytes
-from edgespec.runtimes.torch.choices import kernels_name
+from edgespec.runtimes.torch.choices import kernels_at_work, settle
 
 OUT = INNER = 4096  # a matrix of a 7B model
 # Bytes of matrices multiplied in turn with few rows, more than a cache keeps of them: where many share one of
@@ -29,10 +30,13 @@ FILLED = 0x10, 0x20
 
 
 def matmuls(fresh: bool = False, progress: Callable[[int, int], None] = lambda done, total: None) -> Matmuls:
-    """Remembered, or (also when `fresh`) measured: seconds of work, up to 600 MB of memory."""
-    kernels = kernels_name()
+    """Of an engine with as many threads as processors, that has settled what multiplies: remembered, or (also
+    when `fresh`) measured: seconds of work, up to 600 MB of memory."""
+    use_threads(None, cpu_count())
+    kernels = kernels_at_work()
     known = None if fresh else recall_matmuls(kernels)
     if known is None:
+        settle()
         seconds = {}
         for done, encoding in enumerate(WEIGHTS_PER_BYTE):
             progress(done, len(WEIGHTS_PER_BYTE))
