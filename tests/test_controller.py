@@ -700,6 +700,32 @@ def test_pauses_of_the_machine_do_not_change_a_cost() -> None:
     assert curve.at(1.0) <= 1.1
 
 
+def test_one_timing_does_not_end_what_another_process_found() -> None:
+    """The first draft of a process reads cold memory. A second such timing is another machine."""
+    taught, curve = Curve(np.ones_like), Curve(np.ones_like)
+    for count, seconds in ((1, 3.0), (8, 5.0), (32, 9.0)):
+        taught.add(count, seconds)
+    curve.recall(taught.notes())
+    wanted = np.array([1, 8, 32])
+    known = curve.at(wanted)
+    curve.add(8, 25.0)
+    assert np.array_equal(curve.at(wanted), known)
+    curve.add(1, 3.1)
+    assert curve.at(32.0) == pytest.approx(known[2], rel=0.05)
+    curve.add(8, 26.0)
+    assert curve.at(8.0) > 5
+    assert curve.at(32.0) == curve.at(8.0), "what the other process found of 32 is gone"
+
+
+def test_a_machine_that_is_slower_throughout_is_noticed() -> None:
+    taught, curve = Curve(np.ones_like), Curve(np.ones_like)
+    taught.add(1, 3.0)
+    curve.recall(taught.notes())
+    for _ in range(2):
+        curve.add(1, 9.0)
+    assert curve.at(1.0) > 8
+
+
 def test_chances_correct_what_a_drafter_claims() -> None:
     chances = Chances()
     tree = TokenTree.chain([1, 2, 3], np.log([1.0, 0.9, 0.9]))

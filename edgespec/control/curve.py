@@ -53,6 +53,7 @@ class Curve:
         self.start = start
         self._beside = beside
         self._points: dict[tuple[int, bool], _Point] = {}  # by bucket, and whether they are apart
+        self._odd = 0  # which way a timing was off what another process found
         self._pace, self._late = 1.0, deque[float](maxlen=SPELL)  # times what is usual; of the latest timings
         self._line: _Line | None = None
         self._lock = threading.Lock()  # conversations in threads of their own learn together
@@ -86,7 +87,11 @@ class Curve:
             recalled = any(point.kept for point in self._points.values())
         if recalled:
             believed = float(self.at(count))
-            if not believed / AGREE <= seconds <= believed * AGREE:  # the machine is another by now
+            odd = int(seconds > believed * AGREE) - int(seconds < believed / AGREE)
+            if odd and odd != self._odd:  # a pause, it may be, or a first draft from cold memory
+                self._odd = odd
+                return
+            if odd:  # the machine is another by now
                 with self._lock:
                     self._points = {bucket: p for bucket, p in self._points.items() if not p.kept}
         with self._lock:
