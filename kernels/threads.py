@@ -18,9 +18,8 @@ import torch
 # busy program 140, 6 and 120.
 SMALL = 2**20
 
-_set: tuple[int, int] | None = (
-    None  # what torch had before it was told another number here, and the latest such
-)
+# What torch had before it was told another number here, and the latest such.
+_set: tuple[int, int] | None = None
 
 
 def threads_for(matrix_bytes: float) -> int | None:

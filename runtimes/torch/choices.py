@@ -18,7 +18,7 @@ from edgespec.devices.matmuls import ROWS, Matmuls
 from edgespec.devices.probe import cpu_count
 from edgespec.devices.rates import keep_first, recall, remember
 from edgespec.kernels import trials
-from edgespec.kernels.choice import ARM, AVX2, CHOSEN, LEVELS, LOW_BIT, NAMES, Choice, as_json, of_json
+from edgespec.kernels.choice import ARM, CHOSEN, LEVELS, LOW_BIT, NAMES, Choice, as_json, of_json
 from edgespec.kernels.compiled import FORMATS, VERSION, choose, level, unavailable
 from edgespec.offload.chunks import ChunkTable
 
@@ -40,15 +40,15 @@ def reasons(table: ChunkTable) -> list[str]:
 def slow(table: ChunkTable) -> str:
     """Why a model's low-bit weights are slow here, and what helps; "" where they are not."""
     encodings = ", ".join(sorted(NAMES.get(e, e) for e in _low_bit(table)))
-    if not encodings:
+    why = unavailable()
+    if not encodings or not (why or level() == 0):
         return ""
-    if not unavailable():
-        least = f"{LEVELS[AVX2]} or more" if not ARM else LEVELS[1]
-        plain = f"{encodings}: multiplied by plain C, several times slower than on a processor with {least}"
-        return "" if level() else plain
+    if not why:
+        least = LEVELS[1] if ARM else f"{LEVELS[1]} or more"
+        return f"{encodings}: multiplied by plain C, several times slower than on a processor with {least}"
     return (
         f"{encodings}: unpacked in each pass and multiplied by torch, tens of times slower than "
-        f"by compiled kernels ({unavailable()}); without them bf16 is faster, where it fits into memory"
+        f"by compiled kernels ({why}); without them bf16 is faster, where it fits into memory"
     )
 
 

@@ -65,11 +65,9 @@ def _matmuls(piece: Piece, arithmetic: torch.dtype) -> list[tuple[int, int]]:
 
 def _as_class(value: Any) -> RowClass | None:
     """A remembered class, if it is a sound one."""
-    if (
-        not isinstance(value, list)
-        or len(value) != 2
-        or not all(type(v) is int and v in COUNTS for v in value)
-    ):
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    if not all(type(v) is int and v in COUNTS for v in value):
         return None
     pad, block = value
     return RowClass(pad, block) if pad <= block else None
