@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from edgespec.kernels import compiled
-from edgespec.kernels.choice import AMX, ARM, AVX2, AVX512, AVX512_BF16
+from edgespec.kernels.choice import AMX, ARM, AVX2, AVX512, AVX512_BF16, AVX_VNNI, PLAIN
 
 TIMES, TRIES = 5_000_000, 3  # of 12 instructions each, some 20 ms; the best counts
 SOURCE = r"""
@@ -38,10 +38,21 @@ PEAK(pairs_512, "avx512f,avx512vnni", __m512i, sums[i] = _mm512_dpwssd_epi32(sum
 PEAK(bf16_512, "avx512f,avx512bf16", __m512, sums[i] = _mm512_dpbf16_ps(sums[i], (__m512bh)a, (__m512bh)b))
 PEAK(fp32_512, "avx512f", __m512, sums[i] = _mm512_fmadd_ps(a, b, sums[i]))
 PEAK(pairs_256, "avx2", __m256i, sums[i] = _mm256_add_epi32(sums[i], _mm256_madd_epi16(a, b)))
+#if __GNUC__ >= 11 || __clang_major__ >= 12
+PEAK(vnni_256, "avxvnni", __m256i, sums[i] = _mm256_dpwssd_avx_epi32(sums[i], a, b))
+#endif
 PEAK(fp32_256, "avx2,fma", __m256, sums[i] = _mm256_fmadd_ps(a, b, sums[i]))
 #endif
 """
-PRODUCTS = {"pairs_512": 32, "bf16_512": 32, "fp32_512": 16, "pairs_256": 16, "fp32_256": 8}  # an instruction
+# Of an instruction.
+PRODUCTS = {
+    "pairs_512": 32,
+    "bf16_512": 32,
+    "fp32_512": 16,
+    "pairs_256": 16,
+    "vnni_256": 16,
+    "fp32_256": 8,
+}
 
 
 def instruction(encoding: str) -> str | None:
@@ -53,7 +64,9 @@ def instruction(encoding: str) -> str | None:
         return None
     if encoding == "BF16" and level == AVX512_BF16:
         return "bf16_512"
-    return f"{'fp32' if encoding in ('F16', 'BF16') else 'pairs'}_{512 if level >= AVX512 else 256}"
+    if level == AVX_VNNI and encoding not in PLAIN:
+        return "vnni_256"
+    return f"{'fp32' if encoding in PLAIN else 'pairs'}_{512 if level >= AVX512 else 256}"
 
 
 @lru_cache

@@ -12,7 +12,7 @@ from edgespec.devices.matmuls import Matmuls, recall_matmuls
 from edgespec.devices.own_rate import own_rate
 from edgespec.devices.probe import cpu_count, cpu_features, memory_available, memory_total, process_memory
 from edgespec.devices.rates import ReadRate, is_fresh, memory_rate, read_rate, recall, remember
-from edgespec.kernels.choice import LOW_BIT, RARE
+from edgespec.kernels.choice import LOW_BIT, PLAIN, RARE
 
 BASELINE = 350 * 10**6  # bytes of a process with torch: 300 to 400 MB (measured, Linux, torch 2.13)
 
@@ -132,7 +132,7 @@ def _stored_process() -> tuple[int, Arithmetic] | None:
     sound = sound and all(type(stored[flag]) is bool for flag in ("compiled", "arranged", "widened"))
     if not sound or not is_fresh(when):
         return None
-    for names, known in ((converts, TYPES), (prompts, (*LOW_BIT, "F16", "BF16"))):
+    for names, known in ((converts, TYPES), (prompts, (*LOW_BIT, *PLAIN))):
         if not isinstance(names, list) or any(name not in known for name in names):
             return None
     compiled, *packed = (stored[flag] for flag in ("compiled", "arranged", "widened"))

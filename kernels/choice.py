@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 ARM = platform.machine().lower() in ("aarch64", "arm64")
-X86 = ("portable C", "AVX2", "AVX-512 VNNI", "AVX-512 BF16", "AMX")
-LEVELS = ("portable C", "NEON dot products") if ARM else X86  # as native/choice.c counts
-AVX2, AVX512, AVX512_BF16, AMX = range(1, len(X86))  # NEON is chosen, and choosable, where AVX2 would be
+X86 = ("portable C", "AVX2", "AVX2 with VNNI", "AVX-512 VNNI", "AVX-512 BF16", "AMX")
+LEVELS = ("portable C", "NEON dot products", "NEON with i8mm") if ARM else X86  # as native/choice.c counts
+# NEON is chosen, and choosable, where AVX2 would be, with i8mm where AVX2 with VNNI.
+AVX2, AVX_VNNI, AVX512, AVX512_BF16, AMX = range(1, len(X86))
 TORCH = -1  # in place of one of them
 NAMES = {"I8": "int8", "U8": "int4"}  # in words; others are called as files call them
+PLAIN = ("F16", "BF16")
 # In native/formats.h's order.
 LOW_BIT = ("I8", "U8", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "Q3_K")
-RARE = frozenset(("Q4_1", "Q5_0", "Q5_1", "Q3_K"))  # multiplied by AVX2, whatever else an x86 CPU has
+RARE = frozenset(("Q4_1", "Q5_0", "Q5_1", "Q3_K"))  # multiplied by AVX2, whatever more an x86 CPU has
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 64)  # the most of each class of rows, but for the last; as many are tried
 FEWS = (32, 256)  # rows of a prompt that may be multiplied as a tree's
 
@@ -56,7 +58,7 @@ class Choice:
             last = f"-{ROWS[i]}" if i + 1 < len(ROWS) else " and more"
             parts.append(f"{first}{last if ROWS[i] > first else ''} rows {way_words(way)}")
             first = ROWS[i] + 1
-        if encoding == "BF16" and self.order not in (AVX2, AVX512):
+        if encoding == "BF16" and not AVX2 <= self.order <= AVX512:
             other = f", prompts in another order from {self.few + 1} rows on" if self.order != TORCH else ""
             return order_words(self.order) + other
         if encoding == "BF16":

@@ -28,9 +28,11 @@ from edgespec.kernels.choice import (
     AVX2,
     AVX512,
     AVX512_BF16,
+    AVX_VNNI,
     CHOSEN,
     FEWS,
     LOW_BIT,
+    PLAIN,
     RARE,
     ROWS,
     TORCH,
@@ -40,8 +42,8 @@ from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.low_bit import padded_columns, stored_row_bytes
 from edgespec.kernels.scratch import at_hand, scratch
 
-VERSION = 29  # of native.c's functions
-FORMATS = {encoding: number for number, encoding in enumerate((*LOW_BIT, "F16", "BF16"))}
+VERSION = 30  # of native.c's functions
+FORMATS = {encoding: number for number, encoding in enumerate((*LOW_BIT, *PLAIN))}
 SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # native/floats.h's
 MOST_BLOCKS = 16  # of a call: native.c's MOST_PARTS
 ALL = 2**20  # rows, and more than a prompt's block has
@@ -75,6 +77,7 @@ def _open(folder: Path) -> tuple[ctypes.CDLL | None, str]:
     library.es_attend.restype = _N
     library.es_layers.argtypes = [_P, _N, _P, _N, _P, _P, _P, _P, _N]
     library.es_layers.restype = _N
+    library.es_has.argtypes = [_I]
     library.es_choose.argtypes = [_I, _I, _I]
     for name in ("es_norm", "es_swiglu", "es_rotate", "es_choose"):
         getattr(library, name).restype = None
@@ -160,7 +163,8 @@ def usual_order(encoding: str) -> int:
 
 def best_level(encoding: str) -> int:
     """An index of LEVELS: the best instructions that there are here for weights so stored."""
-    return min(level(), AVX2) if encoding in RARE else level()
+    best = min(level(), AVX_VNNI) if encoding in RARE else level()
+    return AVX2 if best == AVX_VNNI and (encoding in PLAIN or AVX_VNNI not in levels()) else best
 
 
 def as_trees(order: int) -> bool:
@@ -191,7 +195,7 @@ def choose(encoding: str, choice: Choice) -> Choice:
 
 def unpacks(encoding: str, dtype: torch.dtype) -> bool:
     """Whether `dense` makes numbers of `dtype` of weights so stored."""
-    return encoding not in ("F16", "BF16") and dtype != torch.float16 and available(encoding)
+    return encoding not in PLAIN and dtype != torch.float16 and available(encoding)
 
 
 def level(most: int = -1) -> int:
@@ -199,6 +203,13 @@ def level(most: int = -1) -> int:
     library, why = _library()
     assert library is not None, why
     return int(library.es_level(most))
+
+
+def levels() -> list[int]:
+    """Indices of LEVELS: all instructions in use, each of which `level` may be lowered to."""
+    library, why = _library()
+    assert library is not None, why
+    return [instructions for instructions in range(level() + 1) if library.es_has(instructions)]
 
 
 class _Matrix(ctypes.Structure):

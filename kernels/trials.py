@@ -22,7 +22,9 @@ from edgespec.kernels.choice import (
     AVX2,
     AVX512,
     AVX512_BF16,
+    AVX_VNNI,
     FEWS,
+    PLAIN,
     RARE,
     ROWS,
     TORCH,
@@ -43,9 +45,8 @@ TRIES = 5  # of each, in turn; the best counts: others' work is not the machine'
 LEAD, OTHER_BITS = 1.05, 1.3
 PROMPTS = (64, 256)  # rows: may few be unpacked for, and which order is for many
 SHARED = (1, 16, PROMPTS[0])  # of bf16 by bf16, of which all but a prompt's have one order
-REGISTERS = {AVX2: 6, AVX512: 16}  # (NEON: 6) rows that weights are used for as they are decoded: native.h's
+REGISTERS = {AVX2: 6, AVX_VNNI: 6, AVX512: 16}  # (NEON: 6) rows that weights are used for as they are decoded
 NO_TILES = 4  # rows that features say no AMX for: native.h's FEW
-PLAIN = ("F16", "BF16")
 FILLED = 0x11  # every byte of the weights: a small normal number in each float type, and no NaN as a scale
 
 Call = Callable[[], object]
@@ -119,7 +120,7 @@ def core_seconds(encoding: str, choice: Choice) -> dict[int, float]:
     """What a core takes to multiply 10^9 bytes of such weights, in its cache and as chosen, by numbers of
     rows: as far as the race has shown it."""
     found = dict[int, float]()
-    if encoding == "BF16" and choice.order not in (AVX2, AVX512):
+    if encoding == "BF16" and not AVX2 <= choice.order <= AVX512:
         times = choice.tried.get(f"all rows: {order_words(choice.order)}", ())
         found.update(zip(SHARED, times, strict=False))
     else:
@@ -170,7 +171,8 @@ def _ways(encoding: str, rows: int) -> list[int]:
         return [0]
     if encoding in PLAIN:
         return [2 * level for level in (AVX512, AVX2) if level <= best]
-    levels = [level for level in (AVX512, AVX2) if level <= best]
+    second = AVX_VNNI if AVX_VNNI in compiled.levels() else AVX2
+    levels = [level for level in (AVX512, second) if level <= best]
     ways = [2 * level + out for level in levels for out in (1, 0) if not out or rows <= REGISTERS[level]]
     if best < AMX:
         return ways

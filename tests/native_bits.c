@@ -106,7 +106,7 @@ int main(void) {
   const int best = es_level(1 << 30);
   static const int64_t counts[] = {1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 67};
   for (int level = 0; level <= best; level++) {
-    if (es_level(level) != level) return 4;
+    if (es_level(level) != level) continue; /* not every CPU has AVX2 with VNNI that has more */
     printf("level %d\n", level);
     for (int format = 0; format <= BFLOAT; format++)
       for (int i = 0; i < (int)(sizeof counts / sizeof *counts); i++) {

@@ -93,12 +93,11 @@ def test_a_rows_bits_depend_on_nothing_else(encoding: str, shape: tuple[int, int
     """Neither on the other rows, nor on instructions, nor on threads. (bf16 by bf16 on AMX: test_bf16.py.)"""
     block, _ = weights(encoding, *shape)
     x = inputs(256, shape[1]).to(torch.float16 if encoding == "BF16" else torch.bfloat16)
-    best = compiled.level()
     whole = multiply(x, block)
     for n in COUNTS:
         assert torch.equal(multiply(x[:n], block), whole[:n])
         assert torch.equal(multiply(x[-n:], block), whole[-n:])
-    for level in range(best + 1):
+    for level in compiled.levels():
         assert compiled.level(level) == level
         for n in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 70):
             assert torch.equal(multiply(x[:n], block), whole[:n])
@@ -108,9 +107,9 @@ def test_a_rows_bits_depend_on_nothing_else(encoding: str, shape: tuple[int, int
 def test_both_terms_of_a_row_in_fp32_have_its_bits(encoding: str) -> None:
     """A kernel sees twice as many rows, and may take half of them at a time."""
     block, _ = weights(encoding, 37, 1280)
-    x, best = inputs(70, 1280), compiled.level()
+    x = inputs(70, 1280)
     whole = multiply(x, block)
-    for level in range(best + 1):
+    for level in compiled.levels():
         assert compiled.level(level) == level
         for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 16):
             assert torch.equal(multiply(x[:n], block), whole[:n])
@@ -198,7 +197,8 @@ for encoding, shape in CASES:
     last = Block(encoding, data, block.scale, block.rows, block.inner)
     for n in (1, 4, 5, 7, 8, 28, 40):
         x = inputs(n, shape[1])
-        for level in range(compiled.level(99) + 1):
+        compiled.level(99)
+        for level in compiled.levels():
             compiled.level(level)
             for typed_x in (x, x.half()):
                 assert torch.equal(multiply(typed_x, last), multiply(typed_x, block)), (encoding, n, level)
@@ -276,7 +276,7 @@ def test_the_largest_sums_are_exact(encoding: str, fill: int) -> None:
     compiled.level(0)
     found = multiply(x, full)
     compiled.level(len(LEVELS))
-    for level in reversed(range(compiled.level() + 1)):
+    for level in reversed(compiled.levels()):
         compiled.level(level)
         for n in (1, 2, 3, 4, 5, 6, 8, 16, 33):
             assert torch.equal(multiply(x[:n], full), found[:n]), (level, n)
@@ -287,7 +287,7 @@ def test_the_largest_sums_are_exact(encoding: str, fill: int) -> None:
 def test_dense_numbers_are_the_definitions(encoding: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
     block, numbers = weights(encoding, *shape)
     out = torch.full((shape[0], shape[1] + 3), 7.0, dtype=dtype)
-    for level in range(compiled.level() + 1):
+    for level in compiled.levels():
         compiled.level(level)
         found = compiled.dense(encoding, block.data, block.scale, shape[1], out)
         assert torch.equal(found, numbers.float().to(dtype))

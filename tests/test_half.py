@@ -54,7 +54,8 @@ def bf16_order() -> str:
 
 def levels() -> Iterator[int]:
     """Each instruction set that this CPU has, in use."""
-    for level in range(compiled.level(len(LEVELS)) + 1):
+    compiled.level(len(LEVELS))
+    for level in compiled.levels():
         assert compiled.level(level) == level
         yield level
 

@@ -37,8 +37,8 @@ from edgespec.values import did_you_mean, format_bytes
 WRITTEN = 2 * SMALLEST_FILE  # bytes of the file that a directory without a large one is measured with
 # Instruction sets that matmuls here care about, by Linux's names.
 FEATURES = (
-    *("avx2", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_int8", "amx_bf16"),
-    *("asimddp", "i8mm", "bf16", "sve"),
+    *("avx2", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_int8", "amx_bf16", "asimddp", "i8mm", "bf16", "sve"),
 )
 
 

@@ -20,7 +20,7 @@ typedef struct { /* one group of 16 rows of x; [4 columns' place][row and column
 /* Linux gives a process the tiles' registers on request. */
 int amx_allowed(void) {
   enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
-  return cpu_has(7, 22 /* AMX-BF16 */) && cpu_has(7, 24 /* tiles */) && cpu_has(7, 25 /* AMX-INT8 */) &&
+  return cpu_has(7, 0, EDX, 22 /* AMX-BF16 */) && cpu_has(7, 0, EDX, 24 /* tiles */) && cpu_has(7, 0, EDX, 25 /* AMX-INT8 */) &&
          !syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA);
 }
 

@@ -6,7 +6,7 @@ TARGET("avx2,fma,f16c")
 
 #define DECODE(x) x86_##x
 #define NAME(x) avx2_##x
-#define SET 1 /* as es_level counts */
+#define SET AVX2
 #include "rows.inc"
 #include "attention.inc"
 #include "half.inc"

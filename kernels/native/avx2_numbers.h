@@ -1,4 +1,4 @@
-/* A row of low-bit weights in AVX2's registers, for avx2_few.c. */
+/* A row of low-bit weights in AVX2's registers, and what multiplies it. */
 #pragma once
 
 #include "formats_x86.h"
@@ -21,6 +21,16 @@ INLINE int in_bytes(int format) { return format != INT8 && format != Q8_0 && !is
 INLINE int offset_of(int format) { return format == Q4_0 || format == INT4 ? 8 : format == Q6_K ? 32 : 0; }
 
 INLINE __m256i each(int n) { return _mm256_set1_epi16((short)n); }
+
+#ifdef VNNI
+/* sum + products of bytes, without sign by with, four at a time; of words two at a time. */
+INLINE __m256i times_bytes(__m256i sum, __m256i a, __m256i b) { return _mm256_dpbusd_avx_epi32(sum, a, b); }
+INLINE __m256i times_words(__m256i sum, __m256i a, __m256i b) { return _mm256_dpwssd_avx_epi32(sum, a, b); }
+#else
+/* Bytes two at a time, in 16 bits. */
+INLINE __m256i times_bytes(__m256i sum, __m256i a, __m256i b) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b)); }
+INLINE __m256i times_words(__m256i sum, __m256i a, __m256i b) { return _mm256_add_epi32(sum, _mm256_madd_epi16(a, b)); }
+#endif
 
 INLINE void words(__m256i bytes, __m256i *to) { /* even ones, odd ones */
   to[0] = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8);

@@ -6,7 +6,7 @@ TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 
 #define DECODE(x) x86_##x
 #define NAME(x) avx512_##x
-#define SET 2 /* as es_level counts */
+#define SET AVX512
 #include "rows.inc"
 #include "attention.inc"
 #include "half.inc"

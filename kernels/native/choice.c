@@ -9,32 +9,48 @@ static int has_dot_products(void) { return 1; } /* all Macs of this architecture
 static int has_dot_products(void) { return 0; }
 #endif
 
-static int level = -1;
+static int level = -1, has_vnni; /* has_vnni: AVX_VNNI is here, which not every CPU has that has more */
 
-/* The instructions in use: 0 portable, 1 AVX2 and FMA, or NEON with dot products, 2 AVX-512 VNNI, 3 and AVX-512 BF16, 4 and AMX. Lowered to `most`, if that is not negative. */
-int es_level(int most) {
-  if (level < 0 || most >= 0) {
-    level = PORTABLE;
+/* The best that there is here. */
+static int best_here(void) {
+  int best = PORTABLE;
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has(1, 29 /* F16C */)) level = AVX2;
-    if (level == AVX2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
-      level = AVX512;
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has(1, 0, ECX, 29 /* F16C */)) best = AVX2;
+#ifdef HAS_AVX_VNNI
+  has_vnni = best == AVX2 && cpu_has(7, 1, EAX, 4 /* AVX-VNNI */);
+  if (has_vnni) best = AVX_VNNI;
+#endif
+  if (best >= AVX2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
+    best = AVX512;
 #endif
 #ifdef HAS_NEON
-    if (has_dot_products()) level = NEON;
+  if (has_dot_products()) best = NEON;
 #endif
 #ifdef HAS_BF16
-    if (level == AVX512 && __builtin_cpu_supports("avx512bf16")) level = AVX512_BF16;
+  if (best == AVX512 && __builtin_cpu_supports("avx512bf16")) best = AVX512_BF16;
 #endif
 #ifdef HAS_AMX
-    if (level == AVX512_BF16 && amx_allowed()) level = AMX;
+  if (best == AVX512_BF16 && amx_allowed()) best = AMX;
 #endif
-    if (most >= 0 && level > most) level = most;
+  return best;
+}
+
+/* The best of these that there is here. */
+static int usable(int set) { return set == AVX_VNNI && !has_vnni ? AVX2 : set; }
+
+/* The instructions in use; lowered to `most`, if that is not negative. */
+int es_level(int most) {
+  if (level < 0 || most >= 0) {
+    level = best_here();
+    if (most >= 0 && level > most) level = usable(most);
   }
   return level;
 }
+
+/* Whether these are among the instructions in use. */
+int es_has(int set) { return set <= es_level(-1) && usable(set) == set; }
 
 /* What was chosen by format, 0 = nothing: 1 + 2 * instruction set, and 1 more where each row of weights is used as it is decoded.
    For up to 1, 2, 3, 4, 6, 8, 12 and 16 rows of x and for more: their bits are the same. At ORDER: for what has orders of sums of
@@ -54,7 +70,7 @@ INLINE int least(int a, int b) { return a < b ? a : b; }
 
 /* Of low-bit weights: where weights are used as they are decoded, for so few rows, else side by side. */
 static Kernels of_low_bit(int format, int set, int few, int64_t n) {
-  if (is_rare(format)) set = least(set, AVX2);
+  if (is_rare(format)) set = usable(least(set, AVX_VNNI));
   (void)set, (void)few, (void)n;
 #if defined(__x86_64__)
 #ifdef HAS_AMX
@@ -62,6 +78,10 @@ static Kernels of_low_bit(int format, int set, int few, int64_t n) {
 #endif
   if (set >= AVX512 && few && n <= AVX512_FEW) return (Kernels){{avx512_few}, 0, avx512_quantise, avx512_arrange};
   if (set >= AVX512) return (Kernels){{avx512_rows}, 0, avx512_quantise, avx512_order};
+#ifdef HAS_AVX_VNNI
+  if (set == AVX_VNNI && few && n <= AVX2_FEW) return (Kernels){{avx_vnni_few}, 0, avx2_quantise, avx2_arrange};
+  if (set == AVX_VNNI) return (Kernels){{avx_vnni_rows, avx2_packed, avx2_pack}, 0, avx2_quantise, NULL};
+#endif
   if (set == AVX2 && few && n <= AVX2_FEW) return (Kernels){{avx2_few}, 0, avx2_quantise, avx2_arrange};
   if (set == AVX2) return (Kernels){{avx2_rows, avx2_packed, avx2_pack}, 0, avx2_quantise, NULL};
 #endif
@@ -76,7 +96,7 @@ static Kernels of_plain(int set) {
   (void)set;
 #if defined(__x86_64__)
   if (set >= AVX512) return (Kernels){{avx512_half}, 0, NULL, NULL};
-  if (set == AVX2) return (Kernels){{avx2_half}, 0, NULL, NULL};
+  if (set >= AVX2) return (Kernels){{avx2_half}, 0, NULL, NULL};
 #endif
 #ifdef HAS_NEON
   if (set == NEON) return (Kernels){{neon_half}, 0, NULL, NULL};
@@ -105,14 +125,14 @@ Kernels kernels_for(int format, int64_t n, int any_order, int x_type, int tried)
 #endif
   /* By features: AMX from FEW + 1 rows on. */
   const int what = tried ? tried : chosen[format][class_of(n)];
-  const int set = what ? least(set_of(what), best) : best == AMX && n <= FEW ? AVX512 : best;
+  const int set = what ? usable(least(set_of(what), best)) : best == AMX && n <= FEW ? AVX512 : best;
   return is_plain(format) ? of_plain(set) : of_low_bit(format, set, what ? (what - 1) % 2 : 1, n);
 }
 
 Dense *best_dense(void) {
 #if defined(__x86_64__)
   if (es_level(-1) >= AVX512) return avx512_dense;
-  if (level == AVX2) return avx2_dense;
+  if (level >= AVX2) return avx2_dense;
 #endif
 #ifdef HAS_NEON
   if (es_level(-1) == NEON) return neon_dense;
@@ -123,7 +143,7 @@ Dense *best_dense(void) {
 Finish *best_finish(void) {
 #if defined(__x86_64__)
   if (es_level(-1) >= AVX512) return avx512_finish;
-  if (level == AVX2) return avx2_finish;
+  if (level >= AVX2) return avx2_finish;
 #endif
 #ifdef HAS_NEON
   if (es_level(-1) == NEON) return neon_finish;

@@ -124,16 +124,17 @@ INLINE void rotate(int set, int type, int interleaved, const Work *w, int64_t fi
   TYPES(set, target, norm, norm, 0) TYPES(set, target, sum_norm, norm, 1) TYPES(set, target, swiglu, swiglu, 0) TYPES(set, target, add, add, 0) \
   TYPES(set, target, halves, rotate, 0) TYPES(set, target, pairs, rotate, 1)
 
-ALL(PORTABLE, )
+enum { portable = PORTABLE, avx2 = AVX2, avx512 = AVX512, neon = NEON }; /* in names, as macros are not */
+ALL(portable, )
 #if defined(__x86_64__)
-ALL(AVX2, __attribute__((target("avx2"))))
-ALL(AVX512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
-#define BEST(name, type) (es_level(-1) >= AVX512 ? AVX512_##name : es_level(-1) ? AVX2_##name : PORTABLE_##name)[type]
+ALL(avx2, __attribute__((target("avx2"))))
+ALL(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))
+#define BEST(name, type) (es_level(-1) >= AVX512 ? avx512_##name : es_level(-1) ? avx2_##name : portable_##name)[type]
 #elif ON_ARM
-ALL(NEON, )
-#define BEST(name, type) (es_level(-1) ? NEON_##name : PORTABLE_##name)[type]
+ALL(neon, )
+#define BEST(name, type) (es_level(-1) ? neon_##name : portable_##name)[type]
 #else
-#define BEST(name, type) PORTABLE_##name[type]
+#define BEST(name, type) portable_##name[type]
 #endif
 
 static void task(void *argument, int64_t index, int worker) {

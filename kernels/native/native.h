@@ -24,6 +24,16 @@ INLINE void fetch(const uint8_t *p, int64_t bytes) {
   for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(p + b, 0, 2);
 }
 
+/* Instruction sets, as es_level counts; by ARM NEON with dot products (of bytes), and with products of matrices of them. */
+#define PORTABLE 0
+#define AVX2 1
+#define AVX_VNNI 2
+#define AVX512 3
+#define AVX512_BF16 4
+#define AMX 5
+#define NEON 1
+#define NEON_I8MM 2
+
 #define TILE_ROWS 16 /* weights' rows that are unpacked together */
 #define LARGEST 16383 /* of an activation's number: 32 * 16383 * 4096 (Q6_K) is just below 2^31 */
 
@@ -60,7 +70,7 @@ INLINE Row row_of(const Matmul *m, int64_t w) {
 typedef void Activations(int format, float *x, int64_t columns, int64_t supers, int16_t *numbers, float *step,
                          float *sum);
 
-Rows portable_rows, avx2_rows, avx512_rows, amx_rows, neon_rows;
+Rows portable_rows, avx2_rows, avx_vnni_rows, avx512_rows, amx_rows, neon_rows;
 Dense portable_dense, avx2_dense, avx512_dense, neon_dense;
 Activations portable_quantise, avx2_quantise, avx512_quantise, neon_quantise;
 
@@ -74,7 +84,7 @@ Finish portable_finish, avx2_finish, avx512_finish, neon_finish;
 #define AVX2_FEW 6
 #define NEON_FEW 6
 #define AVX512_FEW 16
-Rows avx512_few, avx2_few, neon_few;
+Rows avx512_few, avx2_few, avx_vnni_few, neon_few;
 typedef void Arrange(int format, int64_t supers, int16_t *x, int32_t *offset, float *step, float *sum); /* of one row */
 Arrange avx512_arrange, avx2_arrange, neon_arrange;
 Arrange avx512_order; /* for avx512_rows */
@@ -196,8 +206,7 @@ typedef struct {
 
 typedef void Task(void *argument, int64_t index, int worker);
 void run_tasks(Task *task, void *argument, int64_t tasks, int threads); /* pool.c */
-enum { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX, NEON = 1 }; /* instruction sets, as es_level counts: on ARM NEON with dot products */
-int es_level(int most); /* native.c */
+int es_level(int most); /* choice.c */
 
 /* What Python calls, and a layer in its place. */
 int64_t es_linear(const Matrix *matrices, int count, int64_t columns, const void *x, int x_type, int64_t n, int any_order,

@@ -5,7 +5,7 @@ NEON_TARGET
 
 #define DECODE(x) decode_##x
 #define NAME(x) neon_##x
-#define SET 1 /* as es_level counts */
+#define SET NEON
 #include "rows.inc"
 #include "attention.inc"
 #include "half.inc"

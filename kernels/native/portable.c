@@ -79,7 +79,7 @@ static inline void interleave(const Decoded *d, int32_t (*pairs)[8]) {
     for (int k = 0; k < 128; k++) memcpy(&pairs[k][l], d[l].number + 2 * k, 4);
 }
 
-#define SET 0 /* as es_level counts */
+#define SET PORTABLE
 #include "rows.inc"
 
 /* A few rows of x: each row of weights is decoded and used at once. */

@@ -36,9 +36,13 @@
 #endif
 
 #if defined(__x86_64__)
-/* A bit that not every compiler's __builtin_cpu_supports knows by name: of leaf 1's ECX, or of leaf 7's EDX. */
-static inline int cpu_has(unsigned leaf, int bit) {
-  unsigned a, b, c, d;
-  return __get_cpuid_count(leaf, 0, &a, &b, &c, &d) && ((leaf == 1 ? c : d) >> bit & 1);
+#if __GNUC__ >= 11 || __clang_major__ >= 12
+#define HAS_AVX_VNNI
+#endif
+/* A bit that not every compiler's __builtin_cpu_supports knows by name. */
+enum { EAX, EBX, ECX, EDX };
+static inline int cpu_has(unsigned leaf, unsigned part, int where, int bit) {
+  unsigned found[4];
+  return __get_cpuid_count(leaf, part, found, found + 1, found + 2, found + 3) && (found[where] >> bit & 1);
 }
 #endif
