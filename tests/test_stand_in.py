@@ -126,6 +126,7 @@ def test_an_engine_drafts_on_it(tmp_path: Path, exported: bool) -> None:
     assert on_it["tokens"] == alone.tokens
     cycles = on_it["cycles"][1:-1]
     assert len(cycles) > 4
-    drafts = [cycle["draft"] for cycle in cycles]  # of two passes, or of one beside what was drafted before
+    # Of two passes, or of one beside what was drafted before; who is late is left behind.
+    drafts = [cycle["draft"] for cycle in cycles if cycle["nodes"] > 1]
     assert max(drafts) > 2 * 0.05
     assert sum(drafts) > 0.05 * len(drafts)
