@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,6 +119,14 @@ def cpu_count() -> int:
         return min(free, math.ceil(cpu_quota() or free))
     else:
         return os.cpu_count() or 1
+
+
+def seconds_of_others() -> float:
+    """Processors' time that other processes have had, here and, of a virtual machine, on its host; from the
+    system's start on, in steps of some 10 ms."""
+    times = psutil.cpu_times()
+    idle = times.idle + sum(getattr(times, name, 0.0) for name in ("iowait", "guest", "guest_nice"))
+    return float(sum(times) - idle - time.process_time())
 
 
 @functools.cache

@@ -13,18 +13,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-# Bytes of a matrix, on average, below which a second thread brings less than waiting for it costs: the demo
-# model (170 KB) makes 144 tokens/s with one, 152 with two that never sleep, 58 with two that do; beside one
-# busy program 140, 6 and 120.
-SMALL = 2**20
-
 # What torch had before it was told another number here, and the latest such.
 _set: tuple[int, int] | None = None
-
-
-def threads_for(matrix_bytes: float) -> int | None:
-    """How many threads matrices of this size are worth, on average; None: all."""
-    return 1 if matrix_bytes < SMALL else None
 
 
 def use_threads(count: int | None, processors: int | None = None) -> None:

@@ -240,7 +240,7 @@ def test_a_large_model_behind_a_small_one_has_all_threads(
     torch.set_num_threads(2)
     monkeypatch.setattr(loading, "cpu_count", lambda: 2)
     for small, found in ((2**30, 1), (0, 2)):
-        monkeypatch.setattr("edgespec.kernels.threads.SMALL", small)
+        monkeypatch.setattr("edgespec.runtimes.torch.thread_count.SMALL", small)
         with edgespec.load(model, memory="2GB", context=200) as engine:
             assert engine.target.threads == found
 
@@ -249,7 +249,7 @@ def test_an_engine_in_a_container_has_as_many_as_its_share(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loading, "cpu_count", lambda: 2)
-    monkeypatch.setattr("edgespec.kernels.threads.SMALL", 0)
+    monkeypatch.setattr("edgespec.runtimes.torch.thread_count.SMALL", 0)
     for asked, found in ((3, 3), (None, 2)):
         torch.set_num_threads(4)
         with edgespec.load(model, memory="2GB", context=200, threads=asked) as engine:

@@ -12,7 +12,7 @@ from edgespec.devices.probe import cpu_count
 from edgespec.drafters.kinds import find_drafters
 from edgespec.drafters.resident import Exits, Outside, Remembering, Resident, Search, Served
 from edgespec.errors import DeviceError, OptionError
-from edgespec.kernels.threads import threads_for, use_threads
+from edgespec.kernels.threads import use_threads
 from edgespec.models.planning import plan_engine
 from edgespec.offload.plan.plan import Plan
 from edgespec.progress import Progress, ProgressCallback
@@ -22,6 +22,7 @@ from edgespec.runtimes.torch.choices import reasons, settle
 from edgespec.runtimes.torch.machine import measure_machine
 from edgespec.runtimes.torch.moa_memory import MoaMemoryFiles
 from edgespec.runtimes.torch.open import open_target
+from edgespec.runtimes.torch.thread_count import planned_threads, settle_threads
 from edgespec.schedules.exits import find_exit
 
 
@@ -38,8 +39,7 @@ def load_model(
     """
     device = choose_device(options)
     table = search.files.table
-    matrices = sum(1 for chunk in table.chunks for _ in chunk.matrices())
-    use_threads(options.threads or threads_for(table.nbytes / matrices), cpu_count())
+    use_threads(options.threads or planned_threads(table), cpu_count())
     drafters = find_drafters(replace(search, device=device.type, server=Served.of(options)))
     drafters = replace(drafters, exit=find_exit(options, search.files, drafters))
     if options.client_adapters is not None:
@@ -65,6 +65,8 @@ def load_model(
     rows = pass_rows(plan.sequences, trees), judged_rows(plan.sequences, trees)
     target = open_target(search.files, plan, machine.read_settings, advance, device, *rows)
     try:
+        if options.threads is None and device.type == "cpu":
+            settle_threads(target, table, not plan.streamed)
         planned = drafters.exit is not None and set(drafters.exit.extras.names) <= set(plan.extras.names)
         exits = drafters.exit.open(target, advance) if drafters.exit is not None and planned else None
         memory = None if drafters.memory is None else drafters.memory.open(device, advance)

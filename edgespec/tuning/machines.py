@@ -95,11 +95,14 @@ def measure_machine_facts(
     gbps = memory_rate(fresh)
     from edgespec.runtimes.torch.choices import choices, kernels_name  # torch: seconds
     from edgespec.runtimes.torch.matmuls import matmuls
+    from edgespec.runtimes.torch.thread_count import forget_threads
 
     def advance(done: int, total: int) -> None:
         if progress is not None:
             progress(Progress("matmuls", done, total, "steps"))
 
+    if fresh:
+        forget_threads()
     found = cpu_features()
     return MachineFacts(
         processor=cpu_name(),
