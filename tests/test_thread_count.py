@@ -17,8 +17,10 @@ import edgespec
 from edgespec.devices import probe
 from edgespec.devices.rates import recall, remember
 from edgespec.kernels import compiled
+from edgespec.models import loading
 from edgespec.runtimes.torch import thread_count
 from edgespec.runtimes.torch.thread_count import forget_threads
+from edgespec.tuning import machines
 from tests.packed import pack_checkpoint
 from tests.test_session import write_model
 
@@ -40,7 +42,7 @@ def races(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[int]
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(thread_count, "SMALLEST", 0)
     monkeypatch.setattr(thread_count, "seconds_of_others", lambda: 0.0)
-    for module in (thread_count, edgespec.models.loading):
+    for module in (thread_count, loading):
         monkeypatch.setattr(module, "cpu_count", lambda: 4)
     before = torch.get_num_threads()
     torch.set_num_threads(4)
@@ -159,6 +161,26 @@ def test_what_has_several_orders_of_sums_goes_by_size(
     passes(lambda threads, rows: 1.0 / threads)
     assert threads(write_model(tmp_path / "m", hidden_size=128)) == 1, "fp32"
     assert not races
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_whoever_measures_a_machine_anew_has_models_race_again(
+    fresh: bool,
+    model: Path,
+    races: list[int],
+    passes: Callable[[Seconds], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes(lambda threads, rows: 1.0 / threads)
+    assert threads(model) == 4
+    races.clear()
+    monkeypatch.setattr(machines, "measure_disk", lambda *asked: None)
+    monkeypatch.setattr(machines, "memory_rate", lambda fresh: 10.0)
+    monkeypatch.setattr("edgespec.runtimes.torch.choices.choices", lambda fresh: {})
+    monkeypatch.setattr("edgespec.runtimes.torch.matmuls.matmuls", lambda fresh, progress: None)
+    machines.measure_machine_facts(model, fresh)
+    assert threads(model) == 4
+    assert bool(races) == fresh
 
 
 @pytest.mark.parametrize("kept", [0, -1, 5, 10**400, True, "2", 2.0, None, [2], {"2": 2}])
