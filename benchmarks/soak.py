@@ -56,6 +56,7 @@ def main() -> None:
                 "tokens": look["tokens"],
                 "minutes": f"{look['seconds'] / 60:.1f}",
                 "resident set": format_bytes(look["rss"]),
+                "of no file": format_bytes(look["own"]),
                 "allocated": format_bytes(look["allocated"]) if look["allocated"] else "",
             }
             report.add(figures)

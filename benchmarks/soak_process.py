@@ -119,9 +119,11 @@ def allocated() -> int | None:
 
 
 def look(talk: Conversations, began: float) -> Row:
-    """`rss`: bytes of this process in memory; `allocated`: see there, without what awaits collection."""
+    """Bytes: `rss`, of this process in memory, of which `own` are of no file (libraries come and go where memory
+    is short); `allocated`: see there, without what awaits collection."""
     row: Row = {"replies": talk.replies, "tokens": talk.tokens, "seconds": time.perf_counter() - began}
-    row["rss"] = psutil.Process().memory_info().rss
+    memory = psutil.Process().memory_info()
+    row |= {"rss": memory.rss, "own": memory.rss - getattr(memory, "shared", 0)}
     gc.collect()
     row["allocated"] = allocated()
     print(json.dumps(row), file=sys.stderr, flush=True)
