@@ -21,6 +21,7 @@ from edgespec.kernels.low_bit import stored_row_bytes
 
 NATIVE = Path(compiled.__file__).resolve().parent / "native"
 INNER = 1024
+LEVELS = (2, 1, 0)  # i8mm, NEON without it, plain C
 SOURCE = r"""
 #include <stdlib.h>
 #include "native.h"
@@ -55,7 +56,7 @@ def build(folder: Path) -> Path:
 
 def executed(program: Path, *numbers: int) -> int:
     """Instructions of one run."""
-    trace = ["qemu-aarch64", "-cpu", "cortex-a76", "-singlestep", "-d", "exec,nochain", "-D", "/dev/stdout"]
+    trace = ["qemu-aarch64", "-cpu", "max", "-singlestep", "-d", "exec,nochain", "-D", "/dev/stdout"]
     with subprocess.Popen([*trace, program, *map(str, numbers)], stdout=subprocess.PIPE) as run:
         assert run.stdout is not None
         found = sum(line.startswith(b"Trace") for line in run.stdout)
@@ -78,13 +79,16 @@ def main() -> None:
     parser.add_argument("--rows", default="1,4,16")
     options = parser.parse_args()
     rows = [int(n) for n in options.rows.split(",")]
-    print(f"| encoding | {' | '.join(f'{n} rows: NEON, plain C' for n in rows)} |")
+    print(f"| encoding | {' | '.join(f'{n} rows: i8mm, NEON, plain C' for n in rows)} |")
     print("|---" * (1 + len(rows)) + "|")
     with tempfile.TemporaryDirectory() as folder:
         program = build(Path(folder))
         for encoding in options.encodings.split(","):
-            found = [[instructions(program, level, encoding, n) for level in (1, 0)] for n in rows]
-            print(f"| {encoding} | {' | '.join(f'{neon:.0f}, {c:.0f}' for neon, c in found)} |", flush=True)
+            found = [
+                ", ".join(f"{instructions(program, level, encoding, n):.0f}" for level in LEVELS)
+                for n in rows
+            ]
+            print(f"| {encoding} | {' | '.join(found)} |", flush=True)
 
 
 if __name__ == "__main__":

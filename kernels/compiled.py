@@ -42,7 +42,7 @@ from edgespec.kernels.cpu import matmul_dtype
 from edgespec.kernels.low_bit import padded_columns, stored_row_bytes
 from edgespec.kernels.scratch import at_hand, scratch
 
-VERSION = 30  # of native.c's functions
+VERSION = 31  # of native.c's functions
 FORMATS = {encoding: number for number, encoding in enumerate((*LOW_BIT, *PLAIN))}
 SOURCES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}  # native/floats.h's
 MOST_BLOCKS = 16  # of a call: native.c's MOST_PARTS

@@ -117,7 +117,7 @@ int main(void) {
         multiply(format, 17, blocks ? 512 : 320, counts[i], 1, 1, 1, 0, ANY);
         if (is_plain(format)) continue;
         multiply(format, 5, 256, counts[i], 2, 0, 0, 0, ANY);
-        multiply(format, 18, 512, counts[i], 1, 0, 0, level ? 3 : 1, ANY); /* side by side, also few rows */
+        multiply(format, 18, 512, counts[i], 1, 0, 0, 1 + 2 * (level < AVX512 ? level : AVX2), ANY); /* side by side, also few rows */
         multiply(format, 3, 512, counts[i], 1, 0, 0, 0, EXTREME);
       }
     for (int type = 0; type < 3; type++) {

@@ -1,4 +1,4 @@
-"""What the kernels give on ARM: the bits that they give here, by NEON's dot products and in plain C.
+"""What the kernels give on ARM: the bits that they give here, by NEON (with i8mm, without) and in plain C.
 
 Where a cross compiler and an emulator are: Debian's gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user.
 """
@@ -57,15 +57,17 @@ def test_an_arm_gives_this_machines_bits(optimised: str, tmp_path: Path) -> None
     assert EMULATOR is not None
     here = printed(built(CC, tmp_path, [BITS, library._name], f"-Wl,-rpath,{NATIVE.parent}"))
     program = built(CROSS, tmp_path, SOURCES, optimised, "-static")
-    arm = printed(EMULATOR, "-cpu", "cortex-a76", program)
-    assert list(arm) == ["level 0", "level 1"]
+    arm = printed(EMULATOR, "-cpu", "max", program)
+    assert list(arm) == ["level 0", "level 1", "level 2"]
     assert len(here["level 0"]) > 300
     for level in arm:
         assert arm[level] == here["level 0"]
     for level in list(here)[:3]:  # beyond, fp32 sums of bf16 have other orders
         assert here[level] == here["level 0"]
-    old = printed(EMULATOR, "-cpu", "cortex-a72", program)  # it has no dot products
-    assert old == {"level 0": here["level 0"]}
+    del arm["level 2"]
+    assert printed(EMULATOR, "-cpu", "cortex-a76", program) == arm  # without i8mm
+    del arm["level 1"]
+    assert printed(EMULATOR, "-cpu", "cortex-a72", program) == arm  # without dot products, too
 
 
 @pytest.mark.skipif(CLANG is None or not HEADERS.is_dir(), reason="clang, or ARM's headers, are not here")

@@ -67,7 +67,7 @@ int64_t es_attend(Attention *trees, int64_t count, int threads, char *room, int6
 #if defined(__x86_64__)
   if (es_level(-1) >= AVX2) w.attend = es_level(-1) >= AVX512 ? avx512_attend : avx2_attend;
 #elif defined(HAS_NEON)
-  if (es_level(-1) == NEON) w.attend = neon_attend;
+  if (es_level(-1) >= NEON) w.attend = neon_attend;
 #endif
   if (w.room_bytes * threads > room_bytes) return w.room_bytes * threads;
   for (int64_t i = 0; i < count; i++) put(trees + i);

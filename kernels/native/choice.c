@@ -9,7 +9,22 @@ static int has_dot_products(void) { return 1; } /* all Macs of this architecture
 static int has_dot_products(void) { return 0; }
 #endif
 
-static int level = -1, has_vnni; /* has_vnni: AVX_VNNI is here, which not every CPU has that has more */
+#if defined(HAS_I8MM) && defined(__linux__)
+static int has_i8mm(void) { return getauxval(AT_HWCAP2) >> 13 & 1; } /* HWCAP2_I8MM */
+#elif defined(HAS_I8MM) && defined(__APPLE__)
+#include <sys/sysctl.h>
+static int has_i8mm(void) { /* Macs have it from the M2 on */
+  int has = 0;
+  size_t bytes = sizeof has;
+  return !sysctlbyname("hw.optional.arm.FEAT_I8MM", &has, &bytes, NULL, 0) && has;
+}
+#elif defined(HAS_I8MM)
+static int has_i8mm(void) { return 0; }
+#endif
+
+/* Whether the second set is here: AVX_VNNI, which not every CPU has that has more, or NEON_I8MM. */
+static int has_second;
+static int level = -1;
 
 /* The best that there is here. */
 static int best_here(void) {
@@ -18,8 +33,8 @@ static int best_here(void) {
   __builtin_cpu_init();
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has(1, 0, ECX, 29 /* F16C */)) best = AVX2;
 #ifdef HAS_AVX_VNNI
-  has_vnni = best == AVX2 && cpu_has(7, 1, EAX, 4 /* AVX-VNNI */);
-  if (has_vnni) best = AVX_VNNI;
+  has_second = best == AVX2 && cpu_has(7, 1, EAX, 4 /* AVX-VNNI */);
+  if (has_second) best = AVX_VNNI;
 #endif
   if (best >= AVX2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"))
@@ -27,6 +42,10 @@ static int best_here(void) {
 #endif
 #ifdef HAS_NEON
   if (has_dot_products()) best = NEON;
+#endif
+#ifdef HAS_I8MM
+  has_second = best == NEON && has_i8mm();
+  if (has_second) best = NEON_I8MM;
 #endif
 #ifdef HAS_BF16
   if (best == AVX512 && __builtin_cpu_supports("avx512bf16")) best = AVX512_BF16;
@@ -38,7 +57,7 @@ static int best_here(void) {
 }
 
 /* The best of these that there is here. */
-static int usable(int set) { return set == AVX_VNNI && !has_vnni ? AVX2 : set; }
+static int usable(int set) { return set == AVX_VNNI && !has_second ? AVX2 : set; }
 
 /* The instructions in use; lowered to `most`, if that is not negative. */
 int es_level(int most) {
@@ -85,6 +104,10 @@ static Kernels of_low_bit(int format, int set, int few, int64_t n) {
   if (set == AVX2 && few && n <= AVX2_FEW) return (Kernels){{avx2_few}, 0, avx2_quantise, avx2_arrange};
   if (set == AVX2) return (Kernels){{avx2_rows, avx2_packed, avx2_pack}, 0, avx2_quantise, NULL};
 #endif
+#ifdef HAS_I8MM
+  if (set == NEON_I8MM)
+    return (Kernels){{few && n <= NEON_FEW ? neon_i8mm_few : neon_i8mm_rows}, 0, neon_quantise, neon_i8mm_arrange};
+#endif
 #ifdef HAS_NEON
   if (set == NEON) return (Kernels){{few && n <= NEON_FEW ? neon_few : neon_rows}, 0, neon_quantise, neon_arrange};
 #endif
@@ -99,7 +122,7 @@ static Kernels of_plain(int set) {
   if (set >= AVX2) return (Kernels){{avx2_half}, 0, NULL, NULL};
 #endif
 #ifdef HAS_NEON
-  if (set == NEON) return (Kernels){{neon_half}, 0, NULL, NULL};
+  if (set >= NEON) return (Kernels){{neon_half}, 0, NULL, NULL};
 #endif
   return (Kernels){{portable_half}, 0, NULL, NULL};
 }
@@ -135,7 +158,7 @@ Dense *best_dense(void) {
   if (level >= AVX2) return avx2_dense;
 #endif
 #ifdef HAS_NEON
-  if (es_level(-1) == NEON) return neon_dense;
+  if (es_level(-1) >= NEON) return neon_dense;
 #endif
   return portable_dense;
 }
@@ -146,7 +169,7 @@ Finish *best_finish(void) {
   if (level >= AVX2) return avx2_finish;
 #endif
 #ifdef HAS_NEON
-  if (es_level(-1) == NEON) return neon_finish;
+  if (es_level(-1) >= NEON) return neon_finish;
 #endif
   return portable_finish;
 }

@@ -70,7 +70,7 @@ INLINE Row row_of(const Matmul *m, int64_t w) {
 typedef void Activations(int format, float *x, int64_t columns, int64_t supers, int16_t *numbers, float *step,
                          float *sum);
 
-Rows portable_rows, avx2_rows, avx_vnni_rows, avx512_rows, amx_rows, neon_rows;
+Rows portable_rows, avx2_rows, avx_vnni_rows, avx512_rows, amx_rows, neon_rows, neon_i8mm_rows;
 Dense portable_dense, avx2_dense, avx512_dense, neon_dense;
 Activations portable_quantise, avx2_quantise, avx512_quantise, neon_quantise;
 
@@ -84,9 +84,9 @@ Finish portable_finish, avx2_finish, avx512_finish, neon_finish;
 #define AVX2_FEW 6
 #define NEON_FEW 6
 #define AVX512_FEW 16
-Rows avx512_few, avx2_few, avx_vnni_few, neon_few;
+Rows avx512_few, avx2_few, avx_vnni_few, neon_few, neon_i8mm_few;
 typedef void Arrange(int format, int64_t supers, int16_t *x, int32_t *offset, float *step, float *sum); /* of one row */
-Arrange avx512_arrange, avx2_arrange, neon_arrange;
+Arrange avx512_arrange, avx2_arrange, neon_arrange, neon_i8mm_arrange;
 Arrange avx512_order; /* for avx512_rows */
 
 /* Where x is arranged once a call: X_ROWS rows of it, [n][columns], are packed together, into so many bytes in all. */

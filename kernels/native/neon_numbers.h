@@ -23,6 +23,12 @@ INLINE uint8x16_t bits_at(uint8x16_t v, int left, int mask) {
   return vandq_u8(vshlq_u8(v, vdupq_n_s8((int8_t)left)), vdupq_n_u8((uint8_t)mask));
 }
 
+/* Digits of eight numbers of x, 256 * high + low: high ones, then low ones. */
+INLINE int8x16_t eight_digits(const int16_t *x) {
+  const int16x8_t v = vld1q_s16(x);
+  return vcombine_s8(vrshrn_n_s16(v, 8), vmovn_s16(v)); /* rounded up: what is low is signed */
+}
+
 INLINE float32x4_t four_halves(uint16x4_t bits) { return vcvt_f32_f16(vreinterpret_f16_u16(bits)); }
 
 INLINE float one_half(const uint8_t *p) {

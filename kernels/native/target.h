@@ -16,6 +16,16 @@
 #define NEON_TARGET TARGET("arch=armv8.2-a+dotprod")
 #define END_NEON END_TARGET
 #endif
+/* Products of matrices of bytes (ARMv8.6), likewise: not on all Apple silicon. */
+#if defined(HAS_NEON) && defined(__ARM_FEATURE_MATMUL_INT8)
+#define HAS_I8MM
+#define I8MM_TARGET
+#define END_I8MM
+#elif (!defined(__clang__) && __GNUC__ >= 10) || __clang_major__ >= 16
+#define HAS_I8MM
+#define I8MM_TARGET TARGET("arch=armv8.2-a+dotprod+i8mm")
+#define END_I8MM END_TARGET
+#endif
 #else
 #define ON_ARM 0
 #endif
