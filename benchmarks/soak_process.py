@@ -119,8 +119,8 @@ def allocated() -> int | None:
 
 
 def look(talk: Conversations, began: float) -> Row:
-    """Bytes: `rss`, of this process in memory, of which `own` are of no file (libraries come and go where memory
-    is short); `allocated`: see there, without what awaits collection."""
+    """Bytes: `rss`, of this process in memory, of which `own` are of no file (libraries come and go where
+    memory is short); `allocated`: see there, without what awaits collection."""
     row: Row = {"replies": talk.replies, "tokens": talk.tokens, "seconds": time.perf_counter() - began}
     memory = psutil.Process().memory_info()
     row |= {"rss": memory.rss, "own": memory.rss - getattr(memory, "shared", 0)}

@@ -73,6 +73,7 @@ INLINE void products(const Decoded *tile, const Columns *x, int g, int digits, D
 /* sums [8][16 weights][16 rows of x] += one super's groups. */
 INLINE void multiply(const Decoded *tile, const Columns *x, int format, int digits, float (*sums)[TILE_ROWS][X_ROWS]) {
   Dots dots[2] __attribute__((aligned(64)));
+  WRITTEN;
   products(tile, x, 0, digits, dots[0]);
   for (int g = 0; g < GROUPS; g++, x++) {
     if (g + 1 < GROUPS) products(tile, x + 1, g + 1, digits, dots[(g + 1) % 2]); /* while this group's are added */
@@ -110,6 +111,7 @@ INLINE void tiles(const Matmul *m, void (*decode)(const Row *, int64_t, Decoded 
     shape.colsb[t] = t == 0 || t == 3 ? GROUP : 64;
     shape.rows[t] = t == 1 || t == 2 ? 8 : 16;
   }
+  WRITTEN;
   _tile_loadconfig(&shape);
   Decoded tile[TILE_ROWS] __attribute__((aligned(64)));
   memset(tile, 0, sizeof tile); /* rows behind the last: their results are not stored */

@@ -28,8 +28,6 @@ void amx_bf16_pack(const Matmul *m, const void *x, int64_t block, void *packed) 
     }
 }
 
-#define WRITTEN __asm__ volatile("" ::: "memory") /* compilers do not know what a tile's load reads */
-
 typedef float Sums[TILE_ROWS][X_ROWS];
 
 /* sums [blocks][tiles] = TILE_ROWS rows of weights a tile (of the only one `lanes`) times blocks of x, `block` bytes apart;
@@ -84,6 +82,7 @@ static void configure(int lanes, int64_t n) {
     shape.rows[t] = (uint8_t)(t < 5 ? lanes : 16);
     shape.colsb[t] = (uint16_t)(t == 4 || t == 5 ? 64 : 4 * width(n));
   }
+  WRITTEN;
   _tile_loadconfig(&shape);
 }
 

@@ -86,8 +86,6 @@ INLINE void convert(Source *f, int64_t count) { /* a step of a row each */
   }
 }
 
-#define WRITTEN __asm__ volatile("" ::: "memory") /* compilers do not know what a tile's load reads */
-
 /* Sums 4 and 5 (of the second tile of weights), and with two blocks of x 6 and 7, += a step's products. */
 INLINE void step(int blocks, const uint8_t *w, const uint8_t *x, const uint8_t *y) {
 #define ALL \
@@ -134,6 +132,7 @@ INLINE void chunk(int blocks, const uint8_t *w, const uint8_t *x, const uint8_t 
 void amx_half(const Matmul *m, int64_t first, int64_t last, void *room) {
   Tiles shape = {.palette = 1};
   for (int t = 0; t < 8; t++) shape.rows[t] = 16, shape.colsb[t] = 64;
+  WRITTEN;
   _tile_loadconfig(&shape);
   const int64_t block_bytes = steps_of(m->columns) * BLOCK_STEP, bytes = CHUNK / STEP * 4 * PART_BYTES;
   const int64_t groups = (last - first + W_ROWS - 1) / W_ROWS, count = (m->columns + CHUNK - 1) / CHUNK * groups;

@@ -5,7 +5,6 @@
 TARGET("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c,amx-tile,amx-bf16")
 
 #define TILE 1024 /* bytes */
-#define WRITTEN __asm__ volatile("" ::: "memory") /* compilers do not know what tiles read and write */
 
 static void multiply(const uint8_t *x, int64_t n, const uint8_t *w, int64_t steps, int first, float *out, int64_t stride) {
   const int both = n > 16;
@@ -42,6 +41,7 @@ static void multiply(const uint8_t *x, int64_t n, const uint8_t *w, int64_t step
 void amx_prompt(const Matmul *m, int64_t first, int64_t last, void *room) {
   Tiles shape = {.palette = 1};
   for (int t = 0; t < 8; t++) shape.rows[t] = 16, shape.colsb[t] = 64;
+  WRITTEN;
   _tile_loadconfig(&shape);
   prompt(m, first, last, room, multiply);
   _tile_release();

@@ -106,6 +106,9 @@ typedef struct { /* of tiles */
   uint16_t colsb[16];
   uint8_t rows[16];
 } Tiles;
+/* Before tiles are loaded, or their shapes: compilers do not know what that reads. (gcc 12's with -O1 died of shapes that it had
+   not stored.) */
+#define WRITTEN __asm__ volatile("" ::: "memory")
 #endif
 
 #define BLOCK 64 /* rows of x that one unpacked tile serves before the next is unpacked */
