@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -121,12 +122,24 @@ def cpu_count() -> int:
         return os.cpu_count() or 1
 
 
-def seconds_of_others() -> float:
-    """Processors' time that other processes have had, here and, of a virtual machine, on its host; from the
-    system's start on, in steps of some 10 ms."""
-    times = psutil.cpu_times()
+def seconds_of_others() -> float | None:
+    """Time that other processes, and a virtual machine's host, have had of the processors that this one may
+    run on; from the system's start on, in steps of some 10 ms. None where nobody knows: in a cgroup that is
+    given less than these processors, or where the system does not tell."""
+    try:
+        times = psutil.cpu_times(percpu=True)
+        ours = os.sched_getaffinity(0) if sys.platform == "linux" else range(len(times))
+        if cpu_count() < len(ours):
+            return None
+        return sum(map(_busy, (times[cpu] for cpu in ours))) - time.process_time()
+    except (OSError, RuntimeError, IndexError):
+        return None
+
+
+def _busy(times: Any) -> float:
+    """Of psutil's times of a processor; a guest's are the user's, too."""
     idle = times.idle + sum(getattr(times, name, 0.0) for name in ("iowait", "guest", "guest_nice"))
-    return float(sum(times) - idle - time.process_time())
+    return float(sum(times) - idle)
 
 
 @functools.cache

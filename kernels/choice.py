@@ -22,7 +22,7 @@ NAMES = {"I8": "int8", "U8": "int4"}  # in words; others are called as files cal
 PLAIN = ("F16", "BF16")
 # In native/formats.h's order.
 LOW_BIT = ("I8", "U8", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "Q3_K")
-RARE = frozenset(("Q4_1", "Q5_0", "Q5_1", "Q3_K"))  # multiplied by AVX2, whatever more an x86 CPU has
+RARE = frozenset(("Q4_1", "Q5_0", "Q5_1", "Q3_K"))  # multiplied by AVX2 (VNNI), if an x86 CPU has more, too
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 64)  # the most of each class of rows, but for the last; as many are tried
 FEWS = (32, 256)  # rows of a prompt that may be multiplied as a tree's
 

@@ -17,7 +17,7 @@ from edgespec.core.sampling import Noise
 from edgespec.core.tree import TokenTree
 from edgespec.devices.arithmetic import Arithmetic
 from edgespec.kernels import compiled, matmul, scratch
-from edgespec.kernels.choice import AMX, ARM, AVX2, AVX512, AVX512_BF16, CHOSEN, FEWS
+from edgespec.kernels.choice import AMX, ARM, AVX2, AVX512, AVX512_BF16, AVX_VNNI, CHOSEN, FEWS, LEVELS
 from edgespec.kernels.gguf_blocks import row_bytes
 from edgespec.kernels.layer import LayerPass, WholeLayer, run_layers
 from edgespec.kernels.low_bit import stored_row_bytes
@@ -187,7 +187,8 @@ def test_the_room_of_the_kernels_is_what_they_ask_for(encoding: str, rows: int, 
     if compiled.level() < AVX2:
         pytest.skip("no AVX2 or NEON here")
     cut, threads = cut_of(encoding, rows, inner), torch.get_num_threads()
-    ways = {AVX2: Arithmetic(frozenset(("bfloat16",)), threads=threads, arranged=not ARM)}
+    seconds = [level for level in compiled.levels() if level in (AVX2, AVX_VNNI)]
+    ways = dict.fromkeys(seconds, Arithmetic(frozenset(("bfloat16",)), threads=threads, arranged=not ARM))
     if encoding == "BF16" and compiled.level() >= AVX512_BF16:
         ways[compiled.level()] = Arithmetic(threads=threads)
     if encoding == "F16" and compiled.level() == AMX:
@@ -200,7 +201,18 @@ def test_the_room_of_the_kernels_is_what_they_ask_for(encoding: str, rows: int, 
 
 @built
 @pytest.mark.skipif(ARM, reason="NEON packs nothing")
-@pytest.mark.parametrize(("encoding", "chosen"), [("U8", AVX2), ("BF16", AVX512)])
+@pytest.mark.usefixtures("best_level")
+def test_a_plan_knows_of_the_instructions_that_x_is_packed_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for encoding in list(CHOSEN):
+        monkeypatch.delitem(CHOSEN, encoding)
+    for level in compiled.levels():
+        compiled.level(level)
+        assert arithmetic().arranged == (level in {AVX2, AVX_VNNI, AMX}), LEVELS[level]
+
+
+@built
+@pytest.mark.skipif(ARM, reason="NEON packs nothing")
+@pytest.mark.parametrize(("encoding", "chosen"), [("U8", AVX2), ("U8", AVX_VNNI), ("BF16", AVX512)])
 def test_a_plan_has_room_for_what_was_chosen_against_features(
     monkeypatch: pytest.MonkeyPatch, encoding: str, chosen: int
 ) -> None:

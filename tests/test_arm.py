@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.kernels import compiled
+from edgespec.kernels.choice import AVX512
 from tests.test_clang import CLANGS
 
 NATIVE = Path(__file__).parent.parent / "kernels" / "native"
@@ -62,8 +63,9 @@ def test_an_arm_gives_this_machines_bits(optimised: str, tmp_path: Path) -> None
     assert len(here["level 0"]) > 300
     for level in arm:
         assert arm[level] == here["level 0"]
-    for level in list(here)[:3]:  # beyond, fp32 sums of bf16 have other orders
-        assert here[level] == here["level 0"]
+    for level in here:
+        if int(level.removeprefix("level ")) <= AVX512:  # beyond, fp32 sums of bf16 have other orders
+            assert here[level] == here["level 0"]
     del arm["level 2"]
     assert printed(EMULATOR, "-cpu", "cortex-a76", program) == arm  # without i8mm
     del arm["level 1"]

@@ -39,7 +39,8 @@ def load_model(
     """
     device = choose_device(options)
     table = search.files.table
-    use_threads(options.threads or planned_threads(table), cpu_count())
+    cpu = device.type == "cpu"
+    use_threads(options.threads or planned_threads(table, search.files.dtype if cpu else None), cpu_count())
     drafters = find_drafters(replace(search, device=device.type, server=Served.of(options)))
     drafters = replace(drafters, exit=find_exit(options, search.files, drafters))
     if options.client_adapters is not None:
@@ -48,7 +49,7 @@ def load_model(
         progress(Progress("probe", 0, 1, "steps"))
     machine = machine or measure_machine(search.files, device)
     plan = plan_engine(search.files, options, machine, drafters)
-    if device.type == "cpu":
+    if cpu:
         settle(table)
         plan = replace(plan, reasons=[*plan.reasons[:1], *reasons(table), *plan.reasons[1:]])
     total, done = plan.pinned_bytes + drafters.reads(plan), 0
@@ -65,8 +66,8 @@ def load_model(
     rows = pass_rows(plan.sequences, trees), judged_rows(plan.sequences, trees)
     target = open_target(search.files, plan, machine.read_settings, advance, device, *rows)
     try:
-        if options.threads is None and device.type == "cpu":
-            settle_threads(target, table, not plan.streamed)
+        if cpu and options.threads is None and not plan.streamed:
+            settle_threads(target, table)
         planned = drafters.exit is not None and set(drafters.exit.extras.names) <= set(plan.extras.names)
         exits = drafters.exit.open(target, advance) if drafters.exit is not None and planned else None
         memory = None if drafters.memory is None else drafters.memory.open(device, advance)

@@ -10,7 +10,7 @@ from edgespec.devices.arithmetic import Arithmetic
 from edgespec.devices.machine import Accelerator, Machine, remember_process
 from edgespec.devices.matmuls import recall_matmuls
 from edgespec.kernels import compiled
-from edgespec.kernels.choice import AMX, ARM, AVX2, CHOSEN, LOW_BIT
+from edgespec.kernels.choice import AMX, ARM, AVX2, AVX_VNNI, CHOSEN, LOW_BIT
 from edgespec.kernels.cpu import matmul_dtype
 from edgespec.runtimes.formats.describe import ModelFiles
 from edgespec.runtimes.torch.choices import kernels_at_work, raced
@@ -49,7 +49,8 @@ def arithmetic() -> Arithmetic:
     )
     there = not compiled.unavailable()
     ways = {way for encoding in LOW_BIT if encoding in CHOSEN for way in CHOSEN[encoding].ways}
-    beside = compiled.level() in (AVX2, AMX) or not ways.isdisjoint((2 * AVX2, 2 * AMX))
+    packing = (AVX2, AVX_VNNI, AMX)  # x once more, for weights side by side
+    beside = compiled.level() in packing or not ways.isdisjoint(2 * level for level in packing)
     widened = there and compiled.as_trees(compiled.order("BF16"))
     threads = torch.get_num_threads()
     return Arithmetic(converts, there, prompts, threads, there and not ARM and beside, widened)
