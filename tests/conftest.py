@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import gc
+import math
 import os
 import random
 import signal
@@ -126,6 +127,12 @@ def best_level() -> Iterator[None]:
 
     if not compiled.unavailable():
         compiled.level(len(LEVELS))
+
+
+@pytest.fixture
+def steady_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training keeps its number of threads, however busy the machine: with another, sums have other bits."""
+    monkeypatch.setattr("edgespec.training.threads.SHORT", math.inf)
 
 
 @pytest.fixture

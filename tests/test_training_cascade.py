@@ -245,6 +245,7 @@ def test_loss_falls_and_held_out_agreement_rises(model: Path, text: Path, tmp_pa
             assert torch.equal(parameter, trained[f"model.adapters.{entry.role}-{entry.depth}.{name}"])
 
 
+@pytest.mark.usefixtures("steady_threads")
 def test_a_run_in_two_parts_equals_one_bit_for_bit(model: Path, text: Path, tmp_path: Path) -> None:
     train(model, text, tmp_path / "one")
     train(model, text, tmp_path / "two", stop_after=3)

@@ -209,6 +209,7 @@ def test_loss_falls_and_what_is_saved_drafts(model: Path, text: Path, tmp_path: 
             assert tokens_of(list(session.generate(prompt, reply))) == plain
 
 
+@pytest.mark.usefixtures("steady_threads")
 def test_a_run_in_two_parts_equals_one_bit_for_bit(model: Path, text: Path, tmp_path: Path) -> None:
     train(model, text, tmp_path / "one")
     train(model, text, tmp_path / "two", stop_after=3)

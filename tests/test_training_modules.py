@@ -95,6 +95,7 @@ def test_loss_falls_and_what_was_saved_drafts(kind: str, model: Path, text: Path
         assert edgespec.generate(engine, "the fox sees", reply).tokens == expected
 
 
+@pytest.mark.usefixtures("steady_threads")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_in_two_parts_equals_one_bit_for_bit(
     kind: str, model: Path, text: Path, tmp_path: Path

@@ -161,6 +161,7 @@ def kill_at(step: int) -> Callable[[Report], None]:
     return report
 
 
+@pytest.mark.usefixtures("steady_threads")
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     make_trainer(tmp_path / "straight", evaluate=lambda m: {}).run(ignore, evaluate_every=4)
     killed = make_trainer(tmp_path / "killed", evaluate=lambda m: {})
