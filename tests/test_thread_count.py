@@ -104,7 +104,7 @@ def test_more_threads_than_memory_was_planned_for_come_with_the_next_start(
 
 
 @pytest.mark.parametrize(("small", "usual"), [(0, 4), (2**30, 1)])
-@pytest.mark.parametrize(("faster", "wins"), [(1.1, False), (1.2, True)])
+@pytest.mark.parametrize(("faster", "wins"), [(1.2, False), (1.3, True)])
 def test_another_number_than_by_size_must_be_faster_by_some(
     model: Path,
     races: list[int],

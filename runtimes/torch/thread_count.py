@@ -29,11 +29,11 @@ from edgespec.runtimes.torch.weights import Weights
 # demo model (170 KB) makes 650 tokens/s with one and 690 with two, at 4 bits 890 and 830. Shares of less than
 # the smallest are done before another thread is awake, whatever the machine; the largest are worth them all.
 SMALL, SMALLEST, LARGEST = 2**20, 2**17, 2**23
-LEAD = 1.15  # so much faster than what goes by size another number must be
+LEAD = 1.25  # so much faster than what goes by size another number must be
 ROWS = (1, 8)  # of a pass: plain, and a tree
 SECONDS, TRIES = 0.2, 3  # of a race, at least
 LONGEST = 2.0  # seconds, after which it is not worth its time
-QUIET = 0.05  # of our processors' time: with more for others it is no race
+QUIET = 0.1  # of our processors' time: with more for others it is no race
 _SINCE = "threads are to be raced since"
 
 
@@ -90,7 +90,9 @@ def _race(target: TorchTarget[Weights], counts: Sequence[int]) -> dict[int, floa
             cache.truncate(0)
         tries, took = tries + 1, perf_counter() - began
         now = seconds_of_others()
-        if others is None or now is None or now - others > QUIET * cpu_count() * took:
+        if others is None or now is None:
+            return None
+        if took >= SECONDS and now - others > QUIET * cpu_count() * took:  # sooner its steps would show
             return None
         if took > LONGEST and tries < TRIES:
             return {counts[0]: took}
