@@ -77,15 +77,16 @@ def _by_rows(took: Mapping[int, float]) -> tuple[float, ...]:
 
 
 def _low_bit(table: ChunkTable) -> set[str]:
-    return _stored(table) & set(LOW_BIT)
+    return stored_encodings(table) & set(LOW_BIT)
 
 
 def _encodings(table: ChunkTable | None) -> set[str]:
     there = set() if unavailable() else set(FORMATS)
-    return there if table is None else _stored(table) & there
+    return there if table is None else stored_encodings(table) & there
 
 
-def _stored(table: ChunkTable) -> set[str]:
+def stored_encodings(table: ChunkTable) -> set[str]:
+    """Of a model's matrices."""
     return {piece.encoding for chunk in table.chunks for piece, _ in chunk.matrices()}
 
 

@@ -21,7 +21,7 @@ from edgespec.kernels import compiled
 from edgespec.kernels.threads import use_threads
 from edgespec.offload.chunks import ChunkTable
 from edgespec.runtimes.rows import Rows
-from edgespec.runtimes.torch.choices import kernels_name
+from edgespec.runtimes.torch.choices import kernels_name, stored_encodings
 from edgespec.runtimes.torch.target import TorchTarget
 from edgespec.runtimes.torch.weights import Weights
 
@@ -116,8 +116,7 @@ def _equal_bits(table: ChunkTable, dtype: torch.dtype) -> bool:
     """Whether something hangs on the number of threads, but no bits."""
     if not SMALLEST <= _matrix_bytes(table) < LARGEST or compiled.unavailable() or compiled.level() == 0:
         return False
-    stored = {piece.encoding for chunk in table.chunks for piece, _ in chunk.matrices()}
-    return all(compiled.available(e) and compiled.own_prompt(e, dtype) for e in stored)
+    return all(compiled.available(e) and compiled.own_prompt(e, dtype) for e in stored_encodings(table))
 
 
 def _by_size(table: ChunkTable) -> int | None:
@@ -126,7 +125,11 @@ def _by_size(table: ChunkTable) -> int | None:
 
 
 def _matrix_bytes(table: ChunkTable) -> float:
-    return table.nbytes / sum(1 for chunk in table.chunks for _ in chunk.matrices())
+    return table.nbytes / _matrices(table)
+
+
+def _matrices(table: ChunkTable) -> int:
+    return sum(1 for chunk in table.chunks for _ in chunk.matrices())
 
 
 def _known(table: ChunkTable, most: int) -> int | None:
@@ -145,5 +148,5 @@ def _sound(kept: Any, most: int) -> int | None:
 
 
 def _key(table: ChunkTable, most: int) -> str:
-    matrices = sum(1 for chunk in table.chunks for _ in chunk.matrices())
-    return f"threads, of {most}, for {table.nbytes} bytes of {matrices} matrices by {kernels_name()}"
+    which = f"{table.nbytes} bytes of {_matrices(table)} matrices"
+    return f"threads, of {most}, for {which} by {kernels_name()}"
